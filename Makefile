@@ -1,0 +1,41 @@
+# Two commands: `make demo` and `make test`. Both set up what they need in .venv; both work a second time.
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+
+.PHONY: demo test lint bench claims clean
+
+.venv/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Unsilent needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/core: .venv/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/test: .venv/core
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+demo: .venv/core
+	@mkdir -p build
+	$(BIN)/unsilent pvf digits-cnn --trials 500 --flips 1,8,64 --jobs $(JOBS) --fit-per-bit 1e-6 --store build/demo.sqlite
+
+test: .venv/test
+	$(BIN)/pytest -n $(JOBS) --dist loadfile
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+claims: .venv/test
+	$(BIN)/pytest tests/claims --override-ini addopts=-q -s
+
+bench: .venv/test
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build

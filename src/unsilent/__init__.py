@@ -1,0 +1,63 @@
+"""Unsilent makes silent data corruption in deep learning audible: inject faults, measure what they do.
+
+Importing this package is instant; what needs torch or numpy is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
+
+if TYPE_CHECKING:
+    from unsilent.faults import Fault, FaultModel, fault_model
+    from unsilent.outcomes import decide, judge
+    from unsilent.report.html import write_html
+    from unsilent.sites import inject
+    from unsilent.studies.pvf import pvf
+    from unsilent.workloads import Workload, load
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Fault": "unsilent.faults",
+    "FaultModel": "unsilent.faults",
+    "fault_model": "unsilent.faults",
+    "decide": "unsilent.outcomes",
+    "judge": "unsilent.outcomes",
+    "inject": "unsilent.sites",
+    "load": "unsilent.workloads",
+    "Workload": "unsilent.workloads",
+    "pvf": "unsilent.studies.pvf",
+    "write_html": "unsilent.report.html",
+}
+
+__all__ = [
+    "Fault",
+    "FaultModel",
+    "InjectionError",
+    "StoreError",
+    "UnsilentError",
+    "UsageError",
+    "UserCodeError",
+    "Workload",
+    "decide",
+    "fault_model",
+    "inject",
+    "judge",
+    "load",
+    "pvf",
+    "write_html",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'unsilent' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,78 @@
+"""Plans a campaign, runs what is missing and stores what happened."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unsilent.campaigns.executors import Executor, Observer, Silent
+from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.campaigns.store import Store
+from unsilent.errors import UsageError
+
+COMMIT_SECONDS = 0.5
+COMMIT_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much may be spent; raising it extends a campaign. ``trials`` is per stratum (target and number of flips)."""
+
+    trials: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise UsageError(f"--trials is {self.trials}; expected 1 or more")
+
+
+def plan(spec: CampaignSpec, description: Description, budget: Budget) -> Iterator[TrialId]:
+    """All trials, one of every stratum after the other, so that a campaign cut short is even over its strata."""
+    for k in range(budget.trials):
+        for target in description.targets:
+            for flips in spec.flips:
+                yield TrialId(target.name, flips, k)
+
+
+def run_campaign(
+    spec: CampaignSpec,
+    budget: Budget,
+    executor: Executor,
+    store: Store,
+    *,
+    observer: Observer | None = None,
+    command: str = "",
+) -> None:
+    """Bind the store to the campaign and run every planned trial it does not hold yet.
+
+    Rows are committed every half second and on the way out, whatever the reason.
+    """
+    watcher = observer or Silent()
+    started, cpu = time.monotonic(), _cpu()
+    description = executor.describe()
+    store.bind(spec, description)
+    store.note_budget(budget.trials, command)
+    done = store.done()
+    todo = (t for t in plan(spec, description, budget) if t not in done)
+    total = budget.trials * len(description.targets) * len(spec.flips)
+    watcher.planned(sum(t.k < budget.trials for t in done), total)
+    pending: list[TrialRow] = []
+    last = time.monotonic()
+    try:
+        for row in executor.run(todo):
+            pending.append(row)
+            if len(pending) >= COMMIT_ROWS or time.monotonic() - last > COMMIT_SECONDS:
+                batch, pending = pending, []
+                store.add(batch)
+                last = time.monotonic()
+    finally:
+        if pending:
+            store.add(pending)
+        store.note_usage(time.monotonic() - started, _cpu() - cpu + executor.cpu_seconds())
+
+
+def _cpu() -> float:
+    """CPU seconds of this process (its children are counted by the executor)."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,93 @@
+"""Executors: where trials run. All give the same rows, bit for bit; they differ in cost and in what they survive.
+
+inline      in this process; for live objects and for debugging. Exceptions are outcomes; a crash or a hang is not survived.
+serial      one worker process; crash and hang are outcomes of the trial that was running.
+processes   several worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Protocol, Self
+
+from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.errors import UsageError, unknown
+
+EXECUTORS = ("serial", "processes")
+
+
+class Observer(Protocol):
+    """Told what goes on; every method may do nothing."""
+
+    def loading(self, description: str, done: float, total: float) -> None:
+        """A workload is being prepared (trained)."""
+
+    def planned(self, done: int, total: int) -> None:
+        """How many trials are stored, and how many there will be."""
+
+    def trial(self, row: TrialRow) -> None:
+        """A trial ended."""
+
+    def worker_lost(self, trial: TrialId, why: str) -> None:
+        """A worker died or was killed for passing the deadline; the campaign goes on."""
+
+
+class Silent:
+    """An observer that does nothing."""
+
+    def loading(self, description: str, done: float, total: float) -> None: ...
+
+    def planned(self, done: int, total: int) -> None: ...
+
+    def trial(self, row: TrialRow) -> None: ...
+
+    def worker_lost(self, trial: TrialId, why: str) -> None: ...
+
+
+class Executor(Protocol):
+    """Runs trials of one campaign; a context manager that ends its workers."""
+
+    def describe(self) -> Description:
+        """Load the workload (once) and say what was found."""
+        ...
+
+    def run(self, trials: Iterable[TrialId]) -> Iterator[TrialRow]:
+        """Run trials; rows come as they end, in any order."""
+        ...
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the workers so far."""
+        ...
+
+    def close(self) -> None:
+        """End all workers."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def make_executor(
+    name: str,
+    spec: CampaignSpec,
+    *,
+    jobs: int = 1,
+    deadline: float | None = None,
+    observer: Observer | None = None,
+) -> Executor:
+    """The executor of that name; raises ``UsageError`` for an unknown one or for jobs that do not fit it."""
+    from unsilent.campaigns.processes import ProcessExecutor
+
+    if name not in EXECUTORS:
+        raise unknown("executor", name, EXECUTORS)
+    if jobs < 1:
+        raise UsageError(f"--jobs is {jobs}; expected 1 or more")
+    if name == "serial" and jobs > 1:
+        raise UsageError(f"--executor serial runs one job, --jobs is {jobs}; use --executor processes")
+    if deadline is not None and deadline <= 0:
+        raise UsageError(f"--deadline is {deadline}; expected seconds above 0")
+    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer or Silent())

@@ -1,0 +1,134 @@
+"""A store as JSON lines, CSV, JSON or Parquet; ``canonical`` for comparing two stores byte by byte.
+
+The canonical export is the campaign's identity followed by its rows in order, without anything that may differ between two
+runs of the same campaign: time, path, host, worker.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from unsilent.campaigns.replay import outcome_counts
+from unsilent.campaigns.spec import TrialRow, canonical
+from unsilent.campaigns.store import Store, temporary_name
+from unsilent.errors import UsageError
+
+FORMATS = (".csv", ".json", ".jsonl", ".parquet")
+
+
+def export_store(store: Store, to: Path | None, *, canonical: bool = False) -> None:
+    """Write every trial to ``to`` (format by its ending; stdout as JSON lines when None).
+
+    Raises ``UsageError`` for an unknown ending or a file that cannot be written.
+    """
+    if to is not None and to.suffix not in FORMATS:
+        raise UsageError(f"cannot export to {to.name!r}; expected an ending of {', '.join(FORMATS)}")
+    if canonical and to is not None and to.suffix != ".jsonl":
+        raise UsageError(
+            f"--canonical writes JSON lines, {to.name!r} asks for another format; use stdout or a .jsonl file"
+        )
+    if to is None:
+        _lines(store, sys.stdout, canonical)
+        return
+    temporary = temporary_name(to)
+    try:
+        if to.suffix == ".parquet":
+            _parquet(store, temporary)
+        else:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                _write(store, file, to.suffix, canonical)
+        os.replace(temporary, to)
+    except OSError as error:
+        raise UsageError(f"cannot write {to}: {error.strerror}; choose another place") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(store: Store, file: IO[str], suffix: str, plain: bool) -> None:
+    if suffix == ".csv":
+        _csv(store, file)
+    elif suffix == ".json":
+        _json(store, file)
+    else:
+        _lines(store, file, plain)
+
+
+def canonical_lines(store: Store) -> Iterator[str]:
+    """The canonical export, line by line."""
+    description = store.description
+    yield canonical(
+        {
+            "campaign": description.campaign,
+            "spec": store.spec.identity(),
+            "fingerprint": dict(description.fingerprint),
+            "samples": list(description.samples),
+        }
+    )
+    for row in store.rows():
+        values = record(row)
+        for key in ("seconds", "worker"):
+            del values[key]
+        yield canonical(values)
+
+
+def record(row: TrialRow) -> dict[str, Any]:
+    """One trial as JSON values; ``codes`` is one hex digit a sample."""
+    return {
+        "trial": str(row.trial),
+        "target": row.trial.target,
+        "flips": row.trial.flips,
+        "k": row.trial.k,
+        **outcome_counts(row),
+        "incorrect_batches": row.incorrect_batches,
+        "severity": row.severity if row.severity != float("inf") else "inf",
+        "error": row.error,
+        "codes": "".join(f"{c:x}" for c in row.codes),
+        "faults": json.loads(row.faults),
+        "seconds": row.seconds,
+        "worker": row.worker,
+    }
+
+
+def _flat(row: TrialRow) -> dict[str, Any]:
+    values = record(row)
+    return {**values, "faults": json.dumps(values["faults"]), "severity": float(values["severity"])}
+
+
+def _lines(store: Store, file: IO[str], plain: bool) -> None:
+    for line in canonical_lines(store) if plain else (json.dumps(record(r)) for r in store.rows()):
+        file.write(line + "\n")
+
+
+def _json(store: Store, file: IO[str]) -> None:
+    json.dump(
+        {
+            "spec": store.spec.to_json(),
+            "description": store.description.to_json(),
+            "trials": [record(r) for r in store.rows()],
+        },
+        file,
+    )
+
+
+def _csv(store: Store, file: IO[str]) -> None:
+    writer = None
+    for values in map(_flat, store.rows()):
+        if writer is None:
+            writer = csv.DictWriter(file, list(values))
+            writer.writeheader()
+        writer.writerow(values)
+
+
+def _parquet(store: Store, path: Path) -> None:
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UsageError("Parquet needs an extra: pip install 'unsilent[parquet]'") from None
+    parquet.write_table(arrow.Table.from_pylist([_flat(r) for r in store.rows()]), path)

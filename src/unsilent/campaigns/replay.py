@@ -1,0 +1,89 @@
+"""One stored trial, run again alone: same campaign, same fault, same end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unsilent.campaigns.executors import make_executor
+from unsilent.campaigns.spec import TrialId, TrialRow
+from unsilent.campaigns.store import Store
+from unsilent.errors import StoreError
+from unsilent.outcomes.base import Outcome
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The stored row and the new one."""
+
+    stored: TrialRow
+    again: TrialRow
+
+    @property
+    def same(self) -> bool:
+        """Whether faults, outcomes of all samples and severity are equal."""
+        return self.stored.content() == self.again.content()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        import json
+
+        return {
+            "schema": "unsilent/replay/1",
+            "trial": str(self.stored.trial),
+            "same": self.same,
+            "faults": json.loads(self.stored.faults),
+            "stored": outcome_counts(self.stored),
+            "again": outcome_counts(self.again),
+            "severity": [_finite(r.severity) for r in (self.stored, self.again)],
+            "error": [r.error for r in (self.stored, self.again)],
+        }
+
+    def __str__(self) -> str:
+        def counted(row: TrialRow) -> str:
+            return ", ".join(f"{n} {name}" for name, n in outcome_counts(row).items() if n)
+
+        verdict = "ended the same" if self.same else "ENDED DIFFERENTLY"
+        return f"{self.stored.trial} {verdict}\nstored: {counted(self.stored)}\nagain:  {counted(self.again)}\nfault:  {describe_faults(self.stored)}"
+
+
+def replay_trial(store: Store, trial: TrialId) -> Replay:
+    """Run a stored trial again; raises ``StoreError`` when the workload is not the stored one any more."""
+    stored, spec, description = store.row(trial), store.spec, store.description
+    with make_executor("serial", spec) as executor:
+        found = executor.describe()
+        if found.campaign != description.campaign:
+            changed = [k for k in found.fingerprint if found.fingerprint[k] != description.fingerprint.get(k)]
+            raise StoreError(
+                f"{store.path} was made with another {', '.join(changed) or 'setting'}; "
+                "a bit-exact replay needs the same weights, inputs, device model, threads and versions"
+            )
+        return Replay(stored, next(iter(executor.run([trial]))))
+
+
+def outcome_counts(row: TrialRow) -> dict[str, int]:
+    """Samples by outcome."""
+    counts = np.bincount(np.frombuffer(row.codes, np.uint8), minlength=len(Outcome))
+    return {o.name.lower(): int(counts[o]) for o in Outcome}
+
+
+def describe_faults(row: TrialRow, most: int = 4) -> str:
+    """The first faults of a trial in words."""
+    import json
+
+    from unsilent.faults import Fault
+
+    faults = json.loads(row.faults)
+    if not isinstance(faults, list):
+        return f"{faults['elements']} elements (digest {faults['digest']})"
+    words = [Fault.from_json(f).describe() for f in faults[:most]]
+    return (
+        "; ".join(words) + (f"; and {len(faults) - most} tensors more" if len(faults) > most else "")
+        or "none drawn"
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,213 @@
+"""Runs single trials of a campaign: what every executor's worker holds, in this process or another."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+
+from unsilent.campaigns.spec import (
+    CampaignSpec,
+    Description,
+    TargetInfo,
+    TensorInfo,
+    TrialId,
+    TrialRow,
+    campaign_hash,
+    canonical,
+    trial_seed,
+)
+from unsilent.engine import PlainEngine, TrialOutcome
+from unsilent.engine.lookups import Lookups
+from unsilent.engine.placement import resolve_device
+from unsilent.errors import UsageError, unknown
+from unsilent.faults import Fault, FaultModel, fault_model
+from unsilent.outcomes import Outcome, judge
+from unsilent.outcomes.classify import all_of
+from unsilent.sites.targets import Target, component_of, make_targets, top_level
+from unsilent.workloads import load
+from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.training import Progress
+
+PROOF_EVERY = 500
+"""Trials between two full-hash proofs that the model is intact."""
+MAX_STORED_ELEMENTS = 4096
+"""Faults that touch more elements are stored as a digest; the seed draws them again."""
+
+
+class TrialRunner:
+    """One loaded workload, golden run and drawing tables.
+
+    Args:
+        spec: the campaign. workload: a live workload instead of the one ``spec`` names. progress: told of training.
+
+    Raises:
+        UsageError: anything in the spec that does not fit the workload, before the first trial.
+    """
+
+    def __init__(
+        self, spec: CampaignSpec, workload: InferenceWorkload | None = None, progress: Progress | None = None
+    ) -> None:
+        self.spec = spec
+        if workload is None:
+            workload = load(
+                spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress
+            )
+        self.workload = workload
+        torch.set_num_threads(spec.threads)  # after training, which uses every core
+        self.engine = PlainEngine(
+            workload,
+            device=resolve_device(spec.device),
+            dtype=spec.dtype,
+            judge=judge(spec.judge) if spec.judge else None,
+        )
+        self.components = dict(workload.components) or top_level(self.engine.model)
+        targets = make_targets(self.engine.parameters, self.components, spec.at, spec.per, spec.law)
+        self.targets = {t.name: t for t in targets}
+        self._since_proof = 0
+        self._check_capacity()
+        self.fingerprint = self._fingerprint()
+        self.campaign = campaign_hash(spec, self.fingerprint)
+
+    def describe(self) -> Description:
+        """What the driver needs to plan and a report to explain."""
+        engine = self.engine
+        lookups = Lookups(engine.parameters)
+        with lookups, torch.no_grad():
+            for batch in engine.batches:
+                self.workload.run(engine.model, batch)
+        notes = []
+        if engine.seeded:
+            notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
+        if engine.parameters.skipped:
+            notes.append(f"Not struck (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
+        return Description(
+            campaign=self.campaign,
+            fingerprint=self.fingerprint,
+            targets=tuple(
+                TargetInfo(t.name, t.level, t.component, t.layer, t.share, t.elements, t.bits)
+                for t in self.targets.values()
+            ),
+            tensors=tuple(
+                TensorInfo(
+                    r.site,
+                    component_of(r.site.removeprefix("param:"), self.components),
+                    r.dtype,
+                    r.shape,
+                    r.size,
+                    r.bits // r.size,
+                )
+                for r in engine.parameters.select(*self.spec.at)
+            ),
+            samples=tuple(engine.samples),
+            golden_seconds=engine.golden_seconds,
+            judge=repr(engine.judge),
+            info=dict(self.workload.info),
+            versions=versions(),
+            notes=tuple(notes),
+            lookups={name: counts.tolist() for name, counts in lookups.counts.items()},
+        )
+
+    def draw(self, trial: TrialId) -> tuple[Fault, ...]:
+        """The resolved faults of a trial, from its identity alone."""
+        target = self.targets.get(trial.target)
+        if target is None:
+            raise unknown("target", trial.target, self.targets)
+        rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
+        return self._model(target.bit, trial.flips).draw(target.regions, rng, self.spec.law)
+
+    def run(self, trial: TrialId) -> TrialRow:
+        """One trial: draw, inject, evaluate, undo."""
+        start = time.perf_counter()
+        faults = self.draw(trial)
+        outcome = self.engine.trial(faults)
+        self._since_proof += 1
+        if outcome.error or self._since_proof >= PROOF_EVERY:
+            self.prove()
+        return make_row(trial, faults, outcome, time.perf_counter() - start)
+
+    def lost(self, trial: TrialId, ended: Outcome, seconds: float) -> TrialRow:
+        """The row of a trial that took its worker with it: every sample ended as ``ended``."""
+        batches = tuple(all_of(ended, n) for n in self.engine.samples)
+        return make_row(
+            trial, self.draw(trial), TrialOutcome(batches, f"worker: {ended.name.lower()}"), seconds
+        )
+
+    def prove(self) -> None:
+        """Full-hash proof that the model is intact."""
+        self.engine.check_intact()
+        self._since_proof = 0
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - a runner lives as long as its worker
+    def _model(self, bit: int | None, flips: int | None) -> FaultModel:
+        text = self.spec.fault
+        if bit is not None:
+            if "bits=" in text:
+                raise UsageError(f"--per bit chooses the bits itself; leave bits= out of --fault {text!r}")
+            text += f"{',' if ':' in text else ':'}bits={bit}"
+        model = fault_model(text)
+        return model if flips is None else model.with_count(flips)
+
+    def _check_capacity(self) -> None:
+        for flips in self.spec.flips:
+            if flips is None:
+                continue
+            short = [t for t in self.targets.values() if self._capacity(t, flips) < flips]
+            if short:
+                raise UsageError(
+                    f"{flips} flips asked, but {short[0].name!r} has room for {self._capacity(short[0], flips)}"
+                    f" ({len(short)} of {len(self.targets)} targets are too small); ask for fewer flips or narrow --at"
+                )
+
+    def _capacity(self, target: Target, flips: int) -> int:
+        return self._model(target.bit, flips).capacity(target.regions)
+
+    def _fingerprint(self) -> dict[str, str]:
+        spec, found = self.spec, self.engine.fingerprint()
+        device = resolve_device(spec.device)
+        found["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+        found["threads"] = str(spec.threads)
+        found["torch"] = torch.__version__
+        found["numpy"] = ".".join(np.__version__.split(".")[:2])
+        found["code"] = _source_hash(spec.workload)
+        found["components"] = xxhash.xxh3_64_hexdigest(
+            canonical({k: list(v) for k, v in self.components.items()}).encode()
+        )
+        return found
+
+
+def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float) -> TrialRow:
+    """A trial's record."""
+    incorrect = sum(bool((b.codes >= Outcome.SDC).any()) for b in outcome.batches)
+    text = json.dumps([f.to_json() for f in faults], separators=(",", ":"))
+    if sum(len(f) for f in faults) > MAX_STORED_ELEMENTS:
+        text = canonical(
+            {"elements": sum(len(f) for f in faults), "digest": xxhash.xxh3_128_hexdigest(text.encode())}
+        )
+    return TrialRow(trial, text, outcome.codes.tobytes(), incorrect, outcome.severity, outcome.error, seconds)
+
+
+def _source_hash(workload: str) -> str:
+    """Hash of the user's file a workload comes from: an edited file is another campaign."""
+    file, _, name = workload.rpartition(":")
+    if not name or not file.endswith(".py"):
+        return ""
+    return xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
+
+
+def versions() -> dict[str, str]:
+    """Versions a report names."""
+    from unsilent import __version__
+
+    return {
+        "unsilent": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }

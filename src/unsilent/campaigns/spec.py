@@ -1,0 +1,191 @@
+"""What was asked (`CampaignSpec`), what is run (`TrialId`), what was found out before the first trial (`Description`) and
+what happened (`TrialRow`): frozen records with a JSON form.
+
+A campaign's identity is the hash of its spec and of the fingerprint of weights, inputs, golden outputs, judge, device
+kind, threads and versions. A trial's randomness derives from that hash, the seed, its stratum and its number alone, so
+any trial replays alone, anywhere, in any order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import xxhash
+
+from unsilent.errors import UsageError
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignSpec:
+    """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row."""
+
+    workload: str
+    options: tuple[tuple[str, str], ...] = ()
+    data: str | None = None
+    weights: str | None = None
+    fault: str = "bitflip"
+    flips: tuple[int | None, ...] = (1,)
+    """Faults per trial; (None,) where the fault model itself says how many (a rate, a run)."""
+    at: tuple[str, ...] = ("param:*",)
+    per: str = "component"
+    law: str = "per-element"
+    judge: str | None = None
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str | None = None
+    threads: int = 1
+    study: str = "pvf"
+
+    def to_json(self) -> Json:
+        """Plain JSON values; `from_json` turns them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> CampaignSpec:
+        """The inverse of `to_json`; raises ``UsageError`` for keys this version does not know."""
+        known = {f.name for f in fields(cls)}
+        if not set(values) <= known or "workload" not in values:
+            raise UsageError(f"not a campaign spec of this version: {sorted(set(values) ^ known)}")
+        plain: Json = {k: tuple(v) if k in ("flips", "at") else v for k, v in values.items()}
+        plain["options"] = tuple((str(k), str(v)) for k, v in values.get("options", ()))
+        return cls(**plain)
+
+    def identity(self) -> Json:
+        """The spec without the folders its files happen to lie in, and the kind of device without its index."""
+        values = self.to_json()
+        file, colon, name = self.workload.rpartition(":")
+        if colon and file.endswith(".py"):
+            values["workload"] = f"{PurePath(file).name}:{name}"
+        elif self.workload.startswith("hf:"):
+            values["workload"] = f"hf:{PurePath(self.workload[3:]).name}"
+        for key in ("data", "weights"):
+            values[key] = PurePath(values[key]).name if values[key] else None
+        values["device"] = self.device.partition(":")[0]
+        return values
+
+
+class TrialId(NamedTuple):
+    """One trial: the k-th fault of ``flips`` flips in ``target``. Text form ``target/x8/17``."""
+
+    target: str
+    flips: int | None
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.target}/x{self.flips or ''}/{self.k}"
+
+    @classmethod
+    def parse(cls, text: str) -> TrialId:
+        """The inverse of ``str``; raises ``UsageError`` for another text."""
+        target, _, rest = text.rpartition("/x")
+        flips, slash, k = rest.partition("/")
+        if not (target and slash and k.isdigit() and (flips == "" or flips.isdigit())):
+            raise UsageError(f"cannot read trial {text!r}; expected TARGET/xFLIPS/NUMBER, like top_mlp/x8/17")
+        return cls(target, int(flips) if flips else None, int(k))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """One target as the driver knows it: names, size and its share of the sampling law."""
+
+    name: str
+    level: str
+    component: str
+    layer: str
+    share: float
+    elements: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One struck tensor, for sorting trials by layer and bit afterwards."""
+
+    site: str
+    component: str
+    dtype: str
+    shape: tuple[int, ...]
+    elements: int
+    width: int
+    """Bits of one element."""
+
+    @property
+    def layer(self) -> str:
+        """The module that owns the tensor."""
+        return self.site.removeprefix("param:").rpartition(".")[0] or "(root)"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Everything a worker finds out before the first trial."""
+
+    campaign: str
+    fingerprint: Mapping[str, str]
+    targets: tuple[TargetInfo, ...]
+    tensors: tuple[TensorInfo, ...]
+    samples: tuple[int, ...]
+    golden_seconds: float
+    judge: str
+    info: Mapping[str, Any]
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    lookups: Mapping[str, list[int]] = field(default_factory=dict)
+
+    def to_json(self) -> Json:
+        """Plain JSON values; `from_json` turns them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Description:
+        """The inverse of `to_json`."""
+        return cls(
+            **{
+                **values,
+                "targets": tuple(TargetInfo(**t) for t in values["targets"]),
+                "tensors": tuple(TensorInfo(**{**t, "shape": tuple(t["shape"])}) for t in values["tensors"]),
+                "samples": tuple(values["samples"]),
+                "notes": tuple(values["notes"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """What happened in one trial. ``codes`` is one `Outcome` byte a sample; time and worker are not part of its content."""
+
+    trial: TrialId
+    faults: str
+    """JSON list of resolved faults (or their digest where there are very many elements)."""
+    codes: bytes
+    incorrect_batches: int
+    severity: float
+    error: str
+    seconds: float
+    worker: int = 0
+
+    def content(self) -> tuple[Any, ...]:
+        """What must be equal when the trial is run again."""
+        return (self.trial, self.faults, self.codes, self.incorrect_batches, self.severity, self.error)
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: one text for one value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def campaign_hash(spec: CampaignSpec, fingerprint: Mapping[str, str]) -> str:
+    """32 hex digits that name the campaign."""
+    return xxhash.xxh3_128_hexdigest(
+        canonical({"spec": spec.identity(), "fingerprint": dict(fingerprint)}).encode()
+    )
+
+
+def trial_seed(campaign: str, seed: int, trial: TrialId) -> int:
+    """128-bit seed of one trial's generator."""
+    return int(xxhash.xxh3_128_intdigest(f"{campaign}|{seed}|{trial}".encode()))

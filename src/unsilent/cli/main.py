@@ -1,0 +1,108 @@
+"""``unsilent VERB``: sets up the verbs, turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 the check found a problem, 2 bad usage or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any, cast
+
+import typer
+
+from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
+
+# Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
+_CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
+
+app = typer.Typer(
+    help="Makes silent data corruption in deep learning audible: inject faults, measure what they do.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from unsilent import __version__
+
+        typer.echo(f"unsilent {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(
+        False, "--version", help="Show the version.", callback=_version, is_eager=True
+    ),
+) -> None:
+    """Options before the verb."""
+
+
+def _register() -> None:
+    from unsilent.cli import listing, pvf, stored
+
+    app.command("pvf")(pvf.pvf)
+    app.command("report")(stored.report)
+    app.command("replay")(stored.replay)
+    app.command("export")(stored.export)
+    app.command("workloads")(listing.workloads)
+    app.command("faults")(listing.faults)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the ``unsilent`` command; never returns."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code."""
+    _register()
+    command = typer.main.get_command(app)
+    try:
+        code: Any = command.main(arguments, prog_name="unsilent", standalone_mode=False)
+        return int(code or 0)
+    except _CommandError as error:
+        message = str(getattr(error, "format_message")())  # noqa: B009
+        if "Usage:" in message:  # no arguments at all: the message is the help text
+            print(message)
+            return 2
+        return _fail(f"{message.rstrip('.')}; see unsilent --help", 2)
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted; what was done is stored: run the same command again to go on", 130)
+    except UserCodeError as error:
+        _frame(error.trace)
+        return _fail(str(error), 2)
+    except (UsageError, StoreError) as error:
+        return _fail(str(error), 2)
+    except InjectionError as error:
+        return _fail(str(error), 1)
+    except UnsilentError as error:
+        return _fail(str(error), 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of a pipe left: not our problem
+        return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"unsilent: {'' if code == 130 else 'error: '}{message}", file=sys.stderr)
+    return code
+
+
+def _frame(trace: str) -> None:
+    """The user's own traceback, set apart."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    Console(stderr=True).print(Panel(Text(trace.rstrip()), title="your code raised", border_style="red"))
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,47 @@
+"""Options that several verbs share, spelled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+Workload = Annotated[
+    str,
+    typer.Argument(help="Built-in name, file.py:name, package.module:name or hf:DIR.", show_default=False),
+]
+StoreFile = Annotated[Path, typer.Argument(help="A campaign store.", show_default=False)]
+With = Annotated[
+    list[str] | None, typer.Option("--with", help="Option of the workload, key=value; repeat for more.")
+]
+Data = Annotated[Optional[str], typer.Option(help="Data file for workloads that take one.")]  # noqa: UP045
+Weights = Annotated[Optional[str], typer.Option(help="Weights file for workloads that take one.")]  # noqa: UP045
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+Plain = Annotated[bool, typer.Option("--plain", help="No colour, no boxes: for pipes and logs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Seed = Annotated[int, typer.Option(help="Campaign seed; every trial's randomness derives from it.")]
+Jobs = Annotated[int, typer.Option(help="Worker processes.")]
+StorePath = Annotated[
+    Path | None,
+    typer.Option("--store", help="Where trials are kept.", show_default="unsilent-VERB-….sqlite here"),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
+Dtype = Annotated[Optional[str], typer.Option(help="Run the model in this floating-point type.")]  # noqa: UP045
+Threads = Annotated[
+    int, typer.Option(help="CPU threads per worker (part of a campaign's identity: results depend on it).")
+]
+Executor = Annotated[Optional[str], typer.Option(help="serial or processes.", show_default="by --jobs")]  # noqa: UP045
+Deadline = Annotated[
+    float | None,
+    typer.Option(help="Seconds after which a trial hangs.", show_default="20x golden, at least 10"),
+]
+Unit = Annotated[str, typer.Option(help="What an incorrect output is counted on: sample or batch.")]
+Confidence = Annotated[float, typer.Option(help="Confidence of every interval.")]
+Interval = Annotated[str, typer.Option(help="wilson or clopper-pearson.")]
+FitPerBit = Annotated[
+    float | None, typer.Option(help="Raw FIT (failures per 1e9 hours) of one bit of memory.")
+]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Where the report goes.", show_default="beside the store")
+]

@@ -1,0 +1,125 @@
+"""What a running campaign shows: a rich bar on a terminal, a line now and then elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from unsilent.campaigns.executors import Observer, Silent
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from unsilent.campaigns.spec import TrialId, TrialRow
+
+LINE_SECONDS = 10.0
+
+
+class Display(Observer, Protocol):
+    """An observer that is shown while a ``with`` block lasts."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def make_observer(*, quiet: bool, plain: bool) -> Display:
+    """The display that fits: nothing, lines on stderr, or a live bar on stderr."""
+    if quiet:
+        return NoDisplay()
+    return LineDisplay() if plain or not sys.stderr.isatty() else BarDisplay()
+
+
+class NoDisplay(Silent):
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class LineDisplay(NoDisplay):
+    """A line on stderr when something begins, and every ten seconds."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._said = self._began = time.monotonic()
+        self._done = self._before = self._total = 0
+
+    def loading(self, description: str, done: float, total: float) -> None:
+        if description != self._what:
+            print(description, file=sys.stderr)
+        self._what = description
+
+    def planned(self, done: int, total: int) -> None:
+        self._done = self._before = done
+        self._total = total
+        self._said = self._began = time.monotonic()
+        print(f"{total} trials" + (f", {done} of them stored already" if done else ""), file=sys.stderr)
+
+    def trial(self, row: TrialRow) -> None:
+        self._done += 1
+        now = time.monotonic()
+        if now - self._said >= LINE_SECONDS and self._done > self._before:
+            self._said = now
+            rate = (self._done - self._before) / (now - self._began)
+            left = (self._total - self._done) / rate
+            print(f"{self._done}/{self._total} trials, {rate:.0f}/s, {left:.0f} s left", file=sys.stderr)
+
+    def worker_lost(self, trial: TrialId, why: str) -> None:
+        print(f"trial {trial}: its worker {why}; recorded, going on", file=sys.stderr)
+
+
+class BarDisplay(NoDisplay):
+    """A live bar with rate and time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress: Progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._loading: TaskID | None = None
+        self._trials: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def loading(self, description: str, done: float, total: float) -> None:
+        if self._loading is None:
+            self._loading = self._progress.add_task(description, rate="")
+        self._progress.update(self._loading, description=description, completed=round(done), total=round(total))
+
+    def planned(self, done: int, total: int) -> None:
+        if self._loading is not None:
+            self._progress.remove_task(self._loading)
+        self._trials = self._progress.add_task("trials", completed=done, total=total, rate="")
+
+    def trial(self, row: TrialRow) -> None:
+        assert self._trials is not None
+        task = self._progress.tasks[-1]
+        self._progress.update(self._trials, advance=1, rate=f"{task.speed:.0f}/s" if task.speed else "")
+
+    def worker_lost(self, trial: TrialId, why: str) -> None:
+        self._progress.console.print(f"trial {trial}: its worker {why}; recorded, going on", markup=False)

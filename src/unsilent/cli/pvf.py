@@ -1,0 +1,170 @@
+"""``unsilent pvf WORKLOAD``: parameter vulnerability per component, layer and bit."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unsilent.cli import options as o
+from unsilent.errors import UsageError
+
+if TYPE_CHECKING:
+    from unsilent.campaigns import CampaignSpec
+    from unsilent.studies.records import PvfResult
+
+
+def pvf(
+    workload: o.Workload,
+    trials: Annotated[int, typer.Option(help="Trials per target and number of flips.")] = 1000,
+    flips: Annotated[
+        str | None, typer.Option(help="Faults per trial, like 1,8,128.", show_default="1")
+    ] = None,
+    fault: Annotated[
+        str, typer.Option(help="Fault model, like bitflip:bits=exponent; see unsilent faults.")
+    ] = "bitflip",
+    at: Annotated[
+        list[str] | None,
+        typer.Option(help="Glob over parameters; repeat for more.", show_default="param:*"),
+    ] = None,
+    per: Annotated[
+        str, typer.Option(help="What a target is: component, layer, tensor or bit.")
+    ] = "component",
+    law: Annotated[
+        str,
+        typer.Option(help="per-element (uniform over elements) or per-tensor (uniform over tensors first)."),
+    ] = "per-element",
+    judge: Annotated[
+        str | None,
+        typer.Option(help="What an incorrect output is, like topk:k=3.", show_default="the workload's own"),
+    ] = None,
+    assertion: Annotated[
+        list[str] | None,
+        typer.Option("--assert", help="Exit 1 unless the upper limit holds, like 'top_mlp<=0.01'."),
+    ] = None,
+    unit: o.Unit = "sample",
+    confidence: o.Confidence = 0.95,
+    interval: o.Interval = "wilson",
+    fit_per_bit: o.FitPerBit = None,
+    with_: o.With = None,
+    data: o.Data = None,
+    weights: o.Weights = None,
+    seed: o.Seed = 0,
+    jobs: o.Jobs = 1,
+    executor: o.Executor = None,
+    threads: o.Threads = 1,
+    deadline: o.Deadline = None,
+    store: o.StorePath = None,
+    html: o.Html = None,
+    device: o.Device = "auto",
+    dtype: o.Dtype = None,
+    as_json: o.Json = False,
+    plain: o.Plain = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Measure the parameter vulnerability factor: how often a corrupted parameter makes an output wrong.
+
+    Resumable: the same command goes on where it stopped, more --trials extend it. Ends in a table and an HTML report.
+    """
+    from unsilent.campaigns import Budget, Store, make_executor
+    from unsilent.cli.progress import make_observer
+    from unsilent.studies.analysis import Question
+    from unsilent.studies.gates import Gate
+    from unsilent.studies.pvf import make_spec, run_pvf
+
+    question = Question(unit=unit, confidence=confidence, interval=interval)
+    gates = [Gate.parse(text) for text in assertion or ()]
+    if fit_per_bit is not None and not 0 <= fit_per_bit < float("inf"):
+        raise UsageError(
+            f"--fit-per-bit is {fit_per_bit}; expected failures per 1e9 hours and bit, 0 or more"
+        )
+    if threads < 1:
+        raise UsageError(f"--threads is {threads}; expected 1 or more")
+    spec = make_spec(
+        fault, _numbers(flips), workload=workload, options=_pairs(with_), data=data, weights=weights,
+        at=tuple(at or ("param:*",)), per=per, law=law, judge=judge, seed=seed, device=_device(device), dtype=dtype,
+        threads=threads,
+    )  # fmt: skip
+    path = store or Path(default_store("pvf", spec))
+    budget = Budget(trials)
+    observer = make_observer(quiet=quiet, plain=plain or as_json)
+    chosen = executor or ("processes" if jobs > 1 else "serial")
+    with (
+        observer,
+        Store(path, write=True) as opened,
+        make_executor(chosen, spec, jobs=jobs, deadline=deadline, observer=observer) as running,
+    ):
+        result = run_pvf(spec, budget, running, opened, question, observer)
+    for gate in gates:
+        gate.rows(result)
+    report = show(result, as_json=as_json, plain=plain, html=html, fit_per_bit=fit_per_bit)
+    if not as_json:
+        print(f"\nReport: {report}\nStore:  {result.store}")
+    failures = [line for gate in gates for line in gate.failures(result)]
+    for line in failures:
+        print(f"unsilent: assertion failed: {line}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def show(
+    result: PvfResult, *, as_json: bool, plain: bool, html: Path | None, fit_per_bit: float | None
+) -> Path:
+    """Print a result (table or JSON) and write its HTML report."""
+    from unsilent.report.html import write_html
+
+    path = write_html(result, html or Path(result.store).with_suffix(".html"), fit_per_bit=fit_per_bit)
+    if as_json:
+        from unsilent.report.jsonout import to_json
+
+        print(json.dumps({**to_json(result), "report": str(path)}, indent=2))
+    else:
+        from rich.console import Console
+
+        from unsilent.report.terminal import render
+
+        render(result, Console(), plain=plain, fit_per_bit=fit_per_bit)
+    return path
+
+
+def default_store(verb: str, spec: CampaignSpec) -> str:
+    """A file name here that is the same for the same question and another for another."""
+    import xxhash
+
+    from unsilent.campaigns.spec import canonical
+
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", spec.identity()["workload"]).strip("-")
+    return (
+        f"unsilent-{verb}-{name}-{xxhash.xxh3_64_hexdigest(canonical(spec.identity()).encode())[:8]}.sqlite"
+    )
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--flips is {text!r}; expected whole numbers joined by commas, like 1,8,128"
+        ) from None
+
+
+def _pairs(items: list[str] | None) -> tuple[tuple[str, str], ...]:
+    pairs = dict(item.partition("=")[::2] for item in items or ())
+    for item in items or ():
+        if "=" not in item:
+            raise UsageError(f"cannot read --with {item!r}; expected key=value")
+    return tuple(sorted(pairs.items()))
+
+
+def _device(device: str) -> str:
+    """``auto`` stays undecided where torch need not be imported to know: without a CUDA driver it is the CPU."""
+    if device == "auto" and not Path("/proc/driver/nvidia/version").exists():
+        return "cpu"
+    from unsilent.engine.placement import resolve_device
+
+    return device if device == "cpu" else resolve_device(device)

@@ -1,0 +1,164 @@
+"""The plain engine: one full evaluation a trial, and the golden run it is compared with.
+
+The golden run is made twice and must be finite and bit-identical; a workload that draws from torch's random stream is
+seeded before every batch, so that golden and faulty runs see the same numbers. Every shortcut that comes later must give
+the same rows as this engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from unsilent.engine.placement import clone, place, place_model
+from unsilent.errors import UsageError
+from unsilent.faults import Fault
+from unsilent.outcomes.base import Judge, Outcome
+from unsilent.outcomes.classify import BatchOutcome, all_of, classify, sample_count
+from unsilent.outcomes.tensors import differing, leaves, nonfinite
+from unsilent.sites import Parameters
+from unsilent.workloads.base import InferenceWorkload
+
+RANDOM_SEED = 20240503
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """How each sample of each batch ended, in order of evaluation."""
+
+    batches: tuple[BatchOutcome, ...]
+    error: str = ""
+    """First exception raised, type and message."""
+
+    @property
+    def codes(self) -> NDArray[np.uint8]:
+        """uint8[samples], `Outcome` codes over all batches."""
+        return np.concatenate([b.codes for b in self.batches])
+
+    @property
+    def severity(self) -> float:
+        """Largest finite severity; infinity when only detectable outcomes have one."""
+        values = np.concatenate([b.severity for b in self.batches])
+        finite = values[np.isfinite(values)]
+        top = float(finite.max()) if finite.size else 0.0
+        return top if top > 0 or not np.isinf(values).any() else float("inf")
+
+
+class PlainEngine:
+    """Evaluates a workload under faults by running all of it.
+
+    Args:
+        workload: what runs. device, dtype: where and in which floating-point type (None: as it is).
+
+    Attributes:
+        parameters: the model's sites. samples: number of samples of each batch. golden: golden outputs.
+        golden_seconds: wall time of one fault-free evaluation.
+
+    Raises:
+        UsageError: the golden run raises nothing but is not finite, not repeatable, or does not fit the judge (names the batch).
+    """
+
+    def __init__(
+        self,
+        workload: InferenceWorkload,
+        *,
+        device: str = "cpu",
+        dtype: str | None = None,
+        judge: Judge | None = None,
+    ) -> None:
+        self.workload = workload
+        self.judge: Judge = judge or workload.judge
+        self.model = place_model(workload.model(), device, dtype)
+        self.batches: Sequence[Any] = [place(b, device, dtype) for b in workload.batches()]
+        self.parameters = Parameters(self.model)
+        self.seeded = False
+        self.weights_hash = self.parameters.hash()
+        self._record_golden()
+
+    def _record_golden(self) -> None:
+        state = torch.random.get_rng_state()
+        first = [clone(self._run(b)) for b in self.batches]
+        self.seeded = not torch.equal(state, torch.random.get_rng_state())
+        if self.seeded:
+            first = [clone(self._run(b)) for b in self.batches]
+        start = time.perf_counter()
+        second = [self._run(b) for b in self.batches]
+        self.golden_seconds = time.perf_counter() - start
+        self.golden = first
+        for i, (one, two) in enumerate(zip(first, second, strict=True)):
+            check_golden(one, two, i)
+        self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
+        if self.parameters.hash() != self.weights_hash:
+            raise UsageError(
+                "running the model changes its own parameters or buffers; give a model that leaves them alone in eval mode"
+            )
+
+    def _run(self, batch: Any) -> Any:
+        if self.seeded:
+            torch.manual_seed(RANDOM_SEED)
+        with torch.no_grad():
+            return self.workload.run(self.model, batch)
+
+    def trial(self, faults: Sequence[Fault]) -> TrialOutcome:
+        """Inject, evaluate every batch, take back. No fault at all is a masked trial that need not run."""
+        if not faults:
+            return TrialOutcome(tuple(all_of(Outcome.MASKED, n) for n in self.samples))
+        outcomes: list[BatchOutcome] = []
+        error = ""
+        with self.parameters.inject(faults):
+            for batch, golden, samples in zip(self.batches, self.golden, self.samples, strict=True):
+                try:
+                    output = self._run(batch)
+                except Exception as raised:
+                    error = error or f"{type(raised).__name__}: {raised}".splitlines()[0][:300]
+                    outcomes.append(all_of(Outcome.EXCEPTION, samples))
+                    continue
+                outcomes.append(classify(self.judge, golden, output, batch, samples))
+        return TrialOutcome(tuple(outcomes), error)
+
+    def check_intact(self) -> None:
+        """Full-hash proof that the model is as it was at the start; raises ``InjectionError``."""
+        self.parameters.check(self.weights_hash)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Hashes of weights, inputs and golden outputs: what makes this campaign this one."""
+        return {
+            "weights": self.weights_hash,
+            "inputs": _hash(self.batches),
+            "golden": _hash(self.golden),
+            "judge": repr(self.judge),
+        }
+
+
+def check_golden(one: Any, two: Any, batch: int) -> None:
+    """Raise ``UsageError`` unless two golden outputs are finite and equal bit for bit."""
+    ones, twos = list(leaves(one)), list(leaves(two))
+    if not ones:
+        raise UsageError(
+            f"golden run, batch {batch}: the output ({type(one).__name__}) holds no tensor to judge"
+        )
+    for leaf in ones:
+        if nonfinite(leaf, 1)[0] or (leaf.ndim and nonfinite(leaf, leaf.shape[0]).any()):
+            raise UsageError(
+                f"golden run, batch {batch}: the output holds NaN or infinity without any fault; fix model or inputs"
+            )
+    if len(ones) != len(twos) or any(bool(differing(a, b, 1).any()) for a, b in zip(ones, twos, strict=True)):
+        raise UsageError(
+            f"golden run, batch {batch}: two fault-free runs differ, so no fault can be told from noise; "
+            "make the run deterministic (dropout off, seeds, deterministic kernels)"
+        )
+
+
+def _hash(values: Sequence[Any]) -> str:
+    digest = xxhash.xxh3_128()
+    for leaf in (leaf for value in values for leaf in leaves(value)):
+        digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+        digest.update(leaf.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,56 @@
+"""Errors a user can meet.
+
+UnsilentError            anything this package raises on purpose
+├── UsageError           bad input: one line saying what was found, what was expected, what to do (exit code 2)
+│   └── UserCodeError    the user's own file raised; carries its traceback to be shown in a frame
+├── InjectionError       a fault could not be applied, hit another number of times than asked, or was not undone
+└── StoreError           a campaign store is foreign, corrupt, locked, full, or holds another campaign (exit code 2)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UnsilentError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UsageError(UnsilentError):
+    """Bad input from the user; the message is one line: found, expected, what to do."""
+
+
+class UserCodeError(UsageError):
+    """The user's own code raised; ``trace`` is its traceback as text."""
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, str]]:
+        return UserCodeError, (str(self), self.trace)
+
+
+class InjectionError(UnsilentError):
+    """A fault did not land exactly as asked, or its undo did not restore the bits."""
+
+
+class StoreError(UnsilentError):
+    """A campaign store cannot be used."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], limit: int = 20) -> UsageError:
+    """The error for a name that does not exist: closest match first, then what there is.
+
+    ``kind`` is the noun ("workload"), ``name`` what was asked, ``known`` what exists (at most ``limit`` are listed).
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    listed = ", ".join(names[:limit]) + (f", … ({len(names)} in all)" if len(names) > limit else "")
+    return UsageError(
+        f"unknown {kind} {name!r}{hint} Known: {listed or 'none'}."
+        if hint
+        else f"unknown {kind} {name!r}. Known: {listed or 'none'}."
+    )

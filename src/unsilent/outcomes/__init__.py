@@ -1,0 +1,30 @@
+"""How a trial ended: judges (what an incorrect output is) and the classes a sample falls into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from unsilent.errors import UsageError
+from unsilent.named import build
+from unsilent.outcomes.base import Judge as Judge
+from unsilent.outcomes.base import Outcome as Outcome
+from unsilent.outcomes.base import Verdict as Verdict
+
+
+def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
+    """A judge from an object, a text such as ``"topk:k=5"``, or a function ``(golden, faulty, batch) -> incorrect[, severity]``."""
+    from unsilent.outcomes.judges import JUDGES, Function
+
+    if isinstance(what, str):
+        return build("judge", what, JUDGES)
+    if not callable(what) or isinstance(what, type):
+        raise UsageError(f"expected a judge, its name or a function, got {what!r}")
+    return Function(what) if hasattr(what, "__qualname__") else what  # an object's own repr names it
+
+
+def decide(decision: Callable[[Any], Any]) -> Judge:
+    """Sugar: a judge by inequality of ``decision(output)``, one value (or row) a sample."""
+    from unsilent.outcomes.judges import Function, by_decision
+
+    return Function(by_decision(decision))

@@ -1,0 +1,59 @@
+"""What a judge is, and how a sample can end.
+
+A judge compares the output of a faulty run with the golden output of the same batch, never with a label: PVF asks whether
+the fault changed the answer, not whether the answer was right. Judges are small frozen dataclasses whose ``repr``
+re-creates them; that text is part of a campaign's identity.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Outcome(IntEnum):
+    """How one sample of one trial ended; the numbers are the codes in the store."""
+
+    MASKED = 0
+    """Output bit-identical to the golden output."""
+    BENIGN = 1
+    """Output differs, decision the same."""
+    SDC = 2
+    """Decision differs and every value is finite: silent data corruption."""
+    NONFINITE = 3
+    """NaN or infinity in this sample's output where golden had none: detectable."""
+    EXCEPTION = 4
+    """The run raised: detectable."""
+    CRASH = 5
+    """The process running the trial died: detectable."""
+    HANG = 6
+    """The trial passed its deadline: detectable."""
+
+    @property
+    def due(self) -> bool:
+        """Detected (or detectable) without a detector of its own."""
+        return self >= Outcome.NONFINITE
+
+    @property
+    def incorrect(self) -> bool:
+        """Counts as an incorrect output in PVF = D / N: silent or loud."""
+        return self >= Outcome.SDC
+
+
+class Verdict(NamedTuple):
+    """What a judge says of one batch: ``incorrect`` bool[n], ``severity`` float64[n] (the judge's own unit, 0 = same)."""
+
+    incorrect: NDArray[np.bool_]
+    severity: NDArray[np.float64]
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """Says, sample by sample, whether a faulty output is incorrect with respect to the golden one."""
+
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+        """Compare two outputs of ``run(model, batch)``; raises ``UsageError`` when the output does not fit the judge."""
+        ...

@@ -1,0 +1,86 @@
+"""From two outputs and a judge to one outcome per sample (see `Outcome`).
+
+Order of precedence: bit-identical -> masked; a non-finite value in that sample where golden has none -> due, whatever the
+decision; judged incorrect -> sdc; else benign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.outcomes.base import Judge, Outcome
+from unsilent.outcomes.tensors import differing, leaves, nonfinite
+
+
+class BatchOutcome(NamedTuple):
+    """``codes``: uint8[n], one `Outcome` a sample; ``severity``: float64[n], 0 where masked."""
+
+    codes: NDArray[np.uint8]
+    severity: NDArray[np.float64]
+
+
+def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
+    """How many samples a judge sees in a batch; raises ``UsageError`` when judging golden against itself is not all correct."""
+    verdict = judge(golden, golden, batch)
+    if verdict.incorrect.any():
+        raise UsageError(
+            f"{judge!r} calls {int(verdict.incorrect.sum())} golden samples different from themselves; "
+            "a judge must accept the golden output"
+        )
+    return len(verdict.incorrect)
+
+
+def all_of(outcome: Outcome, samples: int) -> BatchOutcome:
+    """Every sample ended the same way (an exception, a crash, a hang)."""
+    return BatchOutcome(np.full(samples, outcome, np.uint8), np.full(samples, np.inf))
+
+
+def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -> BatchOutcome:
+    """Outcome and severity of each sample of one batch."""
+    codes = np.zeros(samples, np.uint8)
+    severity = np.zeros(samples)
+    if _one_result_a_sample(golden, samples) and _one_result_a_sample(faulty, samples):
+        each = [_changed_and_loud(g, f, 1) for g, f in zip(golden, faulty, strict=True)]
+        changed, loud = np.concatenate([c for c, _ in each]), np.concatenate([n for _, n in each])
+    else:
+        changed, loud = _changed_and_loud(golden, faulty, samples)
+    if not changed.any():
+        return BatchOutcome(codes, severity)
+    verdict = judge(golden, faulty, batch)
+    if len(verdict.incorrect) != samples:
+        raise UsageError(
+            f"{judge!r} judged {len(verdict.incorrect)} samples of {samples}; it must answer for each"
+        )
+    codes[changed] = np.where(verdict.incorrect[changed], Outcome.SDC, Outcome.BENIGN)
+    codes[loud] = Outcome.NONFINITE
+    severity[changed] = verdict.severity[changed]
+    severity[loud] = np.inf
+    return BatchOutcome(codes, severity)
+
+
+def _one_result_a_sample(output: Any, samples: int) -> bool:
+    """A list of dicts, one a sample, as detection models return: its tensors have no sample dimension."""
+    return isinstance(output, list) and len(output) == samples and all(isinstance(o, Mapping) for o in output)
+
+
+def _changed_and_loud(
+    golden_output: Any, faulty_output: Any, samples: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    golden, faulty = list(leaves(golden_output)), list(leaves(faulty_output))
+    if len(golden) != len(faulty):
+        changed = torch.ones(samples, dtype=torch.bool)
+    else:
+        changed = torch.zeros(samples, dtype=torch.bool)
+        for g, f in zip(golden, faulty, strict=True):
+            changed |= differing(g, f, samples)
+    loud = torch.zeros(samples, dtype=torch.bool)
+    if bool(changed.any()):
+        for f in faulty:
+            loud |= nonfinite(f, samples)
+    return changed.numpy(), (loud & changed).numpy()

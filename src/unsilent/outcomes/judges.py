@@ -1,0 +1,231 @@
+"""Judges: what counts as an incorrect output, always against the golden output of the same batch.
+
+Outputs may be nested; the *decision tensor* is the output itself, its ``logits`` entry, or its first floating-point
+tensor. All judges answer in numpy on the CPU and never raise because of NaN: a non-finite value compares as different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unsilent.errors import UsageError
+from unsilent.outcomes.base import Judge, Verdict
+from unsilent.outcomes.tensors import leaves, rows_of
+
+
+def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
+    """The tensor a judge looks at, at least ``dims`` dimensions; raises ``UsageError`` when there is none."""
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
+        output = output["logits"]
+    candidates = list(leaves(output))
+    found = next((leaf for leaf in candidates if leaf.dtype.is_floating_point), next(iter(candidates), None))
+    if found is None:
+        raise UsageError(
+            f"{judge!r} needs a tensor in the output, found {type(output).__name__}; choose another judge"
+        )
+    if found.ndim < dims:
+        raise UsageError(
+            f"{judge!r} does not fit an output of shape {tuple(found.shape)}; it needs {dims} dimensions or more "
+            "(samples first); choose another judge"
+        )
+    return found
+
+
+def _verdict(incorrect: Tensor, severity: Tensor) -> Verdict:
+    return Verdict(
+        incorrect.detach().cpu().numpy().astype(bool),
+        np.nan_to_num(severity.detach().cpu().double().numpy(), nan=np.inf, posinf=np.inf),
+    )
+
+
+def _pair(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tensor, Tensor]:
+    g, f = decision_tensor(golden, judge, dims), decision_tensor(faulty, judge, dims)
+    if g.shape != f.shape:
+        raise UsageError(
+            f"{judge!r} does not fit an output whose shape changes ({tuple(g.shape)} golden, {tuple(f.shape)} faulty); "
+            "use exact-sequence or a function of your own"
+        )
+    return g, f
+
+
+def _drop(golden: Tensor, faulty: Tensor, choice: Tensor) -> Tensor:
+    """By how much the softmax probability of golden's choice fell, float64[n] in [-1, 1]."""
+    g, f = golden.double().softmax(-1), faulty.double().softmax(-1)
+    at = choice.unsqueeze(-1)
+    return (g.gather(-1, at) - f.gather(-1, at)).squeeze(-1)
+
+
+def _classes(golden: Any, faulty: Any, judge: Judge) -> tuple[Tensor, Tensor]:
+    g, f = _pair(golden, faulty, judge, 2)
+    if g.ndim > 2:
+        raise UsageError(
+            f"{judge!r} needs one row of classes a sample, the output has shape {tuple(g.shape)}; "
+            "try next-token, exact-sequence, or a function of your own"
+        )
+    if g.shape[-1] < 2:
+        raise UsageError(
+            f"{judge!r} needs two or more classes, the output has shape {tuple(g.shape)}; try threshold"
+        )
+    return g, f
+
+
+@dataclass(frozen=True)
+class Top1:
+    """The most likely class changed; severity: fall of that class's softmax probability. Output [n, classes]."""
+
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+        g, f = _classes(golden, faulty, self)
+        choice = g.argmax(-1)
+        return _verdict(choice != f.argmax(-1), _drop(g, f, choice))
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The set of the k most likely classes changed; severity: share of the golden set that was lost. Output [n, classes]."""
+
+    k: int = 5
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UsageError(f"topk: k is {self.k}; expected 1 or more")
+
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+        g, f = _classes(golden, faulty, self)
+        if self.k >= g.shape[-1]:
+            raise UsageError(
+                f"topk: k is {self.k}, but the output has {g.shape[-1]} classes; choose a smaller k"
+            )
+        golden_set, faulty_set = g.topk(self.k, -1).indices, f.topk(self.k, -1).indices
+        kept = (golden_set.unsqueeze(-1) == faulty_set.unsqueeze(-2)).any(-1).double().mean(-1)
+        return _verdict(kept < 1, 1 - kept)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A score crossed ``at`` and moved by more than ``tolerance``; severity: size of the move. Output [n] or [n, 1].
+
+    ``logits=True`` applies the sigmoid first.
+    """
+
+    at: float = 0.5
+    tolerance: float = 0.0
+    logits: bool = False
+
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+        g, f = _pair(golden, faulty, self, 1)
+        if g.numel() != g.shape[0]:
+            raise UsageError(
+                f"{self!r} needs one score a sample, the output has shape {tuple(g.shape)}; try top1"
+            )
+        g, f = g.flatten().double(), f.flatten().double()
+        if self.logits:
+            g, f = g.sigmoid(), f.sigmoid()
+        moved = (f - g).abs()
+        return _verdict(((g >= self.at) != (f >= self.at)) & ~(moved <= self.tolerance), moved)
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """The most likely next token (last position) changed; severity: fall of its probability. Output [n, time, vocabulary]."""
+
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+        g, f = _pair(golden, faulty, self, 3)
+        g, f = g[:, -1], f[:, -1]
+        choice = g.argmax(-1)
+        return _verdict(choice != f.argmax(-1), _drop(g, f, choice))
+
+
+@dataclass(frozen=True)
+class ExactSequence:
+    """Any token differs; severity: share of differing positions. Output: token ids [n, time], or logits [n, time, vocabulary].
+
+    Lengths may differ (generation that stops early): the missing part counts as different.
+    """
+
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+        g, f = (self._tokens(decision_tensor(o, self, 2)) for o in (golden, faulty))
+        if g.shape[0] != f.shape[0]:
+            raise UsageError(
+                f"{self!r}: {g.shape[0]} sequences golden, {f.shape[0]} faulty; the batch size must not change"
+            )
+        longest, common = max(g.shape[1], f.shape[1]), min(g.shape[1], f.shape[1])
+        differing = (g[:, :common] != f[:, :common]).double().sum(1) + (longest - common)
+        return _verdict(differing > 0, differing / max(longest, 1))
+
+    @staticmethod
+    def _tokens(output: Tensor) -> Tensor:
+        return output.argmax(-1) if output.dtype.is_floating_point else output
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Any value moved by more than ``atol + rtol * |golden|``; severity: largest relative move. Output [n, ...]."""
+
+    rtol: float = 1e-3
+    atol: float = 1e-5
+
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+        g, f = _pair(golden, faulty, self, 1)
+        g, f = rows_of(g).double(), rows_of(f).double()
+        moved = (f - g).abs()
+        beyond = ~(moved <= self.atol + self.rtol * g.abs()) & ~(f == g)
+        relative = torch.where(f == g, 0.0, moved / (g.abs() + self.atol))
+        return _verdict(beyond.any(1), relative.amax(1) if relative.shape[1] else relative.sum(1))
+
+
+@dataclass(frozen=True)
+class Function:
+    """A user's own rule: ``function(golden, faulty, batch) -> (incorrect bool[n], severity float[n])`` or incorrect alone."""
+
+    function: Callable[[Any, Any, Any], Any]
+
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+        answer = self.function(golden, faulty, batch)
+        incorrect, severity = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+        wrong = np.atleast_1d(_array(incorrect))
+        amount = (
+            wrong.astype(np.float64)
+            if severity is None
+            else np.atleast_1d(_array(severity)).astype(np.float64)
+        )
+        if wrong.ndim != 1 or wrong.dtype.kind not in "bui" or wrong.shape != amount.shape:
+            raise UsageError(
+                f"judge {self!r} returned {wrong.dtype}{list(wrong.shape)} and {amount.dtype}{list(amount.shape)}; "
+                "expected bool[n] and float[n], one value a sample"
+            )
+        return Verdict(wrong.astype(bool), amount)
+
+    def __repr__(self) -> str:
+        return f"Function({self.function.__module__}:{self.function.__qualname__})"
+
+
+def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+JUDGES: dict[str, Callable[..., Judge]] = {
+    "top1": Top1,
+    "topk": TopK,
+    "threshold": Threshold,
+    "next-token": NextToken,
+    "exact-sequence": ExactSequence,
+    "tolerance": Tolerance,
+}
+
+
+def by_decision(decision: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """The judge function for ``unsilent.outcomes.decide``: incorrect where ``decision`` of the two outputs is unequal."""
+
+    def unequal(golden: Any, faulty: Any, batch: Any) -> np.ndarray[Any, np.dtype[Any]]:
+        g, f = _array(decision(golden)), _array(decision(faulty))
+        return np.asarray((g != f).reshape(len(g), -1).any(1))
+
+    unequal.__module__ = decision.__module__
+    unequal.__qualname__ = getattr(decision, "__qualname__", type(decision).__qualname__)
+    return unequal

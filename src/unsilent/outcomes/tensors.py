@@ -1,0 +1,65 @@
+"""Outputs as tensors, samples and bits: any nesting of tuples, lists, dicts and dataclasses of tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unsilent.sites.memory import WORDS
+
+
+def leaves(output: Any) -> Iterator[Tensor]:
+    """The tensors of an output in a fixed order; numbers and numpy arrays become tensors, None and text are skipped."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, np.ndarray):
+        yield torch.from_numpy(output)
+    elif isinstance(output, (bool, int, float)):
+        yield torch.tensor(output)
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from leaves(value)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from leaves(value)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        for field in dataclasses.fields(output):
+            yield from leaves(getattr(output, field.name))
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """``[n, everything else]``."""
+    return tensor.reshape(tensor.shape[0], -1) if tensor.ndim else tensor.reshape(1, 1)
+
+
+def words_of(tensor: Tensor) -> Tensor:
+    """The bits of a tensor as integers of its own width (so that -0 differs from 0 and a NaN equals itself)."""
+    if tensor.dtype.is_complex:
+        tensor = torch.view_as_real(tensor)
+    return tensor if tensor.dtype == torch.bool else tensor.contiguous().view(WORDS[tensor.element_size()])
+
+
+def differing(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
+    """Which samples differ in any bit, bool[samples]; a tensor without a sample dimension stands for all of them."""
+    if golden.shape != faulty.shape or golden.dtype != faulty.dtype:
+        return torch.ones(samples, dtype=torch.bool)
+    unequal = words_of(golden) != words_of(faulty)
+    if golden.ndim and golden.shape[0] == samples:
+        return rows_of(unequal).any(1).cpu()
+    return unequal.any().expand(samples).cpu()
+
+
+def nonfinite(tensor: Tensor, samples: int) -> Tensor:
+    """Which samples hold NaN or infinity, bool[samples]."""
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return torch.zeros(samples, dtype=torch.bool)
+    wide = tensor.float() if tensor.element_size() == 1 else tensor
+    bad = ~torch.isfinite(wide)
+    if tensor.ndim and tensor.shape[0] == samples:
+        return rows_of(bad).any(1).cpu()
+    return bad.any().expand(samples).cpu()

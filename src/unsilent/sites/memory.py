@@ -1,0 +1,73 @@
+"""Bits of a live tensor: read and write single elements in place, whatever the dtype, device or strides.
+
+Everything goes through an integer view of the tensor's own storage, so no value is ever converted, NaN payloads survive
+and no copy of the tensor is made. Writes use ``.data``: a hardware fault does not tell autograd's version counter either.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.faults import Codec, codec
+
+Words = NDArray[np.unsignedinteger]
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Signed integer dtype by width in bytes: what a tensor's bits are viewed as."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.float32`` -> ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def distinct(tensor: Tensor) -> Tensor:
+    """The tensor without the dimensions along which it repeats the same memory (stride 0, from ``expand``)."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+class Memory:
+    """Word access to one tensor by flat C-order element index."""
+
+    __slots__ = ("_flat", "_words", "codec", "shape", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.shape = tuple(tensor.shape)
+        self.codec: Codec = codec(dtype_name(tensor.dtype))
+        self._words = tensor.data.view(WORDS[tensor.element_size()])
+        # A flat alias exists for dense tensors only; others are indexed dimension by dimension.
+        self._flat = self._words.view(-1) if self._words.is_contiguous() else None
+
+    def read(self, elements: NDArray[np.int64]) -> Words:
+        """The words at ``elements``, int64[n] -> unsigned[n]."""
+        index = self._index(elements)
+        found = self._flat[index[0]] if self._flat is not None else self._words[index]
+        return found.cpu().numpy().view(self.codec.word)
+
+    def write(self, elements: NDArray[np.int64], words: Words) -> None:
+        """Put ``words`` at ``elements``; elements must be distinct."""
+        values = torch.from_numpy(words.view(np.dtype(f"i{self.codec.word.itemsize}"))).to(self._words.device)
+        index = self._index(elements)
+        if self._flat is not None:
+            self._flat[index[0]] = values
+        else:
+            self._words[index] = values
+
+    def hash(self) -> str:
+        """xxh3-128 of dtype, shape and all bits."""
+        digest = xxhash.xxh3_128(f"{self.codec.name}{list(self.shape)}".encode())
+        digest.update(self._words.contiguous().cpu().numpy().data)
+        return digest.hexdigest()
+
+    def _index(self, elements: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        device = self._words.device
+        if self._flat is not None:
+            return (torch.tensor(elements, device=device),)
+        return tuple(torch.tensor(i, device=device) for i in np.unravel_index(elements, self.shape))

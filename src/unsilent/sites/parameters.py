@@ -1,0 +1,217 @@
+"""Parameters and buffers as sites: what there is in a model, and faults applied to it in place, with undo and proof.
+
+Every element of memory is counted once: a tied weight goes by the first name in ``named_parameters`` and a view of
+another parameter's memory gives only the elements that are not in it. Integer buffers count too: they are memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from unsilent.errors import InjectionError, UsageError, unknown
+from unsilent.faults import CODECS, Fault, Region
+from unsilent.sites.addresses import Address, flat_elements
+from unsilent.sites.claims import Claims
+from unsilent.sites.memory import Memory, Words, distinct, dtype_name
+from unsilent.sites.receipts import Hit, Receipt
+
+
+@dataclass(frozen=True)
+class Site:
+    """One tensor of a model: its memory, and which elements are its own (None: all)."""
+
+    name: str
+    memory: Memory
+    elements: NDArray[np.int64] | None
+
+    @property
+    def region(self) -> Region:
+        """Where a fault may strike in this tensor."""
+        return Region(f"param:{self.name}", self.memory.codec.name, self.memory.shape, self.elements)
+
+
+class Parameters:
+    """The inventory of a model's parameters and buffers, and the injector for them.
+
+    Args:
+        model: the module. Tensors must stay where they are (no ``.to()``) while this object is used.
+
+    Attributes:
+        sites: by name, parameters first, each in the model's own order.
+        skipped: names of tensors without elements or of a dtype that has no codec.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sites: dict[str, Site] = {}
+        self.skipped: dict[str, str] = {}
+        self._ties: dict[str, str] = {}
+        self._views: dict[str, str] = {}
+        storages: dict[int, Claims] = {}
+        for name, tensor in _named_tensors(model):
+            self._add(name, distinct(tensor), storages)
+
+    def _add(self, name: str, tensor: Tensor, storages: dict[int, Claims]) -> None:
+        if tensor.is_meta:
+            raise UsageError(
+                f"parameter {name!r} is on the meta device and holds no values; load the weights first"
+            )
+        if dtype_name(tensor.dtype) not in CODECS or tensor.layout != torch.strided or not tensor.numel():
+            self.skipped[name] = f"{dtype_name(tensor.dtype)}, {tensor.layout}" if tensor.numel() else "empty"
+            return
+        claim = storages.setdefault(tensor.untyped_storage().data_ptr(), Claims()).claim(name, tensor)
+        if claim.tied_to:
+            self._ties[name] = claim.tied_to
+        elif claim.view_of:
+            self._views[name] = claim.view_of
+        else:
+            self.sites[name] = Site(name, Memory(tensor), claim.own)
+
+    def select(self, *addresses: str) -> tuple[Region, ...]:
+        """The regions that the addresses select together, each element once, in the model's order.
+
+        Raises ``UsageError`` for a glob that matches nothing, an index outside its tensor, or memory without a codec.
+        """
+        chosen: dict[str, NDArray[np.int64] | None] = {}
+        for address in map(Address.parse, addresses):
+            for name in address.matching([*self.sites, *self._ties, *self._views, *self.skipped]):
+                if name in self.skipped or name in self._views:
+                    self._refuse_exact(name, address)
+                    continue
+                self._choose(self._ties.get(name, name), address.index, chosen)
+        if not chosen:
+            raise UsageError(
+                f"{' '.join(addresses)!r} selects only memory that cannot be struck or is a view; try param:*"
+            )
+        return tuple(
+            Region(f"param:{n}", s.memory.codec.name, s.memory.shape, chosen[n])
+            for n, s in self.sites.items()
+            if n in chosen
+        )
+
+    def _refuse_exact(self, name: str, address: Address) -> None:
+        """A glob passes over what cannot be struck by that name; an exact name gets an answer."""
+        if name == address.glob and name in self.skipped:
+            raise UsageError(
+                f"{name!r} cannot be struck ({self.skipped[name]}); known dtypes: {', '.join(CODECS)}"
+            )
+        if name == address.glob:
+            raise UsageError(
+                f"{name!r} is a view of the memory of {self._views[name]!r}; address that instead"
+            )
+
+    def _choose(self, name: str, index: str | None, chosen: dict[str, NDArray[np.int64] | None]) -> None:
+        site = self.sites[name]
+        wanted = site.elements
+        if index is not None:
+            wanted = flat_elements(index, name, site.memory.shape)
+        if name in chosen and wanted is not None and chosen[name] is not None:
+            wanted = np.union1d(wanted, chosen[name])  # type: ignore[arg-type]
+        elif name in chosen and chosen[name] is None:
+            wanted = None
+        chosen[name] = wanted
+
+    def hash(self) -> str:
+        """xxh3-128 over all bits of all sites."""
+        digest = xxhash.xxh3_128()
+        for name, site in self.sites.items():
+            digest.update(f"{name}={site.memory.hash()};".encode())
+        return digest.hexdigest()
+
+    def check(self, expected: str) -> None:
+        """Full-hash proof: raises ``InjectionError`` when any bit differs from when ``hash()`` gave ``expected``."""
+        if self.hash() != expected:
+            raise InjectionError(
+                "the model's bits differ from before; something changed it besides the injected faults"
+            )
+
+    def memory(self, fault: Fault) -> Memory:
+        """The memory a fault means; raises ``UsageError`` when this model has no such tensor."""
+        name = Address.parse(fault.site).glob
+        name = self._ties.get(name, name)
+        if name not in self.sites:
+            raise unknown("parameter", name, self.sites)
+        memory = self.sites[name].memory
+        if (memory.codec.name, memory.shape) != (fault.dtype, tuple(fault.shape)):
+            raise UsageError(
+                f"fault is for {fault.site} {fault.dtype}{list(fault.shape)}, "
+                f"the model has {memory.codec.name}{list(memory.shape)} there; use the model it was drawn for"
+            )
+        return memory
+
+    def inject(self, faults: Sequence[Fault] | Fault) -> Injection:
+        """A context manager that applies the faults on entry and takes them back on exit."""
+        return Injection(self, (faults,) if isinstance(faults, Fault) else tuple(faults))
+
+
+class Injection:
+    """Applies faults on entry, restores and proves the restored bits on exit; entering gives the `Receipt`.
+
+    Faults on the same tensor are applied in order and undone in reverse.
+    """
+
+    def __init__(self, parameters: Parameters, faults: tuple[Fault, ...]) -> None:
+        self._targets = [(fault, parameters.memory(fault)) for fault in faults]
+        self._undo: list[tuple[Memory, NDArray[np.int64], Words]] = []
+
+    def __enter__(self) -> Receipt:
+        if self._undo:
+            raise InjectionError("this injection is active already; make another one to nest")
+        hits: list[Hit] = []
+        try:
+            for fault, memory in self._targets:
+                hits.append(self._apply(fault, memory))
+        except BaseException:
+            self._restore()
+            raise
+        return Receipt(tuple(hits))
+
+    def _apply(self, fault: Fault, memory: Memory) -> Hit:
+        before = memory.read(fault.elements)
+        source = memory.read(fault.operands) if fault.operation == "copy_from" else None
+        intended = fault.apply(before, source)
+        self._undo.append((memory, fault.elements, before))
+        memory.write(fault.elements, intended)
+        after = memory.read(fault.elements)
+        if not np.array_equal(after, intended):
+            missed = int((after != intended).sum())
+            raise InjectionError(
+                f"{fault.site}: {len(fault) - missed} of {len(fault)} elements hit; "
+                "its memory does not keep what is written to it"
+            )
+        return Hit(fault, before, after)
+
+    def _restore(self) -> None:
+        try:
+            intact = self._write_back()
+        except BaseException:  # Ctrl-C in the middle: finish first, then let it through
+            self._write_back()
+            raise
+        if not intact:
+            raise InjectionError("undo did not restore the bits that were there before; reload the model")
+
+    def _write_back(self) -> bool:
+        intact = True
+        while self._undo:
+            memory, elements, before = self._undo[-1]
+            memory.write(elements, before)
+            intact &= np.array_equal(memory.read(elements), before)
+            self._undo.pop()
+        return intact
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+
+def _named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)

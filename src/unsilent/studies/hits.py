@@ -1,0 +1,166 @@
+"""Trials that struck one single element: where they fell, for the heat map, layer rows and embedding rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.campaigns.spec import Description, TensorInfo, TrialRow
+from unsilent.faults import codec
+from unsilent.outcomes.base import Outcome
+from unsilent.statistics import Interval, clustered, combine
+from unsilent.studies.records import HeatMap, LookupRow
+
+
+@dataclass(frozen=True)
+class SingleHit:
+    """One trial whose faults were exactly one element of one tensor; ``bit`` when exactly one bit of it was flipped."""
+
+    row: TrialRow
+    tensor: TensorInfo
+    element: int
+    bit: int | None
+
+    def incorrect(self, samples: Sequence[int], unit: str) -> tuple[int, int]:
+        """Incorrect units and units of this trial."""
+        wrong = np.frombuffer(self.row.codes, np.uint8) >= Outcome.SDC
+        if unit == "sample":
+            return int(wrong.sum()), wrong.size
+        return self.row.incorrect_batches, len(samples)
+
+
+def single_hits(rows: Iterable[TrialRow], description: Description) -> list[SingleHit]:
+    """The trials of ``rows`` that struck one element."""
+    tensors = {t.site: t for t in description.tensors}
+    found = []
+    for row in rows:
+        if row.trial.flips not in (1, None):
+            continue
+        faults = json.loads(row.faults)
+        if not isinstance(faults, list) or len(faults) != 1 or len(faults[0]["elements"]) != 1:
+            continue
+        fault = faults[0]
+        mask = int(fault["operands"][0], 16) if fault["operation"] == "xor" else 0
+        bit = mask.bit_length() - 1 if mask.bit_count() == 1 else None
+        found.append(SingleHit(row, tensors[fault["site"]], int(fault["elements"][0]), bit))
+    return found
+
+
+def heat_map(hits: Sequence[SingleHit], description: Description, unit: str) -> HeatMap | None:
+    """Layer x bit position; a cell that several targets share is weighted by their share of the law."""
+    flips = [h for h in hits if h.bit is not None]
+    if not flips:
+        return None
+    shares = {t.name: t.share for t in description.targets}
+    cells: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for hit in flips:
+        assert hit.bit is not None
+        wrong, units = hit.incorrect(description.samples, unit)
+        cells[hit.tensor.layer, hit.bit][hit.row.trial.target].append(wrong / units)
+    layers = tuple(dict.fromkeys(t.layer for t in description.tensors))
+    common = codec(Counter(t.dtype for t in description.tensors).most_common(1)[0][0])
+    bits = tuple(range(max(codec(t.dtype).bits for t in description.tensors)))
+    bits = bits[: common.bits] if all(h.bit is None or h.bit < common.bits for h in flips) else bits
+
+    def value(layer: str, bit: int) -> float | None:
+        parts = cells.get((layer, bit))
+        if not parts:
+            return None
+        weight = sum(shares[name] for name in parts)
+        return float(sum(shares[name] * np.mean(seen) for name, seen in parts.items()) / weight)
+
+    return HeatMap(
+        layers=layers,
+        bits=bits,
+        fields={b: common.field(b) for b in bits if b < common.bits},
+        estimate=tuple(tuple(value(layer, b) for b in bits) for layer in layers),
+        n=tuple(tuple(sum(map(len, cells.get((layer, b), {}).values())) for b in bits) for layer in layers),
+    )
+
+
+Heats = NDArray[np.str_]
+
+
+def heat_classes(counts: Sequence[int]) -> Heats:
+    """``hot``, ``warm`` or ``cold`` for each row of a table from its look-ups (see `LookupRow`)."""
+    seen = np.asarray(counts, np.int64)
+    order = np.argsort(-seen, kind="stable")
+    before = np.cumsum(seen[order]) - seen[order]
+    classes = np.full(seen.size, "warm")
+    classes[order[before < seen.sum() / 2]] = "hot"
+    classes[seen == 0] = "cold"
+    return classes
+
+
+def lookup_rows(
+    hits: Sequence[SingleHit], description: Description, unit: str, confidence: float, method: str
+) -> tuple[LookupRow, ...]:
+    """PVF of hot, warm and cold embedding rows over all tables that were looked up."""
+    tables = {
+        t.site: (t, heat_classes(description.lookups[name]))
+        for t in description.tensors
+        if (name := t.site.removeprefix("param:")) in description.lookups
+    }
+    mine = [h for h in hits if h.tensor.site in tables]
+    if not mine:
+        return ()
+    shares = {t.name: t.share for t in description.targets}
+    total = sum(t.elements for t, _ in tables.values())
+    out = []
+    for heat in ("hot", "warm", "cold"):
+        groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for hit in mine:
+            tensor, classes = tables[hit.tensor.site]
+            if classes[hit.element // prod(tensor.shape[1:])] == heat:
+                groups[hit.row.trial.target].append(hit.incorrect(description.samples, unit))
+        rows = sum(int((classes == heat).sum()) for _, classes in tables.values())
+        if not rows:
+            continue
+        weights = np.array(
+            [shares[name] * _part(name, heat, tables.values(), description) for name in groups]
+        )
+        parts = [_interval(g, confidence, method) for g in groups.values()]
+        whole = combine(list(weights / weights.sum()), parts, confidence) if parts else _interval((), confidence, method)
+        out.append(
+            LookupRow(
+                heat=heat,
+                rows=rows,
+                lookups=sum(
+                    int(np.asarray(description.lookups[s.removeprefix("param:")])[c == heat].sum())
+                    for s, (_, c) in tables.items()
+                ),
+                share_of_elements=sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables.values())
+                / total,
+                estimate=whole.estimate,
+                low=whole.low,
+                high=whole.high,
+                n=sum(len(g) for g in groups.values()),
+            )
+        )
+    return tuple(out)
+
+
+def _part(
+    target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: Description
+) -> float:
+    """Which part of a target's elements are embedding rows of this class."""
+    info = next(t for t in description.targets if t.name == target)
+    own = {"component": info.component, "tensor": info.name}.get(info.level, info.layer)
+
+    def owner(tensor: TensorInfo) -> str:
+        names = {"component": tensor.component, "tensor": tensor.site.removeprefix("param:")}
+        return names.get(info.level, tensor.layer)
+
+    struck = sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables if owner(t) == own)
+    return struck / info.elements
+
+
+def _interval(scored: Sequence[tuple[int, int]], confidence: float, method: str) -> Interval:
+    wrong, units = np.array(scored, np.int64).reshape(-1, 2).T
+    return clustered(wrong, units, confidence, method)  # type: ignore[arg-type]

@@ -1,0 +1,165 @@
+"""PVF, the *parameter* vulnerability factor: P(incorrect output | corruption of that parameter), estimated as D / N.
+
+Source: Jiao et al., arXiv 2405.01741 (the acronym also means program vulnerability factor, which is something else).
+"Incorrect" is judged against the golden output. This module asks the campaign and hands back records; what they are
+computed from is in `unsilent.studies.analysis`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unsilent.campaigns import Budget, CampaignSpec, Store, make_executor, run_campaign
+from unsilent.campaigns.executors import Executor, Observer
+from unsilent.errors import UsageError
+from unsilent.studies.analysis import Question, analyse
+from unsilent.studies.records import PvfResult
+
+if TYPE_CHECKING:
+    from unsilent.workloads.base import InferenceWorkload
+
+
+def make_spec(fault: str = "bitflip", flips: Sequence[int] | None = None, **values: object) -> CampaignSpec:
+    """A checked spec: fault model and flips are read together, texts are made canonical.
+
+    Raises ``UsageError`` when flips are given both here and in the fault model, are repeated or below 1.
+    """
+    from unsilent.faults import fault_model
+
+    model = fault_model(fault)
+    counts: tuple[int | None, ...]
+    if flips is not None and model.counted:
+        raise UsageError(f"--flips and a count inside --fault {fault!r} both say how many; give one of them")
+    if flips is not None:
+        for count in flips:
+            model.with_count(count)
+        if len(set(flips)) != len(flips) or not flips:
+            raise UsageError(
+                f"--flips is {','.join(map(str, flips))!r}; expected different numbers, like 1,8,128"
+            )
+        counts = tuple(flips)
+    else:
+        counts = (None,) if model.counted else (1,)
+    return CampaignSpec(fault=model.text, flips=counts, **values)  # type: ignore[arg-type]
+
+
+def command_line(spec: CampaignSpec, trials: int) -> str:
+    """The exact command that asks for this campaign."""
+    words = ["unsilent", "pvf", spec.workload]
+    for key, value in spec.options:
+        words += ["--with", f"{key}={value}"]
+    default = CampaignSpec(spec.workload)
+    if spec.flips not in ((1,), (None,)):
+        words += ["--flips", ",".join(map(str, spec.flips))]
+    for glob in spec.at if spec.at != default.at else ():
+        words += ["--at", glob]
+    for name in ("data", "weights", "fault", "per", "law", "judge", "device", "dtype", "threads", "seed"):
+        if (value := getattr(spec, name)) != getattr(default, name) or name == "seed":
+            words += [f"--{name}", str(value)]
+    return shlex.join([*words, "--trials", str(trials)])
+
+
+def run_pvf(
+    spec: CampaignSpec,
+    budget: Budget,
+    executor: Executor,
+    store: Store,
+    question: Question,
+    observer: Observer | None = None,
+) -> PvfResult:
+    """Run (or resume) a campaign and answer the question from its store."""
+    run_campaign(spec, budget, executor, store, observer=observer, command=command_line(spec, budget.trials))
+    return analyse(store, question)
+
+
+def pvf(
+    workload: str | InferenceWorkload,
+    *,
+    trials: int = 1000,
+    flips: Sequence[int] | None = None,
+    fault: str = "bitflip",
+    at: str | Sequence[str] = "param:*",
+    per: str = "component",
+    law: str = "per-element",
+    unit: str = "sample",
+    confidence: float = 0.95,
+    interval: str = "wilson",
+    judge: str | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str | None = None,
+    threads: int = 1,
+    jobs: int = 1,
+    store: str | Path | None = None,
+    observer: Observer | None = None,
+) -> PvfResult:
+    """Parameter vulnerability of a workload: a PVF with its interval for every component, layer and number of flips.
+
+    Args:
+        workload: a live workload (run in this process) or what the command line takes (run in worker processes, so that
+            a crash or a hang is an outcome).
+        trials: per target and number of flips. flips: faults per trial, default one. at: globs over parameters.
+        per: what a target is: ``component``, ``layer``, ``tensor`` or ``bit``.
+        law: ``per-element`` draws uniformly over elements, ``per-tensor`` over tensors first.
+        unit: what one incorrect output is counted on, ``sample`` or ``batch``.
+        interval: ``wilson`` or ``clopper-pearson``, widened for faults that are scored on many samples.
+        store: file to keep and resume from; default none.
+
+    Raises:
+        UsageError: input that does not fit; the golden run is not finite or not repeatable.
+        StoreError: the store cannot be used.
+    """
+    question = Question(unit=unit, confidence=confidence, interval=interval)
+    globs = (at,) if isinstance(at, str) else tuple(at)
+    name = workload if isinstance(workload, str) else workload.name
+    if device == "auto":
+        from unsilent.engine.placement import resolve_device
+
+        device = resolve_device(device)
+    spec = make_spec(
+        fault,
+        flips,
+        workload=name,
+        at=globs,
+        per=per,
+        law=law,
+        judge=judge,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+    )
+    with ExitStack() as stack:
+        executor = stack.enter_context(_executor(spec, workload, jobs, observer))
+        file = stack.enter_context(_file(store))
+        return run_pvf(
+            spec, Budget(trials), executor, stack.enter_context(Store(file, write=True)), question, observer
+        )
+
+
+def _executor(
+    spec: CampaignSpec, workload: str | InferenceWorkload, jobs: int, observer: Observer | None
+) -> Executor:
+    if isinstance(workload, str):
+        return make_executor("processes" if jobs > 1 else "serial", spec, jobs=jobs, observer=observer)
+    if jobs != 1:
+        raise UsageError(
+            "a live workload runs in this process, jobs must be 1; name it as 'file.py:name' for more"
+        )
+    from unsilent.campaigns.inline import InlineExecutor
+
+    return InlineExecutor(spec, workload, observer)
+
+
+@contextmanager
+def _file(store: str | Path | None) -> Iterator[Path]:
+    if store is not None:
+        yield Path(store)
+        return
+    with tempfile.TemporaryDirectory(prefix="unsilent-") as folder:
+        yield Path(folder) / "campaign.sqlite"

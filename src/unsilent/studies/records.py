@@ -1,0 +1,107 @@
+"""What a PVF study found, as plain immutable records: everything a report shows comes from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PvfRow:
+    """One estimate: PVF of one target at one number of flips."""
+
+    target: str
+    level: str
+    """``model``, ``component``, ``layer``, ``tensor`` or ``bit``."""
+    parent: str
+    """The component a layer or tensor, the layer a bit belongs to; ``""`` for model and component."""
+    flips: int | None
+    """Faults drawn per trial; None where the fault model draws at a rate."""
+    estimate: float | None
+    """PVF; None when no trial struck this target."""
+    low: float
+    high: float
+    confidence: float
+    n: int
+    """Independent trials (faults) behind the estimate."""
+    unit: str
+    """``sample`` or ``batch``: what one incorrect output is counted on."""
+    units: int
+    """Samples (or batches) judged over all trials."""
+    masked: int
+    benign: int
+    sdc: int
+    due: int
+    """Counts of units; PVF counts sdc + due, the silent share is sdc / (sdc + due)."""
+    due_kinds: Mapping[str, int]
+    """The due count split into nonfinite, exception, crash, hang."""
+    elements: int
+    bits: int
+    method: str
+    """How estimate and interval were made, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """PVF by layer and bit position over the trials that flipped exactly one bit; None where no trial fell."""
+
+    layers: tuple[str, ...]
+    bits: tuple[int, ...]
+    fields: Mapping[int, str]
+    """Bit position -> ``sign``, ``exponent`` or ``mantissa`` (of the commonest dtype)."""
+    estimate: tuple[tuple[float | None, ...], ...]
+    n: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookupRow:
+    """PVF of one class of embedding rows: a fault acts only when its row is looked up."""
+
+    heat: str
+    """``hot`` (the busiest rows that take half of all look-ups), ``warm`` (the other rows looked up), ``cold`` (never)."""
+    rows: int
+    lookups: int
+    share_of_elements: float
+    estimate: float | None
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class PvfResult:
+    """A whole study, ready to be shown, exported or asserted on."""
+
+    workload: str
+    info: Mapping[str, Any]
+    fault: str
+    at: str
+    per: str
+    law: str
+    unit: str
+    judge: str
+    seed: int
+    confidence: float
+    command: str
+    """The exact command that reproduces this."""
+    store: str
+    campaign: str
+    """Campaign hash."""
+    samples: int
+    batches: int
+    trials_done: int
+    trials_planned: int
+    seconds: float
+    cpu_seconds: float
+    golden_seconds: float
+    """Time of one fault-free evaluation of all batches."""
+    versions: Mapping[str, str]
+    device: str
+    dtype: str
+    threads: int
+    rows: tuple[PvfRow, ...]
+    heat_map: HeatMap | None
+    lookups: tuple[LookupRow, ...]
+    notes: tuple[str, ...] = field(default=())
+    """Sentences a reader must see: what limits these numbers."""

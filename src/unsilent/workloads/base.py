@@ -1,0 +1,115 @@
+"""What runs: a trained model, the batches it is evaluated on, and the rule that says when its answer changed.
+
+`InferenceWorkload` is the protocol; `Workload` the plain implementation that a model and an iterable of batches are
+enough for. The output of ``run`` may be a tensor or any nesting of tuples, lists and dicts of tensors whose first
+dimension is the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+
+from unsilent.errors import UsageError
+from unsilent.outcomes.base import Judge
+
+
+@runtime_checkable
+class InferenceWorkload(Protocol):
+    """Contract of everything a campaign can run."""
+
+    name: str
+    judge: Judge
+    components: Mapping[str, Sequence[str]]
+    """Name -> globs over parameter names (``"emb_l.*"``). Empty: one component per top-level child module."""
+    info: Mapping[str, Any]
+    """What the reader of a report should know: data, reached accuracy … (JSON values)."""
+
+    def model(self) -> nn.Module:
+        """The trained model in eval mode; the same object at every call."""
+        ...
+
+    def batches(self) -> Sequence[Any]:
+        """The evaluation batches, in a fixed order, on the CPU; the same values at every call."""
+        ...
+
+    def run(self, model: nn.Module, batch: Any) -> Any:
+        """One golden or faulty evaluation of one batch."""
+        ...
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """One call of the model: a dict as keyword arguments, a tuple or list as positional ones, anything else as the one input."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)):
+        return model(*batch)
+    return model(batch)
+
+
+class Workload:
+    """A workload from a model and batches.
+
+    Args:
+        model: a module, or a function returning one (called once). Put into eval mode.
+        batches: model inputs: a tensor, a dict (keyword arguments) or a tuple (positional arguments) per batch.
+            ``labelled=True`` drops the last item of each tuple, for a data loader that yields ``(inputs, labels)``.
+        judge: a judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see ``unsilent.outcomes``.
+        components: name -> globs over parameter names; default: the top-level children of the model.
+        run: ``run(model, batch) -> output``; default one call of the model.
+        info: JSON values for the report.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        batches: Iterable[Any],
+        *,
+        judge: Judge | str = "top1",
+        components: Mapping[str, str | Sequence[str]] | None = None,
+        run: Callable[[nn.Module, Any], Any] = call_model,
+        labelled: bool = False,
+        name: str = "custom",
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        from unsilent.outcomes import judge as make_judge
+
+        self.name = name
+        self.judge = make_judge(judge)
+        self.components = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in (components or {}).items()}
+        self.info = dict(info or {})
+        self._model = model
+        self._run = run
+        self._source = batches
+        self._labelled = labelled
+        self._batches: list[Any] | None = None
+
+    def model(self) -> nn.Module:
+        """The model in eval mode, built on the first call."""
+        if not isinstance(self._model, nn.Module):
+            self._model = self._model()
+            if not isinstance(self._model, nn.Module):
+                raise UsageError(
+                    f"workload {self.name!r}: expected a torch.nn.Module, got {type(self._model).__name__}"
+                )
+        return self._model.eval()
+
+    def batches(self) -> Sequence[Any]:
+        """The batches, read once from the iterable and kept."""
+        if self._batches is None:
+            self._batches = [_inputs(b) if self._labelled else b for b in self._source]
+            if not self._batches:
+                raise UsageError(f"workload {self.name!r} has no batches; give at least one")
+        return self._batches
+
+    def run(self, model: nn.Module, batch: Any) -> Any:
+        """One evaluation of one batch."""
+        return self._run(model, batch)
+
+
+def _inputs(batch: Any) -> Any:
+    """A labelled batch without its label."""
+    rest = batch[:-1]
+    return rest[0] if len(rest) == 1 else rest
