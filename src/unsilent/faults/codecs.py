@@ -1,0 +1,237 @@
+"""Bit codecs: how each dtype lays a number out in a machine word.
+
+Sources: IEEE 754-2019 (float16/32/64); bfloat16 is the upper half of a float32; the two 8-bit formats are
+those of the Open Compute Project's OFP8 (``e4m3fn`` has no infinity, and only magnitude 0x7f is NaN).
+Integers are two's complement.
+
+Invariants: bit 0 is the least significant bit; ``decode`` is exact; ``encode`` rounds once, from float64, to
+nearest with ties to even; ``encode(decode(w)) == w`` for every word that is not a NaN.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unsilent.errors import UsageError, unknown
+
+BIT_CLASSES = ("all", "sign", "exponent", "exponent_msb", "mantissa")
+WIDEST = 64
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One dtype: field widths, and the way between words and numbers.
+
+    ``exponent`` and ``mantissa`` are field widths in bits. An integer has no exponent; its value bits count
+    as mantissa and, if signed, its top bit as sign. ``native`` is numpy's own dtype of this layout, if it has
+    one.
+    """
+
+    name: str
+    bits: int
+    word: np.dtype[Any]
+    kind: str
+    exponent: int
+    mantissa: int
+    signed: bool
+    native: np.dtype[Any] | None
+    has_inf: bool = True
+
+    def field(self, position: int) -> str:
+        """Which field bit ``position`` belongs to: ``"sign"``, ``"exponent"`` or ``"mantissa"``."""
+        if not 0 <= position < self.bits:
+            raise UsageError(f"bit {position} is outside {self.name}; give one of 0-{self.bits - 1}")
+        if position < self.mantissa:
+            return "mantissa"
+        return "exponent" if position < self.mantissa + self.exponent else "sign"
+
+    def matching(self, bits: str | int) -> tuple[int, ...]:
+        """The bits of this dtype that ``bits`` names, ascending; empty where it has none of them.
+
+        ``bits`` is a class (``all``, ``sign``, ``exponent``, ``exponent_msb``, ``mantissa``), a position
+        (``30``) or a range (``23-30``), or several joined by ``+``. Raises ``UsageError`` on text that is
+        none of these.
+        """
+        return _matching(self.name, str(bits))
+
+    def positions(self, bits: str | int) -> tuple[int, ...]:
+        """Like `matching`, but raises ``UsageError`` where this dtype has none of the named bits."""
+        found = self.matching(bits)
+        if not found:
+            raise UsageError(f"bits={bits} names no bit of {self.name}, which has bits {self.describe()}")
+        return found
+
+    def describe(self) -> str:
+        """The layout in words, such as ``0-31: mantissa 0-22, exponent 23-30, sign 31``."""
+        runs = {"mantissa": (0, self.mantissa), "exponent": (self.mantissa, self.exponent)}
+        runs["sign"] = (self.mantissa + self.exponent, int(self.signed))
+        parts = [f"{name} {lo}" + (f"-{lo + n - 1}" if n > 1 else "") for name, (lo, n) in runs.items() if n]
+        return f"0-{self.bits - 1}: " + ", ".join(parts)
+
+    @property
+    def nonfinite(self) -> int:
+        """The smallest magnitude (word without sign) that is no finite number; 2^bits for an integer."""
+        if self.kind == "int":
+            return 1 << self.bits
+        if not self.has_inf:
+            return (1 << (self.bits - 1)) - 1
+        return ((1 << self.exponent) - 1) << self.mantissa
+
+    def is_finite(self, words: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Which words are finite numbers; all of them for an integer dtype. Same shape as ``words``."""
+        array = np.asarray(words, dtype=self.word)
+        if self.kind == "int":
+            return np.ones(array.shape, dtype=np.bool_)
+        return np.asarray((array & self.word.type((1 << (self.bits - 1)) - 1)) < self.word.type(self.nonfinite))
+
+    def decode(self, words: npt.ArrayLike) -> Array:
+        """The numbers that ``words`` stand for, exactly: float64 (int64 for integers). Same shape."""
+        array = np.ascontiguousarray(words, dtype=self.word).reshape(np.shape(words))
+        if self.native is None:
+            return self._decode_fields(array)
+        with np.errstate(invalid="ignore"):  # a signalling NaN is quieted; that is no news here
+            return array.view(self.native).astype(np.float64 if self.kind == "float" else np.int64)
+
+    def encode(self, values: npt.ArrayLike) -> Array:
+        """The words nearest to ``values`` (float64; ties to even). Same shape.
+
+        Beyond the largest finite number, where rounding would pass it, a float becomes infinity. A dtype without
+        infinity saturates, infinity included, as torch casts from version 2.12 on (NaN stays NaN), and so does an
+        integer dtype, which takes NaN as 0; integer arrays enter it exactly.
+        """
+        if self.kind == "int":
+            return self._saturate(np.asarray(values))
+        numbers = np.asarray(values, dtype=np.float64)
+        if self.native is None:
+            return self._encode_fields(numbers)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return np.asarray(numbers.astype(self.native)).view(self.word)
+
+    @property
+    def _emin(self) -> int:
+        return 2 - (1 << (self.exponent - 1))  # exponent of the smallest normal number
+
+    def _decode_fields(self, words: Array) -> Array:
+        whole = words.astype(np.int64)
+        magnitude = whole & ((1 << (self.bits - 1)) - 1)
+        power, fraction = magnitude >> self.mantissa, magnitude & ((1 << self.mantissa) - 1)
+        significand = np.where(power == 0, fraction, fraction + (1 << self.mantissa)).astype(np.float64)
+        value = np.ldexp(significand, np.maximum(power, 1) - 1 + self._emin - self.mantissa)
+        if self.has_inf:
+            value = np.where(magnitude == self.nonfinite, np.inf, value)
+        value = np.where(magnitude >= self.nonfinite + int(self.has_inf), np.nan, value)
+        return np.asarray(np.where(whole >> (self.bits - 1), -value, value))
+
+    def _encode_fields(self, numbers: Array) -> Array:
+        finite = np.isfinite(numbers)
+        magnitude = np.where(finite, np.abs(numbers), 0.0)
+        # frexp has its significand in [0.5, 1). Below the smallest normal the step between neighbours stays
+        # constant.
+        power = np.where(magnitude == 0, self._emin, np.frexp(magnitude)[1] - 1)
+        power = np.maximum(power, self._emin).astype(np.int64)
+        steps = np.rint(np.ldexp(magnitude, self.mantissa - power)).astype(np.int64)
+        # ``steps`` holds the implicit leading one, so a carry out of rounding moves into the exponent by
+        # itself. The clamp keeps numbers far beyond the format from overflowing the sum.
+        raised = np.minimum(power - self._emin, 1 << self.exponent)
+        overflow = self.nonfinite - (not self.has_inf)
+        word = np.minimum(steps + (raised << self.mantissa), overflow)
+        nan = self.nonfinite | (self.has_inf << (self.mantissa - 1))  # the quiet one
+        word = np.where(finite, word, np.where(np.isnan(numbers), nan, overflow))
+        return np.asarray(word | (np.signbit(numbers).astype(np.int64) << (self.bits - 1))).astype(self.word)
+
+    def _saturate(self, values: Array) -> Array:
+        low = -(1 << (self.bits - 1)) if self.signed else 0
+        high = low + (1 << self.bits) - 1
+        if values.dtype.kind in "iub":
+            held = np.iinfo(np.uint8 if values.dtype.kind == "b" else values.dtype)
+            exact = np.clip(values, max(low, held.min), min(high, held.max))
+            return np.asarray(exact.astype(self.native)).view(self.word)
+        numbers = np.rint(np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
+        inside = (numbers > low) & (numbers < high)
+        ends = np.where(numbers > 0, np.int64(high), np.int64(low))
+        # Only what is inside is cast: casting a float beyond the integer's range has no defined result.
+        whole = np.where(inside, np.where(inside, numbers, 0.0).astype(np.int64), ends)
+        return np.asarray(whole.astype(self.native)).view(self.word)
+
+
+def _float(name: str, exponent: int, mantissa: int, native: str | None, has_inf: bool = True) -> Codec:
+    bits = 1 + exponent + mantissa
+    kept = np.dtype(native) if native else None
+    return Codec(name, bits, np.dtype(f"u{bits // 8}"), "float", exponent, mantissa, True, kept, has_inf)
+
+
+def _int(name: str, bits: int, signed: bool) -> Codec:
+    native = np.dtype(f"{'i' if signed else 'u'}{bits // 8}")
+    return Codec(name, bits, np.dtype(f"u{bits // 8}"), "int", 0, bits - int(signed), signed, native)
+
+
+CODECS: Mapping[str, Codec] = MappingProxyType(
+    {
+        c.name: c
+        for c in (
+            _float("float64", 11, 52, "f8"),
+            _float("float32", 8, 23, "f4"),
+            _float("float16", 5, 10, "f2"),
+            _float("bfloat16", 8, 7, None),
+            _float("float8_e4m3fn", 4, 3, None, has_inf=False),
+            _float("float8_e5m2", 5, 2, None),
+            _int("int8", 8, True),
+            _int("uint8", 8, False),
+            _int("int16", 16, True),
+            _int("int32", 32, True),
+            _int("int64", 64, True),
+        )
+    }
+)
+
+
+def codec(name: str) -> Codec:
+    """The codec of a dtype by its torch name; raises ``UsageError`` for one that has none."""
+    found = CODECS.get(name)
+    if found is None:
+        raise unknown("dtype", name, CODECS)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def parse_bits(text: str) -> tuple[str | tuple[int, int], ...]:
+    """Read a bit selection as classes and inclusive ranges; raises ``UsageError``."""
+    terms: list[str | tuple[int, int]] = []
+    for term in text.split("+"):
+        number = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", term.strip(), re.ASCII)
+        if number is None:
+            if term.strip() not in BIT_CLASSES:
+                raise unknown("bit class", term.strip(), [*BIT_CLASSES, "a position like 30", "a range like 23-30"])
+            terms.append(term.strip())
+            continue
+        low, high = int(number[1]), int(number[2] or number[1])
+        if low > high or high >= WIDEST:
+            raise UsageError(f"bits={text!r} has {term.strip()!r}; expected low-high within 0-{WIDEST - 1}")
+        terms.append((low, high))
+    return tuple(terms)
+
+
+@lru_cache(maxsize=4096)
+def _matching(name: str, text: str) -> tuple[int, ...]:
+    layout = codec(name)
+    chosen: set[int] = set()
+    for term in parse_bits(text):
+        if not isinstance(term, str):
+            chosen.update(range(term[0], min(term[1] + 1, layout.bits)))
+        elif term == "all":
+            chosen.update(range(layout.bits))
+        elif term == "exponent_msb":
+            chosen.update({layout.mantissa + layout.exponent - 1} if layout.exponent else ())
+        else:
+            chosen.update(p for p in range(layout.bits) if layout.field(p) == term)
+    return tuple(sorted(chosen))

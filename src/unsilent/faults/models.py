@@ -1,0 +1,157 @@
+"""Fault models: a value model (what a struck element becomes), a pattern (which slots are struck), a name.
+
+A fault model is written ``name:key=value,…`` and re-created from that text: ``bitflip``, ``bitflip:count=8``,
+``bitflip:bits=exponent,rate=1e-6``, ``burst:length=3``, ``zero:run=16``,
+``scale:factor=2,count=4,stride=32``. Every one takes the pattern's parameters ``count``, ``rate``, ``run``
+and ``stride`` beside its own.
+
+Invariant: what is drawn depends on the model, the regions, the law and the generator's state, on nothing
+else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from unsilent import named
+from unsilent.errors import UsageError
+from unsilent.faults.patterns import One, Pattern, pattern
+from unsilent.faults.population import Picks, Population, Region, Slots, check_law, population
+from unsilent.faults.record import Fault
+from unsilent.faults.values import VALUES, ValueModel
+
+Regions = Sequence[Region] | Population
+
+
+@dataclass(frozen=True)
+class FaultModel:
+    """How values go wrong, before it is decided where; ``fault_model(model.text)`` re-creates it."""
+
+    name: str
+    value: ValueModel
+    pattern: Pattern = field(default_factory=One)
+
+    @property
+    def text(self) -> str:
+        """The shortest text that re-creates this model."""
+        own = [
+            f"{f.name}={getattr(self.value, f.name)}"
+            for f in fields(self.value)  # type: ignore[arg-type]
+            if getattr(self.value, f.name) != f.default
+        ]
+        return ":".join(filter(None, (self.name, ",".join(filter(None, (*own, self.pattern.text))))))
+
+    @property
+    def count(self) -> int | None:
+        """How many are struck: flips for ``bitflip``, else elements; ``None`` where a rate draws it."""
+        return self.pattern.count
+
+    @property
+    def counted(self) -> bool:
+        """Whether the number was given (count, rate, run, stride) rather than left at one."""
+        return not isinstance(self.pattern, One)
+
+    def with_count(self, k: int) -> FaultModel:
+        """The same with ``k`` struck (a run of ``k``); raises ``UsageError`` for ``k < 1`` and a rate."""
+        return replace(self, pattern=self.pattern.with_count(k))
+
+    def capacity(self, regions: Regions) -> int:
+        """How many distinct slots ``regions`` have for this model, whatever its pattern.
+
+        (element, bit) pairs for ``bitflip``, elements for the others; 0 where nothing can be struck.
+        """
+        return population(regions).slots(self.value.ways, self.value).total
+
+    def draw(self, regions: Regions, rng: np.random.Generator, law: str = "per-element") -> tuple[Fault, ...]:
+        """Draw what this model strikes: one fault per struck tensor, in the order of ``regions``.
+
+        ``law`` is a key of `LAWS`. A rate may strike nothing: ``()``. Passing a `Population`, or the same
+        `Region` objects again, spares counting them again. Raises ``UsageError`` where nothing can be struck,
+        or not that many.
+        """
+        check_law(law)
+        people = population(regions)
+        slots = people.slots(self.value.ways, self.value, self.pattern.span)
+        if slots.total < self.pattern.placements:
+            raise self._too_few(people)
+        picks = self.pattern.pick(slots, rng, law)
+        if picks.region.size == 1 or self.pattern.together:
+            return (self._fault(people.regions[picks.region[0]], slots, picks, rng),)
+        edges = np.flatnonzero(picks.region[1:] != picks.region[:-1]) + 1
+        bounds = [0, *edges.tolist(), picks.region.size] if picks.region.size else [0]
+        return tuple(
+            self._fault(people.regions[picks.region[a]], slots, Picks(*(p[a:b] for p in picks)), rng)
+            for a, b in itertools.pairwise(bounds)
+        )
+
+    def _fault(self, region: Region, slots: Slots, picks: Picks, rng: np.random.Generator) -> Fault:
+        """The fault of one region; ``picks`` are all its struck slots."""
+        elements = picks.place if region.elements is None else region.elements[picks.place]
+        operation, operands = self.value.strike(region, elements, picks.way, rng, self.pattern.together)
+        if elements.size > 1:
+            fresh = elements[1:] != elements[:-1]
+            if not fresh.all():  # several flips of one element: one mask
+                starts = np.concatenate([[0], np.flatnonzero(fresh) + 1])
+                elements, operands = elements[starts], np.bitwise_xor.reduceat(operands, starts)
+            if region.elements is not None:
+                order = np.argsort(elements)
+                elements, operands = elements[order], operands[order]
+        return Fault(region.site, region.dtype, region.shape, elements, operation, operands)
+
+    def _too_few(self, people: Population) -> UsageError:
+        """Why ``people`` do not have as many slots as asked."""
+        usable = [r for r in people.regions if r.size and self.value.ways(r)]
+        if not usable:
+            sample = ", ".join(f"{r.site!r} ({r.dtype}, {r.size} elements)" for r in people.regions[:3])
+            more = ", …" if len(people.regions) > 3 else ""
+            return UsageError(f"{self.text} needs {self.value.needs}; found {sample + more if sample else 'no tensor'}")
+        largest = max(usable, key=lambda r: r.size)
+        if self.pattern.together:
+            asked = f"{self.pattern.text} spans {self.pattern.span} elements of one tensor"
+            return UsageError(f"{asked}, but the largest, {largest.site!r}, has {largest.size}; ask for fewer")
+        where = f"{largest.site!r} has" if len(usable) == 1 else f"the {len(usable)} tensors have"
+        asked = f"asked for {self.pattern.count} distinct {self.value.struck}"
+        return UsageError(f"{asked}, but {where} {self.capacity(people)} for {self.name}; ask for fewer")
+
+
+class Factory:
+    """Makes fault models of one name; takes the value model's parameters, and count, rate, run, stride."""
+
+    def __init__(self, name: str, value: type[ValueModel]) -> None:
+        self.name = name
+        self.value = value
+        self.__doc__ = value.__doc__
+        # Signature and annotations are what `named.build` reads to convert the parameters of a text.
+        own, shared = inspect.signature(value), inspect.signature(pattern)
+        self.__signature__ = own.replace(
+            parameters=[
+                p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                for p in (*own.parameters.values(), *shared.parameters.values())
+            ],
+            return_annotation=FaultModel,
+        )
+        hints = {**typing.get_type_hints(value.__init__), **typing.get_type_hints(pattern)}
+        self.__annotations__ = {**hints, "return": FaultModel}
+
+    def __call__(self, **parameters: Any) -> FaultModel:
+        shared = {k: parameters.pop(k) for k in inspect.signature(pattern).parameters if k in parameters}
+        return FaultModel(self.name, self.value(**parameters), pattern(**shared))
+
+    def __repr__(self) -> str:
+        return f"<fault model {self.name}{self.__signature__}>"
+
+
+FAULT_MODELS: Mapping[str, Factory] = MappingProxyType({name: Factory(name, value) for name, value in VALUES.items()})
+
+
+def fault_model(text: str) -> FaultModel:
+    """The fault model of a text such as ``"bitflip:bits=exponent,count=8"``; raises ``UsageError``."""
+    return named.build("fault model", text, FAULT_MODELS)

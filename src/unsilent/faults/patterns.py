@@ -1,0 +1,188 @@
+"""Patterns: which slots a fault takes.
+
+One small frozen dataclass each. ``pick`` returns the struck places as `Picks`, ordered by region, from a
+`Slots` table made for the pattern's ``span`` (how many elements one placement covers).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.faults.population import Picks, Slots, check_law
+from unsilent.faults.sampling import distinct
+
+
+class Pattern(ABC):
+    """Base of the patterns; immutable and hashable."""
+
+    together: ClassVar[bool] = False  # one physical event: a bit position is drawn once for all elements
+
+    @property
+    def count(self) -> int | None:
+        """How many slots are struck; ``None`` if that is drawn."""
+        return None
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last of one placement."""
+        return 1
+
+    @property
+    def placements(self) -> int:
+        """How many distinct slots of the table it takes at least."""
+        return 1
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The parameters that re-create it, such as ``count=8``."""
+
+    @abstractmethod
+    def pick(self, slots: Slots, rng: np.random.Generator, law: str) -> Picks:
+        """Draw from ``slots``, which has at least ``placements`` of them."""
+
+    @abstractmethod
+    def with_count(self, k: int) -> Pattern:
+        """The same kind of pattern with ``k`` struck; raises ``UsageError`` for one that draws its number."""
+
+
+@dataclass(frozen=True)
+class Count(Pattern):
+    """``k`` distinct slots anywhere."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        _whole("count", self.k)
+
+    @property
+    def count(self) -> int:
+        return self.k
+
+    @property
+    def placements(self) -> int:
+        return self.k
+
+    @property
+    def text(self) -> str:
+        return f"count={self.k}"
+
+    def pick(self, slots: Slots, rng: np.random.Generator, law: str) -> Picks:
+        return slots.locate(slots.draw(self.k, rng, law))
+
+    def with_count(self, k: int) -> Pattern:
+        return Count(k)
+
+
+@dataclass(frozen=True)
+class One(Count):
+    """A single slot, because no number was asked for."""
+
+    k: int = 1
+
+    @property
+    def text(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Rate(Pattern):
+    """Every slot independently with probability ``p``; for flips this is the bit error rate."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.p <= 1.0:  # also refuses NaN
+            raise UsageError(f"rate={self.p}; expected a probability from 0 to 1")
+
+    @property
+    def text(self) -> str:
+        return f"rate={self.p!r}"
+
+    def pick(self, slots: Slots, rng: np.random.Generator, law: str) -> Picks:
+        if check_law(law) != "per-element":
+            raise UsageError(f"{self.text} strikes every slot alike and has no {law} law; use per-element, or a count")
+        # A uniform set of binomial size is the same as deciding slot by slot.
+        return slots.locate(distinct(rng, slots.total, int(rng.binomial(slots.total, self.p))))
+
+    def with_count(self, k: int) -> Pattern:
+        raise UsageError(f"{self.text} draws how many are struck; leave it out to ask for {k}")
+
+
+@dataclass(frozen=True)
+class Strided(Pattern):
+    """``n`` elements of one tensor, ``stride`` apart in flat order (or along the selection)."""
+
+    n: int
+    stride: int
+    together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _whole("count", self.n)
+        _whole("stride", self.stride)
+
+    @property
+    def count(self) -> int:
+        return self.n
+
+    @property
+    def span(self) -> int:
+        return (self.n - 1) * self.stride + 1
+
+    @property
+    def text(self) -> str:
+        return f"count={self.n},stride={self.stride}"
+
+    def pick(self, slots: Slots, rng: np.random.Generator, law: str) -> Picks:
+        region, place, way = slots.locate(slots.draw(1, rng, law))
+        steps = np.arange(self.n, dtype=np.int64) * self.stride
+        return Picks(np.repeat(region, self.n), place + steps, np.repeat(way, self.n))
+
+    def with_count(self, k: int) -> Pattern:
+        return Strided(k, self.stride)
+
+
+@dataclass(frozen=True)
+class Run(Strided):
+    """``n`` consecutive elements of one tensor."""
+
+    stride: int = 1
+
+    def __post_init__(self) -> None:
+        _whole("run", self.n)
+
+    @property
+    def text(self) -> str:
+        return f"run={self.n}"
+
+    def with_count(self, k: int) -> Pattern:
+        return Run(k)
+
+
+def pattern(
+    count: int | None = None, rate: float | None = None, run: int | None = None, stride: int | None = None
+) -> Pattern:
+    """The pattern that these parameters ask for; raises ``UsageError`` where they contradict."""
+    given = {"count": count, "rate": rate, "run": run, "stride": stride}
+    names = [name for name, value in given.items() if value is not None]
+    if count is not None and stride is not None and len(names) == 2:
+        return Strided(count, stride)
+    if names == ["stride"]:
+        raise UsageError(f"stride={stride} needs count, the number of elements that far apart; add count=")
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} contradict each other; give count, rate, run, or stride with count")
+    if count is not None:
+        return Count(count)
+    if rate is not None:
+        return Rate(rate)
+    return One() if run is None else Run(run)
+
+
+def _whole(name: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"{name}={value}; expected 1 or more")

@@ -1,0 +1,171 @@
+"""`Fault`: one concrete, fully determined corruption of one tensor, and nothing about where it came from.
+
+The same record replays in memory, in a file, in a gradient or in a payload, so it speaks of words and flat
+positions only. Invariants: ``elements`` are distinct and ascending; arrays are read-only; the JSON form
+restores an equal record.
+
+    xor and or set   operands are words, one per element: before (op) operand
+    copy_from        operands are flat positions in the same tensor, whose words before the fault are taken
+    scale            operands are float64 factors; the product is taken in float64 and encoded again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.faults.codecs import Array, Codec, codec
+from unsilent.faults.sampling import Ints
+
+MASKS = ("xor", "and", "or")
+OPERATIONS = (*MASKS, "set", "copy_from", "scale")
+MOMENT = ("rank", "step", "micro_step", "occurrence", "first_step", "last_step")
+LABELS = ("phase", "operand")
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """One resolved corruption of one tensor.
+
+    The constructor trusts its arguments and makes the two arrays read-only; `from_json` is the checked way
+    in. ``elements`` int64[n]: flat C-order indices into ``shape``. ``operands`` [n]: see the module. The rest
+    says on which rank and when the fault acts (``None``: not restricted).
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    site: str
+    dtype: str
+    shape: tuple[int, ...]
+    elements: Ints
+    operation: str
+    operands: Array
+    layout: str = "strided"
+    rank: int = 0
+    step: int | None = None
+    micro_step: int | None = None
+    phase: str | None = None
+    operand: str | None = None
+    occurrence: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+
+    def __post_init__(self) -> None:
+        self.elements.setflags(write=False)
+        self.operands.setflags(write=False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # pickle makes the arrays writable again
+        self.__post_init__()
+
+    @property
+    def codec(self) -> Codec:
+        """How the dtype lays out its bits."""
+        return codec(self.dtype)
+
+    def apply(self, words: Array, source: Array | None = None) -> Array:
+        """Words before -> words after, both [n] of the codec's word dtype; a new array.
+
+        ``source`` [n], for ``copy_from`` only: the words at ``operands`` before the fault. Raises
+        ``UsageError`` where an array is missing or does not have one word per element.
+        """
+        self._check(words, "words")
+        if self.operation == "xor":
+            return np.asarray(words ^ self.operands)
+        if self.operation == "or":
+            return np.asarray(words | self.operands)
+        if self.operation == "and":
+            return np.asarray(words & self.operands)
+        if self.operation == "set":
+            return self.operands.copy()
+        if self.operation == "scale":
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                return self.codec.encode(self.codec.decode(words) * self.operands)
+        self._check(source, "source")
+        assert source is not None
+        return source.copy()
+
+    def _check(self, words: Array | None, what: str) -> None:
+        if words is None or words.shape != self.elements.shape or words.dtype != self.codec.word:
+            found = "nothing" if words is None else f"{words.dtype} of shape {words.shape}"
+            raise UsageError(f"{what} is {found}; {self.operation} needs {self.codec.word} of shape ({len(self)},)")
+
+    def bit_positions(self) -> list[tuple[int, int]]:
+        """The (element, bit) pairs that a mask names, ascending; empty where whole words are replaced.
+
+        For ``xor`` these are the flipped bits, for ``or`` those forced to 1, for ``and`` those forced to 0.
+        """
+        if self.operation not in MASKS:
+            return []
+        masks = ~self.operands if self.operation == "and" else self.operands
+        named = (masks[:, None] >> np.arange(self.codec.bits, dtype=masks.dtype)) & masks.dtype.type(1)
+        row, bit = np.nonzero(named)
+        return list(zip(self.elements[row].tolist(), bit.tolist(), strict=True))
+
+    def describe(self) -> str:
+        """One short line, such as ``param:fc.weight[3,5] xor 0x40000000 (bit 30, exponent)``."""
+        if len(self) == 1:
+            index = np.unravel_index(int(self.elements[0]), self.shape) if self.shape else ()
+            where = f"[{','.join(str(int(i)) for i in index)}]" if index else ""
+            text = f"{self.site}{where} {self.operation} {self._operand_text()}"
+        else:
+            text = f"{self.site} {self.operation} on {len(self)} elements"
+            if self.operation in MASKS:
+                text += f" ({len(self.bit_positions())} bits)"
+        asked = {k: getattr(self, k) for k in (*MOMENT, *LABELS)}
+        at = [f"{k} {v}" for k, v in asked.items() if v is not None and (k, v) != ("rank", 0)]
+        return text + (f" at {', '.join(at)}" if at else "")
+
+    def _operand_text(self) -> str:
+        if self.operation == "copy_from":
+            return f"element {int(self.operands[0])}"
+        if self.operation == "scale":
+            return f"by {float(self.operands[0]):g}"
+        word = hex_words(self.operands, self.codec)[0]
+        if self.operation == "set":
+            return f"{word} ({self.codec.decode(self.operands)[0]:g})"
+        bits = [b for _, b in self.bit_positions()]
+        if len(bits) == 1:
+            return f"{word} (bit {bits[0]}, {self.codec.field(bits[0])})"
+        return f"{word} (bits {', '.join(map(str, bits))})"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-safe dict with words and factors as hex strings; `from_json` restores an equal record."""
+        if self.operation == "copy_from":
+            operands: list[Any] = self.operands.tolist()
+        elif self.operation == "scale":
+            operands = [float(x).hex() for x in self.operands]
+        else:
+            operands = hex_words(self.operands, self.codec)
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays = {"shape": list(self.shape), "elements": self.elements.tolist(), "operands": operands}
+        return {"version": self.VERSION, **plain, **arrays}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Fault:
+        """Read a record that may come from anyone; raises ``UsageError`` on anything out of order."""
+        from unsilent.faults.reading import read_fault
+
+        return read_fault(record)
+
+    def __len__(self) -> int:
+        return int(self.elements.size)
+
+    def _content(self) -> tuple[Any, ...]:
+        scalars = tuple(getattr(self, f.name) for f in fields(self) if f.name not in ("elements", "operands"))
+        return (*scalars, self.elements.tobytes(), self.operands.dtype.str, self.operands.tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        return self._content() == other._content() if isinstance(other, Fault) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._content())
+
+
+def hex_words(words: Array, layout: Codec) -> list[str]:
+    """Words as hex strings of the dtype's full width."""
+    return [f"0x{w:0{layout.bits // 4}x}" for w in words.tolist()]

@@ -1,0 +1,60 @@
+"""Drawing distinct things, uniformly or by weight, without touching every one of them.
+
+`distinct` is a uniform subset. `successive` is weighted sampling without replacement in the sense of drawing
+one by one and redrawing what was drawn already (successive sampling; counts per group follow Wallenius'
+distribution). It runs the equivalent race of exponential clocks (Efraimidis and Spirakis, 2006): every slot
+rings after an Exp(weight) time, the first k to ring are the sample. Slots of one group share a weight, so
+only counts per group are needed until few remain.
+
+Invariants: cost grows with k and the number of groups, never with the number of slots (unless k is over half
+of them); always terminates, also for k equal to the number of slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+_RACE = 4096  # as many clocks as are raced one by one
+
+
+def distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
+    """``k`` of ``range(total)``, distinct, ascending; every such set equally likely."""
+    if k == 1:
+        return rng.integers(total, size=1)
+    if 2 * k > total:  # draw what is left out instead: redrawing collisions would get slow
+        kept = np.ones(total, dtype=np.bool_)
+        kept[distinct(rng, total, total - k)] = False
+        return np.flatnonzero(kept)
+    found = np.unique(rng.integers(total, size=k))
+    while found.size < k:
+        found = np.unique(np.concatenate([found, rng.integers(total, size=k - found.size)]))
+    return found
+
+
+def successive(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.float64], k: int) -> Ints:
+    """How many of ``k`` distinct slots fall into each group, drawn one by one with the given weights.
+
+    ``slots`` int64[R]: slots per group; ``weight`` float64[R], positive: the weight of each single slot of
+    that group; ``k <= slots.sum()``. Returns int64[R], at most ``slots``, with sum ``k``.
+    """
+    taken, pool, need = np.zeros_like(slots), slots.copy(), k
+    window = np.inf  # the clocks of the pool ring within this time from now; exponential clocks have no memory
+    while 0 < need < pool.sum() and pool.sum() > _RACE:
+        step = window / 2 if np.isfinite(window) else need / float(weight @ pool)
+        rung = rng.binomial(pool, np.minimum(np.expm1(-weight * step) / np.expm1(-weight * window), 1.0))
+        if (count := int(rung.sum())) <= need:
+            taken, pool, need, window = taken + rung, pool - rung, need - count, window - step
+        else:
+            pool, window = rung, step
+    if need == pool.sum():
+        return np.asarray(taken + pool)
+    if need:
+        group = np.repeat(np.arange(slots.size), pool)
+        chance = rng.random(group.size)
+        times = -np.log1p(chance * np.expm1(-weight[group] * window)) / weight[group]
+        first = np.argpartition(times, need - 1)[:need]
+        taken += np.bincount(group[first], minlength=slots.size)
+    return taken
