@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.version import __version__
 
 if TYPE_CHECKING:
     from unsilent.faults import Fault, FaultModel, fault_model
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from unsilent.sites import inject
     from unsilent.studies.pvf import pvf
     from unsilent.workloads import Workload, load
-
-__version__ = "0.1.0"
 
 _LAZY = {
     "Fault": "unsilent.faults",
@@ -41,6 +40,7 @@ __all__ = [
     "UsageError",
     "UserCodeError",
     "Workload",
+    "__version__",
     "decide",
     "fault_model",
     "inject",

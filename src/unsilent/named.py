@@ -31,9 +31,7 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     return name.strip(), params
 
 
-def build(
-    kind: str, text: str, registry: Mapping[str, Callable[..., T]], extra: Mapping[str, Any] | None = None
-) -> T:
+def build(kind: str, text: str, registry: Mapping[str, Callable[..., T]], extra: Mapping[str, Any] | None = None) -> T:
     """Make the thing that ``text`` names; ``kind`` is the noun for error messages, ``extra`` adds ready-made arguments."""
     name, params = parse(text)
     if name not in registry:

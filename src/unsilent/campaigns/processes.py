@@ -218,9 +218,7 @@ class ProcessExecutor:
             try:
                 self._receive(worker)
             except _Lost:
-                raise UnsilentError(
-                    "a worker died while proving its model intact; results are stored"
-                ) from None
+                raise UnsilentError("a worker died while proving its model intact; results are stored") from None
 
     def close(self) -> None:
         """Kill all workers."""

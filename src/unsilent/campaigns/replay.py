@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.spec import TrialId, TrialRow
 from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError
+from unsilent.faults import Fault
 from unsilent.outcomes.base import Outcome
 
 
@@ -28,8 +30,6 @@ class Replay:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        import json
-
         return {
             "schema": "unsilent/replay/1",
             "trial": str(self.stored.trial),
@@ -46,7 +46,13 @@ class Replay:
             return ", ".join(f"{n} {name}" for name, n in outcome_counts(row).items() if n)
 
         verdict = "ended the same" if self.same else "ENDED DIFFERENTLY"
-        return f"{self.stored.trial} {verdict}\nstored: {counted(self.stored)}\nagain:  {counted(self.again)}\nfault:  {describe_faults(self.stored)}"
+        lines = [
+            f"{self.stored.trial} {verdict}",
+            f"stored: {counted(self.stored)}",
+            f"again:  {counted(self.again)}",
+            f"fault:  {describe_faults(self.stored)}",
+        ]
+        return "\n".join(lines)
 
 
 def replay_trial(store: Store, trial: TrialId) -> Replay:
@@ -71,18 +77,11 @@ def outcome_counts(row: TrialRow) -> dict[str, int]:
 
 def describe_faults(row: TrialRow, most: int = 4) -> str:
     """The first faults of a trial in words."""
-    import json
-
-    from unsilent.faults import Fault
-
     faults = json.loads(row.faults)
     if not isinstance(faults, list):
         return f"{faults['elements']} elements (digest {faults['digest']})"
     words = [Fault.from_json(f).describe() for f in faults[:most]]
-    return (
-        "; ".join(words) + (f"; and {len(faults) - most} tensors more" if len(faults) > most else "")
-        or "none drawn"
-    )
+    return "; ".join(words) + (f"; and {len(faults) - most} tensors more" if len(faults) > most else "") or "none drawn"
 
 
 def _finite(value: float) -> float | None:

@@ -31,6 +31,7 @@ from unsilent.faults import Fault, FaultModel, fault_model
 from unsilent.outcomes import Outcome, judge
 from unsilent.outcomes.classify import all_of
 from unsilent.sites.targets import Target, component_of, make_targets, top_level
+from unsilent.version import __version__
 from unsilent.workloads import load
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.training import Progress
@@ -56,9 +57,7 @@ class TrialRunner:
     ) -> None:
         self.spec = spec
         if workload is None:
-            workload = load(
-                spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress
-            )
+            workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
         self.workload = workload
         torch.set_num_threads(spec.threads)  # after training, which uses every core
         self.engine = PlainEngine(
@@ -135,9 +134,7 @@ class TrialRunner:
     def lost(self, trial: TrialId, ended: Outcome, seconds: float) -> TrialRow:
         """The row of a trial that took its worker with it: every sample ended as ``ended``."""
         batches = tuple(all_of(ended, n) for n in self.engine.samples)
-        return make_row(
-            trial, self.draw(trial), TrialOutcome(batches, f"worker: {ended.name.lower()}"), seconds
-        )
+        return make_row(trial, self.draw(trial), TrialOutcome(batches, f"worker: {ended.name.lower()}"), seconds)
 
     def prove(self) -> None:
         """Full-hash proof that the model is intact."""
@@ -164,6 +161,11 @@ class TrialRunner:
                     f"{flips} flips asked, but {short[0].name!r} has room for {self._capacity(short[0], flips)}"
                     f" ({len(short)} of {len(self.targets)} targets are too small); ask for fewer flips or narrow --at"
                 )
+        for (
+            target
+        ) in self.targets.values():  # one draw of each kind: whatever cannot be drawn is known before the first trial
+            for flips in self.spec.flips:
+                self._model(target.bit, flips).draw(target.regions, np.random.default_rng(0), self.spec.law)
 
     def _capacity(self, target: Target, flips: int) -> int:
         return self._model(target.bit, flips).capacity(target.regions)
@@ -187,9 +189,7 @@ def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, s
     incorrect = sum(bool((b.codes >= Outcome.SDC).any()) for b in outcome.batches)
     text = json.dumps([f.to_json() for f in faults], separators=(",", ":"))
     if sum(len(f) for f in faults) > MAX_STORED_ELEMENTS:
-        text = canonical(
-            {"elements": sum(len(f) for f in faults), "digest": xxhash.xxh3_128_hexdigest(text.encode())}
-        )
+        text = canonical({"elements": sum(len(f) for f in faults), "digest": xxhash.xxh3_128_hexdigest(text.encode())})
     return TrialRow(trial, text, outcome.codes.tobytes(), incorrect, outcome.severity, outcome.error, seconds)
 
 
@@ -203,8 +203,6 @@ def _source_hash(workload: str) -> str:
 
 def versions() -> dict[str, str]:
     """Versions a report names."""
-    from unsilent import __version__
-
     return {
         "unsilent": __version__,
         "python": platform.python_version(),

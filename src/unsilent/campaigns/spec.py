@@ -181,9 +181,7 @@ def canonical(value: Any) -> str:
 
 def campaign_hash(spec: CampaignSpec, fingerprint: Mapping[str, str]) -> str:
     """32 hex digits that name the campaign."""
-    return xxhash.xxh3_128_hexdigest(
-        canonical({"spec": spec.identity(), "fingerprint": dict(fingerprint)}).encode()
-    )
+    return xxhash.xxh3_128_hexdigest(canonical({"spec": spec.identity(), "fingerprint": dict(fingerprint)}).encode())
 
 
 def trial_seed(campaign: str, seed: int, trial: TrialId) -> int:

@@ -234,7 +234,9 @@ class Store:
         if "no such table" in text:
             return f"{self.path} is empty or not an Unsilent store; run a campaign first or check the name"
         if "full" in text or "disk I/O" in text:
-            return f"cannot write {self.path} ({text}); what was stored is safe: free space and run the same command again"
+            return (
+                f"cannot write {self.path} ({text}); what was stored is safe: free space and run the same command again"
+            )
         if "unable to open" in text or "readonly" in text:
             return f"cannot open {self.path} ({text}); check that its folder exists and is writable"
         return f"{self.path} cannot be used ({text}); restore a copy or give another --store"

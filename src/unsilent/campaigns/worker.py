@@ -1,8 +1,8 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD`` talks to its driver over an inherited socket.
 
 Driver to worker: ``("start", spec)``, ``("run", [trial, ...])``, ``("lost", trial, outcome, seconds)``, ``("stop",)``.
-Worker to driver: ``("loading", what, done, total)``, ``("ready", description, cpu)``, ``("row", row, cpu)``, ``("failed", error)``,
-``("stopped", cpu)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
+Worker to driver: ``("loading", what, done, total)``, ``("ready", description, cpu)``, ``("row", row, cpu)``,
+``("failed", error)``, ``("stopped", cpu)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def _serve(connection: Connection) -> None:
 
     command, spec = connection.recv()
     assert command == "start"
-    runner = TrialRunner(
-        spec, progress=lambda what, done, total: connection.send(("loading", what, done, total))
-    )
+    runner = TrialRunner(spec, progress=lambda what, done, total: connection.send(("loading", what, done, total)))
     connection.send(("ready", runner.describe(), time.process_time()))
     while True:
         message: tuple[Any, ...] = connection.recv()

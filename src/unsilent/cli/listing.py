@@ -30,18 +30,15 @@ def workloads(as_json: o.Json = False) -> int:
         [(e.name, e.description + _needs(e.data, e.weights), ", ".join(e.options)) for e in ZOO.values()],
         ("workload", "what it is", "options (--with)"),
     )
-    print(
-        "\nYour own: file.py:name or package.module:name (a workload, or a function making one), hf:DIR for a local transformers folder."
-    )
+    print("\nYour own: file.py:name or package.module:name (a workload, or a function making one),")
+    print("or hf:DIR for a local transformers folder.")
     return 0
 
 
 def _needs(data: str, weights: str) -> str:
     files = [f"--{n} FILE" for n, need in (("weights", weights), ("data", data)) if need == "required"]
     optional = [f"--{n} FILE" for n, need in (("weights", weights), ("data", data)) if need == "optional"]
-    return (f"; needs {', '.join(files)}" if files else "") + (
-        f"; takes {', '.join(optional)}" if optional else ""
-    )
+    return (f"; needs {', '.join(files)}" if files else "") + (f"; takes {', '.join(optional)}" if optional else "")
 
 
 def faults(as_json: o.Json = False) -> int:

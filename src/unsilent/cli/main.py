@@ -17,6 +17,8 @@ from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageErro
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     help="Makes silent data corruption in deep learning audible: inject faults, measure what they do.",
     no_args_is_help=True,
@@ -37,9 +39,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def root(
-    version: bool = typer.Option(
-        False, "--version", help="Show the version.", callback=_version, is_eager=True
-    ),
+    version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
 ) -> None:
     """Options before the verb."""
 
@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code: Any = command.main(arguments, prog_name="unsilent", standalone_mode=False)
-        return int(code or 0)
+        return _interrupted() if code == INTERRUPTED else int(code or 0)
     except _CommandError as error:
         message = str(getattr(error, "format_message")())  # noqa: B009
         if "Usage:" in message:  # no arguments at all: the message is the help text
@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
             return 2
         return _fail(f"{message.rstrip('.')}; see unsilent --help", 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted; what was done is stored: run the same command again to go on", 130)
+        return _interrupted()
     except UserCodeError as error:
         _frame(error.trace)
         return _fail(str(error), 2)
@@ -90,8 +90,13 @@ def run(arguments: list[str]) -> int:
         return 0
 
 
+def _interrupted() -> int:
+    print("unsilent: interrupted; what was done is stored, run the same command again to go on", file=sys.stderr)
+    return INTERRUPTED
+
+
 def _fail(message: str, code: int) -> int:
-    print(f"unsilent: {'' if code == 130 else 'error: '}{message}", file=sys.stderr)
+    print(f"unsilent: error: {message}", file=sys.stderr)
     return code
 
 

@@ -12,9 +12,7 @@ Workload = Annotated[
     typer.Argument(help="Built-in name, file.py:name, package.module:name or hf:DIR.", show_default=False),
 ]
 StoreFile = Annotated[Path, typer.Argument(help="A campaign store.", show_default=False)]
-With = Annotated[
-    list[str] | None, typer.Option("--with", help="Option of the workload, key=value; repeat for more.")
-]
+With = Annotated[list[str] | None, typer.Option("--with", help="Option of the workload, key=value; repeat for more.")]
 Data = Annotated[Optional[str], typer.Option(help="Data file for workloads that take one.")]  # noqa: UP045
 Weights = Annotated[Optional[str], typer.Option(help="Weights file for workloads that take one.")]  # noqa: UP045
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
@@ -39,9 +37,5 @@ Deadline = Annotated[
 Unit = Annotated[str, typer.Option(help="What an incorrect output is counted on: sample or batch.")]
 Confidence = Annotated[float, typer.Option(help="Confidence of every interval.")]
 Interval = Annotated[str, typer.Option(help="wilson or clopper-pearson.")]
-FitPerBit = Annotated[
-    float | None, typer.Option(help="Raw FIT (failures per 1e9 hours) of one bit of memory.")
-]
-Html = Annotated[
-    Path | None, typer.Option("--html", help="Where the report goes.", show_default="beside the store")
-]
+FitPerBit = Annotated[float | None, typer.Option(help="Raw FIT (failures per 1e9 hours) of one bit of memory.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Where the report goes.", show_default="beside the store")]

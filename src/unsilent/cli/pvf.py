@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 def pvf(
     workload: o.Workload,
     trials: Annotated[int, typer.Option(help="Trials per target and number of flips.")] = 1000,
-    flips: Annotated[
-        str | None, typer.Option(help="Faults per trial, like 1,8,128.", show_default="1")
-    ] = None,
+    flips: Annotated[str | None, typer.Option(help="Faults per trial, like 1,8,128.", show_default="1")] = None,
     fault: Annotated[
         str, typer.Option(help="Fault model, like bitflip:bits=exponent; see unsilent faults.")
     ] = "bitflip",
@@ -31,9 +29,7 @@ def pvf(
         list[str] | None,
         typer.Option(help="Glob over parameters; repeat for more.", show_default="param:*"),
     ] = None,
-    per: Annotated[
-        str, typer.Option(help="What a target is: component, layer, tensor or bit.")
-    ] = "component",
+    per: Annotated[str, typer.Option(help="What a target is: component, layer, tensor or bit.")] = "component",
     law: Annotated[
         str,
         typer.Option(help="per-element (uniform over elements) or per-tensor (uniform over tensors first)."),
@@ -79,9 +75,7 @@ def pvf(
     question = Question(unit=unit, confidence=confidence, interval=interval)
     gates = [Gate.parse(text) for text in assertion or ()]
     if fit_per_bit is not None and not 0 <= fit_per_bit < float("inf"):
-        raise UsageError(
-            f"--fit-per-bit is {fit_per_bit}; expected failures per 1e9 hours and bit, 0 or more"
-        )
+        raise UsageError(f"--fit-per-bit is {fit_per_bit}; expected failures per 1e9 hours and bit, 0 or more")
     if threads < 1:
         raise UsageError(f"--threads is {threads}; expected 1 or more")
     spec = make_spec(
@@ -110,9 +104,7 @@ def pvf(
     return 1 if failures else 0
 
 
-def show(
-    result: PvfResult, *, as_json: bool, plain: bool, html: Path | None, fit_per_bit: float | None
-) -> Path:
+def show(result: PvfResult, *, as_json: bool, plain: bool, html: Path | None, fit_per_bit: float | None) -> Path:
     """Print a result (table or JSON) and write its HTML report."""
     from unsilent.report.html import write_html
 
@@ -137,9 +129,7 @@ def default_store(verb: str, spec: CampaignSpec) -> str:
     from unsilent.campaigns.spec import canonical
 
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", spec.identity()["workload"]).strip("-")
-    return (
-        f"unsilent-{verb}-{name}-{xxhash.xxh3_64_hexdigest(canonical(spec.identity()).encode())[:8]}.sqlite"
-    )
+    return f"unsilent-{verb}-{name}-{xxhash.xxh3_64_hexdigest(canonical(spec.identity()).encode())[:8]}.sqlite"
 
 
 def _numbers(text: str | None) -> list[int] | None:
@@ -148,9 +138,7 @@ def _numbers(text: str | None) -> list[int] | None:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(
-            f"--flips is {text!r}; expected whole numbers joined by commas, like 1,8,128"
-        ) from None
+        raise UsageError(f"--flips is {text!r}; expected whole numbers joined by commas, like 1,8,128") from None
 
 
 def _pairs(items: list[str] | None) -> tuple[tuple[str, str], ...]:

@@ -24,9 +24,7 @@ class Lookups(TorchDispatchMode):
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names = {
-            s.memory.tensor.data_ptr(): n for n, s in parameters.sites.items() if s.memory.tensor.ndim == 2
-        }
+        self._names = {s.memory.tensor.data_ptr(): n for n, s in parameters.sites.items() if s.memory.tensor.ndim == 2}
         self.counts: dict[str, NDArray[np.int64]] = {}
 
     def __torch_dispatch__(

@@ -27,9 +27,7 @@ def resolve_device(device: str) -> str:
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise UsageError(f"unknown device {device!r}; expected auto, cpu, cuda or cuda:0")
     if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
-        raise UsageError(
-            f"device {device!r} is not here ({torch.cuda.device_count()} CUDA devices); use --device cpu"
-        )
+        raise UsageError(f"device {device!r} is not here ({torch.cuda.device_count()} CUDA devices); use --device cpu")
     return device
 
 

@@ -88,12 +88,13 @@ class PlainEngine:
         self.seeded = not torch.equal(state, torch.random.get_rng_state())
         if self.seeded:
             first = [clone(self._run(b)) for b in self.batches]
-        start = time.perf_counter()
-        second = [self._run(b) for b in self.batches]
-        self.golden_seconds = time.perf_counter() - start
         self.golden = first
-        for i, (one, two) in enumerate(zip(first, second, strict=True)):
-            check_golden(one, two, i)
+        self.golden_seconds = 0.0
+        for i, (one, batch) in enumerate(zip(first, self.batches, strict=True)):
+            start = time.perf_counter()
+            two = self._run(batch)
+            self.golden_seconds += time.perf_counter() - start
+            check_golden(one, two, i)  # at once: the next run may write into the same memory
         self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
         if self.parameters.hash() != self.weights_hash:
             raise UsageError(
@@ -141,9 +142,7 @@ def check_golden(one: Any, two: Any, batch: int) -> None:
     """Raise ``UsageError`` unless two golden outputs are finite and equal bit for bit."""
     ones, twos = list(leaves(one)), list(leaves(two))
     if not ones:
-        raise UsageError(
-            f"golden run, batch {batch}: the output ({type(one).__name__}) holds no tensor to judge"
-        )
+        raise UsageError(f"golden run, batch {batch}: the output ({type(one).__name__}) holds no tensor to judge")
     for leaf in ones:
         if nonfinite(leaf, 1)[0] or (leaf.ndim and nonfinite(leaf, leaf.shape[0]).any()):
             raise UsageError(

@@ -13,7 +13,7 @@ from unsilent.outcomes.base import Verdict as Verdict
 
 
 def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
-    """A judge from an object, a text such as ``"topk:k=5"``, or a function ``(golden, faulty, batch) -> incorrect[, severity]``."""
+    """A judge from an object, a text like ``"topk:k=5"``, or a function ``(golden, faulty, batch) -> incorrect[, severity]``."""
     from unsilent.outcomes.judges import JUDGES, Function
 
     if isinstance(what, str):

@@ -54,9 +54,7 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
         return BatchOutcome(codes, severity)
     verdict = judge(golden, faulty, batch)
     if len(verdict.incorrect) != samples:
-        raise UsageError(
-            f"{judge!r} judged {len(verdict.incorrect)} samples of {samples}; it must answer for each"
-        )
+        raise UsageError(f"{judge!r} judged {len(verdict.incorrect)} samples of {samples}; it must answer for each")
     codes[changed] = np.where(verdict.incorrect[changed], Outcome.SDC, Outcome.BENIGN)
     codes[loud] = Outcome.NONFINITE
     severity[changed] = verdict.severity[changed]

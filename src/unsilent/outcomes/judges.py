@@ -26,9 +26,7 @@ def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
     candidates = list(leaves(output))
     found = next((leaf for leaf in candidates if leaf.dtype.is_floating_point), next(iter(candidates), None))
     if found is None:
-        raise UsageError(
-            f"{judge!r} needs a tensor in the output, found {type(output).__name__}; choose another judge"
-        )
+        raise UsageError(f"{judge!r} needs a tensor in the output, found {type(output).__name__}; choose another judge")
     if found.ndim < dims:
         raise UsageError(
             f"{judge!r} does not fit an output of shape {tuple(found.shape)}; it needs {dims} dimensions or more "
@@ -69,9 +67,7 @@ def _classes(golden: Any, faulty: Any, judge: Judge) -> tuple[Tensor, Tensor]:
             "try next-token, exact-sequence, or a function of your own"
         )
     if g.shape[-1] < 2:
-        raise UsageError(
-            f"{judge!r} needs two or more classes, the output has shape {tuple(g.shape)}; try threshold"
-        )
+        raise UsageError(f"{judge!r} needs two or more classes, the output has shape {tuple(g.shape)}; try threshold")
     return g, f
 
 
@@ -98,9 +94,7 @@ class TopK:
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
         g, f = _classes(golden, faulty, self)
         if self.k >= g.shape[-1]:
-            raise UsageError(
-                f"topk: k is {self.k}, but the output has {g.shape[-1]} classes; choose a smaller k"
-            )
+            raise UsageError(f"topk: k is {self.k}, but the output has {g.shape[-1]} classes; choose a smaller k")
         golden_set, faulty_set = g.topk(self.k, -1).indices, f.topk(self.k, -1).indices
         kept = (golden_set.unsqueeze(-1) == faulty_set.unsqueeze(-2)).any(-1).double().mean(-1)
         return _verdict(kept < 1, 1 - kept)
@@ -120,9 +114,7 @@ class Threshold:
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
         g, f = _pair(golden, faulty, self, 1)
         if g.numel() != g.shape[0]:
-            raise UsageError(
-                f"{self!r} needs one score a sample, the output has shape {tuple(g.shape)}; try top1"
-            )
+            raise UsageError(f"{self!r} needs one score a sample, the output has shape {tuple(g.shape)}; try top1")
         g, f = g.flatten().double(), f.flatten().double()
         if self.logits:
             g, f = g.sigmoid(), f.sigmoid()
@@ -189,11 +181,7 @@ class Function:
         answer = self.function(golden, faulty, batch)
         incorrect, severity = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
         wrong = np.atleast_1d(_array(incorrect))
-        amount = (
-            wrong.astype(np.float64)
-            if severity is None
-            else np.atleast_1d(_array(severity)).astype(np.float64)
-        )
+        amount = wrong.astype(np.float64) if severity is None else np.atleast_1d(_array(severity)).astype(np.float64)
         if wrong.ndim != 1 or wrong.dtype.kind not in "bui" or wrong.shape != amount.shape:
             raise UsageError(
                 f"judge {self!r} returned {wrong.dtype}{list(wrong.shape)} and {amount.dtype}{list(amount.shape)}; "

@@ -35,9 +35,7 @@ class Address:
         """Parse an address; raises ``UsageError`` for an unknown kind or an unreadable text."""
         match = _ADDRESS.match(text.strip())
         if match is None:
-            raise UsageError(
-                f"cannot read address {text!r}; expected param:NAME-OR-GLOB or param:NAME[index]"
-            )
+            raise UsageError(f"cannot read address {text!r}; expected param:NAME-OR-GLOB or param:NAME[index]")
         kind = match["kind"] or "param"
         if kind not in KINDS:
             raise unknown("kind of site", kind, KINDS)
@@ -48,9 +46,7 @@ class Address:
         known = list(names)
         found = [self.glob] if self.glob in known else [n for n in known if fnmatch.fnmatchcase(n, self.glob)]
         if not found:
-            raise unknown(
-                "parameter" if not _is_glob(self.glob) else "glob (it matches nothing)", self.glob, known
-            )
+            raise unknown("parameter" if not _is_glob(self.glob) else "glob (it matches nothing)", self.glob, known)
         return found
 
 
@@ -72,9 +68,7 @@ def flat_elements(index: str, name: str, shape: tuple[int, ...]) -> NDArray[np.i
             return np.atleast_1d(flat[int(parts[0])])
         chosen = flat.reshape(shape)[tuple(_part(p) for p in parts)]
     except IndexError:
-        raise UsageError(
-            f"index [{index}] is outside {name!r} of shape {list(shape)}; count from 0"
-        ) from None
+        raise UsageError(f"index [{index}] is outside {name!r} of shape {list(shape)}; count from 0") from None
     if not chosen.size:
         raise UsageError(f"index [{index}] selects no element of {name!r} of shape {list(shape)}")
     return np.unique(chosen)

@@ -25,7 +25,8 @@ def inject(
 
     Args:
         model: any module; nothing is copied, hooked or wrapped.
-        what: an address (``"param:fc.weight[3,5]"``, ``"param:layer1.*"``) from which a fault is drawn, or resolved faults to replay.
+        what: an address (``"param:fc.weight[3,5]"``, ``"param:layer1.*"``) from which a fault is drawn, or resolved
+            faults to replay.
         fault: fault model for an address, default ``"bitflip"`` (one uniformly drawn bit).
         bit: flip this bit position (0 = least significant) in *every* addressed element; instead of ``fault``.
         seed, law: of the draw.

@@ -60,9 +60,7 @@ class Parameters:
 
     def _add(self, name: str, tensor: Tensor, storages: dict[int, Claims]) -> None:
         if tensor.is_meta:
-            raise UsageError(
-                f"parameter {name!r} is on the meta device and holds no values; load the weights first"
-            )
+            raise UsageError(f"parameter {name!r} is on the meta device and holds no values; load the weights first")
         if dtype_name(tensor.dtype) not in CODECS or tensor.layout != torch.strided or not tensor.numel():
             self.skipped[name] = f"{dtype_name(tensor.dtype)}, {tensor.layout}" if tensor.numel() else "empty"
             return
@@ -99,13 +97,9 @@ class Parameters:
     def _refuse_exact(self, name: str, address: Address) -> None:
         """A glob passes over what cannot be struck by that name; an exact name gets an answer."""
         if name == address.glob and name in self.skipped:
-            raise UsageError(
-                f"{name!r} cannot be struck ({self.skipped[name]}); known dtypes: {', '.join(CODECS)}"
-            )
+            raise UsageError(f"{name!r} cannot be struck ({self.skipped[name]}); known dtypes: {', '.join(CODECS)}")
         if name == address.glob:
-            raise UsageError(
-                f"{name!r} is a view of the memory of {self._views[name]!r}; address that instead"
-            )
+            raise UsageError(f"{name!r} is a view of the memory of {self._views[name]!r}; address that instead")
 
     def _choose(self, name: str, index: str | None, chosen: dict[str, NDArray[np.int64] | None]) -> None:
         site = self.sites[name]

@@ -84,9 +84,7 @@ def make_targets(
     found: dict[str, Target] = {}
     for region in regions:
         share = region.size / total if law == "per-element" else 1 / len(regions)
-        for piece in _pieces(
-            region, component_of(region.site.removeprefix("param:"), components), per, share
-        ):
+        for piece in _pieces(region, component_of(region.site.removeprefix("param:"), components), per, share):
             known = found.get(piece.name)
             found[piece.name] = (
                 piece
@@ -102,8 +100,6 @@ def _pieces(region: Region, component: str, per: str, share: float) -> list[Targ
         width = codec(region.dtype).bits
         # Layers of several dtypes are split by dtype, so that every target is uniform over its elements.
         stem = layer if region.dtype == "float32" else f"{layer}/{region.dtype}"
-        return [
-            Target(f"{stem}/bit{b}", per, component, layer, (region,), share / width, b) for b in range(width)
-        ]
+        return [Target(f"{stem}/bit{b}", per, component, layer, (region,), share / width, b) for b in range(width)]
     name = {"component": component, "layer": layer, "tensor": tensor}[per]
     return [Target(name, per, component, layer if per != "component" else "", (region,), share)]

@@ -23,6 +23,8 @@ from unsilent.studies.records import PvfResult, PvfRow
 
 UNITS = ("sample", "batch")
 INTERVALS = ("wilson", "clopper-pearson")
+FEW = 10
+"""Incorrect trials below which an interval for clustered counts is known to be optimistic."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,7 @@ class Question:
         if self.interval not in INTERVALS:
             raise unknown("--interval", self.interval, INTERVALS)
         if not 0.5 <= self.confidence < 1:
-            raise UsageError(
-                f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95"
-            )
+            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
 
     def estimate(self, tally: Tally) -> Interval:
         """PVF with its interval."""
@@ -99,8 +99,8 @@ def analyse(store: Store, question: Question) -> PvfResult:
         strata = [(t, tallies.get((t.name, flips), empty)) for t in description.targets]
         rows += _direct_and_rolled_up(strata, flips, question)
     hits = [hit for rs in grouped.values() for hit in single_hits(rs, description)]
-    if spec.per == "component":
-        rows += _layers_by_hits(hits, description, question)
+    if spec.per == "component" and 1 in spec.flips:
+        rows += _layers_by_hits([h for h in hits if h.row.trial.flips == 1], description, question)
     budget, command = store.budget()
     seconds, cpu = store.usage()
     return PvfResult(
@@ -168,6 +168,7 @@ def _row(
         elements=size[0],
         bits=size[1],
         method=interval.method,
+        incorrect_trials=int((tally.incorrect > 0).sum()),
     )
 
 
@@ -210,9 +211,7 @@ def _group(
     # Elements of bit targets are the same ones again at every position.
     bits = sum(t.bits for t, _ in members)
     elements = sum(t.elements for t, _ in members if t.level != "bit" or t.name.endswith("/bit0"))
-    return _row(
-        name, level, parent, flips, Tally.joined(y for _, y in members), interval, question, (elements, bits)
-    )
+    return _row(name, level, parent, flips, Tally.joined(y for _, y in members), interval, question, (elements, bits))
 
 
 def _layers_by_hits(hits: list[SingleHit], description: Description, question: Question) -> list[PvfRow]:
@@ -241,14 +240,10 @@ def _notes(rows: Sequence[PvfRow], question: Question) -> list[str]:
         if question.unit == "sample"
         else f"Intervals are {question.confidence:.0%}; a batch counts as incorrect when any of its samples is."
     ]
-    rare = [
-        r
-        for r in rows
-        if r.level == "component" and r.sdc + r.due > 0 and r.n and (r.estimate or 0) * r.n < 5
-    ]
+    rare = dict.fromkeys(r.target for r in rows if r.level == "component" and 0 < r.incorrect_trials < FEW)
     if rare:
         notes.append(
-            f"Few faults decide some rows ({', '.join(dict.fromkeys(r.target for r in rare))}): with fewer than about five incorrect trials "
-            "an interval may cover less than it says; run more trials."
+            f"Fewer than {FEW} faults gave an incorrect output in some rows ({', '.join(rare)}): "
+            "their intervals may cover less than they say; run more trials."
         )
     return notes

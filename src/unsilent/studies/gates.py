@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from unsilent.errors import UsageError, unknown
 from unsilent.studies.records import PvfResult, PvfRow
 
-_GATE = re.compile(
-    r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d+))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$"
-)
+_GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d+))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$")
 
 
 @dataclass(frozen=True)

@@ -122,11 +122,11 @@ def lookup_rows(
         rows = sum(int((classes == heat).sum()) for _, classes in tables.values())
         if not rows:
             continue
-        weights = np.array(
-            [shares[name] * _part(name, heat, tables.values(), description) for name in groups]
-        )
+        weights = np.array([shares[name] * _part(name, heat, tables.values(), description) for name in groups])
         parts = [_interval(g, confidence, method) for g in groups.values()]
-        whole = combine(list(weights / weights.sum()), parts, confidence) if parts else _interval((), confidence, method)
+        whole = (
+            combine(list(weights / weights.sum()), parts, confidence) if parts else _interval((), confidence, method)
+        )
         out.append(
             LookupRow(
                 heat=heat,
@@ -135,8 +135,7 @@ def lookup_rows(
                     int(np.asarray(description.lookups[s.removeprefix("param:")])[c == heat].sum())
                     for s, (_, c) in tables.items()
                 ),
-                share_of_elements=sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables.values())
-                / total,
+                share_of_elements=sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables.values()) / total,
                 estimate=whole.estimate,
                 low=whole.low,
                 high=whole.high,
@@ -146,9 +145,7 @@ def lookup_rows(
     return tuple(out)
 
 
-def _part(
-    target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: Description
-) -> float:
+def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: Description) -> float:
     """Which part of a target's elements are embedding rows of this class."""
     info = next(t for t in description.targets if t.name == target)
     own = {"component": info.component, "tensor": info.name}.get(info.level, info.layer)

@@ -39,9 +39,7 @@ def make_spec(fault: str = "bitflip", flips: Sequence[int] | None = None, **valu
         for count in flips:
             model.with_count(count)
         if len(set(flips)) != len(flips) or not flips:
-            raise UsageError(
-                f"--flips is {','.join(map(str, flips))!r}; expected different numbers, like 1,8,128"
-            )
+            raise UsageError(f"--flips is {','.join(map(str, flips))!r}; expected different numbers, like 1,8,128")
         counts = tuple(flips)
     else:
         counts = (None,) if model.counted else (1,)
@@ -137,20 +135,14 @@ def pvf(
     with ExitStack() as stack:
         executor = stack.enter_context(_executor(spec, workload, jobs, observer))
         file = stack.enter_context(_file(store))
-        return run_pvf(
-            spec, Budget(trials), executor, stack.enter_context(Store(file, write=True)), question, observer
-        )
+        return run_pvf(spec, Budget(trials), executor, stack.enter_context(Store(file, write=True)), question, observer)
 
 
-def _executor(
-    spec: CampaignSpec, workload: str | InferenceWorkload, jobs: int, observer: Observer | None
-) -> Executor:
+def _executor(spec: CampaignSpec, workload: str | InferenceWorkload, jobs: int, observer: Observer | None) -> Executor:
     if isinstance(workload, str):
         return make_executor("processes" if jobs > 1 else "serial", spec, jobs=jobs, observer=observer)
     if jobs != 1:
-        raise UsageError(
-            "a live workload runs in this process, jobs must be 1; name it as 'file.py:name' for more"
-        )
+        raise UsageError("a live workload runs in this process, jobs must be 1; name it as 'file.py:name' for more")
     from unsilent.campaigns.inline import InlineExecutor
 
     return InlineExecutor(spec, workload, observer)

@@ -40,6 +40,8 @@ class PvfRow:
     bits: int
     method: str
     """How estimate and interval were made, in a few words."""
+    incorrect_trials: int = 0
+    """Trials in which at least one output was incorrect: how many faults decide this row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class InferenceWorkload(Protocol):
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """One call of the model: a dict as keyword arguments, a tuple or list as positional ones, anything else as the one input."""
+    """One call of the model: a dict as keyword arguments, a tuple or list as positional ones, else the one input."""
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, (tuple, list)):

@@ -1,0 +1,208 @@
+"""The command line end to end, as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import unsilent_cli
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    """One campaign of the tiny workload: its folder and what the command printed as JSON."""
+    from conftest import TINY
+
+    folder = tmp_path_factory.mktemp("campaign")
+    (folder / "tiny.py").write_text(TINY)
+    done = unsilent_cli(
+        "pvf", "tiny.py:make", "--trials", 40, "--flips", "1,8", "--store", "s.sqlite", "--json", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+def test_json_holds_what_the_design_promises(campaign):
+    _, told = campaign
+    assert {"schema", "command", "spec", "seed", "seconds", "cpu_seconds", "store", "versions", "results"} <= set(told)
+    for row in told["results"]:
+        assert {"target", "level", "flips", "estimate", "low", "high", "confidence", "n", "unit"} <= set(row)
+        assert row["masked"] + row["benign"] + row["sdc"] + row["due"] == row["units"]
+        assert row["n"] == 0 or row["low"] <= row["estimate"] <= row["high"]
+    assert {r["target"] for r in told["results"] if r["level"] == "component"} == {"first", "norm", "last"}
+    assert [r["flips"] for r in told["results"] if r["level"] == "model"] == [1, 8]
+
+
+def test_the_named_command_reproduces_the_store(campaign):
+    folder, told = campaign
+    words = told["command"].split()
+    assert words[0] == "unsilent"
+    done = unsilent_cli(*words[1:], "--store", "again.sqlite", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["results"] == told["results"]
+
+
+def test_the_same_command_again_runs_no_trial(campaign):
+    folder, _ = campaign
+    done = unsilent_cli("pvf", "tiny.py:make", "--trials", 40, "--flips", "1,8", "--store", "s.sqlite", cwd=folder)
+    assert done.returncode == 0
+    assert "240 trials, 240 of them stored already" in done.stderr
+    assert "Report: s.html" in done.stdout
+
+
+def test_report_reads_any_unit_from_the_store(campaign):
+    folder, told = campaign
+    done = unsilent_cli("report", "s.sqlite", "--unit", "batch", "--json", cwd=folder)
+    rows = {(r["target"], r["level"], r["flips"]): r for r in json.loads(done.stdout)["results"]}
+    for row in told["results"]:
+        batch = rows[row["target"], row["level"], row["flips"]]
+        assert batch["unit"] == "batch"
+        assert batch["units"] * 7 == row["units"]
+        assert row["n"] == 0 or batch["estimate"] >= row["estimate"]
+
+
+def test_plain_output_has_no_escape_codes(campaign):
+    folder, _ = campaign
+    done = unsilent_cli("report", "s.sqlite", "--plain", "--html", "p.html", cwd=folder)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert "last" in done.stdout
+
+
+def test_every_trial_replays_the_same(campaign):
+    folder, _ = campaign
+    for trial in ("first/x1/0", "last/x8/39"):
+        done = unsilent_cli("replay", "s.sqlite", trial, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert f"{trial} ended the same" in done.stdout
+    told = json.loads(unsilent_cli("replay", "s.sqlite", "norm/x8/3", "--json", cwd=folder).stdout)
+    assert told["same"] is True
+    assert told["stored"] == told["again"]
+
+
+def test_a_row_that_was_changed_replays_differently(campaign, tmp_path):
+    import sqlite3
+    import zlib
+    from contextlib import closing
+
+    folder, _ = campaign
+    copy = folder / "changed.sqlite"
+    copy.write_bytes((folder / "s.sqlite").read_bytes())
+    with closing(sqlite3.connect(copy)) as db, db:
+        db.execute("UPDATE trial SET codes = ? WHERE target = 'first' AND k = 0", (zlib.compress(b"\x02" * 14),))
+    done = unsilent_cli("replay", copy, "first/x1/0", cwd=folder)
+    assert done.returncode == 1
+    assert "ENDED DIFFERENTLY" in done.stdout
+
+
+def test_exports_agree(campaign):
+    folder, told = campaign
+    for name in ("t.csv", "t.json", "t.jsonl", "t.parquet"):
+        done = unsilent_cli("export", "s.sqlite", "--to", name, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    with (folder / "t.csv").open() as file:
+        table = list(csv.DictReader(file))
+    lines = [json.loads(line) for line in (folder / "t.jsonl").read_text().splitlines()]
+    whole = json.loads((folder / "t.json").read_text())["trials"]
+    assert whole == lines
+    assert len(table) == len(lines) == 240
+    assert [r["trial"] for r in table] == [r["trial"] for r in lines]
+    import pyarrow.parquet as parquet
+
+    assert parquet.read_table(folder / "t.parquet").column("sdc").to_pylist() == [r["sdc"] for r in lines]
+    (row,) = [r for r in told["results"] if (r["target"], r["level"], r["flips"]) == ("last", "component", 8)]
+    assert sum(r["sdc"] for r in lines if (r["target"], r["flips"]) == ("last", 8)) == row["sdc"]
+
+
+def test_stored_faults_are_replayable_records(campaign):
+    import numpy as np
+    import torch
+
+    import unsilent
+
+    folder, _ = campaign
+    sys.path.insert(0, str(folder))
+    try:
+        import tiny
+    finally:
+        sys.path.remove(str(folder))
+    (row,) = [
+        r
+        for r in map(json.loads, unsilent_cli("export", "s.sqlite", cwd=folder).stdout.splitlines())
+        if r["trial"] == "last/x8/5"
+    ]
+    model = tiny.Tiny().eval()
+    golden = [model(b) for b in tiny.batches()]
+    with torch.no_grad(), unsilent.inject(model, [unsilent.Fault.from_json(f) for f in row["faults"]]) as receipt:
+        assert receipt.changed_bits == 8
+        faulty = [model(b) for b in tiny.batches()]
+    wrong = np.concatenate(
+        [((g.argmax(1) != f.argmax(1)) | ~f.isfinite().all(1)).numpy() for g, f in zip(golden, faulty, strict=True)]
+    )
+    assert wrong.sum() == row["sdc"] + row["nonfinite"]
+
+
+@pytest.mark.parametrize(("limit", "code"), [("1", 0), ("0.0001", 1)])
+def test_gates_hold_the_upper_limit(campaign, limit, code):
+    folder, _ = campaign
+    done = unsilent_cli(
+        "pvf",
+        "tiny.py:make",
+        "--trials",
+        40,
+        "--flips",
+        "1,8",
+        "--store",
+        "s.sqlite",
+        "--assert",
+        f"last<={limit}",
+        cwd=folder,
+    )
+    assert done.returncode == code
+    assert done.stderr.count("assertion failed: last at") == 2 * code
+
+
+def test_listings():
+    workloads = json.loads(unsilent_cli("workloads", "--json").stdout)
+    assert {"digits-cnn", "digits-vit", "chargpt", "dlrm", "cifar-resnet32"} <= {w["name"] for w in workloads}
+    faults = json.loads(unsilent_cli("faults", "--json").stdout)
+    assert {"bitflip", "burst", "stuck", "zero"} <= {f["name"] for f in faults}
+    for verb in ("workloads", "faults"):
+        plain = unsilent_cli(verb).stdout
+        assert len(plain.splitlines()) > 5
+
+
+def test_importing_is_light():
+    code = (
+        "import sys, unsilent; heavy = {'torch', 'numpy', 'scipy', 'typer', 'rich'} & set(sys.modules); assert not heavy, heavy;"
+        "import unsilent.campaigns, unsilent.campaigns.processes, unsilent.studies.pvf;"
+        "assert 'torch' not in sys.modules, 'the driver imports torch'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_every_verb():
+    done = unsilent_cli("--help")
+    assert done.returncode == 0
+    for verb in ("pvf", "report", "replay", "export", "workloads", "faults"):
+        assert verb in done.stdout
+    assert unsilent_cli("--version").stdout.startswith("unsilent ")
+
+
+def test_per_bit_and_per_tensor_roll_up(campaign):
+    folder, _ = campaign
+    for per in ("tensor", "layer", "bit"):
+        done = unsilent_cli(
+            "pvf", "tiny.py:make", "--trials", 4, "--per", per, "--at", "last.*", "--json", "--quiet", cwd=folder
+        )
+        levels = [r["level"] for r in json.loads(done.stdout)["results"]]
+        assert levels[0] == "model"
+        assert "component" in levels
+        assert per in levels
+    assert len(list(Path(folder).glob("unsilent-pvf-tiny.py-make-*.sqlite"))) == 3

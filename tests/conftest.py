@@ -1,0 +1,110 @@
+"""Shared by all tests: a tiny workload in a file of its own, and the command line as a real process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY = '''
+import os, time
+import torch
+from torch import nn
+import unsilent
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 3)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator))
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).relu())
+
+
+def batches():
+    generator = torch.Generator().manual_seed(6)
+    return [torch.randn(7, 6, generator=generator) for _ in range(2)]
+
+
+def make(sleep: float = 0.0):
+    def run(model, batch):
+        if sleep:
+            time.sleep(sleep)
+        return model(batch)
+
+    return unsilent.Workload(Tiny(), batches(), run=run, name="tiny")
+
+
+def struck(model):
+    return bool((model.last.bias.detach() != Tiny().last.bias).any())
+
+
+def dies():
+    """A workload whose process dies when the last bias is corrupted."""
+    def run(model, batch):
+        if struck(model):
+            os.kill(os.getpid(), 9)
+        return model(batch)
+
+    return unsilent.Workload(Tiny(), batches(), run=run, name="dies")
+
+
+def hangs():
+    """A workload that never returns when the last bias is corrupted."""
+    def run(model, batch):
+        while struck(model):
+            pass
+        return model(batch)
+
+    return unsilent.Workload(Tiny(), batches(), run=run, name="hangs")
+
+
+def raises():
+    """A model that raises when the last bias is corrupted."""
+    def run(model, batch):
+        if struck(model):
+            raise ArithmeticError("the model itself raises")
+        return model(batch)
+
+    return unsilent.Workload(Tiny(), batches(), run=run, name="raises")
+'''
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache folder: the one of the environment, else one that this session's tests share."""
+    given = os.environ.get("UNSILENT_CACHE")
+    return Path(given) if given else tmp_path_factory.getbasetemp().parent / "cache"
+
+
+@pytest.fixture(autouse=True)
+def _cache_in_environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNSILENT_CACHE", str(cache))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file of the tiny workloads, in the current folder."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    return "tiny.py"
+
+
+def command(*words: object) -> list[str]:
+    """``unsilent words…`` with this interpreter."""
+    return [sys.executable, "-W", "error", "-m", "unsilent", *map(str, words)]
+
+
+def unsilent_cli(*words: object, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user would and wait for it."""
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=300, **kwargs)  # type: ignore[call-overload]
