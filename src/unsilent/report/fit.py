@@ -1,0 +1,78 @@
+"""Failures in time: raw FIT per bit x bits x PVF, with the limits of the PVF.
+
+FIT is failures per 10^9 hours. The product is the rate of single-bit faults after which an output (of the
+study's unit) would be wrong. It needs PVF of what the raw rate counts: one flip, of any bit, every element
+equally likely. The raw rate is the reader's and taken as exact: its own uncertainty, which is often larger,
+is not in the limits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from unsilent.errors import UsageError
+from unsilent.report.info import main_level, rows_of
+from unsilent.report.text import clean
+from unsilent.studies.records import PvfResult, PvfRow
+
+NEEDS = "FIT needs PVF of single flips of any bit, drawn per element (--fault bitflip --flips 1 --law per-element)"
+
+
+@dataclass(frozen=True, slots=True)
+class FitRow:
+    """FIT of one target; ``raw`` is the rate of faults before anything is masked."""
+
+    row: PvfRow
+    raw: float
+    estimate: float | None
+    low: float
+    high: float
+
+
+def check_rate(fit_per_bit: float) -> float:
+    """Return the rate if it is one; raises ``UsageError`` otherwise."""
+    if not (math.isfinite(fit_per_bit) and fit_per_bit >= 0):
+        raise UsageError(f"--fit-per-bit is {fit_per_bit!r}; expected failures per 1e9 hours and bit, 0 or more")
+    return fit_per_bit
+
+
+def applies(result: PvfResult) -> bool:
+    """Whether a raw rate per bit can be multiplied with what this study measured."""
+    return result.fault == "bitflip" and result.law == "per-element" and any(r.flips == 1 for r in result.rows)
+
+
+def fit_of(row: PvfRow, fit_per_bit: float) -> FitRow:
+    """FIT of one row: each of its numbers times rate x bits."""
+    raw = fit_per_bit * row.bits
+    return FitRow(row, raw, None if row.estimate is None else raw * row.estimate, raw * row.low, raw * row.high)
+
+
+def fit_rows(result: PvfResult, fit_per_bit: float) -> tuple[FitRow, ...]:
+    """Rows of the main level at one flip, then the model; empty unless it `applies`.
+
+    Largest FIT first. Where nothing went wrong the upper limit ranks: a large part that might dominate
+    stays visible.
+    """
+    check_rate(fit_per_bit)
+    if not applies(result):
+        return ()
+    level = main_level(result)
+    parts = [fit_of(r, fit_per_bit) for r in rows_of(result, level) if r.flips == 1 and level != "model"]
+    parts.sort(key=lambda f: f.estimate or f.high, reverse=True)
+    return (*parts, *(fit_of(r, fit_per_bit) for r in rows_of(result, "model") if r.flips == 1))
+
+
+def surprise(rows: tuple[FitRow, ...]) -> str:
+    """Says where size beats vulnerability: most FIT and highest PVF are two targets and intervals separate."""
+    parts = [f for f in rows if f.row.level != "model" and f.estimate is not None]
+    if len(parts) < 2:
+        return ""
+    most = max(parts, key=lambda f: f.estimate or 0.0)
+    worst = max(parts, key=lambda f: (f.row.estimate or 0.0, f.row.high))
+    if most.row.target == worst.row.target or most.low <= worst.high or most.row.high >= worst.row.low:
+        return ""
+    return (
+        f"{clean(most.row.target)} dominates although its PVF is lower than that of {clean(worst.row.target)}: "
+        f"it holds {most.row.bits / max(worst.row.bits, 1):,.0f} times as many bits."
+    )

@@ -1,0 +1,92 @@
+"""The finding in one sentence, claiming no more than the intervals carry.
+
+Two components are called different only where their intervals do not overlap; the factor between them is
+then given as "about N times" (both saw events) or "at least N times" (one saw none: its upper limit against
+the other's lower limit).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from unsilent.report.info import first_flips, main_level, rank, rows_of
+from unsilent.report.text import clean, shown
+from unsilent.studies.records import PvfResult, PvfRow
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of the sentence; ``name`` marks text that comes from outside."""
+
+    text: str
+    name: bool = False
+
+
+def headline(result: PvfResult) -> tuple[Part, ...]:
+    """The sentence as pieces, so that a renderer can set names apart."""
+    level = main_level(result)
+    rows = rows_of(result, level)
+    flips = first_flips(rows)
+    tried = sorted((r for r in rows if r.flips == flips and r.estimate is not None), key=rank, reverse=True)
+    if not tried:
+        return (Part("No trial has been run yet: nothing can be said."),)
+    if level == "model" or len(tried) == 1 or all(r.estimate == 0 for r in tried):
+        return _alone(result, tried[0], flips)
+    # Compared with the one that is surely lowest, if any: a part with few trials would hide every difference.
+    top, bottom = tried[0], min(tried[1:], key=lambda row: row.high)
+    start = (*_subject(result, top, flips), *_probability(result, top))
+    if top.low <= bottom.high:
+        return (*start, Part(f"; the intervals of the {level}s overlap: ranking them needs more trials."))
+    return (*start, Part(f" — {_factor(top, bottom)} "), Part(clean(bottom.target), True), *_versus(bottom))
+
+
+def sentence(result: PvfResult) -> str:
+    """The headline as plain text, names in backquotes."""
+    return "".join(f"`{part.text}`" if part.name else part.text for part in headline(result))
+
+
+def _alone(result: PvfResult, row: PvfRow, flips: int | None) -> tuple[Part, ...]:
+    """Where there is nothing to compare: the model row if it has an estimate, else the row itself."""
+    model = [r for r in rows_of(result, "model") if r.flips == flips and r.estimate is not None]
+    row = model[0] if model else row
+    return (*_subject(result, row, flips), *_probability(result, row), Part("."))
+
+
+def _subject(result: PvfResult, row: PvfRow, flips: int | None) -> tuple[Part, ...]:
+    where = [Part("anywhere in the model")] if row.level == "model" else [Part("in "), Part(clean(row.target), True)]
+    # Without parameters: any bit may flip. With them the text of the fault model says what is meant.
+    if flips is not None and result.fault == "bitflip":
+        count = "A random single-bit flip " if flips == 1 else f"A fault of {flips:,} random bit flips "
+        return Part(count), *where
+    places = "" if flips in (None, 1) else f" of {flips:,} places"
+    return Part("A random "), Part(clean(result.fault), True), Part(f" fault{places} "), *where
+
+
+def _probability(result: PvfResult, row: PvfRow) -> tuple[Part, ...]:
+    made = "no output wrong in" if row.estimate == 0 else "an output wrong with probability"
+    if row.unit == "batch":
+        made = "no batch wrong in" if row.estimate == 0 else "the output of a batch wrong with probability"
+    text = shown(row.estimate, row.low, row.high)
+    if row.estimate == 0:
+        return (Part(f" made {made} {row.n:,} trials: its probability is below {text.high} %"),)
+    return (Part(f" makes {made} {text.estimate} % {text.limits}"),)
+
+
+def _factor(top: PvfRow, bottom: PvfRow) -> str:
+    high, low = top.estimate or 0.0, bottom.estimate or 0.0
+    if low == 0:
+        least = math.floor(10 * top.low / bottom.high) / 10
+        return f"at least {least:g} times" if least < 10 else f"at least {_two_digits(least)} times"
+    return f"about {_two_digits(high / low)} times"
+
+
+def _versus(bottom: PvfRow) -> tuple[Part, ...]:
+    text = shown(bottom.estimate, bottom.low, bottom.high)
+    return (Part(f" ({text.estimate} %{'' if bottom.estimate == 0 else ' ' + text.limits})."),)
+
+
+def _two_digits(value: float) -> str:
+    """Two leading digits, thousands separated; no more is known of a ratio of two estimates."""
+    power = max(math.floor(math.log10(value)) - 1, -1)
+    return f"{round(value / 10**power) * 10**power:,.{max(0, -power)}f}"

@@ -1,0 +1,172 @@
+"""What each figure shows, as plain values: pure functions of a `PvfResult`, tested without any plotting
+library.
+
+Invariants: nothing with trials is dropped silently (what is left out is counted in ``left_out`` or named in
+``missing``); an estimate of zero stays a point, marked as an upper limit; no data is None, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unsilent.studies.records import HeatMap, PvfResult, PvfRow
+
+SERIES = 8
+"""Lines that one figure can tell apart."""
+BARS = 40
+"""Bars that one figure can hold."""
+OUTCOMES = ("masked", "benign", "sdc", "due")
+LEVELS = ("component", "layer", "tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One target at its numbers of flips, ascending; rows without a trial are not in it."""
+
+    name: str
+    level: str
+    rows: tuple[PvfRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """PVF against the number of flips; the model is the last series."""
+
+    series: tuple[Series, ...]
+    level: str
+    flips: tuple[int | None, ...]
+    left_out: int
+    missing: tuple[str, ...]
+
+    @property
+    def drawn(self) -> int:
+        """Series beside the model."""
+        return sum(s.level != "model" for s in self.series)
+
+    @property
+    def against_flips(self) -> bool:
+        """Whether there is anything to draw along the axis of flips."""
+        return len([f for f in self.flips if f is not None]) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Counts of units of one target at one number of flips, by how they ended."""
+
+    target: str
+    flips: int | None
+    counts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """All units judged."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Layer x bit, the highest bit first, with the runs of columns that belong to one field."""
+
+    layers: tuple[str, ...]
+    bits: tuple[int, ...]
+    fields: tuple[tuple[str, int, int], ...]
+    """Name, first and last column of each run."""
+    estimate: tuple[tuple[float | None, ...], ...]
+    n: tuple[tuple[int, ...], ...]
+
+    @property
+    def peak(self) -> float:
+        """The largest estimate; 0 where no fault mattered."""
+        return max((v for row in self.estimate for v in row if v is not None), default=0.0)
+
+
+def main_level(result: PvfResult) -> str:
+    """The level that figures compare: components, else layers, else tensors; ``model`` where there is nothing else."""
+    present = {row.level for row in result.rows}
+    return next((level for level in LEVELS if level in present), "model")
+
+
+def rows_of(result: PvfResult, level: str) -> list[PvfRow]:
+    """The rows of one level: targets in the order of the result, each with its numbers of flips ascending."""
+    rows = [row for row in result.rows if row.level == level]
+    place = {name: i for i, name in enumerate(dict.fromkeys(row.target for row in rows))}
+    return sorted(rows, key=lambda row: (place[row.target], row.flips is None, row.flips or 0))
+
+
+def first_flips(rows: Sequence[PvfRow]) -> int | None:
+    """The number of flips a single sentence is about: 1 where tried, else the smallest, None for a rate."""
+    known = {row.flips for row in rows if row.flips is not None}
+    return (1 if 1 in known else min(known)) if known else None
+
+
+def rank(row: PvfRow) -> tuple[float, float]:
+    """Sort key: vulnerability; no estimate counts as lowest, ties go by the upper limit."""
+    return (-1.0 if row.estimate is None else row.estimate, row.high)
+
+
+def curves(result: PvfResult) -> Curves:
+    """Series of the main level (the `SERIES` - 1 most vulnerable ones) and of the model."""
+    level = main_level(result)
+    named = _series(rows_of(result, level)) if level != "model" else []
+    missing = sorted({row.target for row in rows_of(result, level) if row.estimate is None})
+    ranked = sorted(named, key=lambda s: max(rank(row) for row in s.rows), reverse=True)[: SERIES - 1]
+    kept = [s for s in named if s in ranked] + _series(rows_of(result, "model"))
+    seen = {row.flips for s in kept for row in s.rows}
+    order = sorted(f for f in seen if f is not None) + ([None] if None in seen else [])
+    return Curves(tuple(kept), level, tuple(order), len(named) - len(ranked), tuple(missing))
+
+
+def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
+    """The rows of the main level whose outcomes are drawn (at most `BARS`, the most vulnerable), and how many are not.
+
+    The model is left out where its parts are shown: its counts pool strata that were not sampled in
+    proportion.
+    """
+    rows = [row for row in rows_of(result, main_level(result)) if row.units > 0]
+    least = sorted(map(rank, rows), reverse=True)[:BARS][-1:]
+    kept = [row for row in rows if rank(row) >= least[0]][:BARS]
+    return kept, len(rows) - len(kept)
+
+
+def outcome_split(result: PvfResult) -> tuple[Split, ...]:
+    """Masked, benign, silent and detectable units of each row drawn."""
+    rows, _ = split_rows(result)
+    return tuple(Split(r.target, r.flips, {k: int(getattr(r, k)) for k in OUTCOMES}) for r in rows)
+
+
+def due_split(result: PvfResult) -> tuple[Split, ...]:
+    """Incorrect units only: silent against each kind of detectable error; rows without one are left out."""
+    rows = [r for r in split_rows(result)[0] if r.sdc + r.due > 0]
+    kinds = list(dict.fromkeys(kind for r in rows for kind in r.due_kinds))
+    return tuple(
+        Split(r.target, r.flips, {"sdc": r.sdc} | {k: int(r.due_kinds.get(k, 0)) for k in kinds}) for r in rows
+    )
+
+
+def heat(heat_map: HeatMap) -> Heat:
+    """The heat map in reading order: sign bit on the left, as a number is written."""
+    order = sorted(range(len(heat_map.bits)), key=lambda i: -heat_map.bits[i])
+    bits = tuple(heat_map.bits[i] for i in order)
+    runs: list[tuple[str, int, int]] = []
+    for column, bit in enumerate(bits):
+        name = heat_map.fields.get(bit, "")
+        if runs and runs[-1][0] == name:
+            runs[-1] = (name, runs[-1][1], column)
+        else:
+            runs.append((name, column, column))
+    return Heat(
+        heat_map.layers,
+        bits,
+        tuple(runs),
+        tuple(tuple(row[i] for i in order) for row in heat_map.estimate),
+        tuple(tuple(row[i] for i in order) for row in heat_map.n),
+    )
+
+
+def _series(rows: Sequence[PvfRow]) -> list[Series]:
+    found: dict[str, list[PvfRow]] = {}
+    for row in rows:
+        if row.estimate is not None:
+            found.setdefault(row.target, []).append(row)
+    return [Series(name, group[0].level, tuple(group)) for name, group in found.items()]

@@ -1,0 +1,81 @@
+"""A result as one JSON object: schema ``unsilent/pvf/1``.
+
+Strict JSON: no NaN or infinity (they become null), keys are text, and anything JSON does not know becomes
+its text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from unsilent.report.fit import fit_rows
+from unsilent.report.headline import sentence
+from unsilent.studies.records import PvfResult
+
+SCHEMA = "unsilent/pvf/1"
+_SPEC = ("workload", "fault", "at", "per", "law", "unit", "judge", "confidence", "samples", "batches")
+_SPEC_MACHINE = ("device", "dtype", "threads", "info")
+_TOP = ("command", "seed", "seconds", "cpu_seconds", "golden_seconds", "store", "campaign", "versions")
+
+
+def to_json(result: PvfResult, *, fit_per_bit: float | None = None) -> dict[str, Any]:
+    """The object that ``--json`` prints; with ``fit_per_bit`` it has a list ``fit`` as well."""
+    found: dict[str, Any] = {"schema": SCHEMA}
+    found |= {key: getattr(result, key) for key in _TOP}
+    found["spec"] = {key: getattr(result, key) for key in (*_SPEC, *_SPEC_MACHINE)}
+    found |= {"trials_done": result.trials_done, "trials_planned": result.trials_planned}
+    found["headline"] = sentence(result)
+    found["results"] = [
+        {**_fields(row), "silent_share": row.sdc / (row.sdc + row.due) if row.sdc + row.due else None}
+        for row in result.rows
+    ]
+    found["heat_map"] = _heat_map(result)
+    found["lookups"] = [_fields(row) | {"confidence": result.confidence, "unit": result.unit} for row in result.lookups]
+    found["notes"] = list(result.notes)
+    if fit_per_bit is not None:
+        found["fit_per_bit"] = fit_per_bit
+        found["fit"] = [
+            {"target": f.row.target, "level": f.row.level, "flips": f.row.flips, "bits": f.row.bits}
+            | {"raw": f.raw, "estimate": f.estimate, "low": f.low, "high": f.high}
+            | {"confidence": f.row.confidence, "n": f.row.n, "unit": f.row.unit}
+            for f in fit_rows(result, fit_per_bit)
+        ]
+    plain = strict(found)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def strict(value: Any) -> Any:
+    """The same value made of dicts, lists, text, numbers, booleans and None alone."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((strict(item) for item in value), key=str)
+    item = getattr(value, "item", None)  # numpy scalars and one-element tensors
+    return strict(item()) if callable(item) and getattr(value, "shape", None) == () else str(value)
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    # `dataclasses.asdict` copies values deeply, which a mapping proxy does not survive.
+    return {name: getattr(row, name) for name in row.__dataclass_fields__}
+
+
+def _heat_map(result: PvfResult) -> dict[str, Any] | None:
+    found = result.heat_map
+    if found is None:
+        return None
+    return {
+        "layers": found.layers,
+        "bits": found.bits,
+        "fields": [found.fields.get(bit, "") for bit in found.bits],
+        "estimate": found.estimate,
+        "n": found.n,
+    }

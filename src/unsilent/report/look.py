@@ -1,0 +1,90 @@
+"""The common look of the figures: names as plotly text, colours, markers, axes of probability.
+
+Plotly reads part of HTML in every text (`<b>`, `<a>`, entities), so each name passes through `label`, which
+cleans, shortens and escapes it. Colours are Okabe and Ito's, safe for colour-blind readers, and mean the
+same in all figures; shape or text repeats what colour says.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from unsilent.report.text import clean, distinct, short
+from unsilent.studies.records import LookupRow, PvfRow
+
+Figure = dict[str, Any]
+
+SERIES_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C3E")
+MODEL_COLOUR = "#1f2933"
+OUTCOME_COLOURS = {
+    "masked": "#E4E7EB",
+    "benign": "#B4BFCB",
+    "sdc": "#D55E00",
+    "due": "#0072B2",
+    "nonfinite": "#0072B2",
+    "exception": "#56B4E9",
+    "crash": "#084A75",
+    "hang": "#A8CBE6",
+}
+OUTCOME_NAMES = {"sdc": "silent (SDC)", "due": "detectable (DUE)", "nonfinite": "non-finite"}
+MARKERS = ("circle", "square", "diamond", "cross", "x", "pentagon", "star")
+INK, SOFT, GRID, GREY = "#1f2933", "#5c6873", "#e8ebee", "#cfd5db"
+HEAT = [[0, "#FFF8EC"], [0.25, "#FDD49E"], [0.5, "#FC8D59"], [0.75, "#D7301F"], [1, "#5F0000"]]
+
+
+def label(name: str, width: int = 30) -> str:
+    """A name as plotly text: cleaned, shortened, and with nothing left that plotly would interpret."""
+    return html.escape(short(clean(name), width), quote=False)
+
+
+def labels(names: Sequence[str], width: int = 30) -> list[str]:
+    """`label` for the names of one axis, cut so that they stay apart."""
+    return [html.escape(name, quote=False) for name in distinct([clean(name) for name in names], width)]
+
+
+def bottom_of(rows: Sequence[PvfRow] | Sequence[LookupRow]) -> float:
+    """Where the logarithmic axis of PVF starts: below every estimate and upper limit, and the lower limits if near."""
+    seen = [row.estimate or row.high for row in rows if row.estimate is not None and row.high > 0]
+    low = min(seen, default=0.01)
+    return 10.0 ** math.floor(math.log10(max(min((r.low for r in rows if r.low > 0), default=low), low / 20)))
+
+
+def floor_of(values: Sequence[float]) -> float:
+    """Lower end of the colour scale: a power of ten, at most four decades down."""
+    return max(10.0 ** math.floor(math.log10(min(values, default=0.01))), 1e-4) if values else 1e-2
+
+
+def percent_ticks(bottom: float) -> Figure:
+    ticks = [10.0**k for k in range(round(math.log10(bottom)), 1)]
+    return {"tickvals": ticks, "ticktext": [percent(t) for t in ticks]}
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:g} %"
+
+
+def triangle(vertical: bool) -> str:
+    return "triangle-down-open" if vertical else "triangle-left-open"
+
+
+def figure(data: list[Figure], height: int, **layout: Any) -> Figure:
+    """A figure with the common look; axes given are completed with it."""
+    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": GREY, "ticks": "", "fixedrange": True}
+    font = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": INK}
+    for name in ("xaxis", "yaxis"):
+        layout[name] = {**axis, **layout.get(name, {})}
+        if "title" in layout[name]:
+            layout[name]["title"] = {"font": {"size": 13, "color": SOFT}, **layout[name]["title"]}
+    base: Figure = {
+        "height": height,
+        "font": font,
+        "margin": {"l": 62, "r": 28, "t": 34, "b": 52},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "hoverlabel": {"bgcolor": "#ffffff", "bordercolor": SOFT, "font": {"size": 12, "color": INK}},
+    }
+    return {"data": data, "layout": {**base, **layout}}

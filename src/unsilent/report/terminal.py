@@ -1,0 +1,168 @@
+"""A PVF result in the terminal: what was asked, a table of components, the most vulnerable layers, the notes.
+
+Plain mode writes one table of columns separated by two or more spaces, without blanks inside a column,
+colour or boxes, and every other line behind ``# ``: fit for pipes. Names come from outside and are never
+read as rich markup (everything is built from `rich.text.Text`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unsilent.report.fit import NEEDS, applies, check_rate, fit_of
+from unsilent.report.headline import sentence
+from unsilent.report.info import rank, rows_of
+from unsilent.report.text import clean, counted, seconds, share, short, shown
+from unsilent.studies.records import PvfResult, PvfRow
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TOP = 20
+"""Rows of layers (and tensors) shown; the rest is counted."""
+NAME_WIDTH = 48
+
+
+def render(result: PvfResult, console: Console, plain: bool, *, fit_per_bit: float | None = None) -> None:
+    """Write the result to the console; ``fit_per_bit`` adds a column of FIT for single flips."""
+    lost = fit_per_bit is not None and not applies(result)
+    fit_per_bit = None if fit_per_bit is None or lost else check_rate(fit_per_bit)
+    main = [*rows_of(result, "component"), *rows_of(result, "model")]
+    layers, more = top_layers(result)
+    _lines(console, header(result), plain, "bold")
+    if plain:
+        _plain(console, [*main, *layers], fit_per_bit)
+    else:
+        _rich(console, main, fit_per_bit)
+        if layers:
+            _rich(console, layers, fit_per_bit, f"The {TOP} most vulnerable layers" if len(layers) == TOP else "Layers")
+    _lines(console, [*([f"note: no FIT: {NEEDS}"] if lost else []), *footer(result, more)], plain)
+
+
+def header(result: PvfResult) -> list[str]:
+    """What was asked, and the finding in one sentence."""
+    accuracy = accuracy_text(result.info)
+    trials = f"{result.trials_done:,} trials"
+    if result.trials_done < result.trials_planned:
+        trials += f" of {result.trials_planned:,} planned"
+    return [
+        f"{clean(result.workload)}: parameter vulnerability factor (PVF), {clean(result.fault)} at {clean(result.at)}",
+        f"{trials} on {counted(result.samples, 'sample')} in {counted(result.batches, 'batch')}{accuracy and ', '}{accuracy}; "
+        f"unit {clean(result.unit)}, judge {clean(result.judge)}, law {clean(result.law)}, seed {result.seed}",
+        sentence(result),
+    ]
+
+
+def footer(result: PvfResult, more: int) -> list[str]:
+    """What is not shown, what limits the numbers, and what they cost."""
+    lines = [f"… and {more:,} more rows of layers and bits: --json and the HTML report have them all."] if more else []
+    lines += [f"note: {clean(note)}" for note in result.notes]
+    lines.append(
+        f"{100 * result.confidence:g} % intervals, n counts faults; "
+        f"{seconds(result.seconds)} ({seconds(result.cpu_seconds)} CPU) "
+        f"on {clean(result.device)}, {clean(result.dtype)}"
+    )
+    return lines
+
+
+def accuracy_text(info: Mapping[str, Any]) -> str:
+    """``accuracy 0.95``, where the workload states it as a number or as ``{"name": …, "value": …}``."""
+    found = info.get("accuracy")
+    name, value = "accuracy", found
+    if isinstance(found, Mapping):
+        name, value = str(found.get("name", name)), found.get("value")
+    if value is None:
+        return ""
+    return clean(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+
+
+def top_layers(result: PvfResult) -> tuple[list[PvfRow], int]:
+    """The `TOP` most vulnerable layer and tensor rows, grouped by component, and how many rows (bits too) are left."""
+    rows = [*rows_of(result, "layer"), *rows_of(result, "tensor")]
+    kept = sorted((row for row in rows if row.estimate is not None), key=rank, reverse=True)[:TOP]
+    groups = list(dict.fromkeys(row.parent for row in kept))
+    return sorted(kept, key=lambda row: groups.index(row.parent)), len(rows) - len(kept) + len(rows_of(result, "bit"))
+
+
+def _lines(console: Console, lines: Sequence[str], plain: bool, first: str = "") -> None:
+    from rich.text import Text
+
+    for number, line in enumerate(lines):
+        style = first if number == 0 and not plain else ""
+        console.print(Text(f"# {line}" if plain else line, style=style), soft_wrap=plain)
+
+
+def _rich(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None, title: str = "") -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    gap = 1 if console.width >= 100 else 0  # beside the one that the box has
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", padding=(0, gap))
+    table.add_column("target", overflow="fold", min_width=14)
+    for name in _columns(fit_per_bit):
+        table.add_column(name, justify="right", no_wrap=True)
+    parent = ""
+    for number, row in enumerate(rows):
+        if row.level in ("layer", "tensor") and row.parent != parent:
+            parent = row.parent
+            table.add_row(Text(short(clean(parent), NAME_WIDTH), style="dim"))
+        indent = "  " if row.parent and row.level != "component" else ""
+        style = "bold" if row.level == "model" else ""
+        cells = [indent + short(clean(row.target), NAME_WIDTH), *_cells(row, fit_per_bit)]
+        if row.level == "model" and number and rows[number - 1].level != "model":
+            table.add_section()
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    console.print(table)
+
+
+def _columns(fit_per_bit: float | None) -> list[str]:
+    return ["flips", "PVF %", "interval %", "n", "silent", "due", *(["FIT"] if fit_per_bit is not None else [])]
+
+
+def _cells(row: PvfRow, fit_per_bit: float | None) -> list[str]:
+    text = shown(row.estimate, row.low, row.high)
+    flips = "–" if row.flips is None else str(row.flips)
+    cells = [flips, text.estimate, text.limits, f"{row.n:,}", share(row.sdc, row.sdc + row.due), f"{row.due:,}"]
+    return cells if fit_per_bit is None else [*cells, _fit(row, fit_per_bit)]
+
+
+def _fit(row: PvfRow, fit_per_bit: float) -> str:
+    if row.flips != 1:
+        return "–"
+    found = fit_of(row, fit_per_bit)
+    text = shown(found.estimate, found.low, found.high, scale=1.0)
+    return f"{text.estimate} {text.limits}"
+
+
+def _plain(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None) -> None:
+    from rich.text import Text
+
+    names = ["level", "target", "parent", "flips", "pvf%", "low%", "high%", "n", "sdc", "due", "silent"]
+    if fit_per_bit is not None:
+        names += ["fit", "fit_low", "fit_high"]
+    table = [names, *([_joined(cell) for cell in _plain_cells(row, fit_per_bit)] for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(names))]
+    for line in table:
+        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        console.print(Text(text), soft_wrap=True)
+
+
+def _plain_cells(row: PvfRow, fit_per_bit: float | None) -> list[str]:
+    text = shown(row.estimate, row.low, row.high)
+    flips = "–" if row.flips is None else str(row.flips)
+    cells = [row.level, clean(row.target), clean(row.parent), flips, text.estimate, text.low, text.high]
+    cells += [str(row.n), str(row.sdc), str(row.due), share(row.sdc, row.sdc + row.due)]
+    if fit_per_bit is None:
+        return cells
+    if row.flips != 1:
+        return [*cells, "", "", ""]
+    found = fit_of(row, fit_per_bit)
+    fit = shown(found.estimate, found.low, found.high, scale=1.0)
+    return [*cells, *(cell.replace(",", "") for cell in (fit.estimate, fit.low, fit.high))]
+
+
+def _joined(cell: str) -> str:
+    """One word: blanks become ``_``, ``-`` for nothing, so that columns can be split at blanks."""
+    return "_".join(cell.replace("< ", "<").replace(" %", "%").split()) or "-"

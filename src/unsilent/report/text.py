@@ -1,0 +1,151 @@
+"""Numbers and names as text: what a reader sees of an estimate, and names made harmless.
+
+Digits follow the rounding rule of the Particle Data Group (one or two digits of the uncertainty), limits
+are rounded outwards, so a table never claims more than the interval supports. A non-zero number always
+keeps one digit, so that it cannot be mistaken for zero events. Names come from outside (state dicts, user
+files): control and bidirectional characters are shown as escapes; HTML and terminal markup are the
+renderers' business.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+
+NO_TRIAL = "no trial"
+_PLACES = 6
+"""More decimals than this are written as a power of ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An estimate as text; ``low`` and ``high`` are the limits, rounded outwards."""
+
+    estimate: str
+    low: str
+    high: str
+
+    @property
+    def limits(self) -> str:
+        """``[low, high]``."""
+        return f"[{self.low}, {self.high}]"
+
+
+def shown(estimate: float | None, low: float, high: float, scale: float = 100.0) -> Shown:
+    """Estimate and limits times ``scale`` (100: percent), each to the digits that the interval supports.
+
+    >>> shown(0.0031, 0.0018, 0.0046)
+    Shown(estimate='0.31', low='0.18', high='0.46')
+    >>> shown(0.0, 0.0, 0.003827).estimate
+    '< 0.39'
+    """
+    bottom, top = low * scale, high * scale
+    # Of an upper limit alone two digits are told.
+    places = _places((top - bottom) / 2) if estimate != 0 or top <= 0 else 1 - math.floor(math.log10(top))
+    lower, upper = _text(bottom, places, ROUND_FLOOR), _text(top, places, ROUND_CEILING)
+    if estimate is None:
+        return Shown(NO_TRIAL, lower, upper)
+    if estimate == 0 and top > 0:
+        return Shown(f"< {upper}", lower, upper)
+    return Shown(_text(estimate * scale, places, ROUND_HALF_EVEN), lower, upper)
+
+
+def share(part: int, whole: int) -> str:
+    """A share of counts in percent, without decimals; ``–`` where there is nothing to share."""
+    return f"{100 * part / whole:.0f} %" if whole else "–"
+
+
+def seconds(value: float) -> str:
+    """A duration a person can read."""
+    if value < 120:
+        return f"{value:.3g} s"
+    if value < 7200:
+        return f"{value / 60:.3g} min"
+    return f"{value / 3600:.3g} h"
+
+
+def amount(value: float) -> str:
+    """Three digits, thousands separated: ``6,880,000``, ``0.0128``; a power of ten only where that would be longer."""
+    if value == 0 or not 1e-4 <= abs(value) < 1e12:
+        return f"{value:.3g}"
+    places = 2 - math.floor(math.log10(abs(value)))
+    return f"{round(value, places):,.{max(places, 0)}f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 batch``, ``2,048 samples``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+
+
+def flips_text(flips: int | None) -> str:
+    """``1 flip``, ``4 flips``; the fault model itself may say how many."""
+    if flips is None:
+        return "as the fault model draws"
+    return counted(flips, "flip")
+
+
+def clean(name: object) -> str:
+    """One visible line: control, format (bidirectional, zero-width) and lone surrogate characters as escapes.
+
+    >>> clean("a" + chr(27) + "[31m")
+    'a\\\\x1b[31m'
+    """
+    return "".join(_escape(c) for c in str(name))
+
+
+def short(name: str, width: int) -> str:
+    """``name`` in at most ``width`` characters, cut in the middle: the ends of parameter names tell them apart."""
+    if len(name) <= width:
+        return name
+    head = (width - 1) // 2
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
+def distinct(names: Sequence[str], width: int) -> list[str]:
+    """Names cut to ``width`` characters so that what tells them apart stays: dotted parts that all share go first."""
+    if len(names) < 2 or max(map(len, names)) <= width:
+        return [short(name, width) for name in names]
+    parts = [name.split(".") for name in names]
+    most = min(map(len, parts)) - 1
+    head = next((i for i in range(most) if len({p[i] for p in parts}) > 1), most)
+    tail = next((i for i in range(most - head) if len({p[-1 - i] for p in parts}) > 1), most - head)
+    kept = (".".join(p[head : len(p) - tail]) for p in parts)
+    return [short(("…" if head else "") + name + ("…" if tail else ""), width) for name in kept]
+
+
+def listed(names: Iterable[str], limit: int = 8) -> str:
+    """``a, b, c and 4 more``."""
+    every = list(names)
+    rest = f" and {len(every) - limit} more" if len(every) > limit else ""
+    return ", ".join(every[:limit]) + rest
+
+
+def _escape(c: str) -> str:
+    if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return c.encode("ascii", "backslashreplace").decode() if ord(c) > 127 else f"\\x{ord(c):02x}"
+    return c
+
+
+def _places(half_width: float) -> int:
+    """Decimals that keep one or two digits of the half-width (negative: tens, hundreds)."""
+    if half_width <= 0 or not math.isfinite(half_width):
+        return _PLACES
+    power = math.floor(math.log10(half_width))
+    leading = round(half_width / 10.0**power * 100)
+    return 1 - power if leading < 355 else -power
+
+
+def _text(value: float, places: int, rounding: str) -> str:
+    """``value`` with that many decimals, more where it would become 0, as a power of ten where it is tiny."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    own = -math.floor(math.log10(abs(value)))
+    places = max(places, own)
+    # Twelve digits drop binary noise, which rounding outwards would turn into a whole unit.
+    exact = Decimal(f"{value:.12g}").quantize(Decimal(1).scaleb(-places), rounding=rounding)
+    if own > _PLACES:
+        return f"{exact:e}"
+    return f"{exact:,f}"

@@ -1,0 +1,123 @@
+"""What the figures, the headline and the FIT table say, against numbers made by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from unsilent.errors import UsageError
+from unsilent.report.fit import fit_rows, surprise
+from unsilent.report.headline import sentence
+from unsilent.report.info import BARS, SERIES, curves, due_split, heat, main_level, outcome_split, split_rows
+from unsilent.studies.records import HeatMap
+
+
+def test_curves_group_by_target_and_keep_zero(result, row, no_trial):
+    rows = [row("a", flips=4), row("a", flips=1, estimate=0.0, low=0.0), no_trial("b"), row("model", "model")]
+    found = curves(result(rows))
+    assert [(s.name, [r.flips for r in s.rows]) for s in found.series] == [("a", [1, 4]), ("model", [1])]
+    assert found.series[0].rows[0].estimate == 0.0
+    assert (found.flips, found.against_flips, found.missing, found.left_out) == ((1, 4), True, ("b",), 0)
+
+
+def test_curves_keep_the_most_vulnerable(result, row):
+    found = curves(result([row(f"l{i}", "layer", estimate=i / 100, high=0.5) for i in range(12)]))
+    assert (found.level, found.drawn, found.left_out) == ("layer", SERIES - 1, 12 - SERIES + 1)
+    assert [s.name for s in found.series] == [f"l{i}" for i in range(5, 12)]
+    assert not found.against_flips
+
+
+def test_splits_add_up(result, row, no_trial):
+    made = row("a", units=100, masked=80, benign=10, sdc=6, due=4, due_kinds={"nonfinite": 3, "hang": 1})
+    study = result([made, no_trial("b"), row("c", estimate=0.0), row("model", "model")])
+    first = outcome_split(study)[0]
+    assert first.counts == {"masked": 80, "benign": 10, "sdc": 6, "due": 4}
+    assert first.total == 100
+    assert [s.target for s in outcome_split(study)] == ["a", "c"]
+    dues = due_split(study)
+    assert [s.target for s in dues] == ["a"]
+    assert dues[0].counts == {"sdc": 6, "nonfinite": 3, "hang": 1}
+
+
+def test_splits_are_limited_and_counted(result, row):
+    rows = [row(f"l{i}", "layer", estimate=i / 1000, high=0.9) for i in range(BARS + 5)]
+    kept, left = split_rows(result(rows))
+    assert (len(kept), left) == (BARS, 5)
+    assert [r.target for r in kept] == [f"l{i}" for i in range(5, BARS + 5)]
+    assert split_rows(result([])) == ([], 0)
+
+
+def test_heat_reads_from_the_sign_bit():
+    fields = {0: "mantissa", 1: "mantissa", 2: "exponent", 3: "sign"}
+    found = heat(HeatMap(("l",), (0, 1, 2, 3), fields, ((0.0, None, 0.5, 0.25),), ((4, 0, 2, 8),)))
+    assert found.bits == (3, 2, 1, 0)
+    assert found.estimate == ((0.25, 0.5, None, 0.0),)
+    assert found.n == ((8, 2, 0, 4),)
+    assert found.fields == (("sign", 0, 0), ("exponent", 1, 1), ("mantissa", 2, 3))
+    assert found.peak == 0.5
+
+
+def test_headline_claims_a_difference_only_where_intervals_separate(result, row):
+    high = row("top", estimate=0.31, low=0.25, high=0.38)
+    low = row("embedding", estimate=0.02, low=0.01, high=0.05)
+    assert sentence(result([low, high])) == (
+        "A random single-bit flip in `top` makes an output wrong with probability 31 % [25, 38]"
+        " — about 16 times `embedding` (2.0 % [1.0, 5.0])."
+    )
+    overlap = sentence(result([replace(low, high=0.26), high]))
+    assert overlap.endswith("[25, 38]; the intervals of the components overlap: ranking them needs more trials.")
+    zero = sentence(result([replace(low, estimate=0.0, low=0.0, high=0.01), high]))
+    assert zero.endswith("— at least 25 times `embedding` (< 1.0 %).")
+
+
+def test_headline_speaks_of_one_flip_of_the_unit_and_of_the_model(result, row, no_trial):
+    assert sentence(result([row("a"), row("a", flips=1, estimate=0.5)], unit="batch")).startswith("A random single-bit")
+    both = [row("a", flips=4), row("a", flips=2), row("model", "model", flips=2, estimate=0.02, unit="batch")]
+    assert sentence(result(both)).startswith(
+        "A fault of 2 random bit flips anywhere in the model makes the output of a batch wrong with probability 2.0 %"
+    )
+    rate = sentence(result([replace(row("a"), flips=None)], fault="rate:at=1e-6"))
+    assert rate.startswith("A random `rate:at=1e-6` fault in `a` makes")
+    some = sentence(result([row("a", flips=8)], fault="bitflip:bits=exponent"))
+    assert some.startswith("A random `bitflip:bits=exponent` fault of 8 places in `a` makes")
+    none = sentence(result([row("a", estimate=0.0, low=0.0, high=0.0038)]))
+    assert (
+        none == "A random single-bit flip in `a` made no output wrong in 500 trials: its probability is below 0.38 %."
+    )
+    assert sentence(result([no_trial("a")])) == "No trial has been run yet: nothing can be said."
+
+
+def test_fit_by_hand(result, row, no_trial):
+    table = row("table", estimate=0.001, low=0.0005, high=0.002, bits=10**9)
+    mlp = row("mlp", estimate=0.1, low=0.05, high=0.2, bits=10**6)
+    empty = row("empty", estimate=0.0, low=0.0, high=0.004, bits=1000)
+    found = fit_rows(result([mlp, empty, no_trial("b", bits=10), table, row("mlp", flips=4)]), 1e-4)
+    assert [f.row.target for f in found] == ["table", "mlp", "b", "empty"]
+    assert [f.raw for f in found] == pytest.approx([1e5, 100, 1e-3, 0.1])
+    first = found[0]
+    assert (first.estimate, first.low, first.high) == pytest.approx((100, 50, 200))
+    assert found[1].estimate == pytest.approx(10)
+    assert found[2].estimate is None
+    assert surprise(found) == (
+        "table dominates although its PVF is lower than that of mlp: it holds 1,000 times as many bits."
+    )
+    assert surprise(fit_rows(result([mlp, empty]), 1e-4)) == ""
+
+
+@pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf])
+def test_fit_refuses_nonsense(result, row, rate):
+    with pytest.raises(UsageError, match="fit-per-bit"):
+        fit_rows(result([row("a")]), rate)
+
+
+def test_fit_needs_single_flips(result, row):
+    assert fit_rows(result([row("a", flips=4)]), 1e-4) == ()
+    assert fit_rows(result([row("a")], fault="bitflip:bits=exponent"), 1e-4) == ()
+    assert fit_rows(result([row("a")], fault="zero"), 1e-4) == ()
+    assert fit_rows(result([row("a")], law="per-tensor"), 1e-4) == ()
+    assert [f.row.level for f in fit_rows(result([row("model", "model"), row("a")]), 1.0)] == ["component", "model"]
+
+
+def test_main_level(result, row):
+    assert main_level(result([row("t", "tensor"), row("l", "layer"), row("b", "bit")])) == "layer"
+    assert main_level(result([row("b", "bit"), row("model", "model")])) == "model"

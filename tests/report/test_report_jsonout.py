@@ -1,0 +1,57 @@
+"""The JSON object: strict, complete, and nothing in it that json cannot write."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from unsilent.report.jsonout import SCHEMA, strict, to_json
+
+TOP_KEYS = {"schema", "command", "spec", "seed", "seconds", "cpu_seconds", "store", "versions", "results"}
+ROW_KEYS = {"target", "level", "flips", "estimate", "low", "high", "confidence", "n", "unit"}
+COUNTS = {"masked", "benign", "sdc", "due"}
+
+
+def test_has_what_the_design_promises(demo):
+    found = to_json(demo, fit_per_bit=1e-4)
+    assert found["schema"] == SCHEMA
+    assert set(found) >= TOP_KEYS
+    assert len(found["results"]) == len(demo.rows)
+    assert all(set(row) >= ROW_KEYS | COUNTS for row in found["results"])
+    assert all(set(row) >= ROW_KEYS - {"target", "level", "flips"} for row in found["lookups"])
+    assert all(set(row) >= ROW_KEYS for row in found["fit"])
+    assert len(found["heat_map"]["fields"]) == len(found["heat_map"]["bits"]) == 32
+    assert found["notes"] == list(demo.notes)
+    assert "fit" not in to_json(demo)
+
+
+def test_round_trip_is_strict(corners, hostile, hostile_names):
+    for study in (*corners.values(), hostile):
+        text = json.dumps(to_json(study), allow_nan=False)
+        assert json.loads(text) == to_json(study)
+    assert {row["target"] for row in to_json(hostile)["results"]} >= set(hostile_names)
+
+
+def test_rows_without_trials_and_rates(corners):
+    rows = {row["target"]: row for row in to_json(corners["no trial"])["results"]}
+    assert (rows["b"]["estimate"], rows["b"]["low"], rows["b"]["high"], rows["b"]["silent_share"]) == (None, 0, 1, None)
+    assert to_json(corners["rate"])["results"][0]["flips"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (math.nan, None),
+        ([math.inf, 1.5], [None, 1.5]),
+        ({1: (2, {"a": -math.inf})}, {"1": [2, {"a": None}]}),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.float64("nan"), None),
+        ({"b", "a"}, ["a", "b"]),
+        (complex(1, 2), "(1+2j)"),
+        (True, True),
+    ],
+)
+def test_strict(value, expected):
+    assert strict(value) == expected

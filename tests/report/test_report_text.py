@@ -1,0 +1,88 @@
+"""Digits, limits and names as a reader sees them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unsilent.report.text import amount, clean, counted, distinct, listed, seconds, share, short, shown
+
+
+@pytest.mark.parametrize(
+    ("estimate", "low", "high", "text"),
+    [
+        (0.0031, 0.0018, 0.0046, ("0.31", "0.18", "0.46")),
+        (0.009, 0.004, 0.014, ("0.9", "0.4", "1.4")),
+        (0.31234, 0.30111, 0.32345, ("31.2", "30.1", "32.4")),
+        (0.5, 0.1, 0.9, ("50", "10", "90")),
+        (0.0, 0.0, 0.0038268, ("< 0.39", "0", "0.39")),
+        (0.0, 0.0, 0.0076244, ("< 0.77", "0", "0.77")),
+        (0.000004, 0.0000001, 0.0038, ("0.0004", "0.00001", "0.38")),
+        (1.0, 0.991, 1.0, ("100.0", "99.1", "100.0")),
+        (None, 0.0, 1.0, ("no trial", "0", "100")),
+        (1e-9, 1e-10, 2.23e-9, ("1.0e-7", "1e-8", "2.3e-7")),
+        (0.3, 0.3, 0.3, ("30.000000", "30.000000", "30.000000")),
+    ],
+)
+def test_shown(estimate, low, high, text):
+    found = shown(estimate, low, high)
+    assert (found.estimate, found.low, found.high) == text
+
+
+def test_shown_scales_to_large_numbers():
+    found = shown(12345.6, 9876.5, 15432.1, scale=1.0)
+    assert (found.estimate, found.low, found.high) == ("12,300", "9,800", "15,500")
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_limits_are_rounded_outwards(a, b, c):
+    low, estimate, high = sorted((a, b, c))
+    found = shown(estimate, low, high)
+    # The text is made from twelve digits.
+    assert float(found.low.replace(",", "")) <= 100 * low * (1 + 1e-11)
+    assert float(found.high.replace(",", "")) >= 100 * high * (1 - 1e-11)
+    if estimate > 0:
+        assert float(found.estimate) > 0
+
+
+def test_no_digits_beyond_the_interval():
+    """At most two digits of the half-width, for any width."""
+    for power in range(-4, 0):
+        for lead in (1.0, 2.0, 3.6, 7.0, 9.9):
+            half = lead * 10.0**power
+            text = shown(0.5, 0.5 - half / 2, 0.5 + half / 2).estimate
+            decimals = len(text.partition(".")[2])
+            assert decimals == 0 or 10.0**-decimals >= 100 * half / 2 / 36, (half, text)
+
+
+def test_clean_shows_what_would_act():
+    assert clean("a\nb\x1b[31m\u202e\u200b\ud800") == "a\\x0ab\\x1b[31m\\u202e\\u200b\\ud800"
+    assert clean("überlänge.层") == "überlänge.层"
+
+
+def test_short_keeps_both_ends():
+    assert short("abcdefghij", 5) == "ab…ij"
+    assert short("abc", 5) == "abc"
+
+
+def test_distinct_drops_what_all_share():
+    names = [f"encoder.layers.{i}.attention.weight" for i in range(3)]
+    assert distinct(names, 20) == ["…0…", "…1…", "…2…"]
+    assert distinct(names, 80) == names
+    assert len(set(distinct([f"{'x' * 50}.{i}.y" for i in range(12)], 12))) == 12
+    assert distinct(["a" * 30, "a" * 30], 10) == [short("a" * 30, 10)] * 2
+    assert distinct([], 5) == []
+
+
+def test_small_texts():
+    assert [counted(1, "batch"), counted(2, "batch"), counted(2048, "sample")] == [
+        "1 batch",
+        "2 batches",
+        "2,048 samples",
+    ]
+    assert listed("abcd", limit=2) == "a, b and 2 more"
+    assert (share(1, 3), share(0, 0)) == ("33 %", "–")
+    assert [seconds(s) for s in (1.234, 300, 7200)] == ["1.23 s", "5 min", "2 h"]
+    assert [amount(v) for v in (6880000.0, 0.01284, 0.0, 1e-9)] == ["6,880,000", "0.0128", "0", "1e-09"]
+    assert math.isclose(float(amount(123.4)), 123)
