@@ -1,0 +1,24 @@
+"""What runs: the workload contract, the built-in zoo, and loading the user's own.
+
+Importing this package imports neither torch nor numpy; `Workload` and `InferenceWorkload` are looked up on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from unsilent.workloads.registry import load
+from unsilent.workloads.zoo import HF, ZOO, Entry
+
+if TYPE_CHECKING:
+    from unsilent.workloads.base import InferenceWorkload, Workload
+
+__all__ = ["HF", "ZOO", "Entry", "InferenceWorkload", "Workload", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("InferenceWorkload", "Workload"):
+        from unsilent.workloads import base
+
+        return getattr(base, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,173 @@
+"""Where trained weights are kept, so that a workload is trained once per machine.
+
+One safetensors file per (workload, recipe version, options, data, torch version), with the reached score and a digest
+of all tensors in its metadata. Invariants: a file appears whole or not at all (temporary file, fsync, ``os.replace``);
+a file whose tensors are damaged in any bit is trained anew, never used; when two processes train at once, the file of
+the first stands and both use its bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from unsilent.errors import UsageError
+from unsilent.workloads.training import Goal, workshop
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the trained bits."""
+
+    workload: str
+    version: int
+    """Raised whenever the model or its training changes."""
+    options: Mapping[str, Any]
+    """Those options (JSON values) that the training depends on."""
+    data: str
+    """Hash of the training data."""
+
+    @property
+    def key(self) -> str:
+        """Hash of everything above and torch's major.minor version, as hex."""
+        torch_version = ".".join(torch.__version__.split(".")[:2])
+        whole = [self.workload, self.version, dict(self.options), self.data, torch_version]
+        return xxhash.xxh3_128_hexdigest(json.dumps(whole, sort_keys=True).encode())
+
+
+def folder() -> Path:
+    """``$UNSILENT_CACHE``, else ``$XDG_CACHE_HOME/unsilent``, else ``~/.cache/unsilent``."""
+    if chosen := os.environ.get("UNSILENT_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says that a relative path is to be ignored.
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "unsilent"
+
+
+def trained(
+    recipe: Recipe,
+    build: Callable[[], nn.Module],
+    train: Callable[[nn.Module], float],
+    goal: Goal,
+    *,
+    seed: int,
+) -> tuple[nn.Module, float]:
+    """The model with its trained weights, in eval mode, and its score: from the cache, else trained now and kept.
+
+    Args:
+        build: makes the model with fresh weights.
+        train: trains it in place and returns its score on held-out data.
+        goal: the score it must reach.
+        seed: of the fresh weights.
+
+    Raises:
+        UsageError: the cache cannot be written.
+        UnsilentError: (or the goal's own error) the score is below the floor.
+    """
+    path = folder() / f"{recipe.workload}-{recipe.key}.safetensors"
+    with workshop(seed):
+        model = build()
+        score = _read(path, model)
+        if score is None:
+            _probe(path)
+            reached = train(model)
+            goal.check(recipe.workload, reached)
+            # Another process may have finished first; its file stands, so that both use the same bits.
+            score = _read(path, model)
+            if score is None:
+                _write(path, _encode(model, reached, recipe))
+                score = reached
+    goal.check(recipe.workload, score)
+    return model.eval(), score
+
+
+def digest(*parts: bytes | memoryview) -> str:
+    """Hash of byte strings, each delimited by its length, as hex."""
+    state = xxhash.xxh3_128()
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, tied ones once under their first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    parts: list[bytes] = []
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous()
+        parts += [f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), tensor.numpy().tobytes()]
+    return digest(*parts)
+
+
+def _encode(model: nn.Module, score: float, recipe: Recipe) -> bytes:
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _tensors(model).items()}
+    note = {"workload": recipe.workload, "recipe": recipe.version, "options": dict(recipe.options), "data": recipe.data}
+    metadata = {"digest": _digest(tensors), "score": score.hex(), "recipe": json.dumps(note, sort_keys=True)}
+    return save(tensors, metadata)
+
+
+def _read(path: Path, model: nn.Module) -> float | None:
+    """Fill ``model`` from the file and return the stored score; None when there is no sound file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        score = float.fromhex(metadata["score"])
+        sound = _digest(tensors) == metadata["digest"]
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError):
+        return None
+    own = _tensors(model)
+    if not sound or {n: (t.shape, t.dtype) for n, t in own.items()} != {
+        n: (t.shape, t.dtype) for n, t in tensors.items()
+    }:
+        return None
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+    return score
+
+
+def _probe(path: Path) -> None:
+    """Meet a full disk or a read-only folder before training, not after."""
+    probe = path.with_suffix(f".probe-{os.getpid()}")
+    _write(probe, bytes(1 << 16))
+    probe.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".unsilent-", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"cannot keep trained weights in {path.parent}: {reason}; "
+            "free space there or set UNSILENT_CACHE to another folder"
+        ) from None

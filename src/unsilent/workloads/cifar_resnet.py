@@ -1,0 +1,160 @@
+"""`cifar-resnet20` … `56`: the CIFAR ResNets of He et al. with weights and images of the user's own.
+
+Architecture: He et al., "Deep Residual Learning for Image Recognition" (CVPR 2016), section 4.2, with parameter-free
+shortcuts (option A: every other pixel, new channels zero). Parameter names as in the widely shared weights of
+akamaster/pytorch_resnet_cifar10, whose files (keys prefixed ``module.`` inside ``state_dict``) load as they are; inputs
+are normalised with the ImageNet mean and deviation these were trained with.
+
+Invariant: weights that do not fit the images are refused, for a campaign on a model that guesses measures nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from unsilent.errors import UsageError
+from unsilent.workloads.base import Workload
+from unsilent.workloads.cifar_files import read_images, read_weights
+from unsilent.workloads.training import Goal, check_count, outputs, parameter_count, share_right, workshop
+
+MEAN = (0.485, 0.456, 0.406)
+DEVIATION = (0.229, 0.224, 0.225)
+CITATION = "He, Zhang, Ren & Sun, Deep Residual Learning for Image Recognition, CVPR 2016"
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around an option-A shortcut; [n, c_in, h, w] -> [n, c_out, h/stride, w/stride]."""
+
+    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(c_out)
+        self.stride, self.grown = stride, c_out - c_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        if self.stride != 1 or self.grown:
+            before = self.grown // 2
+            x = pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.grown - before))
+        out: Tensor = (inner + x).relu()
+        return out
+
+
+class CifarResNet(nn.Module):
+    """Normalised images [n, 3, 32, 32] -> class scores [n, classes]; ``depth`` is 6 k + 2."""
+
+    def __init__(self, depth: int, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        blocks = (depth - 2) // 6
+        self.layer1 = _stage(16, 16, blocks, 1)
+        self.layer2 = _stage(16, 32, blocks, 2)
+        self.layer3 = _stage(32, 64, blocks, 2)
+        self.linear = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        x = self.layer3(self.layer2(self.layer1(x)))
+        out: Tensor = self.linear(x.mean((2, 3)))
+        return out
+
+
+def _stage(c_in: int, c_out: int, blocks: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(
+        *(BasicBlock(c_in if i == 0 else c_out, c_out, stride if i == 0 else 1) for i in range(blocks))
+    )
+
+
+def cifar_resnet(
+    *,
+    depth: int,
+    weights: str,
+    data: str,
+    eval: int = 64,  # noqa: A002 - option name
+    batch: int = 64,
+    min_accuracy: float | None = None,
+) -> Workload:
+    """The network with the given weights on ``eval`` of the given images; its answer is the most likely class.
+
+    Args:
+        weights: ``.safetensors``, or a file of ``torch.save`` holding a state dict (also under ``state_dict``).
+        data: ``.npz`` with ``images`` uint8 [n, 32, 32, 3] and ``labels`` [n].
+        eval: number of images in the batches, drawn once over the whole file.
+        batch: images per batch.
+        min_accuracy: accuracy on all images below which the weights are refused; default 3 times chance.
+
+    Raises:
+        UsageError: a file cannot be read or does not fit, or the accuracy is too low.
+    """
+    name = f"cifar-resnet{depth}"
+    state = read_weights(weights)
+    head = state.get("linear.weight")
+    classes = len(head) if head is not None and head.ndim == 2 else 10
+    images, labels = read_images(data, classes)
+    check_count(name, "eval", eval, len(images), f"images in {data}")
+    check_count(name, "batch", batch, eval, "eval images")
+    with workshop(0):
+        model = CifarResNet(depth, classes).eval()
+        _fit_in(model, state, depth, weights)
+        accuracy = share_right(outputs(model, [normalised(part) for part in images.split(250)]).argmax(1), labels)
+    floor = 3 / classes if min_accuracy is None else min_accuracy
+    Goal(
+        "accuracy",
+        floor,
+        f"are {weights} and {data} made for each other? (option min_accuracy=0 allows it)",
+        UsageError,
+    ).check(name, accuracy)
+    picks = torch.from_numpy(np.random.default_rng(0).permutation(len(images))[:eval])
+    return Workload(
+        model,
+        list(normalised(images[picks]).split(batch)),
+        judge="top1",
+        name=name,
+        components={part: f"{part}.*" for part in ("layer1", "layer2", "layer3")}
+        | {"stem": ("conv1.*", "bn1.*"), "linear": "linear.*"},
+        info={
+            "description": f"CIFAR ResNet-{depth}, option-A shortcuts",
+            "data": f"{Path(data).name}, {len(images):,} images",
+            "weights": Path(weights).name,
+            "accuracy": {"name": "accuracy", "value": accuracy},
+            "parameters": parameter_count(model),
+            "samples": eval,
+            "citation": CITATION,
+        },
+    )
+
+
+def normalised(images: Tensor) -> Tensor:
+    """uint8 [n, 32, 32, 3] -> float32 [n, 3, 32, 32] with the ImageNet mean and deviation."""
+    scaled = (images.float() / 255 - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
+    return scaled.permute(0, 3, 1, 2).contiguous()
+
+
+def _fit_in(model: nn.Module, state: Mapping[str, Tensor], depth: int, path: str) -> None:
+    """Copy ``state`` into ``model``; an error names the first key that does not fit and the depth that would."""
+    own = model.state_dict()
+    problem = ""
+    for key in own:
+        if key not in state:
+            # Early torch versions did not count batches, and eval mode does not use the count.
+            problem = problem or ("" if key.endswith("num_batches_tracked") else f"lacks {key!r}")
+        elif state[key].shape != own[key].shape:
+            problem = problem or f"has {key!r} as {list(state[key].shape)}, expected {list(own[key].shape)}"
+    surplus = next((key for key in state if key not in own), None)
+    problem = problem or (f"has {surplus!r}, which the model lacks" if surplus else "")
+    if problem:
+        found = {int(m[1]) for m in (re.match(r"layer1\.(\d+)\.", key) for key in state) if m}
+        fits = 6 * (max(found) + 1) + 2 if found else depth
+        hint = f"; it looks like cifar-resnet{fits}" if fits != depth else ""
+        raise UsageError(f"{path} does not fit cifar-resnet{depth}: it {problem}{hint}")
+    model.load_state_dict({**own, **state})

@@ -1,0 +1,83 @@
+"""Click data for DLRM: what it is, and a synthetic set with a teacher.
+
+The synthetic set has Criteo's schema (13 dense features, 26 categorical ones) and Zipf-distributed categories. Its
+labels come from a random teacher with a dense part, a sparse part and products of categories, so that there is
+something to learn: with labels independent of the features every small deviation would flip a decision, or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.workloads.cache import digest
+
+DENSE, SPARSE = 13, 26
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """Rows shuffled once; the last fifth is held out.
+
+    ``dense`` float32 [n, d], ``sparse`` int64 [n, k] with ``sparse[:, i] < tables[i]``, ``labels`` float32 [n] of
+    0 and 1. ``hash`` names the content.
+    """
+
+    dense: Tensor
+    sparse: Tensor
+    labels: Tensor
+    tables: tuple[int, ...]
+    description: str
+    hash: str
+
+    @property
+    def cut(self) -> int:
+        """Number of training rows."""
+        return len(self.labels) * 4 // 5
+
+
+@cache
+def synthetic(rows: int = 80_000) -> Clicks:
+    """The teacher-labelled set, half of the labels 1 on average; never to be written to."""
+    rng = np.random.default_rng(20240501)
+    tables = tuple(int(size) for size in np.geomspace(10, 10_000, SPARSE).round())
+    dense = rng.standard_normal((rows, DENSE))
+    sparse = np.empty((rows, SPARSE), np.int64)
+    logit = dense @ rng.normal(0, 0.3, DENSE) + 0.5 * dense[:, 0] * dense[:, 1]
+    hidden = []
+    for i, size in enumerate(tables):
+        share = 1 / np.arange(1, size + 1) ** 1.3
+        # Popular categories get arbitrary indices, as hashing would give them.
+        sparse[:, i] = rng.permutation(size)[rng.choice(size, rows, p=share / share.sum())]
+        hidden.append(rng.standard_normal((size, 2))[sparse[:, i]])
+        logit += 0.3 * hidden[-1][:, 0]
+    for i in range(0, SPARSE, 2):
+        logit += 0.3 * hidden[i][:, 1] * hidden[i + 1][:, 1]
+    logit = 2.5 * (logit - np.median(logit)) / logit.std()
+    labels = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    return clicks(
+        dense.astype(np.float32),
+        sparse,
+        labels,
+        tables,
+        f"synthetic clicks with a random teacher, Criteo schema, {rows:,} rows, a fifth held out",
+    )
+
+
+def clicks(
+    dense: NDArray[np.float32],
+    sparse: NDArray[np.int64],
+    labels: NDArray[np.float32],
+    tables: tuple[int, ...],
+    description: str,
+    source: str = "",
+) -> Clicks:
+    """Clicks from arrays already shuffled; ``source`` is the hash of what they were made from, if not of themselves."""
+    source = source or digest(dense.tobytes(), sparse.tobytes(), labels.tobytes())
+    dense_t, sparse_t, labels_t = (torch.from_numpy(np.ascontiguousarray(part)) for part in (dense, sparse, labels))
+    return Clicks(dense_t, sparse_t, labels_t, tables, description, source)

@@ -1,0 +1,210 @@
+"""``hf:DIR``: a transformers model in a local folder, as ``save_pretrained`` writes it.
+
+Nothing is downloaded and no code from the folder runs: local files only, no remote code, safetensors weights only.
+The model class is the first of the config's ``architectures``. Inputs come from a ``.npz`` whose arrays are named like
+the arguments of the model's ``forward``; without one they are synthetic and ``info`` says so: text from the Python
+reference if the folder has a tokenizer, else seeded random token ids or pixels.
+
+Invariant: weights that the folder does not hold are an error; a randomly completed model measures nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.errors import UsageError
+from unsilent.workloads.base import Workload
+from unsilent.workloads.hf_inputs import Inputs, from_npz, synthetic
+from unsilent.workloads.training import check_count, parameter_count, workshop
+
+NUMERIC = "tolerance:rtol=0.001,atol=0.00001"
+"""Judge of architectures whose output is no decision."""
+
+
+def hf_folder(
+    *,
+    folder: str,
+    eval: int = 16,  # noqa: A002 - option name
+    batch: int = 0,
+    length: int = 32,
+    seed: int = 0,
+    data: str | None = None,
+) -> Workload:
+    """The model of a transformers folder; the judge follows from its architecture.
+
+    Args:
+        folder: holds ``config.json`` and ``*.safetensors``.
+        eval: number of synthetic samples.
+        batch: samples per batch; 0 for all in one.
+        length: tokens per synthetic sample, cut to what the model takes.
+        seed: of synthetic inputs.
+        data: ``.npz`` of inputs.
+
+    Raises:
+        UsageError: transformers is not installed, or folder, options or data do not fit.
+    """
+    ref = f"hf:{folder}"
+    check_count(ref, "eval", eval, 100_000, "samples")
+    check_count(ref, "length", length, 100_000, "tokens")
+    with quiet(ref), workshop(seed):
+        model = _model(ref, Path(folder).expanduser())
+        inputs = from_npz(ref, model, data) if data else synthetic(ref, model, folder, eval, length, seed)
+        samples = len(next(iter(inputs.arrays.values())))
+        check_count(ref, "batch", batch or samples, samples, "samples in all")
+        batches = _split(inputs, batch or samples)
+        _try_out(ref, model, batches[0])
+    architecture = type(model).__name__
+    return Workload(
+        model,
+        batches,
+        judge=_judge(architecture, model.config),
+        run=run,
+        name=ref,
+        components=_components(model),
+        info={
+            "description": f"{architecture} from the transformers folder {Path(folder).name}",
+            "data": inputs.description,
+            "synthetic_inputs": data is None,
+            "parameters": parameter_count(model),
+            "samples": samples,
+        },
+    )
+
+
+def run(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """``logits`` of one call, else the first floating-point tensor of the output."""
+    output = model(**batch)
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else (output,)
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    raise UsageError(f"{type(model).__name__} returns no tensor of numbers; write a workload of your own around it")
+
+
+@contextmanager
+def quiet(ref: str) -> Iterator[None]:
+    """transformers without its log lines and progress bars; one line naming the extra where it is missing."""
+    try:
+        logging: Any = importlib.import_module("transformers.utils.logging")
+    except ImportError:
+        raise UsageError(f"workload {ref!r} needs transformers; pip install 'unsilent[transformers]'") from None
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _model(ref: str, folder: Path) -> Any:
+    """The model of the folder, all of its weights read from there."""
+    # By name, so that the types do not depend on whether the extra is installed.
+    transformers: Any = importlib.import_module("transformers")
+    if not (folder / "config.json").is_file():
+        raise UsageError(
+            f"workload {ref!r}: no config.json in {folder}; expected a folder as save_pretrained writes it"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise UsageError(
+            f"workload {ref!r}: no *.safetensors in {folder}; save_pretrained of a current version writes one"
+        )
+    where = str(folder.resolve())
+    safe = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(where, **safe)
+    except Exception as error:
+        raise UsageError(f"workload {ref!r}: cannot read config.json: {first_line(error)}") from None
+    names = getattr(config, "architectures", None) or []
+    if not names:
+        raise UsageError(
+            f"workload {ref!r}: config.json names no architectures; add the model class, as in save_pretrained"
+        )
+    kind: Any = getattr(transformers, str(names[0]), None)
+    is_model = inspect.isclass(kind) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_model:
+        raise UsageError(
+            f"workload {ref!r}: transformers {transformers.__version__} has no model {names[0]!r}; "
+            "code in the folder is never run"
+        )
+    try:
+        model, report = kind.from_pretrained(
+            where, config=config, use_safetensors=True, output_loading_info=True, local_files_only=True
+        )
+    except Exception as error:
+        raise UsageError(f"workload {ref!r}: cannot load {names[0]}: {first_line(error)}") from None
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UsageError(f"workload {ref!r}: the weights lack {missing[0]!r} ({len(missing)} in all) of {names[0]}")
+    model.config.use_cache = False  # one call per batch: a key-value cache would be built and thrown away
+    return model.eval()
+
+
+def _split(inputs: Inputs, size: int) -> list[dict[str, Tensor]]:
+    """The arrays cut into batches of ``size`` samples."""
+    parts = {name: array.split(size) for name, array in inputs.arrays.items()}
+    return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
+
+
+@torch.no_grad()
+def _try_out(ref: str, model: Any, batch: dict[str, Tensor]) -> None:
+    """One run, so that inputs which do not fit are told now and in one line."""
+    try:
+        run(model, batch)
+    except UsageError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{name} {list(array.shape)}" for name, array in batch.items())
+        raise UsageError(
+            f"workload {ref!r}: {type(model).__name__} cannot run on {given}: {first_line(error)}; "
+            "try batch=1 or other inputs with --data"
+        ) from None
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _judge(architecture: str, config: Any) -> str:
+    """The judge's text for an architecture's kind of output."""
+    if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        return "next-token"
+    classes = int(getattr(config, "num_labels", 0) or 0)
+    if architecture.endswith(("ForSequenceClassification", "ForImageClassification")) and classes > 1:
+        return "top1"
+    return NUMERIC
+
+
+def _components(model: nn.Module) -> dict[str, list[str]]:
+    """Parameters by what they do: embedding, attention, norm, the rest of the repeated blocks (mlp), head."""
+    groups: dict[str, list[str]] = {}
+    for name, _ in model.named_parameters():
+        parts = name.split(".")[:-1]
+        above = [model.get_submodule(".".join(parts[:i])) for i in range(1, len(parts) + 1)]
+        kinds = [type(module).__name__.lower() for module in above]
+        if above and isinstance(above[-1], nn.Embedding):
+            group = "embedding"
+        elif kinds and "norm" in kinds[-1]:
+            group = "norm"
+        elif any(isinstance(module, nn.ModuleList) for module in above):
+            group = "attention" if any("attention" in kind for kind in kinds) else "mlp"
+        else:
+            group = "embedding" if any("embedding" in kind for kind in kinds) else "head"
+        groups.setdefault(group, []).append(name)
+    if "attention" not in groups and "mlp" in groups:
+        groups["layers"] = groups.pop("mlp")
+    return groups

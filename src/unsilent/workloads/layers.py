@@ -1,0 +1,40 @@
+"""Transformer layers that the built-in models share: pre-norm, with the functional scaled dot-product attention."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, [n, t, width] -> [n, t, width]."""
+
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
+        super().__init__()
+        self.heads = heads
+        self.causal = causal
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, t, width = x.shape
+        q, k, v = self.qkv(x).view(n, t, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(n, t, width))
+        return out
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm attention and MLP, each around a residual; [n, t, width] -> [n, t, width]."""
+
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, causal)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out

@@ -1,0 +1,118 @@
+"""The user's own workload: finding the named object in a file or module, and showing errors of that code as theirs.
+
+Invariant: an exception in the user's code leaves here as `UserCodeError` whose trace starts at the user's first frame;
+`UsageError` raised on the way (a judge that does not exist, say) passes unchanged, for it is already one clear line.
+The file is compiled from its text at every load, so that no stale byte code is run and none is written beside it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unsilent.errors import UnsilentError, UsageError, UserCodeError
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+
+
+def find(ref: str) -> Any:
+    """The object that ``path/to/file.py:name`` or ``package.module:name`` names.
+
+    Raises ``UsageError`` when the file, module or name does not exist, ``UserCodeError`` when importing it raises.
+    """
+    place, _, name = (ref, "", "") if ref.endswith(".py") else ref.rpartition(":")
+    if place.endswith(".py") or "/" in place or os.sep in place:
+        module = _from_file(Path(place).expanduser(), ref)
+    else:
+        module = _from_module(place, ref)
+    if not name or not hasattr(module, name):
+        wanted = f"has no {name!r}" if name else "needs a name after it, FILE.py:NAME"
+        public = ", ".join(_public(module)) or "none"
+        raise UsageError(f"{place} {wanted}; its public names: {public}")
+    return getattr(module, name)
+
+
+def _from_file(path: Path, ref: str) -> types.ModuleType:
+    """Run a Python file as a module of its own, with its folder importable as for ``python file.py``."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"workload {ref!r}: cannot read {path}: {error.strerror}") from None
+    path = path.resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = types.ModuleType(f"_unsilent_user_{path.stem}")
+    module.__file__ = str(path)
+    # Dataclasses and pickling look the module up by its name.
+    sys.modules[module.__name__] = module
+    with user_code(ref):
+        exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - running the user's file is the point
+    return module
+
+
+def _from_module(place: str, ref: str) -> types.ModuleType:
+    """Import a module by name; the current folder counts, as for ``python -m``."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise UsageError(f"workload {ref!r}: {place!r} is neither a .py file nor a module name")
+    with user_code(ref):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name and (place == error.name or place.startswith(error.name + ".")):
+                raise UsageError(
+                    f"workload {ref!r}: no module named {error.name!r}; give package.module:name or file.py:name"
+                ) from None
+            raise
+
+
+def _public(module: types.ModuleType) -> list[str]:
+    """Names a user could have meant: workloads, and functions and classes the module itself defines."""
+    names = []
+    for name, value in vars(module).items():
+        own = getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_") and ((callable(value) and own) or hasattr(value, "batches")):
+            names.append(name)
+    return sorted(names)
+
+
+@contextmanager
+def user_code(ref: str) -> Iterator[None]:
+    """Turn whatever the enclosed user code raises into ``UserCodeError``; our own errors and Ctrl-C pass."""
+    try:
+        yield
+    except (UnsilentError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise UserCodeError(_one_line(ref, error), _trace(error)) from None
+
+
+def _one_line(ref: str, error: BaseException) -> str:
+    """``ref: Kind: message (file:line)``."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
+    text = (str(error).splitlines() or [""])[0]
+    where = f" ({os.path.basename(frames[0].filename)}, line {frames[0].lineno})" if frames else ""
+    return f"workload {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}"
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback as text without frames of this package and of the import machinery, through the whole chain."""
+    shown = traceback.TracebackException.from_exception(error)
+    todo = [shown]
+    while todo:
+        part = todo.pop()
+        part.stack = traceback.StackSummary.from_list([f for f in part.stack if not _ours(f.filename)])
+        todo += [p for p in (part.__cause__, part.__context__) if p is not None]
+    return "".join(shown.format())
+
+
+def _ours(filename: str) -> bool:
+    return filename.startswith((_PACKAGE, "<frozen importlib")) or filename == importlib.__file__

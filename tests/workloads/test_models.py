@@ -1,0 +1,136 @@
+"""The built-in models compute what they claim, checked against slow and obvious references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from unsilent.errors import UsageError
+from unsilent.workloads import chargpt, load
+from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet
+from unsilent.workloads.digits_data import digits
+from unsilent.workloads.dlrm_model import Dlrm, interact
+from unsilent.workloads.training import parameter_count
+
+
+def test_digits_split_is_disjoint_and_complete():
+    data = digits()
+    assert (len(data.train), len(data.test)) == (1347, 450)
+    assert data.train.min() >= -1
+    assert data.train.max() <= 1
+    assert np.bincount(data.test_labels).min() > 40
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "digits-vit"])
+def test_digits_accuracy_is_that_of_the_model(zoo, name):
+    data, model = digits(), zoo(name).model()
+    with torch.no_grad():
+        right = [
+            int(model(image[None]).argmax()) == label for image, label in zip(data.test, data.test_labels, strict=True)
+        ]
+    # One image at a time rounds differently from all at once: allow one undecided image.
+    assert np.mean(right) == pytest.approx(zoo(name).info["accuracy"]["value"], abs=1.1 / 450)
+
+
+def test_speaking_module_names(zoo):
+    assert [name for name, _ in zoo("digits-cnn").model().named_children()] == ["stem", "block1", "block2", "head"]
+
+
+def test_chargpt_never_looks_ahead(zoo):
+    workload = zoo("chargpt")
+    model, tokens = workload.model(), workload.batches()[0][:4]
+    with torch.no_grad():
+        golden = model(tokens)
+        for at in (1, 31, 63):
+            changed = tokens.clone()
+            changed[:, at] = (changed[:, at] + 1) % 97
+            output = model(changed)
+            assert torch.equal(output[:, :at], golden[:, :at])
+            assert not torch.equal(output[:, at:], golden[:, at:])
+
+
+def test_chargpt_head_is_tied(zoo):
+    model = zoo("chargpt").model()
+    assert model.head.weight is model.embedding.weight
+    assert "head.weight" not in dict(model.named_parameters())
+
+
+def test_chargpt_text_held_out():
+    data = chargpt.text()
+    letters = chargpt.ALPHABET + "?"
+    train, test = ("".join(letters[i] for i in part) for part in (data.train, data.test))
+    paragraphs = test.split("\n\n")
+    assert len(paragraphs) > 50
+    known = set(train.split("\n\n"))
+    assert not [p for p in paragraphs if p and p in known]
+
+
+def test_chargpt_encoding():
+    assert chargpt.encode("\n ~é").tolist() == [0, 1, 95, 96]
+
+
+def test_chargpt_accuracy_is_that_of_the_model(zoo):
+    data, model = chargpt.text(), zoo("chargpt").model()
+    right = total = 0
+    with torch.no_grad():
+        for start in range(0, len(data.test) - 65, 64):
+            scores = model(data.test[start : start + 64][None])[0]
+            right += int((scores.argmax(1) == data.test[start + 1 : start + 65]).sum())
+            total += 64
+    assert right / total == pytest.approx(zoo("chargpt").info["accuracy"]["value"], abs=0.003)
+
+
+def test_dlrm_interaction_against_loops():
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((5, 4, 3))  # samples, vectors, width
+    expected = []
+    for sample in vectors:
+        row = list(sample[0])
+        for i in range(4):
+            row += [sum(sample[i][c] * sample[j][c] for c in range(3)) for j in range(i)]
+        expected.append(row)
+    tensors = torch.from_numpy(vectors)
+    ours = interact(tensors[:, 0], [tensors[:, i] for i in (1, 2, 3)])
+    assert ours.shape == (5, 3 + 6)
+    np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-12)
+
+
+def test_dlrm_shape():
+    model = Dlrm(13, [10] * 26)
+    assert model.top_l[0].in_features == 26 * 27 // 2 + 16
+    assert [name for name, _ in model.named_children()] == ["bot_l", "emb_l", "top_l"]
+    assert sum(isinstance(module, nn.Sigmoid) for module in model.modules()) == 1
+    assert isinstance(model.top_l[-1], nn.Sigmoid)
+    assert all(table.mode == "sum" for table in model.emb_l)
+
+
+@pytest.mark.parametrize(("depth", "parameters"), [(20, 269_722), (32, 464_154), (44, 658_586), (56, 853_018)])
+def test_cifar_resnet_sizes(depth, parameters):
+    model = CifarResNet(depth)
+    assert parameter_count(model) == parameters
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) + 1 == depth
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_option_a_shortcut():
+    block = BasicBlock(16, 32, 2).eval()
+    nn.init.zeros_(block.bn2.weight)  # leaves the shortcut alone
+    x = torch.rand(2, 16, 8, 8)
+    out = block(x)
+    assert torch.equal(out[:, 8:24], x[:, :, ::2, ::2])
+    assert not out[:, :8].any()
+    assert not out[:, 24:].any()
+
+
+def test_seed_trains_another_model(zoo):
+    other = load("digits-cnn", {"seed": "1"})
+    assert other.info["accuracy"]["value"] >= 0.97
+    assert not torch.equal(other.model().stem[0].weight, zoo("digits-cnn").model().stem[0].weight)
+
+
+def test_unreadable_seed():
+    with pytest.raises(UsageError, match="option 'seed' is 'x'"):
+        load("digits-cnn", {"seed": "x"})

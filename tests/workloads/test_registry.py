@@ -1,0 +1,231 @@
+"""A text becomes a workload, or one clear line."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from unsilent.errors import UsageError, UserCodeError
+from unsilent.workloads import Workload, load
+
+GOOD = """
+import torch
+from unsilent.workloads import Workload
+
+ready = Workload(torch.nn.Linear(3, 2), [torch.ones(4, 3)], name="mine")
+
+def make(width: int = 3, scale=1.0, text="x", flag: bool = False, data=None, progress=None):
+    torch.manual_seed(0)
+    return Workload(torch.nn.Linear(width, 2), [torch.full((4, width), scale)],
+                    info={"text": text, "flag": flag, "data": data, "told": progress is not None})
+
+def needs(size: int, weights: str):
+    return make(size)
+
+def anything(**options):
+    return Workload(torch.nn.Linear(3, 2), [torch.ones(4, 3)], info=options)
+
+class Own:
+    name, judge, components, info = "own", staticmethod(lambda g, f, b: None), {}, {}
+    def model(self): return torch.nn.Linear(1, 2)
+    def batches(self): return [torch.ones(1, 1)]
+    def run(self, model, batch): return model(batch)
+
+class Partial:
+    name, components, info = "own", {}, {}
+    def model(self): return None
+    def batches(self): return []
+    def run(self, model, batch): return None
+
+class Textual(Own):
+    judge = "top1"
+
+own = Own()
+partial = Partial()
+number = 7
+net = torch.nn.Linear(1, 1)
+def gives_none(): return None
+def gives_pair(): return torch.nn.Linear(1, 1), []
+_hidden = 1
+"""
+
+BAD = """
+from unsilent.workloads import Workload
+import helper_of_mine
+
+def boom(at: int = 0):
+    try:
+        helper_of_mine.deep()
+    except ZeroDivisionError as error:
+        raise RuntimeError("first line\\nsecond line") from error
+
+def wrong_judge():
+    return Workload(None, [], judge="topp1")
+
+def leaves():
+    raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "good.py").write_text(GOOD)
+    (tmp_path / "bad.py").write_text(BAD)
+    (tmp_path / "helper_of_mine.py").write_text("def deep():\n    return 1 / 0\n")
+    (tmp_path / "syntax.py").write_text("x = 1\ny = = 2\n")
+    (tmp_path / "raises.py").write_text("def inner():\n    return {}['gone']\n\ninner()\n")
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "models.py").write_text(GOOD)
+    (package / "broken.py").write_text("import not_installed_anywhere\n")
+    yield tmp_path
+    for name in [n for n in sys.modules if n.startswith(("my_package", "_unsilent_user_", "helper_of_mine"))]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "ref", ["good.py:ready", "./good.py:ready", "my_package.models:ready", "good.py:own", "good.py:Own"]
+)
+def test_objects_and_classes(here, ref):
+    workload = load(ref)
+    assert workload.name in ("mine", "own")
+    assert len(workload.batches()) == 1
+
+
+def test_absolute_path(here):
+    assert load(f"{here}/good.py:ready").name == "mine"
+
+
+def test_file_is_read_anew(here):
+    first = load("good.py:ready")
+    (here / "good.py").write_text(GOOD.replace("mine", "edit"))
+    assert (first.name, load("good.py:ready").name) == ("mine", "edit")
+    assert not (here / "__pycache__").exists()
+
+
+def test_options_are_converted(here):
+    workload = load(
+        "good.py:make", {"width": "5", "scale": "0.5", "flag": "yes", "text": "7"}, data="some.csv", progress=print
+    )
+    assert workload.batches()[0].tolist() == [[0.5] * 5] * 4
+    assert workload.info == {"text": "7", "flag": True, "data": "some.csv", "told": True}
+    assert load("good.py:anything", {"a": "1"}, data="d").info == {"a": "1", "data": "d"}
+    assert load("good.py:needs", {"size": "2"}, weights="w").batches()[0].shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("ref", "values", "message"),
+    [
+        ("digits-cn", {}, r"unknown workload 'digits-cn'; did you mean 'digits-cnn'\? Known: .*chargpt.*dlrm"),
+        ("zzz", {}, r"unknown workload 'zzz'\. Known: "),
+        ("", {}, r"unknown workload ''"),
+        ("digits-cnn", {"options": {"evla": "3"}}, r"unknown option of workload 'digits-cnn' 'evla'; did you mean 'eval'"),
+        ("digits-cnn", {"options": {"eval": "many"}}, r"option 'eval' is 'many'; expected a value of type int"),
+        ("digits-cnn", {"data": "x.csv"}, r"'digits-cnn' brings its own data; leave --data out"),
+        ("dlrm", {"weights": "x.pt"}, r"'dlrm' brings its own weights; leave --weights out"),
+        ("cifar-resnet20", {}, r"'cifar-resnet20' needs --weights FILE and --data FILE"),
+        ("cifar-resnet20", {"weights": "w"}, r"'cifar-resnet20' needs --data FILE"),
+        ("cifar-resnet20", {"options": {"depth": "3"}}, r"unknown option of workload 'cifar-resnet20' 'depth'"),
+        ("gone.py:ready", {}, r"workload 'gone.py:ready': cannot read gone.py: No such file"),
+        ("no/such:thing", {}, r"cannot read no/such: No such file"),
+        ("good.py:redy", {}, r"good.py has no 'redy'; its public names: Own, .*make.*ready"),
+        ("good.py", {}, r"good.py needs a name after it, FILE.py:NAME; its public names: Own"),
+        ("good.py:", {}, r"good.py needs a name after it"),
+        ("my_package.models:redy", {}, r"my_package.models has no 'redy'"),
+        ("my_package.nothing:x", {}, r"no module named 'my_package.nothing'"),
+        ("nothing_at_all:x", {}, r"no module named 'nothing_at_all'"),
+        ("my package:x", {}, r"'my package' is neither a .py file nor a module name"),
+        ("good.py:number", {}, r"is int; expected a workload: wrap it as unsilent.Workload\(model, batches\)"),
+        ("good.py:net", {}, r"is torch.nn.modules.linear.Linear; expected a workload: wrap it"),
+        ("good.py:gives_none", {}, r"is NoneType; expected a workload"),
+        ("good.py:gives_pair", {}, r"is tuple; expected a workload"),
+        ("good.py:partial", {}, r"Partial without judge; a workload has name, judge"),
+        ("good.py:Textual", {}, r"judge is str; expected something callable"),
+        ("good.py:make", {"options": {"wdth": "3"}}, r"unknown option of workload 'good.py:make' 'wdth'; did you mean 'width'"),
+        ("good.py:make", {"options": {"width": "x"}}, r"option 'width' is 'x'; expected a value of type int"),
+        ("good.py:make", {"options": {"scale": "x"}}, r"option 'scale' is 'x'; expected a value of type float"),
+        ("good.py:make", {"weights": "w"}, r"takes no --weights; give its function a parameter 'weights'"),
+        ("good.py:needs", {"weights": "w"}, r"'good.py:needs' needs --with size=VALUE"),
+        ("good.py:needs", {"options": {"size": "2"}}, r"'good.py:needs' needs --weights FILE"),
+        ("good.py:ready", {"options": {"a": "1"}}, r"is a ready object and takes no 'a'"),
+        ("good.py:ready", {"data": "d"}, r"is a ready object and takes no 'data'"),
+        ("bad.py:wrong_judge", {}, r"^unknown judge 'topp1'; did you mean 'top1'"),
+    ],
+)  # fmt: skip
+def test_one_line(here, ref, values, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        load(ref, **values)
+    assert "\n" not in str(caught.value)
+    assert not isinstance(caught.value, UserCodeError)
+
+
+@pytest.mark.parametrize(
+    ("ref", "message", "in_trace"),
+    [
+        (
+            "bad.py:boom",
+            "workload 'bad.py:boom' raised RuntimeError: first line (bad.py, line 9)",
+            "helper_of_mine.deep()",
+        ),
+        ("bad.py:leaves", "workload 'bad.py:leaves' raised SystemExit: 3 (bad.py, line 15)", "SystemExit(3)"),
+        ("syntax.py:x", "workload 'syntax.py:x' raised SyntaxError: invalid syntax (syntax.py, line 2)", "y = = 2"),
+        ("raises.py:x", "workload 'raises.py:x' raised KeyError: 'gone' (raises.py, line 4)", "return {}['gone']"),
+        (
+            "my_package.broken:x",
+            "workload 'my_package.broken:x' raised ModuleNotFoundError: No module named 'not_installed_anywhere' "
+            "(broken.py, line 1)",
+            "import not_installed_anywhere",
+        ),
+    ],
+)
+def test_user_code_raises(here, ref, message, in_trace):
+    with pytest.raises(UserCodeError) as caught:
+        load(ref)
+    assert str(caught.value) == message
+    trace = caught.value.trace
+    assert in_trace in trace
+    assert "workloads/user.py" not in trace
+    assert "workloads/registry.py" not in trace
+    assert "importlib" not in trace
+
+
+def test_chained_causes_are_shown(here):
+    with pytest.raises(UserCodeError) as caught:
+        load("bad.py:boom")
+    assert "ZeroDivisionError" in caught.value.trace
+    assert "direct cause" in caught.value.trace
+
+
+def test_keyboard_interrupt_passes(here):
+    (here / "interrupted.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        load("interrupted.py:x")
+
+
+def test_annotations_for_the_type_checker_alone(here):
+    (here / "typed.py").write_text(
+        textwrap.dedent(
+            """
+            from __future__ import annotations
+            from typing import TYPE_CHECKING
+            import torch
+            from unsilent.workloads import Workload
+            if TYPE_CHECKING:
+                from somewhere import Thing
+            def make(n: int = 2, thing: Thing | None = None):
+                return Workload(torch.nn.Linear(n, 2), [torch.ones(1, n)])
+            """
+        )
+    )
+    assert load("typed.py:make", {"n": "4"}).batches()[0].shape == (1, 4)
+
+
+def test_five_lines_are_enough():
+    workload = Workload(torch.nn.Linear(3, 2), [(torch.ones(4, 3), torch.zeros(4))], labelled=True)
+    assert workload.run(workload.model(), workload.batches()[0]).shape == (4, 2)
