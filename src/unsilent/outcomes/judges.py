@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge, Verdict
 from unsilent.outcomes.tensors import leaves, rows_of
+
+Doubles = NDArray[np.float64]
 
 
 def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
@@ -35,11 +38,13 @@ def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
     return found
 
 
-def _verdict(incorrect: Tensor, severity: Tensor) -> Verdict:
-    return Verdict(
-        incorrect.detach().cpu().numpy().astype(bool),
-        np.nan_to_num(severity.detach().cpu().double().numpy(), nan=np.inf, posinf=np.inf),
-    )
+def doubles(tensor: Tensor) -> Doubles:
+    """The values as numpy float64 on the CPU."""
+    return tensor.detach().to("cpu", torch.float64).numpy()
+
+
+def _verdict(incorrect: NDArray[np.bool_], severity: Doubles) -> Verdict:
+    return Verdict(incorrect, np.where(np.isnan(severity), np.inf, severity))
 
 
 def _pair(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tensor, Tensor]:
@@ -52,11 +57,13 @@ def _pair(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tensor, Te
     return g, f
 
 
-def _drop(golden: Tensor, faulty: Tensor, choice: Tensor) -> Tensor:
-    """By how much the softmax probability of golden's choice fell, float64[n] in [-1, 1]."""
-    g, f = golden.double().softmax(-1), faulty.double().softmax(-1)
-    at = choice.unsqueeze(-1)
-    return (g.gather(-1, at) - f.gather(-1, at)).squeeze(-1)
+def _choices(golden: Doubles, faulty: Doubles) -> Verdict:
+    """Rows of scores, float64[n, classes]: whether the best class changed, and the fall of its softmax probability."""
+    rows, choice = np.arange(len(golden)), golden.argmax(1)
+    with np.errstate(all="ignore"):  # NaN and infinity are what faults make; they come out as infinite severity
+        before, after = (np.exp(x - x.max(1, keepdims=True)) for x in (golden, faulty))
+        fall = before[rows, choice] / before.sum(1) - after[rows, choice] / after.sum(1)
+    return _verdict(choice != faulty.argmax(1), fall)
 
 
 def _classes(golden: Any, faulty: Any, judge: Judge) -> tuple[Tensor, Tensor]:
@@ -77,8 +84,7 @@ class Top1:
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
         g, f = _classes(golden, faulty, self)
-        choice = g.argmax(-1)
-        return _verdict(choice != f.argmax(-1), _drop(g, f, choice))
+        return _choices(doubles(g), doubles(f))
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,8 @@ class TopK:
         g, f = _classes(golden, faulty, self)
         if self.k >= g.shape[-1]:
             raise UsageError(f"topk: k is {self.k}, but the output has {g.shape[-1]} classes; choose a smaller k")
-        golden_set, faulty_set = g.topk(self.k, -1).indices, f.topk(self.k, -1).indices
-        kept = (golden_set.unsqueeze(-1) == faulty_set.unsqueeze(-2)).any(-1).double().mean(-1)
+        golden_set, faulty_set = (x.topk(self.k, -1).indices.cpu().numpy() for x in (g, f))
+        kept = (golden_set[:, :, None] == faulty_set[:, None, :]).any(2).mean(1)
         return _verdict(kept < 1, 1 - kept)
 
 
@@ -115,11 +121,13 @@ class Threshold:
         g, f = _pair(golden, faulty, self, 1)
         if g.numel() != g.shape[0]:
             raise UsageError(f"{self!r} needs one score a sample, the output has shape {tuple(g.shape)}; try top1")
-        g, f = g.flatten().double(), f.flatten().double()
-        if self.logits:
-            g, f = g.sigmoid(), f.sigmoid()
-        moved = (f - g).abs()
-        return _verdict(((g >= self.at) != (f >= self.at)) & ~(moved <= self.tolerance), moved)
+        with np.errstate(all="ignore"):
+            before, after = (
+                1 / (1 + np.exp(-x)) if self.logits else x for x in (doubles(g).ravel(), doubles(f).ravel())
+            )
+            moved = np.abs(after - before)
+            crossed = (before >= self.at) != (after >= self.at)
+        return _verdict(crossed & ~(moved <= self.tolerance), moved)
 
 
 @dataclass(frozen=True)
@@ -128,9 +136,7 @@ class NextToken:
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
         g, f = _pair(golden, faulty, self, 3)
-        g, f = g[:, -1], f[:, -1]
-        choice = g.argmax(-1)
-        return _verdict(choice != f.argmax(-1), _drop(g, f, choice))
+        return _choices(doubles(g[:, -1]), doubles(f[:, -1]))
 
 
 @dataclass(frozen=True)
@@ -147,12 +153,12 @@ class ExactSequence:
                 f"{self!r}: {g.shape[0]} sequences golden, {f.shape[0]} faulty; the batch size must not change"
             )
         longest, common = max(g.shape[1], f.shape[1]), min(g.shape[1], f.shape[1])
-        differing = (g[:, :common] != f[:, :common]).double().sum(1) + (longest - common)
+        differing = (g[:, :common] != f[:, :common]).sum(1) + float(longest - common)
         return _verdict(differing > 0, differing / max(longest, 1))
 
     @staticmethod
-    def _tokens(output: Tensor) -> Tensor:
-        return output.argmax(-1) if output.dtype.is_floating_point else output
+    def _tokens(output: Tensor) -> NDArray[np.int64]:
+        return (output.argmax(-1) if output.dtype.is_floating_point else output).long().cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -164,11 +170,12 @@ class Tolerance:
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
         g, f = _pair(golden, faulty, self, 1)
-        g, f = rows_of(g).double(), rows_of(f).double()
-        moved = (f - g).abs()
-        beyond = ~(moved <= self.atol + self.rtol * g.abs()) & ~(f == g)
-        relative = torch.where(f == g, 0.0, moved / (g.abs() + self.atol))
-        return _verdict(beyond.any(1), relative.amax(1) if relative.shape[1] else relative.sum(1))
+        before, after = doubles(rows_of(g)), doubles(rows_of(f))
+        with np.errstate(all="ignore"):
+            moved = np.where(before == after, 0.0, np.abs(after - before))
+            beyond = ~(moved <= self.atol + self.rtol * np.abs(before))
+            relative = moved / (np.abs(before) + np.maximum(self.atol, np.finfo(np.float64).tiny))
+        return _verdict(np.asarray(beyond.any(1)), relative.max(1, initial=0))
 
 
 @dataclass(frozen=True)

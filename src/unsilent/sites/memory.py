@@ -35,30 +35,33 @@ def distinct(tensor: Tensor) -> Tensor:
 class Memory:
     """Word access to one tensor by flat C-order element index."""
 
-    __slots__ = ("_flat", "_words", "codec", "shape", "tensor")
+    __slots__ = ("_array", "_words", "codec", "shape", "tensor")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self.shape = tuple(tensor.shape)
         self.codec: Codec = codec(dtype_name(tensor.dtype))
-        self._words = tensor.data.view(WORDS[tensor.element_size()])
-        # A flat alias exists for dense tensors only; others are indexed dimension by dimension.
-        self._flat = self._words.view(-1) if self._words.is_contiguous() else None
+        words = tensor.data.view(WORDS[tensor.element_size()])
+        # Dense memory is indexed flat, other memory dimension by dimension; on the CPU through numpy, which is much
+        # quicker than torch for a few elements and shares the same memory.
+        self._words = words.view(-1) if words.is_contiguous() else words
+        self._array = self._words.numpy().view(self.codec.word) if tensor.device.type == "cpu" else None
 
     def read(self, elements: NDArray[np.int64]) -> Words:
-        """The words at ``elements``, int64[n] -> unsigned[n]."""
+        """The words at ``elements``, int64[n] -> unsigned[n], a copy."""
         index = self._index(elements)
-        found = self._flat[index[0]] if self._flat is not None else self._words[index]
-        return found.cpu().numpy().view(self.codec.word)
+        if self._array is not None:
+            return self._array[index]
+        return self._words[self._on_device(index)].cpu().numpy().view(self.codec.word)
 
     def write(self, elements: NDArray[np.int64], words: Words) -> None:
         """Put ``words`` at ``elements``; elements must be distinct."""
-        values = torch.from_numpy(words.view(np.dtype(f"i{self.codec.word.itemsize}"))).to(self._words.device)
         index = self._index(elements)
-        if self._flat is not None:
-            self._flat[index[0]] = values
-        else:
-            self._words[index] = values
+        if self._array is not None:
+            self._array[index] = words
+            return
+        values = torch.from_numpy(words.view(np.dtype(f"i{self.codec.word.itemsize}")))
+        self._words[self._on_device(index)] = values.to(self._words.device)
 
     def hash(self) -> str:
         """xxh3-128 of dtype, shape and all bits."""
@@ -66,8 +69,10 @@ class Memory:
         digest.update(self._words.contiguous().cpu().numpy().data)
         return digest.hexdigest()
 
-    def _index(self, elements: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        device = self._words.device
-        if self._flat is not None:
-            return (torch.tensor(elements, device=device),)
-        return tuple(torch.tensor(i, device=device) for i in np.unravel_index(elements, self.shape))
+    def _index(self, elements: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        if self._words.ndim == 1 and self._words.is_contiguous():
+            return (elements,)
+        return np.unravel_index(elements, self.shape)
+
+    def _on_device(self, index: tuple[NDArray[np.int64], ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.tensor(i, device=self._words.device) for i in index)

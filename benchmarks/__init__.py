@@ -1,0 +1,1 @@
+"""Benchmarks: against peers and against the floor. Never part of the tests."""

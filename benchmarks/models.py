@@ -1,0 +1,54 @@
+"""ResNet-18 in two shapes, both 11.2 M parameters, 3x32x32 inputs: ``cifar`` (3x3 stem, no pooling) and ``light`` (7x7 stride 2, pooling)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.short: nn.Module = nn.Identity()
+        if stride > 1 or inputs != width:
+            self.short = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(y)) + self.short(x))
+
+
+class ResNet18(nn.Module):
+    """He et al. 2015, Table 1, 18 layers; ``stem`` is ``cifar`` or ``light``."""
+
+    def __init__(self, stem: str, classes: int = 10) -> None:
+        super().__init__()
+        if stem == "cifar":
+            self.stem: nn.Module = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+        else:
+            self.stem = nn.Sequential(
+                nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+            )
+        widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+        self.layers = nn.Sequential(*(nn.Sequential(Block(i, w, s), Block(w, w, 1)) for i, w, s in widths))
+        self.fc = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.layers(self.stem(x)).mean((2, 3)))
+
+
+def calibrated(stem: str, batch: int = 64) -> tuple[nn.Module, Tensor]:
+    """A model with random weights whose batch norms have seen noise, and one batch of it."""
+    torch.manual_seed(0)
+    model = ResNet18(stem)
+    x = torch.randn(batch, 3, 32, 32)
+    with torch.no_grad():
+        for _ in range(4):
+            model(x)
+    return model.eval(), x
