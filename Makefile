@@ -32,9 +32,12 @@ lint: .venv/test
 	$(BIN)/lint-imports
 
 claims: .venv/test
-	$(BIN)/pytest tests/claims --override-ini addopts=-q -s
+	$(BIN)/pytest tests/claims --override-ini addopts=--import-mode=importlib -q -s
 
-bench: .venv/test
+build/peers: .venv/test
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ pytorchfi==0.6.0 MRFI==2.1.0
+
+bench: build/peers
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -1,4 +1,7 @@
-"""ResNet-18 in two shapes, both 11.2 M parameters, 3x32x32 inputs: ``cifar`` (3x3 stem, no pooling) and ``light`` (7x7 stride 2, pooling)."""
+"""ResNet-18 in two shapes, both 11.2 M parameters, for 3x32x32 inputs.
+
+``cifar``: 3x3 stem, no pooling. ``light``: 7x7 stem with stride 2, and pooling.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Figure(NamedTuple):
-    """``seconds``: median CPU time of one call. ``ratio``: median of (call / baseline call of the same round); quartiles beside it."""
+    """``seconds``: median CPU time of a call. ``ratio``: median of call / baseline call of its round; quartiles beside it."""
 
     seconds: float
     ratio: float

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,6 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-W", "error", "-m", "unsilent", *map(str, words)]
 
 
-def unsilent_cli(*words: object, **kwargs: object) -> subprocess.CompletedProcess[str]:
+def unsilent_cli(*words: object, seconds: float = 300, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would and wait for it."""
-    return subprocess.run(command(*words), capture_output=True, text=True, timeout=300, **kwargs)  # type: ignore[call-overload]
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=seconds, **kwargs)

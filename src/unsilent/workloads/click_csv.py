@@ -25,22 +25,23 @@ TARGETS = ("y", "label", "click", "target")
 MISSING = ("", "na", "nan", "null", "none", "?")
 FEWEST_ROWS = 100
 ROOM = 16
-"""Table rows per category: n categories then share a row in about n / 32 cases."""
+"""Table rows per category by default: n categories then share a row in about n / 32 cases."""
 
 
 def from_csv(
-    path: str, *, target: str = "", positive: str = "", drop: Sequence[str] = (), rows: int = 10_000
+    path: str, *, target: str = "", positive: str = "", drop: Sequence[str] = (), rows: int = 10_000, room: int = ROOM
 ) -> Clicks:
     """Read a CSV file with a header line (delimiter ``,``, ``;`` or tab) as click data.
 
     Columns whose every given value is a number are dense (standardised; missing values become the mean), all others
-    categorical: hashed (xxhash) into a table with about 16 rows per category, but at most ``rows``. As in production
-    tables, most rows are therefore cold.
+    categorical: hashed (xxhash) into a table with about ``room`` rows per category, but at most ``rows``. More room means
+    fewer collisions and more rows that are never looked up, which lowers the vulnerability of a table as a whole.
 
     Args:
         target: column to predict; default one named y, label, click or target (any case), else the last.
         positive: target value that counts as 1; default yes, true, 1 and the like, else the rarer value.
         drop: columns to leave out.
+        rows, room: size of the tables.
 
     Raises:
         UsageError: the file cannot be read or decoded, is not rectangular, lacks the columns, or its target has not
@@ -67,7 +68,7 @@ def from_csv(
         if numbers is not None:
             dense.append(_standardised(numbers, train))
         else:
-            index, size = _categories(values, train, rows)
+            index, size = _categories(values, train, rows, room)
             sparse.append(index)
             tables.append(size)
     if not dense or not sparse:
@@ -80,7 +81,7 @@ def from_csv(
         labels[order],
         tuple(tables),
         description,
-        digest(content, repr((chosen, positive, tuple(drop), rows)).encode()),
+        digest(content, repr((chosen, positive, tuple(drop), rows, room)).encode()),
     )
 
 
@@ -146,9 +147,9 @@ def _standardised(numbers: NDArray[np.float64], train: NDArray[np.bool_]) -> NDA
     return np.clip(scaled, -10, 10).astype(np.float32)
 
 
-def _categories(values: Sequence[str], train: NDArray[np.bool_], rows: int) -> tuple[NDArray[np.int64], int]:
+def _categories(values: Sequence[str], train: NDArray[np.bool_], rows: int, room: int) -> tuple[NDArray[np.int64], int]:
     """Table row of every value, and the table's size: a power of two that leaves collisions rare, at most ``rows``."""
     distinct = len({value for value, used in zip(values, train, strict=True) if used})
-    size = min(rows, 1 << (ROOM * distinct - 1).bit_length())
+    size = min(rows, 1 << (room * distinct - 1).bit_length())
     places = {value: xxhash.xxh64_intdigest(value.encode()) % size for value in set(values)}
     return np.array([places[value] for value in values], np.int64), size

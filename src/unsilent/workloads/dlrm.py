@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy
 from unsilent.errors import UsageError
 from unsilent.workloads.base import Workload
 from unsilent.workloads.cache import Recipe, trained
-from unsilent.workloads.click_csv import from_csv
+from unsilent.workloads.click_csv import ROOM, from_csv
 from unsilent.workloads.clicks import Clicks, synthetic
 from unsilent.workloads.dlrm_model import COMPONENTS, Dlrm
 from unsilent.workloads.training import (
@@ -53,6 +53,7 @@ def dlrm(
     positive: str = "",
     drop: tuple[str, ...] = (),
     rows: int = MOST_ROWS,
+    room: int = ROOM,
     seed: int = 0,
     data: str | None = None,
     progress: Progress = silent,
@@ -62,15 +63,20 @@ def dlrm(
     Args:
         eval: default 512, or all held-out rows of a smaller set.
         threshold: click probability from which the answer is yes, strictly between 0 and 1 (default: see the module).
-        target, positive, drop, rows: how to read ``data``; see `click_csv.from_csv`.
+        target, positive, drop, rows, room: how to read ``data``; see `click_csv.from_csv`.
         data: CSV file of the user's own.
     """
-    if data is None and (target or positive or drop or rows != MOST_ROWS):
+    if data is None and (target or positive or drop or (rows, room) != (MOST_ROWS, ROOM)):
         raise UsageError(
-            f"workload {NAME!r}: options target, positive, drop and rows describe a CSV; give --data FILE.csv"
+            f"workload {NAME!r}: options target, positive, drop, rows and room describe a CSV; give --data FILE.csv"
         )
     check_count(NAME, "rows", rows, 10_000_000, "rows of a table")
-    clicks = synthetic() if data is None else from_csv(data, target=target, positive=positive, drop=drop, rows=rows)
+    check_count(NAME, "room", room, 1000, "rows per category")
+    clicks = (
+        synthetic()
+        if data is None
+        else from_csv(data, target=target, positive=positive, drop=drop, rows=rows, room=room)
+    )
     available = len(clicks.labels) - clicks.cut
     samples = check_count(NAME, "eval", min(512, available) if eval is None else eval, available, "held-out rows")
     rate = round(float(clicks.labels[: clicks.cut].double().mean()), 3)

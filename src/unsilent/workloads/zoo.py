@@ -64,6 +64,7 @@ def _zoo() -> dict[str, Entry]:
                 "positive": "CSV: target value that counts as a click (yes, true, 1 …, else the rarer value)",
                 "drop": "CSV: columns to leave out, a+b+c",
                 "rows": "CSV: most rows of an embedding table (10000)",
+                "room": "CSV: table rows per category, the others stay cold (16)",
                 **_SEED,
             },
             data="optional",
