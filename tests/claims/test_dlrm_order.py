@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from conftest import unsilent_cli
 
 BANK = Path(__file__).parents[3] / "shared" / "data" / "bank-full.csv"
