@@ -75,7 +75,11 @@ def mrfi(model: nn.Module, x: Tensor, layers: str) -> Trial:
                     "enabled": True,
                     "selector": {"method": "RandomPositionByNumber", "n": 1},
                     "error_mode": {"method": "FloatRandomBitFlip", "floattype": "float32"},
-                    **({"module_type": ["Conv2d", "Linear"]} if layers == "all" else {"module_fullname": ["layers.2.0.conv1"]}),
+                    **(
+                        {"module_type": ["Conv2d", "Linear"]}
+                        if layers == "all"
+                        else {"module_fullname": ["layers.2.0.conv1"]}
+                    ),
                 }
             ]
         }

@@ -30,7 +30,9 @@ def test_embedding_below_bottom_below_top(data: str) -> None:
     assert done.returncode == 0, done.stderr
     rows = {(r["target"], r["flips"]): r for r in json.loads(done.stdout)["results"] if r["level"] == "component"}
     for (name, flips), r in sorted(rows.items(), key=lambda item: item[0][1]):
-        print(f"{name:12} x{flips:<4} {r['estimate']:.5f} [{r['low']:.5f}, {r['high']:.5f}] due {r['due'] / r['units']:.5f}")
+        print(
+            f"{name:12} x{flips:<4} {r['estimate']:.5f} [{r['low']:.5f}, {r['high']:.5f}] due {r['due'] / r['units']:.5f}"
+        )
     for flips in (1, 8, 128):
         embedding, bottom, top = (rows[name, flips] for name in ("embedding", "bottom_mlp", "top_mlp"))
         assert embedding["high"] < bottom["low"]

@@ -44,7 +44,9 @@ def make_row(target, level="component", parent="", flips=1, estimate=0.01, low=0
         "bits": 32000,
         "method": "Wilson, clustered by fault",
     }
-    return PvfRow(**{**fields, **more})
+    fields |= more
+    wrong = fields["sdc"] + fields["due"]
+    return PvfRow(**{"silent_share": fields["sdc"] / wrong if wrong else None, **fields})
 
 
 def none_row(target, **more):

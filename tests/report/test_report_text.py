@@ -82,7 +82,7 @@ def test_small_texts():
         "2,048 samples",
     ]
     assert listed("abcd", limit=2) == "a, b and 2 more"
-    assert (share(1, 3), share(0, 0)) == ("33 %", "–")
+    assert (share(1 / 3), share(None)) == ("33 %", "–")
     assert [seconds(s) for s in (1.234, 300, 7200)] == ["1.23 s", "5 min", "2 h"]
     assert [amount(v) for v in (6880000.0, 0.01284, 0.0, 1e-9)] == ["6,880,000", "0.0128", "0", "1e-09"]
     assert math.isclose(float(amount(123.4)), 123)

@@ -112,7 +112,7 @@ def show(result: PvfResult, *, as_json: bool, plain: bool, html: Path | None, fi
     if as_json:
         from unsilent.report.jsonout import to_json
 
-        print(json.dumps({**to_json(result), "report": str(path)}, indent=2))
+        print(json.dumps({**to_json(result, fit_per_bit=fit_per_bit), "report": str(path)}, indent=2))
     else:
         from rich.console import Console
 

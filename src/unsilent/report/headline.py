@@ -1,8 +1,7 @@
 """The finding in one sentence, claiming no more than the intervals carry.
 
 Two components are called different only where their intervals do not overlap; the factor between them is
-then given as "about N times" (both saw events) or "at least N times" (one saw none: its upper limit against
-the other's lower limit).
+then "at least" the lower limit of the one over the upper limit of the other.
 """
 
 from __future__ import annotations
@@ -74,11 +73,10 @@ def _probability(result: PvfResult, row: PvfRow) -> tuple[Part, ...]:
 
 
 def _factor(top: PvfRow, bottom: PvfRow) -> str:
-    high, low = top.estimate or 0.0, bottom.estimate or 0.0
-    if low == 0:
-        least = math.floor(10 * top.low / bottom.high) / 10
-        return f"at least {least:g} times" if least < 10 else f"at least {_two_digits(least)} times"
-    return f"about {_two_digits(high / low)} times"
+    least = math.floor(10 * top.low / bottom.high) / 10
+    if least < 1.1:
+        return "more than"
+    return f"at least {least:g} times" if least < 10 else f"at least {_two_digits(least)} times"
 
 
 def _versus(bottom: PvfRow) -> tuple[Part, ...]:
@@ -87,6 +85,6 @@ def _versus(bottom: PvfRow) -> tuple[Part, ...]:
 
 
 def _two_digits(value: float) -> str:
-    """Two leading digits, thousands separated; no more is known of a ratio of two estimates."""
-    power = max(math.floor(math.log10(value)) - 1, -1)
-    return f"{round(value / 10**power) * 10**power:,.{max(0, -power)}f}"
+    """Two leading digits, rounded down, thousands separated."""
+    power = math.floor(math.log10(value)) - 1
+    return f"{math.floor(value / 10**power) * 10**power:,}"

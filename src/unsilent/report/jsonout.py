@@ -27,10 +27,7 @@ def to_json(result: PvfResult, *, fit_per_bit: float | None = None) -> dict[str,
     found["spec"] = {key: getattr(result, key) for key in (*_SPEC, *_SPEC_MACHINE)}
     found |= {"trials_done": result.trials_done, "trials_planned": result.trials_planned}
     found["headline"] = sentence(result)
-    found["results"] = [
-        {**_fields(row), "silent_share": row.sdc / (row.sdc + row.due) if row.sdc + row.due else None}
-        for row in result.rows
-    ]
+    found["results"] = [_fields(row) for row in result.rows]
     found["heat_map"] = _heat_map(result)
     found["lookups"] = [_fields(row) | {"confidence": result.confidence, "unit": result.unit} for row in result.lookups]
     found["notes"] = list(result.notes)

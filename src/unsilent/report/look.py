@@ -81,7 +81,7 @@ def figure(data: list[Figure], height: int, **layout: Any) -> Figure:
     base: Figure = {
         "height": height,
         "font": font,
-        "margin": {"l": 62, "r": 28, "t": 34, "b": 52},
+        "margin": {"l": 74, "r": 28, "t": 34, "b": 52},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},

@@ -45,7 +45,6 @@ def result_table(result: PvfResult) -> list[Line]:
 
 def _result_cells(row: PvfRow) -> tuple[Cell, ...]:
     text = shown(row.estimate, row.low, row.high)
-    wrong = row.sdc + row.due
     kinds = ", ".join(f"{clean(kind)} {count:,}" for kind, count in row.due_kinds.items() if count)
     return (
         Cell(clean(row.parent)),
@@ -54,7 +53,7 @@ def _result_cells(row: PvfRow) -> tuple[Cell, ...]:
         Cell(text.limits, row.high),
         *(Cell(f"{c:,}", float(c)) for c in (row.n, row.units, row.masked, row.benign, row.sdc)),
         Cell(f"{row.due:,}" + (f" ({kinds})" if kinds else ""), float(row.due)),
-        Cell(share(row.sdc, wrong), row.sdc / wrong if wrong else -1.0),
+        Cell(share(row.silent_share), -1.0 if row.silent_share is None else row.silent_share),
         *(Cell(f"{c:,}", float(c)) for c in (row.elements, row.bits)),
         Cell(clean(row.method)),
     )

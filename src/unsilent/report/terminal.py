@@ -7,7 +7,7 @@ read as rich markup (everything is built from `rich.text.Text`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unsilent.report.fit import NEEDS, applies, check_rate, fit_of
@@ -34,9 +34,14 @@ def render(result: PvfResult, console: Console, plain: bool, *, fit_per_bit: flo
     if plain:
         _plain(console, [*main, *layers], fit_per_bit)
     else:
-        _rich(console, main, fit_per_bit)
+        _rich(console, main, COLUMNS, _cells)
         if layers:
-            _rich(console, layers, fit_per_bit, f"The {TOP} most vulnerable layers" if len(layers) == TOP else "Layers")
+            title = f"The {TOP} most vulnerable layers" if len(layers) == TOP else "Layers"
+            _rich(console, layers, COLUMNS, _cells, title)
+        if fit_per_bit is not None:
+            rate, single = fit_per_bit, [row for row in main if row.flips == 1]
+            title = f"Failures per 1e9 hours at {rate:g} per bit (FIT)"
+            _rich(console, single, FIT_COLUMNS, lambda row: _fit_cells(row, rate), title)
     _lines(console, [*([f"note: no FIT: {NEEDS}"] if lost else []), *footer(result, more)], plain)
 
 
@@ -93,7 +98,13 @@ def _lines(console: Console, lines: Sequence[str], plain: bool, first: str = "")
         console.print(Text(f"# {line}" if plain else line, style=style), soft_wrap=plain)
 
 
-def _rich(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None, title: str = "") -> None:
+def _rich(
+    console: Console,
+    rows: Sequence[PvfRow],
+    columns: Sequence[str],
+    cells_of: Callable[[PvfRow], list[str]],
+    title: str = "",
+) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -101,7 +112,7 @@ def _rich(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None, t
     gap = 1 if console.width >= 100 else 0  # beside the one that the box has
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", padding=(0, gap))
     table.add_column("target", overflow="fold", min_width=14)
-    for name in _columns(fit_per_bit):
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     parent = ""
     for number, row in enumerate(rows):
@@ -110,30 +121,27 @@ def _rich(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None, t
             table.add_row(Text(short(clean(parent), NAME_WIDTH), style="dim"))
         indent = "  " if row.parent and row.level != "component" else ""
         style = "bold" if row.level == "model" else ""
-        cells = [indent + short(clean(row.target), NAME_WIDTH), *_cells(row, fit_per_bit)]
+        cells = [indent + short(clean(row.target), NAME_WIDTH), *cells_of(row)]
         if row.level == "model" and number and rows[number - 1].level != "model":
             table.add_section()
         table.add_row(*(Text(cell, style=style) for cell in cells))
     console.print(table)
 
 
-def _columns(fit_per_bit: float | None) -> list[str]:
-    return ["flips", "PVF %", "interval %", "n", "silent", "due", *(["FIT"] if fit_per_bit is not None else [])]
+COLUMNS = ("flips", "PVF %", "interval %", "n", "silent", "due")
+FIT_COLUMNS = ("bits", "FIT", "interval")
 
 
-def _cells(row: PvfRow, fit_per_bit: float | None) -> list[str]:
+def _cells(row: PvfRow) -> list[str]:
     text = shown(row.estimate, row.low, row.high)
     flips = "–" if row.flips is None else str(row.flips)
-    cells = [flips, text.estimate, text.limits, f"{row.n:,}", share(row.sdc, row.sdc + row.due), f"{row.due:,}"]
-    return cells if fit_per_bit is None else [*cells, _fit(row, fit_per_bit)]
+    return [flips, text.estimate, text.limits, f"{row.n:,}", share(row.silent_share), f"{row.due:,}"]
 
 
-def _fit(row: PvfRow, fit_per_bit: float) -> str:
-    if row.flips != 1:
-        return "–"
+def _fit_cells(row: PvfRow, fit_per_bit: float) -> list[str]:
     found = fit_of(row, fit_per_bit)
     text = shown(found.estimate, found.low, found.high, scale=1.0)
-    return f"{text.estimate} {text.limits}"
+    return [f"{row.bits:,}", text.estimate, text.limits]
 
 
 def _plain(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None) -> None:
@@ -153,7 +161,7 @@ def _plain_cells(row: PvfRow, fit_per_bit: float | None) -> list[str]:
     text = shown(row.estimate, row.low, row.high)
     flips = "–" if row.flips is None else str(row.flips)
     cells = [row.level, clean(row.target), clean(row.parent), flips, text.estimate, text.low, text.high]
-    cells += [str(row.n), str(row.sdc), str(row.due), share(row.sdc, row.sdc + row.due)]
+    cells += [str(row.n), str(row.sdc), str(row.due), share(row.silent_share)]
     if fit_per_bit is None:
         return cells
     if row.flips != 1:

@@ -53,9 +53,9 @@ def shown(estimate: float | None, low: float, high: float, scale: float = 100.0)
     return Shown(_text(estimate * scale, places, ROUND_HALF_EVEN), lower, upper)
 
 
-def share(part: int, whole: int) -> str:
-    """A share of counts in percent, without decimals; ``–`` where there is nothing to share."""
-    return f"{100 * part / whole:.0f} %" if whole else "–"
+def share(value: float | None) -> str:
+    """A share in percent, without decimals; ``–`` where there is nothing to share."""
+    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def seconds(value: float) -> str:

@@ -66,6 +66,12 @@ class Tally:
         units: NDArray[np.int64] = self.classes.sum(1)
         return units
 
+    @property
+    def silent(self) -> float | None:
+        """Share of the incorrect units that are silent; None where none is incorrect."""
+        wrong = int(self.incorrect.sum())
+        return float(self.classes[:, Outcome.SDC].sum()) / wrong if wrong else None
+
     def totals(self) -> dict[str, int]:
         """Units by class name over all trials."""
         sums = self.classes.sum(0)
@@ -132,7 +138,7 @@ def analyse(store: Store, question: Question) -> PvfResult:
         rows=tuple(rows),
         heat_map=heat_map(hits, description, question.unit),
         lookups=lookup_rows(hits, description, question.unit, question.confidence, question.interval),
-        notes=(*description.notes, *_notes(rows, question)),
+        notes=(*description.notes, *_notes(rows)),
     )
 
 
@@ -145,8 +151,10 @@ def _row(
     interval: Interval,
     question: Question,
     size: tuple[int, int],
+    silent: float | None = None,
 ) -> PvfRow:
     totals = tally.totals()
+    silent = tally.silent if silent is None else silent
     due = {o.name.lower(): totals[o.name.lower()] for o in Outcome if o.due}
     return PvfRow(
         target=name,
@@ -168,6 +176,7 @@ def _row(
         elements=size[0],
         bits=size[1],
         method=interval.method,
+        silent_share=silent,
         incorrect_trials=int((tally.incorrect > 0).sum()),
     )
 
@@ -211,7 +220,15 @@ def _group(
     # Elements of bit targets are the same ones again at every position.
     bits = sum(t.bits for t, _ in members)
     elements = sum(t.elements for t, _ in members if t.level != "bit" or t.name.endswith("/bit0"))
-    return _row(name, level, parent, flips, Tally.joined(y for _, y in members), interval, question, (elements, bits))
+    wrong = {t.name: t.share * (intervals[t.name].estimate or 0.0) for t, _ in members}
+    silent = (
+        sum(wrong[t.name] * (y.silent or 0.0) for t, y in members) / sum(wrong.values())
+        if any(wrong.values())
+        else None
+    )
+    return _row(
+        name, level, parent, flips, Tally.joined(y for _, y in members), interval, question, (elements, bits), silent
+    )
 
 
 def _layers_by_hits(hits: list[SingleHit], description: Description, question: Question) -> list[PvfRow]:
@@ -233,13 +250,8 @@ def _layers_by_hits(hits: list[SingleHit], description: Description, question: Q
     return rows if hits else []
 
 
-def _notes(rows: Sequence[PvfRow], question: Question) -> list[str]:
-    notes = [
-        f"Intervals are {question.confidence:.0%}; n counts independent trials, and intervals are widened because one fault is "
-        f"scored on many {question.unit}s."
-        if question.unit == "sample"
-        else f"Intervals are {question.confidence:.0%}; a batch counts as incorrect when any of its samples is."
-    ]
+def _notes(rows: Sequence[PvfRow]) -> list[str]:
+    notes = []
     rare = dict.fromkeys(r.target for r in rows if r.level == "component" and 0 < r.incorrect_trials < FEW)
     if rare:
         notes.append(

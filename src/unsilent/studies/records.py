@@ -17,7 +17,7 @@ class PvfRow:
     parent: str
     """The component a layer or tensor, the layer a bit belongs to; ``""`` for model and component."""
     flips: int | None
-    """Faults drawn per trial; None where the fault model draws at a rate."""
+    """Faults drawn per trial; None where the fault model itself says how many (a rate, a run, a count)."""
     estimate: float | None
     """PVF; None when no trial struck this target."""
     low: float
@@ -33,13 +33,15 @@ class PvfRow:
     benign: int
     sdc: int
     due: int
-    """Counts of units; PVF counts sdc + due, the silent share is sdc / (sdc + due)."""
+    """Counts of units; PVF counts sdc + due. In a row over several targets they are plain sums, not weighted by share."""
     due_kinds: Mapping[str, int]
     """The due count split into nonfinite, exception, crash, hang."""
     elements: int
     bits: int
     method: str
     """How estimate and interval were made, in a few words."""
+    silent_share: float | None
+    """Share of the incorrect outputs that are silent, weighted like the estimate; None without incorrect outputs."""
     incorrect_trials: int = 0
     """Trials in which at least one output was incorrect: how many faults decide this row."""
 
