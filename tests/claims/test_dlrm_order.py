@@ -34,9 +34,8 @@ def measured(name: str, *words: object, trials: int = 20_000) -> Rows:
     assert done.returncode == 0, done.stderr
     rows = {(r["target"], r["flips"]): r for r in json.loads(done.stdout)["results"] if r["level"] == "component"}
     for (target, flips), r in rows.items():
-        print(
-            f"{name} {target:12} x{flips:<4} {r['estimate']:.6f} [{r['low']:.6f}, {r['high']:.6f}] due {r['due'] / r['units']:.6f}"
-        )
+        limits = f"[{r['low']:.6f}, {r['high']:.6f}]"
+        print(f"{name} {target:12} x{flips:<4} {r['estimate']:.6f} {limits} due {r['due'] / r['units']:.6f}")
     return rows
 
 
