@@ -83,9 +83,9 @@ class PlainEngine:
         self._record_golden()
 
     def _record_golden(self) -> None:
-        state = torch.random.get_rng_state()
+        states = _random_states()
         first = [clone(self._run(b)) for b in self.batches]
-        self.seeded = not torch.equal(state, torch.random.get_rng_state())
+        self.seeded = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
         if self.seeded:
             first = [clone(self._run(b)) for b in self.batches]
         self.golden = first
@@ -153,6 +153,12 @@ def check_golden(one: Any, two: Any, batch: int) -> None:
             f"golden run, batch {batch}: two fault-free runs differ, so no fault can be told from noise; "
             "make the run deterministic (dropout off, seeds, deterministic kernels)"
         )
+
+
+def _random_states() -> list[torch.Tensor]:
+    """State of torch's generators, of every device that is in use."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.random.get_rng_state(), *devices]
 
 
 def _hash(values: Sequence[Any]) -> str:

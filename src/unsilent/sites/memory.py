@@ -60,8 +60,8 @@ class Memory:
         if self._array is not None:
             self._array[index] = words
             return
-        values = torch.from_numpy(words.view(np.dtype(f"i{self.codec.word.itemsize}")))
-        self._words[self._on_device(index)] = values.to(self._words.device)
+        values = torch.tensor(words.view(np.dtype(f"i{self.codec.word.itemsize}")), device=self._words.device)
+        self._words[self._on_device(index)] = values
 
     def hash(self) -> str:
         """xxh3-128 of dtype, shape and all bits."""

@@ -1,0 +1,57 @@
+"""Word access through numpy (CPU) and through torch (other devices) is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from unsilent.faults import CODECS
+from unsilent.sites.memory import Memory
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+]
+
+
+def tensors(dtype, device):
+    base = torch.randint(0, 100, (6, 8), generator=torch.Generator().manual_seed(0)).float().to(dtype).to(device)
+    return {
+        "dense": base,
+        "turned": base.t(),
+        "strided": base[::2, 1::3],
+        "vector": base[0],
+        "row": base[:, 3],
+        "scalar": base[2, 3],
+    }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", sorted(CODECS))
+def test_the_torch_path_reads_and_writes_the_same_words(dtype, device):
+    for name, tensor in tensors(getattr(torch, dtype), device).items():
+        quick, general = Memory(tensor), Memory(tensor)
+        general._array = None  # what a tensor on another device has
+        elements = np.unique(np.random.default_rng(1).integers(0, tensor.numel(), 5))
+        expected = tensor.detach().cpu().contiguous().flatten()[torch.from_numpy(elements)].view(torch.uint8).numpy()
+        before = general.read(elements)
+        assert before.dtype == CODECS[dtype].word
+        assert before.view(np.uint8).tolist() == expected.tolist(), name
+        assert quick.read(elements).tolist() == before.tolist()
+        digest = quick.hash()
+        flipped = before ^ before.dtype.type(5)
+        flipped.flags.writeable = False  # operands of a fault are read-only
+        general.write(elements, flipped)
+        assert quick.read(elements).tolist() == flipped.tolist()
+        assert quick.hash() == general.hash() != digest
+        quick.write(elements, before)
+        assert general.read(elements).tolist() == before.tolist()
+        assert general.hash() == digest
+
+
+def test_reading_gives_a_copy():
+    tensor = torch.arange(4.0)
+    words = Memory(tensor).read(np.array([1, 2]))
+    words[:] = 0
+    assert tensor.tolist() == [0, 1, 2, 3]
