@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unsilent.campaigns.executors import Executor, Observer, Silent
+from unsilent.campaigns.executors import Executor
+from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError

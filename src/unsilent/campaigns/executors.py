@@ -11,38 +11,12 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Protocol, Self
 
+from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.errors import UsageError, unknown
 
 EXECUTORS = ("serial", "processes")
-
-
-class Observer(Protocol):
-    """Told what goes on; every method may do nothing."""
-
-    def loading(self, description: str, done: float, total: float) -> None:
-        """A workload is being prepared (trained)."""
-
-    def planned(self, done: int, total: int) -> None:
-        """How many trials are stored, and how many there will be."""
-
-    def trial(self, row: TrialRow) -> None:
-        """A trial ended."""
-
-    def worker_lost(self, trial: TrialId, why: str) -> None:
-        """A worker died or was killed for passing the deadline; the campaign goes on."""
-
-
-class Silent:
-    """An observer that does nothing."""
-
-    def loading(self, description: str, done: float, total: float) -> None: ...
-
-    def planned(self, done: int, total: int) -> None: ...
-
-    def trial(self, row: TrialRow) -> None: ...
-
-    def worker_lost(self, trial: TrialId, why: str) -> None: ...
 
 
 class Executor(Protocol):
@@ -80,8 +54,6 @@ def make_executor(
     observer: Observer | None = None,
 ) -> Executor:
     """The executor of that name; raises ``UsageError`` for an unknown one or for jobs that do not fit it."""
-    from unsilent.campaigns.processes import ProcessExecutor
-
     if name not in EXECUTORS:
         raise unknown("executor", name, EXECUTORS)
     if jobs < 1:

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch
 
-from unsilent.campaigns.executors import Observer, Silent
+from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.runner import TrialRunner
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.workloads.base import InferenceWorkload

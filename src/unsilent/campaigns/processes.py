@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
-from unsilent.campaigns.executors import Observer
+from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.errors import UnsilentError, UsageError
 

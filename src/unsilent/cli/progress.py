@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from unsilent.campaigns.executors import Observer, Silent
+from unsilent.campaigns.observer import Observer, Silent
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

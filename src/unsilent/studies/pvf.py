@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unsilent.campaigns import Budget, CampaignSpec, Store, make_executor, run_campaign
-from unsilent.campaigns.executors import Executor, Observer
+from unsilent.campaigns.executors import Executor
+from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
 from unsilent.studies.analysis import Question, analyse
 from unsilent.studies.records import PvfResult

@@ -1,0 +1,35 @@
+"""Who is told what a campaign does while it runs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from unsilent.campaigns.spec import TrialId, TrialRow
+
+
+class Observer(Protocol):
+    """Told what goes on; every method may do nothing."""
+
+    def loading(self, description: str, done: float, total: float) -> None:
+        """A workload is being prepared (trained)."""
+
+    def planned(self, done: int, total: int) -> None:
+        """How many trials are stored, and how many there will be."""
+
+    def trial(self, row: TrialRow) -> None:
+        """A trial ended."""
+
+    def worker_lost(self, trial: TrialId, why: str) -> None:
+        """A worker died or was killed for passing the deadline; the campaign goes on."""
+
+
+class Silent:
+    """An observer that does nothing."""
+
+    def loading(self, description: str, done: float, total: float) -> None: ...
+
+    def planned(self, done: int, total: int) -> None: ...
+
+    def trial(self, row: TrialRow) -> None: ...
+
+    def worker_lost(self, trial: TrialId, why: str) -> None: ...
