@@ -241,7 +241,10 @@ def test_an_edited_file_is_another_campaign(stored, tiny):
     done = unsilent_cli("pvf", f"{tiny}:make", "--trials", 5, "--quiet", "--store", stored)
     assert done.returncode == 2
     assert "holds another campaign (code changed)" in done.stderr
-    again = unsilent_cli("replay", stored, "first/x1/0")
+    unasked = unsilent_cli("replay", stored, "first/x1/0")
+    assert unasked.returncode == 2
+    assert "which is code; to run it again say so: --workload tiny.py:make" in unasked.stderr
+    again = unsilent_cli("replay", stored, "first/x1/0", "--workload", f"{tiny}:make")
     assert again.returncode == 2
     assert "was made with another code" in again.stderr
 

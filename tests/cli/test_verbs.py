@@ -77,10 +77,12 @@ def test_plain_output_has_no_escape_codes(campaign):
 def test_every_trial_replays_the_same(campaign):
     folder, _ = campaign
     for trial in ("first/x1/0", "last/x8/39"):
-        done = unsilent_cli("replay", "s.sqlite", trial, cwd=folder)
+        done = unsilent_cli("replay", "s.sqlite", trial, "--workload", "tiny.py:make", cwd=folder)
         assert done.returncode == 0, done.stderr
         assert f"{trial} ended the same" in done.stdout
-    told = json.loads(unsilent_cli("replay", "s.sqlite", "norm/x8/3", "--json", cwd=folder).stdout)
+    told = json.loads(
+        unsilent_cli("replay", "s.sqlite", "norm/x8/3", "--workload", "tiny.py:make", "--json", cwd=folder).stdout
+    )
     assert told["same"] is True
     assert told["stored"] == told["again"]
 
@@ -95,7 +97,7 @@ def test_a_row_that_was_changed_replays_differently(campaign, tmp_path):
     copy.write_bytes((folder / "s.sqlite").read_bytes())
     with closing(sqlite3.connect(copy)) as db, db:
         db.execute("UPDATE trial SET codes = ? WHERE target = 'first' AND k = 0", (zlib.compress(b"\x02" * 14),))
-    done = unsilent_cli("replay", copy, "first/x1/0", cwd=folder)
+    done = unsilent_cli("replay", copy, "first/x1/0", "--workload", "tiny.py:make", cwd=folder)
     assert done.returncode == 1
     assert "ENDED DIFFERENTLY" in done.stdout
 

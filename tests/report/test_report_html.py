@@ -3,16 +3,23 @@
 import errno
 import html.parser
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from unsilent.errors import UsageError
-from unsilent.report.html import as_script, figures, render_html, write_html
+from unsilent.report.fit import MIXED
+from unsilent.report.html import as_script, figures, is_ours, render_html, write_html
+from unsilent.report.tables import RESULT_COLUMNS
+from unsilent.report.terminal import FEW_TEXT
+from unsilent.studies.records import HeatMap
+from unsilent.version import __version__
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -114,6 +121,11 @@ def test_zero_and_no_data_stay_apart(corners, demo):
     assert "no trial" in cells["text"][0][1]
 
 
+def test_an_upper_limit_below_all_lower_limits_is_drawn(result, row):
+    rows = [row("a", low=0.004, high=0.02), row("b", estimate=0.0, low=0.0, high=0.0002)]
+    assert figures(result(rows))["curves"]["layout"]["xaxis"]["range"][0] <= math.log10(0.0002)
+
+
 def test_hover_and_labels_hold_no_markup_of_names(hostile):
     text = json.dumps(figures(hostile))
     assert "<script" not in text
@@ -165,6 +177,58 @@ def test_unwritable_places_are_one_line(demo, tmp_path):
         with pytest.raises(UsageError, match="cannot write the report"):
             write_html(demo, path)
     assert os.listdir(tmp_path) == []
+
+
+def test_knows_its_own_files(demo, hostile, tmp_path):
+    for name, study in (("a", demo), ("b", hostile)):
+        assert is_ours(write_html(study, tmp_path / name))
+    page = (tmp_path / "a").read_text(encoding="utf-8")
+    assert f'<meta name="generator" content="Unsilent {__version__}">' in page
+    other = tmp_path / "other.html"
+    for text in ("", "<!doctype html><p>Unsilent", "x" * 4096 + page, page[:30]):
+        other.write_text(text, encoding="utf-8")
+        assert not is_ours(other), text[:40]
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "none", tmp_path / "pipe", tmp_path / ("x" * 300), "a\0b"):
+        assert not is_ours(path)
+
+
+def test_says_how_to_make_it_again(demo):
+    assert "this command makes the same numbers again" in render_html(demo)
+    call = replace(demo, command="unsilent.pvf(workload, trials=500, seed=7)")
+    assert "this Python call makes the same numbers again" in render_html(call)
+
+
+def test_table_keeps_what_matters_in_sight(result, row):
+    rows = [row("a", incorrect_trials=9, method="by hand <b>", bits=77_777), row("b", incorrect_trials=10)]
+    text = render_html(result(rows), fit_per_bit=1e-4)
+    assert [h for h in RESULT_COLUMNS if h in ("silent", "detectable", "silent %")] == [
+        "silent",
+        "detectable",
+        "silent %",
+    ]
+    assert not {"units", "elements", "method"} & set(RESULT_COLUMNS)
+    page = Page(text)
+    titles = [attributes["title"] for tag, attributes in page.tags if tag == "tr" and "title" in attributes]
+    assert (
+        titles[0]
+        == "1,000 elements, 77,777 bits, 50,000 samples judged, 9 faults with an incorrect output; by hand <b>"
+    )
+    assert page.text.count("1.0 †") == 2  # among all rows and beside its FIT
+    assert page.text.count(f"† {FEW_TEXT}") == 2
+    assert "†" not in Page(render_html(result(rows[1:]))).text
+
+
+def test_no_fit_for_mixed_widths(result, row):
+    page = Page(render_html(result([row("a"), row("b", width_share=0.5)]), fit_per_bit=1e-4))
+    assert page.text.count(MIXED) == 1
+
+
+def test_heat_map_of_one_row_has_a_bar_that_fits(demo):
+    one = replace(demo, heat_map=HeatMap(("fc",), (0, 15), {0: "mantissa", 15: "sign"}, ((0.1, 0.0),), ((5, 9),)))
+    drawn = figures(one)["heat"]
+    assert drawn["data"][0]["colorbar"]["orientation"] == "h"
+    assert drawn["layout"]["height"] - drawn["layout"]["margin"]["t"] - drawn["layout"]["margin"]["b"] > 40
 
 
 def test_heavy_packages_are_imported_late():

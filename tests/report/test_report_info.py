@@ -1,15 +1,22 @@
 """What the figures, the headline and the FIT table say, against numbers made by hand."""
 
 import math
+import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from unsilent.errors import UsageError
-from unsilent.report.fit import fit_rows, surprise
+from unsilent.report.fit import MIXED, fit_rows, surprise
 from unsilent.report.headline import sentence
 from unsilent.report.info import BARS, SERIES, curves, due_split, heat, main_level, outcome_split, split_rows
 from unsilent.studies.records import HeatMap
+
+
+def wilson(hits, trials, z):
+    middle, half = hits + z * z / 2, z * math.sqrt(hits * (trials - hits) / trials + z * z / 4)
+    return (middle - half) / (trials + z * z), (middle + half) / (trials + z * z)
 
 
 def test_curves_group_by_target_and_keep_zero(result, row, no_trial):
@@ -64,22 +71,44 @@ def test_headline_claims_a_difference_only_where_intervals_separate(result, row)
         "A random single-bit flip in `top` makes an output wrong with probability 31 % [25, 38]"
         " — at least 5 times `embedding` (2.0 % [1.0, 5.0])."
     )
-    overlap = sentence(result([replace(low, high=0.26), high]))
-    assert overlap.endswith("[25, 38]; the intervals of the components overlap: ranking them needs more trials.")
-    zero = sentence(result([replace(low, estimate=0.0, low=0.0, high=0.01), high]))
-    assert zero.endswith("— at least 25 times `embedding` (< 1.0 %).")
+    overlap = sentence(result([replace(low, joint_high=0.26), high]))
+    assert overlap.endswith(
+        "[25, 38]; intervals that hold for all components at once overlap: ranking them needs more trials."
+    )
+    zero = sentence(result([replace(low, estimate=0.0, low=0.0, high=0.01, joint_high=0.02), high]))
+    assert zero.endswith("— at least 12 times `embedding` (< 1.0 %).")
+
+
+def test_equal_targets_are_rarely_called_different(result, row):
+    """Of many equal components the best and the worst are picked after looking: only joint limits survive that."""
+    rng = np.random.default_rng(11)
+    parts, trials, normal = 50, 400, statistics.NormalDist()
+    claims = []
+    for confidence in (0.95, 1 - 0.05 / parts):
+        claimed, z = 0, normal.inv_cdf(0.5 + confidence / 2)
+        for _ in range(60):
+            rows = []
+            for i, hits in enumerate(rng.binomial(trials, 0.1, parts)):
+                low, high = wilson(hits, trials, z)
+                rows.append(row(f"p{i}", estimate=hits / trials, joint_low=low, joint_high=high))
+            claimed += "overlap" not in sentence(result(rows))
+        claims.append(claimed)
+    assert claims[0] > 15
+    assert claims[1] <= 3
 
 
 def test_headline_speaks_of_one_flip_of_the_unit_and_of_the_model(result, row, no_trial):
     assert sentence(result([row("a"), row("a", flips=1, estimate=0.5)], unit="batch")).startswith("A random single-bit")
     both = [row("a", flips=4), row("a", flips=2), row("model", "model", flips=2, estimate=0.02, unit="batch")]
     assert sentence(result(both)).startswith(
-        "A fault of 2 random bit flips anywhere in the model makes the output of a batch wrong with probability 2.0 %"
+        "A fault of 2 random bit flips anywhere in the parameters makes the output of a batch wrong with probability 2.0 %"
     )
+    some = sentence(result(both, at="param:emb.* param:top.*"))
+    assert some.startswith("A fault of 2 random bit flips in the parameters `param:emb.* param:top.*` makes")
     rate = sentence(result([replace(row("a"), flips=None)], fault="rate:at=1e-6"))
-    assert rate.startswith("A random `rate:at=1e-6` fault in `a` makes")
+    assert rate.startswith("A `rate:at=1e-6` fault in `a` makes")
     some = sentence(result([row("a", flips=8)], fault="bitflip:bits=exponent"))
-    assert some.startswith("A random `bitflip:bits=exponent` fault of 8 places in `a` makes")
+    assert some.startswith("A `bitflip:bits=exponent` fault of 8 places in `a` makes")
     none = sentence(result([row("a", estimate=0.0, low=0.0, high=0.0038)]))
     assert (
         none == "A random single-bit flip in `a` made no output wrong in 500 trials: its probability is below 0.38 %."
@@ -99,9 +128,24 @@ def test_fit_by_hand(result, row, no_trial):
     assert found[1].estimate == pytest.approx(10)
     assert found[2].estimate is None
     assert surprise(found) == (
-        "table dominates although its PVF is lower than that of mlp: it holds 1,000 times as many bits."
+        "table has more FIT than mlp although its PVF is lower: it holds 1,000 times as many bits."
     )
+    unsure = fit_rows(result([mlp, replace(table, joint_high=0.06)]), 1e-4)
+    assert surprise(unsure) == ""
     assert surprise(fit_rows(result([mlp, empty]), 1e-4)) == ""
+
+
+def test_no_fit_where_elements_have_several_widths(result, row):
+    """PVF is uniform over elements, a rate per bit over bits: with several widths the product means nothing."""
+    mixed = row("mixed", width_share=0.98, bits=10**9)
+    found = fit_rows(result([mixed, row("a", width_share=0.995), row("model", "model", width_share=0.6)]), 1e-4)
+    assert [(f.row.target, f.estimate is None, f.reason) for f in found] == [
+        ("a", False, ""),
+        ("mixed", True, MIXED),
+        ("model", True, MIXED),
+    ]
+    assert (found[1].low, found[1].high, found[1].text.estimate, found[1].limits) == (None, None, "–", MIXED)
+    assert surprise(found) == ""
 
 
 @pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf])

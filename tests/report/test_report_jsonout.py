@@ -55,3 +55,21 @@ def test_rows_without_trials_and_rates(corners):
 )
 def test_strict(value, expected):
     assert strict(value) == expected
+
+
+def test_spec_is_complete(demo):
+    spec = to_json(demo)["spec"]
+    assert set(spec) >= set(demo.spec) | {"unit", "confidence", "samples", "batches", "info"}
+    assert (spec["flips"], spec["options"], spec["data"], spec["weights"]) == (
+        [1, 4, 16],
+        [["rows", "2048"]],
+        "clicks.tsv",
+        None,
+    )
+    assert (spec["at"], spec["judge"], spec["dtype"]) == (["param:*"], "top1", "float32")
+
+
+def test_fit_of_mixed_widths_is_null(result, row):
+    fit = to_json(result([row("a"), row("b", width_share=0.5)]), fit_per_bit=1e-4)["fit"]
+    assert [f["reason"] for f in fit] == [None, "mixed element widths"]
+    assert (fit[1]["estimate"], fit[1]["low"], fit[1]["high"]) == (None, None, None)

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from unsilent.errors import UsageError
-from unsilent.report.terminal import TOP, render
+from unsilent.report.fit import MIXED
+from unsilent.report.terminal import FEW_TEXT, TOP, due_text, render
 
 
 def text_of(result, plain=False, width=120, **more):
@@ -18,29 +19,40 @@ def text_of(result, plain=False, width=120, **more):
 def test_plain_is_stable(result, row, no_trial):
     rows = [
         row("emb", estimate=0.0, low=0.0, high=0.003827, n=1000),
-        row("top mlp", estimate=0.0031, low=0.0018, high=0.0046, n=1000, units=100000, sdc=248, due=62),
+        row(
+            "top mlp",
+            estimate=0.0031,
+            low=0.0018,
+            high=0.0046,
+            n=1000,
+            units=10**5,
+            sdc=248,
+            due=62,
+            incorrect_trials=7,
+        ),
         no_trial("none"),
         row("model", "model", estimate=0.002, low=0.001, high=0.003, n=2000, units=1000, sdc=1, due=1),
     ]
     assert text_of(result(rows, notes=("mind this",)), plain=True, width=60).splitlines() == [
         "# dlrm: parameter vulnerability factor (PVF), bitflip at param:*",
-        "# 6,000 trials on 2,048 samples in 2 batches, AUC 0.7931; unit sample, judge top1(), law per-element, seed 7",
+        "# 6,000 trials on 2,048 samples in 2 batches, AUC 0.7931; unit sample, judge top1, law per-element, seed 7",
         "# A random single-bit flip in `top mlp` makes an output wrong with probability 0.31 % [0.18, 0.46]; "
-        "the intervals of the components overlap: ranking them needs more trials.",
-        "level      target   parent  flips  pvf%      low%  high%  n     sdc  due  silent",
-        "component  emb      -       1      <0.39     0     0.39   1000  0    0    –",
-        "component  top_mlp  -       1      0.31      0.18  0.46   1000  248  62   80%",
-        "component  none     -       1      no_trial  0     100    0     0    0    –",
-        "model      model    -       1      0.20      0.10  0.30   2000  1    1    50%",
+        "intervals that hold for all components at once overlap: ranking them needs more trials.",
+        "level      target   parent  flips  pvf%      low%  high%  n     sdc  due  silent  deciding",
+        "component  emb      -       1      <0.39     0     0.39   1000  0    0    –       0",
+        "component  top_mlp  -       1      0.31      0.18  0.46   1000  248  62   80%     7",
+        "component  none     -       1      no_trial  0     100    0     0    0    –       0",
+        "model      model    -       1      0.20      0.10  0.30   2000  1    1    50%     0",
+        f"# deciding below 10: {FEW_TEXT}",
         "# note: mind this",
-        "# 95 % intervals, n counts faults; 93.4 s (3 min CPU) on cpu, float32",
+        "# 95 % intervals, n counts faults, differences rest on joint intervals; 93.4 s (3 min CPU) on cpu, float32",
     ]
 
 
 def test_columns_of_a_pipe_never_shift(hostile, demo, corners):
     for study in (hostile, demo, *corners.values()):
         lines = [line for line in text_of(study, plain=True, fit_per_bit=1e-4).splitlines() if line[0] != "#"]
-        assert {len(line.split()) for line in lines} in ({11}, {14})
+        assert {len(line.split()) for line in lines} in ({12}, {15})
 
 
 def test_rich_table(demo):
@@ -58,7 +70,7 @@ def test_many_layers_stay_readable(corners):
     for plain in (False, True):
         text = text_of(corners["deep"], plain)
         assert text.count("encoder.layers") == TOP
-        assert "… and 180 more rows of layers and bits: --json and the HTML report have them all." in text
+        assert "… and 180 more rows of layers and bits: --json and the HTML report have every row." in text
 
 
 def test_names_are_not_markup(hostile):
@@ -87,3 +99,61 @@ def test_corners(corners):
 def test_a_wrong_rate_is_refused(demo):
     with pytest.raises(UsageError):
         text_of(demo, fit_per_bit=-1)
+
+
+def test_no_fit_for_mixed_widths(result, row):
+    study = result([row("a"), row("quantised", width_share=0.7), row("model", "model", width_share=0.9)])
+    text = text_of(study, fit_per_bit=1e-4, width=80)
+    assert "note: no FIT for quantised, model: mixed element widths" in text
+    table = text[text.index("Failures per") :]
+    assert [line.split()[2:] for line in table.splitlines() if "– " in line] == [["–", *MIXED.split()]] * 2
+    lines = text_of(study, plain=True, fit_per_bit=1e-4).splitlines()
+    assert [line.split()[-3:] for line in lines if line.startswith("model")] == [["–"] * 3]
+    assert all(line.startswith(("# ", "level ", "component ", "model ")) for line in lines)
+
+
+def test_due_is_the_weighted_share(result, row):
+    """The model row pools counts of parts that were not sampled in proportion: only shares may be multiplied."""
+    model = row("model", "model", estimate=0.02, low=0.01, high=0.03, sdc=1, due=999, silent_share=0.75)
+    assert due_text(model) == "0.5"
+    assert due_text(row("a", estimate=0.02, low=0.01, high=0.03, silent_share=1.0)) == "0"
+    assert due_text(row("a", estimate=0.0, low=0.0)) == "–"
+    assert "999" not in text_of(result([model]))
+    assert "999" in text_of(result([model]), plain=True)
+
+
+def test_rows_that_few_faults_decide_are_marked(result, row):
+    rows = [row("a", incorrect_trials=9), row("b", incorrect_trials=10), row("b.0", "layer", "b", incorrect_trials=1)]
+    text = text_of(result(rows), fit_per_bit=1e-4)
+    marked = {line.split()[0] for line in text.splitlines() if "*" in line.replace("param:*", "").replace("* ", "*", 1)}
+    assert marked == {"a", "b.0", "*:"}
+    assert f"*: {FEW_TEXT}" in text
+    assert FEW_TEXT not in text_of(result(rows[1:2]))
+
+
+def test_a_component_of_one_layer_is_said_once(result, row):
+    rows = [
+        row("head"),
+        row("head", "layer", "head"),
+        row("body"),
+        row("body.0", "layer", "body"),
+        row("model", "model"),
+    ]
+    text = text_of(result(rows))
+    assert text[text.index("Layers") :].count("head") == 0
+    assert "body.0" in text
+    assert text_of(result(rows), plain=True).count(" head ") == 3
+    other = text_of(result([row("head"), row("head", "layer", "head", n=7), row("model", "model")]))
+    assert other[other.index("Layers") :].count("head") == 2
+    many = [row(f"l{i}", "layer", "body", estimate=0.01 + i / 1000) for i in range(TOP + 1)]
+    assert "… and 1 more row of layers" in text_of(result([row("body"), *many]))
+
+
+def test_eighty_columns_fold_names_where_they_part(result, row):
+    name = "encoder.layers.10.self_attention.conv/v1"
+    wide = {"estimate": 0.12345, "low": 0.12301, "high": 0.12391, "n": 1_000_000, "flips": 128}
+    text = text_of(result([row(name, **wide), row("model", "model", **wide)]), width=80)
+    assert max(map(len, text_of(result([row(name, **wide)]), width=80).splitlines())) <= 80
+    assert "conv/v1" in text
+    assert "self_attention." in text
+    assert "[12.30, 12.40]" in text

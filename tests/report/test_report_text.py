@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsilent.report.text import amount, clean, counted, distinct, listed, seconds, share, short, shown
+from unsilent.report.text import amount, clean, counted, distinct, folded, listed, part, seconds, share, short, shown
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,23 @@ def test_small_texts():
     assert [seconds(s) for s in (1.234, 300, 7200)] == ["1.23 s", "5 min", "2 h"]
     assert [amount(v) for v in (6880000.0, 0.01284, 0.0, 1e-9)] == ["6,880,000", "0.0128", "0", "1e-09"]
     assert math.isclose(float(amount(123.4)), 123)
+
+
+def test_folded_breaks_where_names_part():
+    assert folded("layers.10.self_attention", 12) == ["layers.10.", "self_", "attention"]
+    assert folded("stem.conv/v1", 10) == ["stem.", "conv/v1"]
+    assert folded("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
+    assert folded("", 10) == [""]
+
+
+@given(st.text(max_size=60), st.integers(1, 30))
+def test_folded_loses_nothing(name, width):
+    lines = folded(name, width)
+    assert "".join(lines) == name
+    assert max(map(len, lines)) <= width
+
+
+def test_part_keeps_the_digits_of_the_whole():
+    assert part(0.25, 0.02, 0.01, 0.03) == "0.5"
+    assert part(0.0, 0.02, 0.01, 0.03) == "0"
+    assert part(1e-6, 0.5, 0.4, 0.6) == "0.00005"

@@ -174,6 +174,7 @@ def test_no_trials():
         lambda: combine([1.5, -0.5], [wilson(1, 2), wilson(1, 2)]),
         lambda: combine([1.0], [wilson(1, 2), wilson(1, 2)]),
         lambda: combine([1.0], [wilson(1, 2, 0.9)]),
+        lambda: combine([1.0], [wilson(1, 2)], method="wald"),
     ],
 )
 def test_nonsense_is_refused(call):
@@ -228,14 +229,157 @@ def test_combine_one_stratum_is_itself():
     assert both.n == 70
 
 
-def test_combine_by_hand():
-    a = Interval(0.2, 0.1, 0.35, 0.95, 100, "")
-    b = Interval(0.0, 0.0, 0.04, 0.95, 90, "")
-    found = combine([0.25, 0.75], [a, b])
-    assert found.estimate == pytest.approx(0.05)
-    assert found.low == pytest.approx(0.05 - 0.025)
-    assert found.high == pytest.approx(0.05 + math.hypot(0.25 * 0.15, 0.75 * 0.04))
+def test_variances():
+    assert wilson(3, 10).variance == pytest.approx(0.3 * 0.7 / 9)
+    assert clopper_pearson(3, 10).variance == pytest.approx(0.3 * 0.7 / 9)
+    # Residuals (-.5, -.5, .5, .5) of 8 units: 4/3 * 1 / 64.
+    assert clustered([0, 0, 1, 1], [2, 2, 2, 2]).variance == pytest.approx(1 / 48)
+    assert [i.variance for i in (wilson(0, 9), wilson(1, 1), wilson(0, 0), clustered([3], [9]))] == [0, 0, 0, 0]
+    assert Interval(0.5, 0.4, 0.6, 0.95, 10, "").variance == 0
+
+
+@pytest.mark.parametrize(("method", "base"), [("wilson", wilson), ("clopper-pearson", clopper_pearson)])
+def test_combine_by_hand(method, base):
+    # p = 0.25 * 0.2 + 0.75 * 0.4; the variances are the intervals' own; df = 100 + 90 - 2.
+    a = Interval(0.2, 0.1, 0.35, 0.95, 100, "", 0.0016)
+    b = Interval(0.4, 0.3, 0.5, 0.95, 90, "", 0.004)
+    found = combine([0.25, 0.75], [a, b], 0.95, method)
+    variance = 0.0625 * 0.0016 + 0.5625 * 0.004
+    n_eff = 0.35 * 0.65 / variance * (1.9599639845 / 1.9726626922) ** 2
+    expected = base(0.35 * n_eff, n_eff)
+    assert found.estimate == pytest.approx(0.35)
+    assert found.variance == pytest.approx(variance)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-6)
     assert found.n == 190
+    assert found.method == f"{expected.method}, stratified"
+
+
+def test_combine_guards_against_what_was_not_drawn():
+    # The first stratum's tiny variance says nothing about a rare fault in the second.
+    a, b = Interval(0.001, 0.0, 0.002, 0.95, 500, "", 1e-9), wilson(0, 40)
+    assert combine([0.5, 0.5], [a, b]).high >= 0.0005 + 0.5 * wilson(0, 40).high
+    c, d = Interval(0.999, 0.99, 1.0, 0.95, 500, "", 1e-9), wilson(40, 40)
+    assert combine([0.5, 0.5], [c, d]).low <= 0.9995 - 0.5 * wilson(0, 40).high
+
+
+STRATA = st.lists(
+    st.tuples(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.01, 1)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(strata=STRATA, method=st.sampled_from(["wilson", "clopper-pearson"]), gap=st.floats(0, 0.5))
+def test_combine_properties(strata, method, gap):
+    base = {"wilson": wilson, "clopper-pearson": clopper_pearson}[method]
+    total = sum(w for _, w in strata)
+    weights = [w / total for _, w in strata]
+
+    def combined(counts, confidence=0.95):
+        return combine(weights, [base(x, n, confidence) for x, n in counts], confidence, method)
+
+    counts = [c for c, _ in strata]
+    found = combined(counts)
+    mirror = combined([(n - x, n) for x, n in counts])
+    wider = combined(counts, 0.99)
+    nothing = combined([(0, n) for _, n in counts])
+    assert 0 <= found.low <= found.estimate <= found.high <= 1
+    assert found.low == pytest.approx(1 - mirror.high, abs=1e-9)
+    assert wider.low <= found.low + 1e-9
+    assert wider.high >= found.high - 1e-9
+    assert found.high >= nothing.high - 1e-9
+    assert found.n == sum(n for _, n in counts)
+    parts = [base(x, n) for x, n in counts]
+    unseen = combine([(1 - gap) * w for w in weights] + [gap], [*parts, base(0, 0)], 0.95, method)
+    assert unseen.low == pytest.approx((1 - gap) * found.low, abs=1e-9)
+    assert unseen.high == pytest.approx((1 - gap) * found.high + gap, abs=1e-9)
+    assert (unseen.estimate is None) == (gap > 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(strata=STRATA)
+def test_without_events_the_upper_limit_is_the_exact_one(strata):
+    """However p is spread over the strata: where p is above the limit, no event at all is below 2.5 %."""
+    total = sum(w for _, w in strata)
+    weights, sizes = np.array([w / total for _, w in strata]), np.array([n for (_, n), _ in strata])
+    found = combine(weights.tolist(), [clopper_pearson(0, n) for n in sizes], method="clopper-pearson")
+    rng = np.random.default_rng(1)
+    shares = rng.dirichlet(np.full(len(strata), 0.5), 400)
+    # Each row is a way to spread it under which no event has exactly 2.5 % chance.
+    p = (1 - np.exp(np.log(0.025) * shares / sizes)) @ weights
+    assert found.low == 0
+    assert p.max() <= found.high + 1e-9
+
+
+def test_single_trials_per_stratum():
+    """No stratum shows variance: 400 strata of one trial are like 400 trials."""
+    found = combine([1 / 400] * 400, [wilson(int(h < 8), 1) for h in range(400)])
+    plain = wilson(8, 400)
+    assert (found.low, found.high) == pytest.approx((plain.low, plain.high), rel=0.02)
+
+
+def test_strata_that_differ_are_worth_more_than_their_trials():
+    strata = [wilson(90, 100)] * 5 + [wilson(10, 100)] * 5
+    assert combine([0.1] * 10, strata).half_width < 0.65 * wilson(500, 1000).half_width
+
+
+def shares(rng, faults, samples=200):
+    """1 % of faults make half of the samples wrong: p = 0.005."""
+    return rng.binomial(samples, np.where(rng.random(faults) < 0.01, 0.5, 0.0)) / samples
+
+
+def events(p):
+    return lambda rng, faults: (rng.random(faults) < p).astype(float)
+
+
+EVEN = [("100x50", 100, 50, events(0.01), 0.01), ("10x200", 10, 200, events(0.002), 0.002)]
+EVEN += [("60x100", 60, 100, shares, 0.005), ("640x20", 640, 20, shares, 0.005)]
+HEAVY = [0.98, 0.015, 0.005]
+SETTINGS = [(name, [1 / h] * h, k, draw, p) for name, h, k, draw, p in EVEN]
+SETTINGS += [("heavy", HEAVY, 1000, events(p), p) for p in (0.0005, 0.005)]
+
+
+def strata_of(share):
+    """What `clustered` and `wilson` say of strata by trials with these shares wrong, without their limits."""
+    k = share.shape[1]
+    pairs = zip(share.mean(axis=1).tolist(), (share.var(axis=1, ddof=1) / k).tolist(), strict=True)
+    return [Interval(e, 0.0, 1.0, 0.95, k, "", v) for e, v in pairs]
+
+
+def test_strata_of_is_what_the_intervals_say():
+    rng = np.random.default_rng(2)
+    share, event = shares(rng, (3, 400)), events(0.1)(rng, (3, 400))
+    for row, mine in zip(share, strata_of(share), strict=True):
+        found = clustered(np.round(row * 200), np.full(400, 200))
+        assert (mine.estimate, mine.variance) == pytest.approx((found.estimate, found.variance))
+    for row, mine in zip(event, strata_of(event), strict=True):
+        found = wilson(row.sum(), 400)
+        assert (mine.estimate, mine.variance) == pytest.approx((found.estimate, found.variance))
+
+
+@pytest.mark.parametrize("method", ["wilson", "clopper-pearson"])
+@pytest.mark.parametrize(("name", "weights", "k", "draw", "p"), SETTINGS, ids=[f"{s[0]}-{s[4]}" for s in SETTINGS])
+def test_combine_covers(name, weights, k, draw, p, method):
+    """Few events in each of many strata, where summing the strata's own limits (MOVER) covers 0.80 to 0.91."""
+    rng = np.random.default_rng(21)
+    repeats = 1000
+    found = [combine(weights, strata_of(draw(rng, (len(weights), k))), 0.95, method) for _ in range(repeats)]
+    below, above = sum(p < i.low for i in found) / repeats, sum(p > i.high for i in found) / repeats
+    # Wilson's own lower limit is too high with 0.5 events expected in one heavy stratum, and a little with 4.
+    few = {("wilson", 0.0005): 0.11, ("wilson", 0.002): 0.06}.get((method, p), 0.05)
+    assert below <= few
+    assert above <= 0.05
+    assert below + above <= max(0.07, few + 0.02)
+
+
+def test_the_lower_limit_of_few_trials_is_weak():
+    """50 trials, 0.15 of them expected to matter: 0.87 measured, as `clustered` says; elsewhere it is better."""
+    rng = np.random.default_rng(4)
+    for chance, least in ((0.003, 0.85), (0.01, 0.9), (0.03, 0.93)):
+        wrong = rng.binomial(200, np.where(rng.random((1000, 50)) < chance, 0.9, 0.0))
+        lows = [clustered(x, np.full(50, 200)).low for x in wrong]
+        assert np.mean(np.array(lows) <= chance * 0.9) >= least
 
 
 def test_combine_with_an_unseen_stratum():
@@ -255,4 +399,4 @@ def test_combine_zero_events_keeps_a_bound_and_covers():
         found = combine(weights, [wilson(rng.binomial(300, t), 300) for t in truth])
         covered += found.low <= p <= found.high
     assert covered / 500 >= 0.93
-    assert combine(weights, [wilson(0, 300)] * 3).high > 0.5 * wilson(0, 300).high
+    assert combine(weights, [wilson(0, 300)] * 3).high >= 0.5 * wilson(0, 300).high

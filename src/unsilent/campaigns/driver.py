@@ -67,6 +67,9 @@ def run_campaign(
                 batch, pending = pending, []
                 store.add(batch)
                 last = time.monotonic()
+    except KeyboardInterrupt:
+        pending += executor.salvage()
+        raise
     finally:
         if pending:
             store.add(pending)

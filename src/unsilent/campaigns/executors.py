@@ -7,6 +7,7 @@ processes   several worker processes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Protocol, Self
@@ -17,6 +18,8 @@ from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.errors import UsageError, unknown
 
 EXECUTORS = ("serial", "processes")
+INSIDE = "UNSILENT_INSIDE_WORKER"
+"""Set in the environment of worker processes: a campaign must not start campaigns."""
 
 
 class Executor(Protocol):
@@ -27,7 +30,11 @@ class Executor(Protocol):
         ...
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[TrialRow]:
-        """Run trials; rows come as they end, in any order."""
+        """Run trials; rows come in any order, once proven."""
+        ...
+
+    def salvage(self) -> list[TrialRow]:
+        """After an interrupt: rows that were run and not yet handed out, if they can still be proven."""
         ...
 
     def cpu_seconds(self) -> float:
@@ -54,6 +61,10 @@ def make_executor(
     observer: Observer | None = None,
 ) -> Executor:
     """The executor of that name; raises ``UsageError`` for an unknown one or for jobs that do not fit it."""
+    if INSIDE in os.environ:
+        raise UsageError(
+            "a worker that loads this file starts a campaign itself; put that call under: if __name__ == '__main__':"
+        )
     if name not in EXECUTORS:
         raise unknown("executor", name, EXECUTORS)
     if jobs < 1:

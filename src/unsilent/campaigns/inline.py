@@ -20,6 +20,8 @@ class InlineExecutor:
         self, spec: CampaignSpec, workload: InferenceWorkload | None = None, observer: Observer | None = None
     ) -> None:
         self._threads = torch.get_num_threads()
+        self._held: list[TrialRow] = []
+        self._release = getattr(workload, "release", None)
         self.runner = TrialRunner(spec, workload, (observer or Silent()).loading)
 
     def describe(self) -> Description:
@@ -27,20 +29,36 @@ class InlineExecutor:
         return self.runner.describe()
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[TrialRow]:
-        """Run trials in the order given; the model is proven intact at the end."""
+        """Run trials in the order given; rows come once a proof covers them."""
+        held: list[TrialRow] = []
         try:
             for trial in trials:
-                yield self.runner.run(trial)
-        finally:
+                held.append(self.runner.run(trial))
+                if not self.runner.unproven:
+                    ready, held = held, []
+                    yield from ready
+        except KeyboardInterrupt:
+            self._held = held
+            raise
+        self.runner.prove()
+        yield from held
+
+    def salvage(self) -> list[TrialRow]:
+        """After an interrupt: the rows since the last proof, proven now."""
+        rows, self._held = self._held, []
+        if rows:
             self.runner.prove()
+        return rows
 
     def cpu_seconds(self) -> float:
         """Nothing beside the driver's own process."""
         return 0.0
 
     def close(self) -> None:
-        """Put the thread count back."""
+        """Put the thread count and the model's training mode back."""
         torch.set_num_threads(self._threads)
+        if self._release is not None:
+            self._release()
 
     def __enter__(self) -> InlineExecutor:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 from unsilent.errors import StoreError
@@ -19,7 +20,7 @@ class FileLock:
     def _acquire(self, path: Path) -> int:
         while True:
             try:
-                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
             except OSError as error:
                 raise StoreError(
                     f"cannot write {path} ({error.strerror}); check that its folder exists and is writable"
@@ -32,6 +33,11 @@ class FileLock:
                 raise StoreError(
                     f"store {path} is in use by process {holder}; wait for it to end or give another --store"
                 ) from None
+            if not self._is_lock(fd):
+                os.close(fd)
+                raise StoreError(
+                    f"{self._path} is not a lock file of this program; move it away or give another --store"
+                )
             if self._is_current(fd):
                 try:
                     os.ftruncate(fd, 0)
@@ -40,6 +46,11 @@ class FileLock:
                     pass  # a full disk: the lock holds all the same, only its holder's name is missing
                 return fd
             os.close(fd)  # its last holder removed the file between our open and our lock
+
+    def _is_lock(self, fd: int) -> bool:
+        """A regular file with nothing but a process number in it: anything else is somebody's data."""
+        head = os.pread(fd, 32, 0)
+        return stat.S_ISREG(os.fstat(fd).st_mode) and (not head or head.isdigit())
 
     def _is_current(self, fd: int) -> bool:
         try:

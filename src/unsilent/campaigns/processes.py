@@ -7,6 +7,8 @@ torch. Workers that do not reproduce the first one's golden fingerprint are refu
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,23 +29,42 @@ SHORTEST_DEADLINE = 10.0
 """Seconds. A noisy machine can stall a millisecond trial for seconds; that is not a hang."""
 CHUNK_SECONDS = 0.1
 LARGEST_CHUNK = 64
+PAUSE = 2.0
+"""Seconds between two looks at the workers after which the driver itself must have been stopped."""
+SALVAGE_SECONDS = 5.0
 
 
 @dataclass(eq=False)
 class _Worker:
-    """One child process: what it was asked and has not answered, oldest first."""
+    """One child process: rows that no proof covers yet, and what it was asked and has not answered, oldest first."""
 
     number: int
     process: subprocess.Popen[bytes]
     connection: Connection
+    held: list[TrialRow] = field(default_factory=list)
     waiting: deque[TrialId] = field(default_factory=deque)
     since: float = 0.0
     ready: bool = False
+    proving: bool = False
     cpu: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is expected of it."""
+        return bool(self.waiting) or self.proving
+
+    def release(self) -> list[TrialRow]:
+        """The rows that were held, now proven."""
+        rows, self.held = self.held, []
+        return rows
 
 
 class ProcessExecutor:
-    """``jobs`` workers, started lazily: the first trains and describes, the others follow when there is work."""
+    """``jobs`` workers, started lazily: the first trains and describes, the others follow when there is work.
+
+    Rows are handed out once their worker has proven that the model is intact and trials leave no trace; rows of a worker
+    that is lost before that are run again.
+    """
 
     def __init__(self, spec: CampaignSpec, *, jobs: int, deadline: float | None, observer: Observer) -> None:
         self._spec, self._jobs, self._observer = spec, jobs, observer
@@ -53,6 +74,7 @@ class ProcessExecutor:
         self._count = 0
         self._cpu = 0.0
         self._pace = 0.05
+        self._looked = time.monotonic()
 
     # -- life of workers ---------------------------------------------------------------------------------------
 
@@ -60,31 +82,37 @@ class ProcessExecutor:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "unsilent.campaigns.worker", str(theirs.fileno())],
+                [sys.executable, "-m", "unsilent.campaigns.worker", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a group of its own: Ctrl-C is for the driver, a kill reaches its children too
             )
         worker = _Worker(self._count, process, Connection(ours.detach()))
         self._count += 1
         self._workers.append(worker)
-        worker.connection.send(("start", self._spec))
+        self._send(worker, ("start", self._spec))
         return worker
 
     def _discard(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         self._cpu += worker.cpu
-        worker.process.kill()
+        try:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it and its children are gone
         worker.process.wait()
         worker.connection.close()
 
     def describe(self) -> Description:
         """Start the first worker, let it load the workload, and return what it found."""
         if self._description is None:
-            worker = self._spawn()
-            while not worker.ready:
-                self._receive(worker)
+            self._await_ready(self._spawn())
         assert self._description is not None
         return self._description
+
+    def _await_ready(self, worker: _Worker) -> None:
+        while not worker.ready:
+            self._receive(worker)
 
     def _welcome(self, worker: _Worker, description: Description) -> None:
         if self._description is None:
@@ -100,11 +128,18 @@ class ProcessExecutor:
 
     # -- messages ----------------------------------------------------------------------------------------------
 
-    def _receive(self, worker: _Worker) -> TrialRow | None:
-        """Handle one message; raises the worker's own error, or ``UsageError`` when it dies while loading."""
+    def _receive(self, worker: _Worker) -> list[TrialRow]:
+        """Handle one message and return the rows it proves.
+
+        Raises the worker's own error, ``_Lost`` when it is gone, ``UsageError`` when it goes while loading.
+        """
         try:
+            while not worker.connection.poll(0.2):
+                # Its children may hold the socket open after it died, so the process itself is looked at as well.
+                if worker.process.poll() is not None and not worker.connection.poll():
+                    raise EOFError
             message: tuple[Any, ...] = worker.connection.recv()
-        except (EOFError, ConnectionResetError, OSError):
+        except (EOFError, OSError):
             if worker.ready:
                 raise _Lost("died" + _how(worker.process)) from None
             how = _how(worker.process)
@@ -112,98 +147,116 @@ class ProcessExecutor:
             raise UsageError(
                 f"the worker process died while loading {self._spec.workload!r}{how}; run the workload alone to see why"
             ) from None
+        return self._handle(worker, message)
+
+    def _handle(self, worker: _Worker, message: tuple[Any, ...]) -> list[TrialRow]:
         kind = message[0]
+        if kind == "failed":
+            raise message[1]
         if kind == "loading":
             self._observer.loading(*message[1:])
         elif kind == "ready":
             worker.cpu = message[2]
             self._welcome(worker, message[1])
-        elif kind == "failed":
-            raise message[1]
+        elif kind == "proven":
+            worker.cpu, worker.proving = message[1], False
+            return worker.release()
         elif kind == "row":
-            worker.cpu = message[2]
-            if worker.waiting and worker.waiting[0] == message[1].trial:
+            row, worker.cpu, proven = replace(message[1], worker=worker.number), message[2], message[3]
+            if worker.waiting and worker.waiting[0] == row.trial:
                 worker.waiting.popleft()
             worker.since = time.monotonic()
-            row: TrialRow = message[1]
-            return replace(row, worker=worker.number)
-        return None
+            worker.held.append(row)
+            self._pace = 0.9 * self._pace + 0.1 * max(row.seconds, 1e-5)
+            self._observer.trial(row)
+            return worker.release() if proven else []
+        return []
 
     def _feed(self, worker: _Worker, source: Iterator[TrialId]) -> None:
-        """Keep a little work queued at the worker, so that it never waits for the driver."""
+        """Keep a little work queued at the worker, so that it never waits for the driver; without work, ask for proof."""
         want = max(1, min(LARGEST_CHUNK, int(CHUNK_SECONDS / self._pace)))
         if len(worker.waiting) > want // 2:
             return
         chunk = [t for _, t in zip(range(want), source, strict=False)]
+        if not worker.waiting:
+            worker.since = time.monotonic()
         if chunk:
-            if not worker.waiting:
-                worker.since = time.monotonic()
             worker.waiting.extend(chunk)
             self._send(worker, ("run", chunk))
+        elif not worker.waiting and worker.held and not worker.proving:
+            worker.proving = True
+            self._send(worker, ("prove",))
 
     def _send(self, worker: _Worker, message: tuple[Any, ...]) -> None:
         try:
             worker.connection.send(message)
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             pass  # it has died; receiving says so
 
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[TrialRow]:
-        """Run trials on all workers; rows come in the order in which they end."""
+        """Run trials on all workers; rows come in the order in which they are proven."""
         self.describe()
         backlog: deque[TrialId] = deque()
-        source = _source(backlog, iter(trials))
+        source = _Refillable(backlog, iter(trials))
         while True:
             for worker in [w for w in self._workers if w.ready]:
                 self._feed(worker, source)
-            busy = any(w.waiting for w in self._workers)
-            if not busy and not backlog:
+            if not backlog and not any(w.busy for w in self._workers):
                 return
-            if len(self._workers) < self._jobs and all(w.waiting or not w.ready for w in self._workers):
+            working = [w for w in self._workers if w.waiting or not w.ready]
+            if len(self._workers) < self._jobs and len(working) == len(self._workers):
                 self._spawn()
             yield from self._collect(backlog)
 
     def _collect(self, backlog: deque[TrialId]) -> Iterator[TrialRow]:
         """Wait for messages or a deadline, and deal with what came."""
-        by_connection = {w.connection: w for w in self._workers}
-        wait(list(by_connection), timeout=0.2)
-        for worker in by_connection.values():
+        wait([w.connection for w in self._workers], timeout=0.2)
+        self._forgive_pauses()
+        for worker in list(self._workers):
             try:
-                while worker.connection.poll():
-                    row = self._receive(worker)
-                    if row is not None:
-                        self._pace = 0.9 * self._pace + 0.1 * max(row.seconds, 1e-5)
-                        self._observer.trial(row)
-                        yield row
-                if worker.waiting and time.monotonic() - worker.since > self._limit():
+                while worker.connection.poll() or (worker.ready and worker.process.poll() is not None):
+                    yield from self._receive(worker)
+                if worker.busy and time.monotonic() - worker.since > self._limit():
                     raise _Lost(f"passed the deadline of {self._limit():.0f} s", hang=True)
             except _Lost as lost:
                 yield from self._replace(worker, lost, backlog)
+
+    def _forgive_pauses(self) -> None:
+        """A machine that was suspended, or a stopped process group, is no hang of the trial."""
+        now = time.monotonic()
+        gap = now - self._looked
+        if gap > PAUSE:
+            for worker in self._workers:
+                worker.since += gap
+        self._looked = now
 
     def _limit(self) -> float:
         assert self._description is not None
         return self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * self._description.golden_seconds)
 
     def _replace(self, worker: _Worker, lost: _Lost, backlog: deque[TrialId]) -> Iterator[TrialRow]:
-        """Record what the lost worker was doing as that trial's outcome, give its other trials back."""
+        """Record what the lost worker was doing as that trial's outcome; all else it was given is run again."""
         from unsilent.outcomes.base import Outcome
 
-        waiting, spent = list(worker.waiting), time.monotonic() - worker.since
+        waiting, unproven = list(worker.waiting), [row.trial for row in worker.held]
+        spent = time.monotonic() - worker.since
         self._discard(worker)
         fresh = self._spawn()
-        while not fresh.ready:
-            self._receive(fresh)
+        self._await_ready(fresh)
+        backlog.extendleft(reversed([*unproven, *waiting[1:]]))
         if not waiting:
             return
-        backlog.extendleft(reversed(waiting[1:]))
         self._observer.worker_lost(waiting[0], str(lost))
         self._send(fresh, ("lost", waiting[0], Outcome.HANG if lost.hang else Outcome.CRASH, spent))
-        row = None
-        while row is None:
-            row = self._receive(fresh)
-        self._observer.trial(row)
-        yield row
+        self._send(fresh, ("prove",))
+        fresh.proving = True
+        try:
+            while fresh.proving:
+                yield from self._receive(fresh)
+        except _Lost as again:
+            raise UnsilentError(f"a fresh worker {again} at once; what was stored is safe, see what kills it") from None
 
     # -- end ---------------------------------------------------------------------------------------------------
 
@@ -211,14 +264,20 @@ class ProcessExecutor:
         """CPU time of all workers, as far as they have told."""
         return self._cpu + sum(w.cpu for w in self._workers)
 
-    def finish(self) -> None:
-        """Let every idle worker prove its model intact and stop; raises its error when it cannot."""
-        for worker in [w for w in self._workers if w.ready and not w.waiting]:
-            self._send(worker, ("stop",))
+    def salvage(self) -> list[TrialRow]:
+        """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""
+        rows: list[TrialRow] = []
+        for worker in [w for w in self._workers if w.ready and w.held]:
+            self._send(worker, ("prove",))
+            worker.proving = True
+            end = time.monotonic() + SALVAGE_SECONDS
             try:
-                self._receive(worker)
-            except _Lost:
-                raise UnsilentError("a worker died while proving its model intact; results are stored") from None
+                while worker.proving and time.monotonic() < end:
+                    if worker.connection.poll(0.1):
+                        rows += self._receive(worker)
+            except (_Lost, UnsilentError):
+                continue
+        return rows
 
     def close(self) -> None:
         """Kill all workers."""
@@ -231,11 +290,7 @@ class ProcessExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if kind is None:
-                self.finish()
-        finally:
-            self.close()
+        self.close()
 
 
 class _Lost(Exception):
@@ -252,11 +307,6 @@ def _how(process: subprocess.Popen[bytes]) -> str:
     except subprocess.TimeoutExpired:
         return ""
     return f" (signal {-code})" if code < 0 else f" (exit code {code})"
-
-
-def _source(backlog: deque[TrialId], trials: Iterator[TrialId]) -> Iterator[TrialId]:
-    """Trials given back by lost workers first, then the planned ones; may be asked again after it ran dry."""
-    return iter(_Refillable(backlog, trials))
 
 
 class _Refillable:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import numpy as np
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.spec import TrialId, TrialRow
 from unsilent.campaigns.store import Store
-from unsilent.errors import StoreError
+from unsilent.errors import StoreError, UsageError
 from unsilent.faults import Fault
 from unsilent.outcomes.base import Outcome
+from unsilent.workloads import ZOO
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,21 @@ class Replay:
         return "\n".join(lines)
 
 
-def replay_trial(store: Store, trial: TrialId) -> Replay:
-    """Run a stored trial again; raises ``StoreError`` when the workload is not the stored one any more."""
+def replay_trial(store: Store, trial: TrialId, workload: str | None = None) -> Replay:
+    """Run a stored trial again.
+
+    A store is a file from anywhere: it names the workload, and a workload that is the user's code is run only when the user
+    names it as well (``workload``).
+
+    Raises ``UsageError`` when it has to be named, ``StoreError`` when the workload is not the stored one any more.
+    """
     stored, spec, description = store.row(trial), store.spec, store.description
+    if workload is not None:
+        spec = replace(spec, workload=workload)
+    elif spec.workload not in ZOO and not spec.workload.startswith("hf:"):
+        raise UsageError(
+            f"the trial ran {spec.workload!r}, which is code; to run it again say so: --workload {shlex.quote(spec.workload)}"
+        )
     with make_executor("serial", spec) as executor:
         found = executor.describe()
         if found.campaign != description.campaign:

@@ -6,12 +6,12 @@ import json
 import platform
 import time
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
 import xxhash
 
+from unsilent.campaigns.code import code_fingerprint
 from unsilent.campaigns.spec import (
     CampaignSpec,
     Description,
@@ -28,16 +28,17 @@ from unsilent.engine.lookups import Lookups
 from unsilent.engine.placement import resolve_device
 from unsilent.errors import UsageError, unknown
 from unsilent.faults import Fault, FaultModel, fault_model
-from unsilent.outcomes import Outcome, judge
+from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.classify import all_of
-from unsilent.sites.targets import Target, component_of, make_targets, top_level
+from unsilent.sites.targets import Target, component_of, make_targets, top_level, unregistered
 from unsilent.version import __version__
 from unsilent.workloads import load
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.training import Progress
 
 PROOF_EVERY = 500
-"""Trials between two full-hash proofs that the model is intact."""
+FIRST_PROOFS = (1, 10)
+"""Trials before a proof that the model is intact and trials are independent; rows are stored once proven."""
 MAX_STORED_ELEMENTS = 4096
 """Faults that touch more elements are stored as a digest; the seed draws them again."""
 
@@ -67,9 +68,9 @@ class TrialRunner:
             judge=judge(spec.judge) if spec.judge else None,
         )
         self.components = dict(workload.components) or top_level(self.engine.model)
-        targets = make_targets(self.engine.parameters, self.components, spec.at, spec.per, spec.law)
-        self.targets = {t.name: t for t in targets}
-        self._since_proof = 0
+        self.targets = {t.name: t for t in self._make_targets()}
+        self.unproven = 0
+        self._proofs, self._proven_at = 0, time.monotonic()
         self._check_capacity()
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
@@ -84,13 +85,20 @@ class TrialRunner:
         notes = []
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
+        outside = unregistered(engine.model)
+        if outside:
+            notes.append(f"Not struck, because no parameter or buffer holds them: {', '.join(outside[:8])}.")
+        struck = {r.site for t in self.targets.values() for r in t.regions}
+        spared = [r.site for r in engine.parameters.select(*self.spec.at) if r.site not in struck]
+        if spared:
+            notes.append(f"The fault model cannot strike {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
         if engine.parameters.skipped:
             notes.append(f"Not struck (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
         return Description(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
             targets=tuple(
-                TargetInfo(t.name, t.level, t.component, t.layer, t.share, t.elements, t.bits)
+                TargetInfo(t.name, t.level, t.component, t.layer, t.share, t.elements, t.bits_by_width)
                 for t in self.targets.values()
             ),
             tensors=tuple(
@@ -106,7 +114,7 @@ class TrialRunner:
             ),
             samples=tuple(engine.samples),
             golden_seconds=engine.golden_seconds,
-            judge=repr(engine.judge),
+            judge=judge_text(engine.judge),
             info=dict(self.workload.info),
             versions=versions(),
             notes=tuple(notes),
@@ -126,8 +134,8 @@ class TrialRunner:
         start = time.perf_counter()
         faults = self.draw(trial)
         outcome = self.engine.trial(faults)
-        self._since_proof += 1
-        if outcome.error or self._since_proof >= PROOF_EVERY:
+        self.unproven += 1
+        if outcome.error or self._proof_due():
             self.prove()
         return make_row(trial, faults, outcome, time.perf_counter() - start)
 
@@ -137,9 +145,24 @@ class TrialRunner:
         return make_row(trial, self.draw(trial), TrialOutcome(batches, f"worker: {ended.name.lower()}"), seconds)
 
     def prove(self) -> None:
-        """Full-hash proof that the model is intact."""
+        """Proof that all is as at the start: the rows since the last proof stand (see `PlainEngine.check_intact`)."""
         self.engine.check_intact()
-        self._since_proof = 0
+        self.unproven = 0
+        self._proofs += 1
+        self._proven_at = time.monotonic()
+
+    def _proof_due(self) -> bool:
+        """Soon at first, so that a workload that keeps state is told so early; then seldom enough to cost 1 %."""
+        if self._proofs < len(FIRST_PROOFS):
+            return self.unproven >= FIRST_PROOFS[self._proofs]
+        since = time.monotonic() - self._proven_at
+        return self.unproven >= PROOF_EVERY or since > max(1.0, 100 * self.engine.golden_seconds)
+
+    def _make_targets(self) -> tuple[Target, ...]:
+        spec, plain = self.spec, fault_model(self.spec.fault)
+        return make_targets(
+            self.engine.parameters, self.components, spec.at, spec.per, spec.law, lambda r: plain.capacity((r,)) > 0
+        )
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a runner lives as long as its worker
     def _model(self, bit: int | None, flips: int | None) -> FaultModel:
@@ -153,8 +176,8 @@ class TrialRunner:
 
     def _check_capacity(self) -> None:
         for flips in self.spec.flips:
-            if flips is None:
-                continue
+            if flips is None or not any(self._capacity(t, flips) for t in self.targets.values()):
+                continue  # nothing to strike at all: drawing says why
             short = [t for t in self.targets.values() if self._capacity(t, flips) < flips]
             if short:
                 raise UsageError(
@@ -177,7 +200,7 @@ class TrialRunner:
         found["threads"] = str(spec.threads)
         found["torch"] = torch.__version__
         found["numpy"] = ".".join(np.__version__.split(".")[:2])
-        found["code"] = _source_hash(spec.workload)
+        found["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge)
         found["components"] = xxhash.xxh3_64_hexdigest(
             canonical({k: list(v) for k, v in self.components.items()}).encode()
         )
@@ -191,14 +214,6 @@ def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, s
     if sum(len(f) for f in faults) > MAX_STORED_ELEMENTS:
         text = canonical({"elements": sum(len(f) for f in faults), "digest": xxhash.xxh3_128_hexdigest(text.encode())})
     return TrialRow(trial, text, outcome.codes.tobytes(), incorrect, outcome.severity, outcome.error, seconds)
-
-
-def _source_hash(workload: str) -> str:
-    """Hash of the user's file a workload comes from: an edited file is another campaign."""
-    file, _, name = workload.rpartition(":")
-    if not name or not file.endswith(".py"):
-        return ""
-    return xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
 
 
 def versions() -> dict[str, str]:

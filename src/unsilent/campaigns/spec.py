@@ -9,8 +9,9 @@ any trial replays alone, anywhere, in any order.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import xxhash
 from unsilent.errors import UsageError
 
 Json = dict[str, Any]
+_NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,8 @@ class CampaignSpec:
     study: str = "pvf"
 
     def to_json(self) -> Json:
-        """Plain JSON values; `from_json` turns them back."""
+        """Plain JSON values."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> CampaignSpec:
-        """The inverse of `to_json`; raises ``UsageError`` for keys this version does not know."""
-        known = {f.name for f in fields(cls)}
-        if not set(values) <= known or "workload" not in values:
-            raise UsageError(f"not a campaign spec of this version: {sorted(set(values) ^ known)}")
-        plain: Json = {k: tuple(v) if k in ("flips", "at") else v for k, v in values.items()}
-        plain["options"] = tuple((str(k), str(v)) for k, v in values.get("options", ()))
-        return cls(**plain)
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in, and the kind of device without its index."""
@@ -85,7 +77,7 @@ class TrialId(NamedTuple):
         """The inverse of ``str``; raises ``UsageError`` for another text."""
         target, _, rest = text.rpartition("/x")
         flips, slash, k = rest.partition("/")
-        if not (target and slash and k.isdigit() and (flips == "" or flips.isdigit())):
+        if not (target and slash and _NUMBER.fullmatch(k) and (flips == "" or _NUMBER.fullmatch(flips))):
             raise UsageError(f"cannot read trial {text!r}; expected TARGET/xFLIPS/NUMBER, like top_mlp/x8/17")
         return cls(target, int(flips) if flips else None, int(k))
 
@@ -100,7 +92,8 @@ class TargetInfo:
     layer: str
     share: float
     elements: int
-    bits: int
+    bits_by_width: tuple[tuple[int, int], ...]
+    """Pairs of an element width and the bits that elements of it have here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +131,8 @@ class Description:
     lookups: Mapping[str, list[int]] = field(default_factory=dict)
 
     def to_json(self) -> Json:
-        """Plain JSON values; `from_json` turns them back."""
+        """Plain JSON values."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Description:
-        """The inverse of `to_json`."""
-        return cls(
-            **{
-                **values,
-                "targets": tuple(TargetInfo(**t) for t in values["targets"]),
-                "tensors": tuple(TensorInfo(**{**t, "shape": tuple(t["shape"])}) for t in values["tensors"]),
-                "samples": tuple(values["samples"]),
-                "notes": tuple(values["notes"]),
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 from unsilent.campaigns.locking import FileLock
+from unsilent.campaigns.reading import Damaged, read_description, read_row, read_spec
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.errors import StoreError
 
@@ -68,8 +70,9 @@ class Store:
 
     def _open(self, write: bool) -> sqlite3.Connection:
         with self._errors():
-            db = sqlite3.connect(self.path, isolation_level=None)
+            db = sqlite3.connect(self.path, isolation_level=None) if write else self._open_to_read()
             try:
+                db.execute("PRAGMA trusted_schema=OFF")
                 self._verify(db)
                 if write:
                     db.execute("PRAGMA journal_mode=WAL")
@@ -86,12 +89,22 @@ class Store:
                 raise
         return db
 
+    def _open_to_read(self) -> sqlite3.Connection:
+        """A connection that writes nothing, on a read-only medium as well (where SQLite cannot share its log)."""
+        name = f"file:{quote(str(self.path.resolve()))}?mode=ro"
+        log = self.path.with_name(self.path.name + "-wal")
+        fixed = not os.access(self.path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
+        return sqlite3.connect(name + ("&immutable=1" if fixed else ""), uri=True, isolation_level=None)
+
     def _verify(self, db: sqlite3.Connection) -> None:
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application != APPLICATION_ID and (tables or application or version):
-            raise StoreError(f"{self.path} is a database of another program; give another file with --store")
+            raise StoreError(f"{self.path} is a database of another program; give another file")
+        views = db.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone()[0]
+        if views:
+            raise StoreError(f"{self.path} holds views or triggers, which no store has; restore a copy")
         if version not in (0, SCHEMA_VERSION):
             raise StoreError(
                 f"{self.path} has store version {version}, this is version {SCHEMA_VERSION}; use another --store"
@@ -129,12 +142,14 @@ class Store:
     @property
     def spec(self) -> CampaignSpec:
         """The campaign's spec; raises ``StoreError`` when the store is empty."""
-        return CampaignSpec.from_json(json.loads(self._campaign()[0]))
+        with self._errors():
+            return read_spec(self._campaign()[0])
 
     @property
     def description(self) -> Description:
         """What was found out before the first trial."""
-        return Description.from_json(json.loads(self._campaign()[1]))
+        with self._errors():
+            return read_description(self._campaign()[1])
 
     def _campaign(self) -> tuple[str, str]:
         row = self._one("SELECT spec, description FROM campaign")
@@ -204,14 +219,20 @@ class Store:
         """One trial; raises ``StoreError`` when it was not run."""
         found = list(self._select("WHERE target = ? AND flips IS ? AND k = ?", tuple(trial)))
         if not found:
-            raise StoreError(f"{self.path} has no trial {trial}; see them with: unsilent export {self.path}")
+            targets = ", ".join(list(dict.fromkeys(t.name for t in self.description.targets))[:8])
+            flips = ", ".join(f"x{f or ''}" for f in self.spec.flips)
+            raise StoreError(
+                f"{self.path} has no trial {trial}; there are TARGET/xFLIPS/NUMBER with {targets} … and {flips}, "
+                f"numbers below {self.budget()[0]}"
+            )
         return found[0]
 
     def _select(self, clause: str, values: tuple[Any, ...] = ()) -> Iterator[TrialRow]:
+        samples = sum(self.description.samples)
         columns = "target, flips, k, faults, codes, incorrect_batches, severity, error, seconds, worker"
         with self._errors():
             for r in self._db.execute(f"SELECT {columns} FROM trial {clause}", values):  # noqa: S608 - constants
-                yield TrialRow(TrialId(*r[:3]), r[3], zlib.decompress(r[4]), *r[5:])
+                yield read_row(r, samples)
 
     # -- plumbing ----------------------------------------------------------------------------------------------
 
@@ -224,13 +245,15 @@ class Store:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, zlib.error, json.JSONDecodeError) as error:
+        except (sqlite3.Error, zlib.error, Damaged) as error:
             raise StoreError(self._explain(error)) from None
 
     def _explain(self, error: Exception) -> str:
         text = str(error)
+        if isinstance(error, Damaged | zlib.error):
+            return f"{self.path} is damaged or was not made by this program: {text}; restore a copy"
         if "not a database" in text:
-            return f"{self.path} is not an Unsilent store; give another file with --store"
+            return f"{self.path} is not an Unsilent store; give another file"
         if "no such table" in text:
             return f"{self.path} is empty or not an Unsilent store; run a campaign first or check the name"
         if "full" in text or "disk I/O" in text:
@@ -245,12 +268,21 @@ class Store:
         """Close the file and release the lock."""
         try:
             unused = self._new and self._one("SELECT 1 FROM campaign") is None
+            if self._lock:
+                self._settle()
             self._db.close()
             if unused:  # it never came to a campaign: leave no empty file behind
                 self.path.unlink(missing_ok=True)
         finally:
             if self._lock:
                 self._lock.release()
+
+    def _settle(self) -> None:
+        """Fold the log into the file, so that readers need and leave nothing beside it."""
+        try:
+            self._db.execute("PRAGMA journal_mode=DELETE")
+        except sqlite3.Error:
+            pass  # somebody reads it just now, or the disk is full: the log stays, and is valid
 
     def __enter__(self) -> Store:
         return self

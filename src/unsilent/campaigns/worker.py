@@ -1,12 +1,13 @@
-"""A worker process: ``python -m unsilent.campaigns.worker FD`` talks to its driver over an inherited socket.
+"""A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
-Driver to worker: ``("start", spec)``, ``("run", [trial, ...])``, ``("lost", trial, outcome, seconds)``, ``("stop",)``.
-Worker to driver: ``("loading", what, done, total)``, ``("ready", description, cpu)``, ``("row", row, cpu)``,
-``("failed", error)``, ``("stopped", cpu)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
+Driver to worker: ``("start", spec)``, ``("run", [trial, ...])``, ``("lost", trial, outcome, seconds)``, ``("prove",)``.
+Worker to driver: ``("loading", what, done, total)``, ``("ready", description, cpu)``, ``("row", row, cpu, proven)``,
+``("proven", cpu)``, ``("failed", error)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -16,14 +17,17 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from unsilent.campaigns.executors import INSIDE
 from unsilent.errors import UnsilentError
 
 
-def main(fd: int) -> None:
+def main(fd: int, driver: int) -> None:
     """Serve one driver until it says stop or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
+    os.set_inheritable(fd, False)
     os.dup2(2, 1)
-    _die_with(os.getppid())
+    os.environ[INSIDE] = "1"
+    _die_with(driver)
     connection = Connection(fd)
     try:
         _serve(connection)
@@ -44,13 +48,13 @@ def _serve(connection: Connection) -> None:
         message: tuple[Any, ...] = connection.recv()
         if message[0] == "run":
             for trial in message[1]:
-                connection.send(("row", runner.run(trial), time.process_time()))
-        elif message[0] == "lost":
-            connection.send(("row", runner.lost(*message[1:]), time.process_time()))
-        else:
+                row = runner.run(trial)
+                connection.send(("row", row, time.process_time(), runner.unproven == 0))
+        elif message[0] == "prove":
             runner.prove()
-            connection.send(("stopped", time.process_time()))
-            return
+            connection.send(("proven", time.process_time()))
+        elif message[0] == "lost":
+            connection.send(("row", runner.lost(*message[1:]), time.process_time(), runner.unproven == 0))
 
 
 def _portable(error: BaseException) -> UnsilentError:
@@ -62,7 +66,13 @@ def _portable(error: BaseException) -> UnsilentError:
 
 
 def _die_with(parent: int) -> None:
-    """End this process soon after its driver is gone, even in the middle of a trial."""
+    """End this process when its driver is gone, even in the middle of a trial: by the kernel on Linux, else soon after."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        pass  # not Linux
+    if os.getppid() != parent:
+        os._exit(1)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -73,4 +83,4 @@ def _die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -106,7 +106,11 @@ def _frame(trace: str) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
-    Console(stderr=True).print(Panel(Text(trace.rstrip()), title="your code raised", border_style="red"))
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(Panel(Text(trace.rstrip()), title="your code raised", border_style="red"))
+    else:
+        print(f"--- your code raised ---\n{trace.rstrip()}\n---", file=sys.stderr)
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,11 +69,11 @@ def pvf(
     """
     from unsilent.campaigns import Budget, Store, make_executor
     from unsilent.cli.progress import make_observer
-    from unsilent.studies.analysis import Question
     from unsilent.studies.gates import Gate
     from unsilent.studies.pvf import make_spec, run_pvf
+    from unsilent.studies.tallies import Question
 
-    question = Question(unit=unit, confidence=confidence, interval=interval)
+    question = Question.asked(unit, confidence, interval)
     gates = [Gate.parse(text) for text in assertion or ()]
     if fit_per_bit is not None and not 0 <= fit_per_bit < float("inf"):
         raise UsageError(f"--fit-per-bit is {fit_per_bit}; expected failures per 1e9 hours and bit, 0 or more")
@@ -84,6 +85,7 @@ def pvf(
         threads=threads,
     )  # fmt: skip
     path = store or Path(default_store("pvf", spec))
+    page = report_path(path, html)
     budget = Budget(trials)
     observer = make_observer(quiet=quiet, plain=plain or as_json)
     chosen = executor or ("processes" if jobs > 1 else "serial")
@@ -92,34 +94,60 @@ def pvf(
         Store(path, write=True) as opened,
         make_executor(chosen, spec, jobs=jobs, deadline=deadline, observer=observer) as running,
     ):
+        for gate in gates:
+            gate.check(spec, running.describe())
         result = run_pvf(spec, budget, running, opened, question, observer)
-    for gate in gates:
-        gate.rows(result)
-    report = show(result, as_json=as_json, plain=plain, html=html, fit_per_bit=fit_per_bit)
-    if not as_json:
-        print(f"\nReport: {report}\nStore:  {result.store}")
     failures = [line for gate in gates for line in gate.failures(result)]
+    report = show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit, failures=failures)
+    if not as_json:
+        mark = "# " if plain else ""
+        print(f"\n{mark}Report: {report}\n{mark}Store:  {result.store}")
     for line in failures:
         print(f"unsilent: assertion failed: {line}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def show(result: PvfResult, *, as_json: bool, plain: bool, html: Path | None, fit_per_bit: float | None) -> Path:
-    """Print a result (table or JSON) and write its HTML report."""
-    from unsilent.report.html import write_html
+def report_path(store: Path, html: Path | None) -> Path:
+    """Where the report goes: as asked, else beside the store; checked before any trial is run.
 
-    path = write_html(result, html or Path(result.store).with_suffix(".html"), fit_per_bit=fit_per_bit)
+    Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
+    """
+    from unsilent.report.html import is_ours
+
+    path = html or (store.with_suffix(".html") if store.suffix == ".sqlite" else Path(f"{store}.html"))
+    if path.resolve() == store.resolve():
+        raise UsageError(f"the report would overwrite the store {store}; give another --html or --store")
+    if html is not None and (not path.parent.is_dir() or path.is_dir()):
+        raise UsageError(f"cannot write the report {path}: no such folder, or it is one; give another --html")
+    if html is None and path.exists() and not is_ours(path):
+        raise UsageError(f"{path} is there and is no report of ours; say where the report goes with --html")
+    return path
+
+
+def show(
+    result: PvfResult,
+    page: Path,
+    *,
+    as_json: bool,
+    plain: bool,
+    fit_per_bit: float | None,
+    failures: Sequence[str] = (),
+) -> Path:
+    """Print a result (table or JSON) and write its HTML report."""
     if as_json:
         from unsilent.report.jsonout import to_json
 
-        print(json.dumps({**to_json(result, fit_per_bit=fit_per_bit), "report": str(path)}, indent=2))
+        told = to_json(result, fit_per_bit=fit_per_bit)
+        print(json.dumps({**told, "report": str(page), "failed_assertions": list(failures)}, indent=2))
     else:
         from rich.console import Console
 
         from unsilent.report.terminal import render
 
         render(result, Console(), plain=plain, fit_per_bit=fit_per_bit)
-    return path
+    from unsilent.report.html import write_html
+
+    return write_html(result, page, fit_per_bit=fit_per_bit)
 
 
 def default_store(verb: str, spec: CampaignSpec) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -23,21 +23,29 @@ def report(
 ) -> int:
     """Show a stored campaign again: table and HTML report, in any unit and at any confidence."""
     from unsilent.campaigns import Store
-    from unsilent.cli.pvf import show
-    from unsilent.studies.analysis import Question, analyse
+    from unsilent.cli.pvf import report_path, show
+    from unsilent.studies.analysis import analyse
+    from unsilent.studies.tallies import Question
 
-    question = Question(unit=unit, confidence=confidence, interval=interval)
+    page = report_path(store, html)
+    question = Question.asked(unit, confidence, interval)
     with Store(store) as opened:
         result = analyse(opened, question)
-    path = show(result, as_json=as_json, plain=plain, html=html, fit_per_bit=fit_per_bit)
+    show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit)
     if not as_json:
-        print(f"\nReport: {path}")
+        print(f"\n{'# ' if plain else ''}Report: {page}")
     return 0
 
 
 def replay(
     store: o.StoreFile,
     trial: Annotated[str, typer.Argument(help="Which one, like top_mlp/x8/17.", show_default=False)],
+    workload: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="The workload, if it is code of your own: a store may name any file, so none is run unasked."
+        ),
+    ] = None,
     as_json: o.Json = False,
 ) -> int:
     """Run one stored trial again and check that it ends the same; exit 1 when it does not."""
@@ -45,7 +53,7 @@ def replay(
     from unsilent.campaigns.replay import replay_trial
 
     with Store(store) as opened:
-        again = replay_trial(opened, TrialId.parse(trial))
+        again = replay_trial(opened, TrialId.parse(trial), workload)
     if as_json:
         print(json.dumps(again.to_json(), indent=2))
     else:
@@ -58,7 +66,7 @@ def export(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--to", help="File; .csv, .json or .parquet says the format.", show_default="JSON lines on stdout"
+            "--to", help="File; .csv, .json, .jsonl or .parquet says the format.", show_default="JSON lines on stdout"
         ),
     ] = None,
     canonical: Annotated[

@@ -41,11 +41,24 @@ def torch_dtype(dtype: str) -> torch.dtype:
 
 
 def place_model(model: nn.Module, device: str, dtype: str | None) -> nn.Module:
-    """The model on the device, floating-point tensors in ``dtype``."""
+    """The model on the device, floating-point tensors in ``dtype``: itself where it is so already, else a copy.
+
+    The user's own model is never moved or rounded.
+    """
     if not device.startswith("cpu"):
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
-    return model.to(device=torch.device(device), dtype=None if dtype is None else torch_dtype(dtype))
+    wanted = None if dtype is None else torch_dtype(dtype)
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(_fits(t, torch.device(device), wanted) for t in tensors):
+        return model
+    return copy.deepcopy(model).to(device=torch.device(device), dtype=wanted)
+
+
+def _fits(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> bool:
+    index = device.index or 0
+    here = tensor.device.type == device.type and (tensor.device.index or 0) == index
+    return here and (dtype is None or not tensor.dtype.is_floating_point or tensor.dtype == dtype)
 
 
 def place(value: Any, device: str, dtype: str | None) -> Any:

@@ -18,13 +18,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from unsilent.engine.placement import clone, place, place_model
-from unsilent.errors import UsageError
+from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, all_of, classify, sample_count
 from unsilent.outcomes.tensors import differing, leaves, nonfinite
 from unsilent.sites import Parameters
 from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.user import user_code
 
 RANDOM_SEED = 20240503
 
@@ -80,26 +81,38 @@ class PlainEngine:
         self.parameters = Parameters(self.model)
         self.seeded = False
         self.weights_hash = self.parameters.hash()
+        self.inputs_hash = _hash(self.batches)
         self._record_golden()
 
     def _record_golden(self) -> None:
         states = _random_states()
-        first = [clone(self._run(b)) for b in self.batches]
+        first = self._first_outputs()
         self.seeded = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
         if self.seeded:
-            first = [clone(self._run(b)) for b in self.batches]
+            first = self._first_outputs()
         self.golden = first
+        self.golden_hash = _hash(first)
         self.golden_seconds = 0.0
         for i, (one, batch) in enumerate(zip(first, self.batches, strict=True)):
             start = time.perf_counter()
             two = self._run(batch)
             self.golden_seconds += time.perf_counter() - start
             check_golden(one, two, i)  # at once: the next run may write into the same memory
-        self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
+        with user_code(self.workload.name):
+            self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
         if self.parameters.hash() != self.weights_hash:
             raise UsageError(
                 "running the model changes its own parameters or buffers; give a model that leaves them alone in eval mode"
             )
+        self.check_intact()
+
+    def _first_outputs(self) -> list[Any]:
+        """Copies of the golden outputs; what the user's code raises is told as the user's."""
+        outputs = []
+        for i, batch in enumerate(self.batches):
+            with user_code(f"{self.workload.name} (golden run, batch {i})"):
+                outputs.append(clone(self._run(batch)))
+        return outputs
 
     def _run(self, batch: Any) -> Any:
         if self.seeded:
@@ -117,30 +130,51 @@ class PlainEngine:
             for batch, golden, samples in zip(self.batches, self.golden, self.samples, strict=True):
                 try:
                     output = self._run(batch)
-                except Exception as raised:
-                    error = error or f"{type(raised).__name__}: {raised}".splitlines()[0][:300]
+                    outcomes.append(classify(self.judge, golden, output, batch, samples))
+                except (KeyboardInterrupt, InjectionError):
+                    raise
+                except BaseException as raised:  # the model, or a judge that cannot read such an output; SystemExit too
+                    error = error or " ".join(f"{type(raised).__name__}: {raised}".split())[:300]
                     outcomes.append(all_of(Outcome.EXCEPTION, samples))
-                    continue
-                outcomes.append(classify(self.judge, golden, output, batch, samples))
         return TrialOutcome(tuple(outcomes), error)
 
     def check_intact(self) -> None:
-        """Full-hash proof that the model is as it was at the start; raises ``InjectionError``."""
+        """Proof that everything is as it was at the start: weights, inputs, golden outputs, and what a fault-free run gives.
+
+        Raises:
+            InjectionError: a bit of the model differs. UsageError: the workload writes into its inputs or outputs, or keeps
+                state that one run leaves for the next, so that a trial could depend on the ones before it.
+        """
         self.parameters.check(self.weights_hash)
+        if _hash(self.batches) != self.inputs_hash:
+            raise UsageError(
+                "the workload writes into its own inputs, so trials depend on each other; let run() work on a copy"
+            )
+        if _hash(self.golden) != self.golden_hash:
+            raise UsageError(
+                "the judge writes into the outputs it compares, so trials are not independent; let it work on copies"
+            )
+        for i, (batch, golden) in enumerate(zip(self.batches, self.golden, strict=True)):
+            again = self._run(batch)
+            if not _equal(golden, again):
+                raise UsageError(
+                    f"batch {i}: a fault-free run gives other bits after some trials than before; the workload keeps state "
+                    "outside of parameters and inputs (a cache, a counter), so trials are not independent: start afresh in run()"
+                )
 
     def fingerprint(self) -> dict[str, str]:
         """Hashes of weights, inputs and golden outputs: what makes this campaign this one."""
         return {
             "weights": self.weights_hash,
-            "inputs": _hash(self.batches),
-            "golden": _hash(self.golden),
+            "inputs": self.inputs_hash,
+            "golden": self.golden_hash,
             "judge": repr(self.judge),
         }
 
 
 def check_golden(one: Any, two: Any, batch: int) -> None:
     """Raise ``UsageError`` unless two golden outputs are finite and equal bit for bit."""
-    ones, twos = list(leaves(one)), list(leaves(two))
+    ones = list(leaves(one))
     if not ones:
         raise UsageError(f"golden run, batch {batch}: the output ({type(one).__name__}) holds no tensor to judge")
     for leaf in ones:
@@ -148,11 +182,17 @@ def check_golden(one: Any, two: Any, batch: int) -> None:
             raise UsageError(
                 f"golden run, batch {batch}: the output holds NaN or infinity without any fault; fix model or inputs"
             )
-    if len(ones) != len(twos) or any(bool(differing(a, b, 1).any()) for a, b in zip(ones, twos, strict=True)):
+    if not _equal(one, two):
         raise UsageError(
             f"golden run, batch {batch}: two fault-free runs differ, so no fault can be told from noise; "
             "make the run deterministic (dropout off, seeds, deterministic kernels)"
         )
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Whether two outputs have the same tensors, bit for bit."""
+    ones, twos = list(leaves(one)), list(leaves(two))
+    return len(ones) == len(twos) and not any(bool(differing(a, b, 1).any()) for a, b in zip(ones, twos, strict=True))
 
 
 def _random_states() -> list[torch.Tensor]:

@@ -23,6 +23,19 @@ def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
     return Function(what) if hasattr(what, "__qualname__") else what  # an object's own repr names it
 
 
+def judge_text(what: Judge) -> str:
+    """A judge as the command line takes it (``topk:k=3``); a user's own by its ``repr``."""
+    from dataclasses import fields, is_dataclass
+
+    from unsilent.outcomes.judges import JUDGES
+
+    for name, made in JUDGES.items():
+        if type(what) is made and is_dataclass(what):
+            given = [f"{f.name}={getattr(what, f.name)}" for f in fields(what) if getattr(what, f.name) != f.default]
+            return f"{name}{':' if given else ''}{','.join(given)}"
+    return repr(what)
+
+
 def decide(decision: Callable[[Any], Any]) -> Judge:
     """Sugar: a judge by inequality of ``decision(output)``, one value (or row) a sample."""
     from unsilent.outcomes.judges import Function, by_decision

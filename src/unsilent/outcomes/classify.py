@@ -28,6 +28,8 @@ class BatchOutcome(NamedTuple):
 def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
     """How many samples a judge sees in a batch; raises ``UsageError`` when judging golden against itself is not all correct."""
     verdict = judge(golden, golden, batch)
+    if not len(verdict.incorrect):
+        raise UsageError("a batch has no samples; leave empty batches out")
     if verdict.incorrect.any():
         raise UsageError(
             f"{judge!r} calls {int(verdict.incorrect.sum())} golden samples different from themselves; "
@@ -52,14 +54,26 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
         changed, loud = _changed_and_loud(golden, faulty, samples)
     if not changed.any():
         return BatchOutcome(codes, severity)
-    verdict = judge(golden, faulty, batch)
+    if loud[changed].all():  # nothing left to judge, and a judge need not cope with NaN
+        codes[loud], severity[loud] = Outcome.NONFINITE, np.inf
+        return BatchOutcome(codes, severity)
+    try:
+        verdict = judge(golden, faulty, batch)
+    except Exception:
+        if _same_shapes(golden, faulty):
+            raise
+        return all_of(Outcome.SDC, samples)  # an answer of another shape is another answer
     if len(verdict.incorrect) != samples:
-        raise UsageError(f"{judge!r} judged {len(verdict.incorrect)} samples of {samples}; it must answer for each")
+        return all_of(Outcome.SDC, samples)
     codes[changed] = np.where(verdict.incorrect[changed], Outcome.SDC, Outcome.BENIGN)
     codes[loud] = Outcome.NONFINITE
     severity[changed] = verdict.severity[changed]
     severity[loud] = np.inf
     return BatchOutcome(codes, severity)
+
+
+def _same_shapes(golden: Any, faulty: Any) -> bool:
+    return [t.shape for t in leaves(golden)] == [t.shape for t in leaves(faulty)]
 
 
 def _one_result_a_sample(output: Any, samples: int) -> bool:

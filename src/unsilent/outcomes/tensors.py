@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,14 @@ from unsilent.sites.memory import WORDS
 
 
 def leaves(output: Any) -> Iterator[Tensor]:
-    """The tensors of an output in a fixed order; numbers and numpy arrays become tensors, None and text are skipped."""
+    """The tensors of an output in a fixed order; numbers and numeric arrays become tensors, all else is skipped."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, np.ndarray):
-        yield torch.from_numpy(output)
+        if output.dtype.kind in "biufc":
+            yield torch.from_numpy(np.ascontiguousarray(output))
     elif isinstance(output, (bool, int, float)):
-        yield torch.tensor(output)
+        yield torch.tensor(output if isinstance(output, bool) or abs(output) < 2**63 else float(output))
     elif isinstance(output, Mapping):
         for value in output.values():
             yield from leaves(value)
@@ -34,7 +36,7 @@ def leaves(output: Any) -> Iterator[Tensor]:
 
 def rows_of(tensor: Tensor) -> Tensor:
     """``[n, everything else]``."""
-    return tensor.reshape(tensor.shape[0], -1) if tensor.ndim else tensor.reshape(1, 1)
+    return tensor.reshape(tensor.shape[0], prod(tensor.shape[1:])) if tensor.ndim else tensor.reshape(1, 1)
 
 
 def words_of(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from unsilent.report.info import Curves, Heat, Series, Split
+from unsilent.report.info import Curves, Heat, Series, Split, few
 from unsilent.report.look import (
     GREY,
     HEAT,
@@ -65,13 +65,23 @@ def heat_figure(heat: Heat) -> Figure:
     bar = {
         "tickvals": [math.log10(t) for t in ticks],
         "ticktext": [("≤ " if i == 0 else "") + percent(t) for i, t in enumerate(ticks)],
-        "title": {"text": "PVF"},
+        "title": {"text": "PVF", "side": "right"},
         "thickness": 12,
         "outlinewidth": 0,
+        # Lying above the map: a map of one row has no room for it at its side, a phone none at all.
+        "orientation": "h",
         "lenmode": "pixels",
-        "len": 280,
+        "len": 310,
+        "tickangle": 0,
+        "ticklabeloverflow": "allow",
+        "xref": "container",
+        "x": 0,
+        "xanchor": "left",
+        "xpad": 0,
+        "yref": "container",
         "y": 1,
         "yanchor": "top",
+        "ypad": 4,
     }
     trace = {
         "type": "heatmap",
@@ -90,16 +100,17 @@ def heat_figure(heat: Heat) -> Figure:
     }
     step = max(1, math.ceil(len(heat.layers) / 80))
     names = labels(heat.layers, 26)
-    few = [i for i, bit in enumerate(heat.bits) if len(heat.bits) <= 16 or bit % 4 == 0 or i == 0]
+    told = [i for i, bit in enumerate(heat.bits) if len(heat.bits) <= 16 or bit % 4 == 0 or i == 0]
     return figure(
         [trace],
-        min(1500, 130 + max(14, min(26, 1200 // max(len(heat.layers), 1))) * len(heat.layers)),
+        min(1500, 184 + max(14, min(26, 1200 // max(len(heat.layers), 1))) * len(heat.layers)),
+        margin={"l": 74, "r": 28, "t": 88, "b": 52},
         plot_bgcolor=GREY,
         shapes=[_separator(first) for _, first, _ in heat.fields[1:]],
-        annotations=[_field(*run) for run in heat.fields],
+        annotations=[_field(*run, len(heat.bits)) for run in heat.fields],
         xaxis={
-            "tickvals": few,
-            "ticktext": [str(heat.bits[i]) for i in few],
+            "tickvals": told,
+            "ticktext": [str(heat.bits[i]) for i in told],
             "range": [-0.5, len(heat.bits) - 0.5],
             "title": {"text": "bit position"},
             "showgrid": False,
@@ -259,7 +270,8 @@ def _hover(name: str, row: PvfRow) -> str:
     limits = "" if row.estimate == 0 else f" {text.limits}"
     # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
     value = html.escape(f"{text.estimate} %{limits}", quote=False)
-    return f"<b>{label(name, 60)}</b> · {flips_text(row.flips)}<br>PVF {value}<br>n = {row.n:,} faults"
+    doubt = "<br>fewer than ten faults decide this" if few(row) else ""
+    return f"<b>{label(name, 60)}</b> · {flips_text(row.flips)}<br>PVF {value}<br>n = {row.n:,} faults{doubt}"
 
 
 def _split_hover(split: Split, kind: str) -> str:
@@ -289,8 +301,11 @@ def _separator(column: int) -> Figure:
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
-def _field(name: str, first: int, last: int) -> Figure:
-    place = {"x": (first + last) / 2, "y": 1, "yref": "paper", "yanchor": "bottom"}
+def _field(name: str, first: int, last: int, columns: int) -> Figure:
+    place = {"x": (first + last) / 2, "xanchor": "center", "y": 1, "yref": "paper", "yanchor": "bottom"}
+    if 8 * (last - first + 1) < columns and first == 0:
+        # Too narrow for its name, which then leans over the names of the rows instead of over the next field.
+        place |= {"x": last + 0.45, "xanchor": "right"}
     return {"text": label(name), "showarrow": False, "font": {"size": 12, "color": SOFT}, **place}
 
 

@@ -1,8 +1,9 @@
 """Failures in time: raw FIT per bit x bits x PVF, with the limits of the PVF.
 
 FIT is failures per 10^9 hours. The product is the rate of single-bit faults after which an output (of the
-study's unit) would be wrong. It needs PVF of what the raw rate counts: one flip, of any bit, every element
-equally likely. The raw rate is the reader's and taken as exact: its own uncertainty, which is often larger,
+study's unit) would be wrong. It needs PVF of what the raw rate counts: one flip, of any bit, every bit
+equally likely. A PVF over elements is that only where all elements have one width: elsewhere there is no FIT,
+and the reason instead. The raw rate is the reader's and taken as exact: its own uncertainty, which is often larger,
 is not in the limits.
 """
 
@@ -13,10 +14,15 @@ from dataclasses import dataclass
 
 from unsilent.errors import UsageError
 from unsilent.report.info import main_level, rows_of
-from unsilent.report.text import clean
+from unsilent.report.text import Shown, clean, shown
 from unsilent.studies.records import PvfResult, PvfRow
 
 NEEDS = "FIT needs PVF of single flips of any bit, drawn per element (--fault bitflip --flips 1 --law per-element)"
+
+
+MIXED = "mixed element widths"
+ONE_WIDTH = 0.99
+"""Share of the bits that must belong to elements of one width; the error of FIT stays below the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,22 @@ class FitRow:
     row: PvfRow
     raw: float
     estimate: float | None
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    reason: str = ""
+    """Why there is no FIT."""
+
+    @property
+    def text(self) -> Shown:
+        """FIT and its limits as text."""
+        if self.low is None or self.high is None:
+            return Shown("–", "–", "–")
+        return shown(self.estimate, self.low, self.high, scale=1.0)
+
+    @property
+    def limits(self) -> str:
+        """The interval, or why there is none."""
+        return self.reason or self.text.limits
 
 
 def check_rate(fit_per_bit: float) -> float:
@@ -45,6 +65,8 @@ def applies(result: PvfResult) -> bool:
 def fit_of(row: PvfRow, fit_per_bit: float) -> FitRow:
     """FIT of one row: each of its numbers times rate x bits."""
     raw = fit_per_bit * row.bits
+    if row.width_share < ONE_WIDTH:
+        return FitRow(row, raw, None, None, None, MIXED)
     return FitRow(row, raw, None if row.estimate is None else raw * row.estimate, raw * row.low, raw * row.high)
 
 
@@ -59,20 +81,21 @@ def fit_rows(result: PvfResult, fit_per_bit: float) -> tuple[FitRow, ...]:
         return ()
     level = main_level(result)
     parts = [fit_of(r, fit_per_bit) for r in rows_of(result, level) if r.flips == 1 and level != "model"]
-    parts.sort(key=lambda f: f.estimate or f.high, reverse=True)
+    parts.sort(key=lambda f: -1.0 if f.high is None else f.estimate or f.high, reverse=True)
     return (*parts, *(fit_of(r, fit_per_bit) for r in rows_of(result, "model") if r.flips == 1))
 
 
 def surprise(rows: tuple[FitRow, ...]) -> str:
-    """Says where size beats vulnerability: most FIT and highest PVF are two targets and intervals separate."""
+    """Says where size beats vulnerability: most FIT and highest PVF are two targets and their joint limits separate."""
     parts = [f for f in rows if f.row.level != "model" and f.estimate is not None]
     if len(parts) < 2:
         return ""
     most = max(parts, key=lambda f: f.estimate or 0.0)
     worst = max(parts, key=lambda f: (f.row.estimate or 0.0, f.row.high))
-    if most.row.target == worst.row.target or most.low <= worst.high or most.row.high >= worst.row.low:
+    more = most.raw * most.row.joint_low > worst.raw * worst.row.joint_high
+    if most.row.target == worst.row.target or not more or most.row.joint_high >= worst.row.joint_low:
         return ""
     return (
-        f"{clean(most.row.target)} dominates although its PVF is lower than that of {clean(worst.row.target)}: "
+        f"{clean(most.row.target)} has more FIT than {clean(worst.row.target)} although its PVF is lower: "
         f"it holds {most.row.bits / max(worst.row.bits, 1):,.0f} times as many bits."
     )

@@ -1,7 +1,9 @@
 """The finding in one sentence, claiming no more than the intervals carry.
 
-Two components are called different only where their intervals do not overlap; the factor between them is
-then "at least" the lower limit of the one over the upper limit of the other.
+Two components are called different only where their joint limits (which hold for all of them at once) do not
+overlap; the factor between them is then "at least" the lower limit of the one over the upper limit of the
+other. Plain limits would call some pair of equal components different far too often: the pair is chosen
+after looking.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from unsilent.report.info import first_flips, main_level, rank, rows_of
+from unsilent.report.info import EVERYTHING, first_flips, main_level, rank, rows_of
 from unsilent.report.text import clean, shown
 from unsilent.studies.records import PvfResult, PvfRow
 
@@ -33,10 +35,13 @@ def headline(result: PvfResult) -> tuple[Part, ...]:
     if level == "model" or len(tried) == 1 or all(r.estimate == 0 for r in tried):
         return _alone(result, tried[0], flips)
     # Compared with the one that is surely lowest, if any: a part with few trials would hide every difference.
-    top, bottom = tried[0], min(tried[1:], key=lambda row: row.high)
+    top, bottom = tried[0], min(tried[1:], key=lambda row: row.joint_high)
     start = (*_subject(result, top, flips), *_probability(result, top))
-    if top.low <= bottom.high:
-        return (*start, Part(f"; the intervals of the {level}s overlap: ranking them needs more trials."))
+    if top.joint_low <= bottom.joint_high:
+        return (
+            *start,
+            Part(f"; intervals that hold for all {level}s at once overlap: ranking them needs more trials."),
+        )
     return (*start, Part(f" — {_factor(top, bottom)} "), Part(clean(bottom.target), True), *_versus(bottom))
 
 
@@ -53,13 +58,19 @@ def _alone(result: PvfResult, row: PvfRow, flips: int | None) -> tuple[Part, ...
 
 
 def _subject(result: PvfResult, row: PvfRow, flips: int | None) -> tuple[Part, ...]:
-    where = [Part("anywhere in the model")] if row.level == "model" else [Part("in "), Part(clean(row.target), True)]
+    where = _everywhere(result) if row.level == "model" else (Part("in "), Part(clean(row.target), True))
     # Without parameters: any bit may flip. With them the text of the fault model says what is meant.
     if flips is not None and result.fault == "bitflip":
         count = "A random single-bit flip " if flips == 1 else f"A fault of {flips:,} random bit flips "
         return Part(count), *where
     places = "" if flips in (None, 1) else f" of {flips:,} places"
-    return Part("A random "), Part(clean(result.fault), True), Part(f" fault{places} "), *where
+    return Part("A "), Part(clean(result.fault), True), Part(f" fault{places} "), *where
+
+
+def _everywhere(result: PvfResult) -> tuple[Part, ...]:
+    if result.at == EVERYTHING:
+        return (Part("anywhere in the parameters"),)
+    return Part("in the parameters "), Part(clean(result.at), True)
 
 
 def _probability(result: PvfResult, row: PvfRow) -> tuple[Part, ...]:
@@ -73,7 +84,7 @@ def _probability(result: PvfResult, row: PvfRow) -> tuple[Part, ...]:
 
 
 def _factor(top: PvfRow, bottom: PvfRow) -> str:
-    least = math.floor(10 * top.low / bottom.high) / 10
+    least = math.floor(10 * top.joint_low / bottom.joint_high) / 10
     if least < 1.1:
         return "more than"
     return f"at least {least:g} times" if least < 10 else f"at least {_two_digits(least)} times"

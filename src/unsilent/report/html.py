@@ -21,13 +21,18 @@ from unsilent.errors import UsageError
 from unsilent.report.figures import curves_figure, heat_figure, lookup_figure, split_figure
 from unsilent.report.fit import NEEDS, check_rate, fit_rows, surprise
 from unsilent.report.headline import headline
-from unsilent.report.info import BARS, curves, due_split, heat, outcome_split, split_rows
+from unsilent.report.info import BARS, curves, due_split, few, heat, outcome_split, split_rows
 from unsilent.report.jsonout import strict
 from unsilent.report.look import Figure
-from unsilent.report.tables import RESULT_COLUMNS, facts, fit_table, lookup_table, numbers, result_table
+from unsilent.report.tables import RESULT_COLUMNS, facts, few_marked, fit_table, lookup_table, numbers, result_table
+from unsilent.report.terminal import FEW_TEXT
 from unsilent.report.text import clean, listed
 from unsilent.studies.records import PvfResult
+from unsilent.version import __version__
 
+GENERATOR = "Unsilent"
+_MARK = f'<meta name="generator" content="{GENERATOR} '.encode()
+_HEAD = 4096
 TEMPLATE = "pvf.html.jinja"
 
 
@@ -44,6 +49,18 @@ def write_html(result: PvfResult, path: str | os.PathLike[str], *, fit_per_bit: 
         reason = error.strerror or str(error)
         raise UsageError(f"cannot write the report to {str(target)!r}: {reason}; choose another path") from None
     return target
+
+
+def is_ours(path: str | os.PathLike[str]) -> bool:
+    """Whether the file there is a report of ours, by the mark in its first 4 KB; False where no file can be read."""
+    file = Path(path)
+    try:
+        if not file.is_file():  # opening a pipe would wait
+            return False
+        with open(file, "rb") as opened:
+            return _MARK in opened.read(_HEAD)
+    except (OSError, ValueError):
+        return False
 
 
 def render_html(result: PvfResult, *, fit_per_bit: float | None = None) -> str:
@@ -82,6 +99,11 @@ def page(result: PvfResult, fit_per_bit: float | None) -> dict[str, Any]:
     drawn = figures(result)
     return {
         "result": result,
+        "generator": f"{GENERATOR} {__version__}",
+        "is_command": result.command.startswith("unsilent "),
+        "few_marked": few_marked(result),
+        "few_fits": any(few(found.row) for found in fits),
+        "few_text": FEW_TEXT,
         "units": _units(result),
         "headline": headline(result),
         "numbers": numbers(result),

@@ -16,6 +16,10 @@ SERIES = 8
 """Lines that one figure can tell apart."""
 BARS = 40
 """Bars that one figure can hold."""
+EVERYTHING = "param:*"
+"""Where faults fall unless it is said: every parameter of the model."""
+FEW = 10
+"""Incorrect trials below which an interval for clustered counts is known to be optimistic."""
 OUTCOMES = ("masked", "benign", "sdc", "due")
 LEVELS = ("component", "layer", "tensor")
 
@@ -103,6 +107,11 @@ def first_flips(rows: Sequence[PvfRow]) -> int | None:
 def rank(row: PvfRow) -> tuple[float, float]:
     """Sort key: vulnerability; no estimate counts as lowest, ties go by the upper limit."""
     return (-1.0 if row.estimate is None else row.estimate, row.high)
+
+
+def few(row: PvfRow) -> bool:
+    """Whether so few faults decide this row that its interval may cover less than it says."""
+    return 0 < row.incorrect_trials < FEW
 
 
 def curves(result: PvfResult) -> Curves:

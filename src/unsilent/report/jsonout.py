@@ -17,14 +17,14 @@ from unsilent.studies.records import PvfResult
 SCHEMA = "unsilent/pvf/1"
 _SPEC = ("workload", "fault", "at", "per", "law", "unit", "judge", "confidence", "samples", "batches")
 _SPEC_MACHINE = ("device", "dtype", "threads", "info")
-_TOP = ("command", "seed", "seconds", "cpu_seconds", "golden_seconds", "store", "campaign", "versions")
+_TOP = ("command", "seed", "seconds", "cpu_seconds", "golden_seconds", "store", "campaign", "device", "versions")
 
 
 def to_json(result: PvfResult, *, fit_per_bit: float | None = None) -> dict[str, Any]:
     """The object that ``--json`` prints; with ``fit_per_bit`` it has a list ``fit`` as well."""
     found: dict[str, Any] = {"schema": SCHEMA}
     found |= {key: getattr(result, key) for key in _TOP}
-    found["spec"] = {key: getattr(result, key) for key in (*_SPEC, *_SPEC_MACHINE)}
+    found["spec"] = _spec(result)
     found |= {"trials_done": result.trials_done, "trials_planned": result.trials_planned}
     found["headline"] = sentence(result)
     found["results"] = [_fields(row) for row in result.rows]
@@ -35,7 +35,7 @@ def to_json(result: PvfResult, *, fit_per_bit: float | None = None) -> dict[str,
         found["fit_per_bit"] = fit_per_bit
         found["fit"] = [
             {"target": f.row.target, "level": f.row.level, "flips": f.row.flips, "bits": f.row.bits}
-            | {"raw": f.raw, "estimate": f.estimate, "low": f.low, "high": f.high}
+            | {"raw": f.raw, "estimate": f.estimate, "low": f.low, "high": f.high, "reason": f.reason or None}
             | {"confidence": f.row.confidence, "n": f.row.n, "unit": f.row.unit}
             for f in fit_rows(result, fit_per_bit)
         ]
@@ -58,6 +58,12 @@ def strict(value: Any) -> Any:
         return sorted((strict(item) for item in value), key=str)
     item = getattr(value, "item", None)  # numpy scalars and one-element tensors
     return strict(item()) if callable(item) and getattr(value, "shape", None) == () else str(value)
+
+
+def _spec(result: PvfResult) -> dict[str, Any]:
+    """All that was asked; where nothing was said, what it came to (the judge, the dtype)."""
+    came_to = {key: getattr(result, key) for key in (*_SPEC, *_SPEC_MACHINE)}
+    return came_to | {key: value for key, value in result.spec.items() if value is not None or key not in came_to}
 
 
 def _fields(row: Any) -> dict[str, Any]:

@@ -49,7 +49,8 @@ def bottom_of(rows: Sequence[PvfRow] | Sequence[LookupRow]) -> float:
     """Where the logarithmic axis of PVF starts: below every estimate and upper limit, and the lower limits if near."""
     seen = [row.estimate or row.high for row in rows if row.estimate is not None and row.high > 0]
     low = min(seen, default=0.01)
-    return 10.0 ** math.floor(math.log10(max(min((r.low for r in rows if r.low > 0), default=low), low / 20)))
+    lowest = max(min((r.low for r in rows if r.low > 0), default=low), low / 20)
+    return 10.0 ** math.floor(math.log10(min(lowest, low)))
 
 
 def floor_of(values: Sequence[float]) -> float:

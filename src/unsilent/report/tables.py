@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unsilent.report.fit import FitRow
-from unsilent.report.info import first_flips, rows_of
+from unsilent.report.info import EVERYTHING, few, first_flips, rows_of
 from unsilent.report.terminal import accuracy_text
 from unsilent.report.text import amount, clean, counted, flips_text, seconds, share, shown
 from unsilent.studies.records import PvfResult, PvfRow
@@ -19,6 +19,7 @@ class Cell:
 
     text: str
     key: float | None = None
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,31 @@ class Line:
     cells: tuple[Cell, ...]
     bar: tuple[float, float] = (0.0, 0.0)
     """Estimate and upper limit as shares of the longest bar, where the table draws one."""
+    title: str = ""
+    """Shown when the row is pointed at: what is rarely needed."""
 
 
 RESULT_COLUMNS = (
-    *("target", "level", "part of", "flips", "PVF %", "interval %", "n", "units", "masked", "benign"),
-    *("silent", "detectable", "silent share", "elements", "bits", "method"),
+    *("target", "level", "part of", "flips", "PVF %", "interval %", "n", "masked", "benign", "silent"),
+    *("detectable", "silent %"),
 )
+FEW_MARK = " †"
 
 
 def result_table(result: PvfResult) -> list[Line]:
     """All rows, in the order of the result."""
-    return [Line(clean(row.target), row.level, _result_cells(row)) for row in result.rows]
+    return [Line(clean(row.target), row.level, _result_cells(row), title=_title(row)) for row in result.rows]
+
+
+def few_marked(result: PvfResult) -> bool:
+    """Whether a legend for `FEW_MARK` is needed."""
+    return any(few(row) for row in result.rows)
+
+
+def _title(row: PvfRow) -> str:
+    unit = "batch" if row.unit == "batch" else "sample"
+    sizes = f"{counted(row.elements, 'element')}, {counted(row.bits, 'bit')}, {counted(row.units, unit)} judged"
+    return f"{sizes}, {counted(row.incorrect_trials, 'fault')} with an incorrect output; {clean(row.method)}"
 
 
 def _result_cells(row: PvfRow) -> tuple[Cell, ...]:
@@ -49,33 +64,29 @@ def _result_cells(row: PvfRow) -> tuple[Cell, ...]:
     return (
         Cell(clean(row.parent)),
         Cell("–" if row.flips is None else f"{row.flips:,}", float(row.flips or 0)),
-        Cell(text.estimate, -1.0 if row.estimate is None else row.estimate),
+        Cell(text.estimate + FEW_MARK * few(row), -1.0 if row.estimate is None else row.estimate),
         Cell(text.limits, row.high),
-        *(Cell(f"{c:,}", float(c)) for c in (row.n, row.units, row.masked, row.benign, row.sdc)),
-        Cell(f"{row.due:,}" + (f" ({kinds})" if kinds else ""), float(row.due)),
-        Cell(share(row.silent_share), -1.0 if row.silent_share is None else row.silent_share),
-        *(Cell(f"{c:,}", float(c)) for c in (row.elements, row.bits)),
-        Cell(clean(row.method)),
+        *(Cell(f"{c:,}", float(c)) for c in (row.n, row.masked, row.benign, row.sdc)),
+        Cell(f"{row.due:,}", float(row.due), kinds),
+        Cell(share(row.silent_share).removesuffix(" %"), -1.0 if row.silent_share is None else row.silent_share),
     )
 
 
 def fit_table(rows: Sequence[FitRow]) -> list[Line]:
     """Target, bits, raw FIT, PVF, FIT and its limits; bars are relative to the largest upper limit."""
-    most = max((f.high for f in rows), default=0.0) or 1.0
-    return [
-        Line(clean(f.row.target), f.row.level, _fit_cells(f), ((f.estimate or 0.0) / most, f.high / most)) for f in rows
-    ]
+    most = max((f.high or 0.0 for f in rows), default=0.0) or 1.0
+    bars = [((f.estimate or 0.0) / most, (f.high or 0.0) / most) for f in rows]
+    return [Line(clean(f.row.target), f.row.level, _fit_cells(f), bar) for f, bar in zip(rows, bars, strict=True)]
 
 
 def _fit_cells(found: FitRow) -> tuple[Cell, ...]:
-    text = shown(found.estimate, found.low, found.high, scale=1.0)
     pvf = shown(found.row.estimate, found.row.low, found.row.high)
     return (
         Cell(f"{found.row.bits:,}"),
         Cell(amount(found.raw)),
-        Cell(pvf.estimate),
-        Cell(text.estimate),
-        Cell(text.limits),
+        Cell(pvf.estimate + FEW_MARK * few(found.row)),
+        Cell(found.text.estimate),
+        Cell(found.limits),
     )
 
 
@@ -97,7 +108,8 @@ def numbers(result: PvfResult) -> list[tuple[str, str, str]]:
     for row in [r for r in model if r.flips == first_flips(model)][:1]:
         text = shown(row.estimate, row.low, row.high)
         value = text.estimate if row.estimate is None else f"{text.estimate} %"
-        name = "whole model" if row.flips is None else f"whole model, {flips_text(row.flips)}"
+        name = "whole model" if result.at == EVERYTHING else "all that was struck"
+        name += "" if row.flips is None else f", {flips_text(row.flips)}"
         found.append((name, value, text.limits if row.estimate else ""))
     planned = "" if result.trials_done == result.trials_planned else f"of {result.trials_planned:,} planned"
     found.append(("faults tried", f"{result.trials_done:,}", planned))

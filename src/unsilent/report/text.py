@@ -58,6 +58,12 @@ def share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
+def part(row_share: float, estimate: float, low: float, high: float, scale: float = 100.0) -> str:
+    """A share of an estimate, times ``scale``, to the digits that the interval of the whole supports."""
+    value = estimate * row_share * scale
+    return "0" if value < 1e-12 else _text(value, _places((high - low) * scale / 2), ROUND_HALF_EVEN)
+
+
 def seconds(value: float) -> str:
     """A duration a person can read."""
     if value < 120:
@@ -102,6 +108,21 @@ def short(name: str, width: int) -> str:
         return name
     head = (width - 1) // 2
     return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
+def folded(name: str, width: int) -> list[str]:
+    """``name`` in lines of at most ``width`` characters, broken behind a dot or blank, else another sign, else anywhere.
+
+    >>> folded("layers.10.self_attention", 12)
+    ['layers.10.', 'self_', 'attention']
+    """
+    lines = []
+    while len(name) > width:
+        ends = [max(name.rfind(sign, 0, width) for sign in signs) + 1 for signs in (". ", "/:-_|")]
+        cut = next((end for end in ends if end > width // 4), width)
+        lines.append(name[:cut])
+        name = name[cut:]
+    return [*lines, name]
 
 
 def distinct(names: Sequence[str], width: int) -> list[str]:

@@ -46,6 +46,10 @@ class Address:
         known = list(names)
         found = [self.glob] if self.glob in known else [n for n in known if fnmatch.fnmatchcase(n, self.glob)]
         if not found:
+            if any(n.startswith(f"{self.glob}.") for n in known):
+                raise UsageError(
+                    f"{self.glob!r} is a module, not a parameter; select its parameters with '{self.glob}.*'"
+                )
             raise unknown("parameter" if not _is_glob(self.glob) else "glob (it matches nothing)", self.glob, known)
         return found
 

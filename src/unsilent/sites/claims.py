@@ -28,7 +28,7 @@ class Claims:
         """Claim the elements of ``tensor`` that no earlier tensor of this storage holds."""
         if not self._owners:
             self._owners.append((name, tensor))
-            return Claim()
+            return Claim(own=_distinct_elements(tensor))
         tied = next((n for n, t in self._owners if _place(t) == _place(tensor)), None)
         if tied:
             return Claim(tied_to=tied)
@@ -38,7 +38,11 @@ class Claims:
             return Claim(view_of=self._first_sharing(tensor))
         taken[_bytes(tensor)] = True
         self._owners.append((name, tensor))
-        return Claim(own=np.flatnonzero(~covered) if covered.any() else None)
+        own = _distinct_elements(tensor)
+        if not covered.any():
+            return Claim(own=own)
+        free = np.flatnonzero(~covered)
+        return Claim(own=free if own is None else np.intersect1d(free, own))
 
     def _marks(self) -> NDArray[np.bool_]:
         """One mark a byte of the storage, made when a second tensor turns up (rare)."""
@@ -55,6 +59,14 @@ class Claims:
             if mark[_bytes(tensor)].any():
                 return name
         raise AssertionError("a covered tensor shares bytes with some owner")
+
+
+def _distinct_elements(tensor: Tensor) -> NDArray[np.int64] | None:
+    """The first element at each place, where a tensor overlaps itself (``unfold``, ``as_strided``); None: all of them."""
+    if tensor.is_contiguous() or tensor.numel() < 2:
+        return None
+    _, first = np.unique(_bytes(tensor)[:, 0], return_index=True)
+    return None if first.size == tensor.numel() else np.sort(first)
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:

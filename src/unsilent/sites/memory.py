@@ -47,6 +47,11 @@ class Memory:
         self._words = words.view(-1) if words.is_contiguous() else words
         self._array = self._words.numpy().view(self.codec.word) if tensor.device.type == "cpu" else None
 
+    @property
+    def current(self) -> bool:
+        """Whether the tensor still uses this memory (``model.double()`` or ``.to()`` would replace it)."""
+        return self.tensor.data_ptr() == self._words.data_ptr() and dtype_name(self.tensor.dtype) == self.codec.name
+
     def read(self, elements: NDArray[np.int64]) -> Words:
         """The words at ``elements``, int64[n] -> unsigned[n], a copy."""
         index = self._index(elements)

@@ -15,6 +15,7 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from unsilent.errors import InjectionError, UsageError, unknown
 from unsilent.faults import CODECS, Fault, Region
@@ -56,12 +57,16 @@ class Parameters:
         self._views: dict[str, str] = {}
         storages: dict[int, Claims] = {}
         for name, tensor in _named_tensors(model):
-            self._add(name, distinct(tensor), storages)
+            self._add(name, tensor, storages)
 
     def _add(self, name: str, tensor: Tensor, storages: dict[int, Claims]) -> None:
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise UsageError(f"parameter {name!r} has no shape yet; run the model once before giving it")
         if tensor.is_meta:
             raise UsageError(f"parameter {name!r} is on the meta device and holds no values; load the weights first")
-        if dtype_name(tensor.dtype) not in CODECS or tensor.layout != torch.strided or not tensor.numel():
+        if tensor.layout == torch.strided:
+            tensor = distinct(tensor)
+        if dtype_name(tensor.dtype) not in CODECS or not _plain(tensor) or not tensor.numel():
             self.skipped[name] = f"{dtype_name(tensor.dtype)}, {tensor.layout}" if tensor.numel() else "empty"
             return
         claim = storages.setdefault(tensor.untyped_storage().data_ptr(), Claims()).claim(name, tensor)
@@ -78,8 +83,9 @@ class Parameters:
         Raises ``UsageError`` for a glob that matches nothing, an index outside its tensor, or memory without a codec.
         """
         chosen: dict[str, NDArray[np.int64] | None] = {}
-        for address in map(Address.parse, addresses):
-            for name in address.matching([*self.sites, *self._ties, *self._views, *self.skipped]):
+        known = [*self.sites, *self._ties, *self._views, *self.skipped]
+        for address in (_address(text, known) for text in addresses):
+            for name in address.matching(known):
                 if name in self.skipped or name in self._views:
                     self._refuse_exact(name, address)
                     continue
@@ -106,6 +112,10 @@ class Parameters:
         wanted = site.elements
         if index is not None:
             wanted = flat_elements(index, name, site.memory.shape)
+            if site.elements is not None:
+                wanted = np.intersect1d(wanted, site.elements)
+            if not wanted.size:
+                raise UsageError(f"index [{index}] of {name!r} selects only memory that an earlier parameter owns")
         if name in chosen and wanted is not None and chosen[name] is not None:
             wanted = np.union1d(wanted, chosen[name])  # type: ignore[arg-type]
         elif name in chosen and chosen[name] is None:
@@ -128,7 +138,7 @@ class Parameters:
 
     def memory(self, fault: Fault) -> Memory:
         """The memory a fault means; raises ``UsageError`` when this model has no such tensor."""
-        name = Address.parse(fault.site).glob
+        name = fault.site.removeprefix("param:")
         name = self._ties.get(name, name)
         if name not in self.sites:
             raise unknown("parameter", name, self.sites)
@@ -140,20 +150,22 @@ class Parameters:
             )
         return memory
 
-    def inject(self, faults: Sequence[Fault] | Fault) -> Injection:
-        """A context manager that applies the faults on entry and takes them back on exit."""
-        return Injection(self, (faults,) if isinstance(faults, Fault) else tuple(faults))
+    def inject(self, faults: Sequence[Fault] | Fault, *, strict: bool = False) -> Injection:
+        """A context manager that applies the faults on entry and takes them back on exit (see `Injection`)."""
+        return Injection(self, (faults,) if isinstance(faults, Fault) else tuple(faults), strict)
 
 
 class Injection:
     """Applies faults on entry, restores and proves the restored bits on exit; entering gives the `Receipt`.
 
-    Faults on the same tensor are applied in order and undone in reverse.
+    Faults on the same tensor are applied in order and undone in reverse. ``strict`` also refuses, after restoring, when the
+    struck words were changed by anything else meanwhile: injections that overlap and are not nested, say.
     """
 
-    def __init__(self, parameters: Parameters, faults: tuple[Fault, ...]) -> None:
+    def __init__(self, parameters: Parameters, faults: tuple[Fault, ...], strict: bool) -> None:
         self._targets = [(fault, parameters.memory(fault)) for fault in faults]
-        self._undo: list[tuple[Memory, NDArray[np.int64], Words]] = []
+        self._undo: list[tuple[Memory, NDArray[np.int64], Words, Words]] = []
+        self._strict = strict
 
     def __enter__(self) -> Receipt:
         if self._undo:
@@ -163,7 +175,7 @@ class Injection:
             for fault, memory in self._targets:
                 hits.append(self._apply(fault, memory))
         except BaseException:
-            self._restore()
+            self._write_back()
             raise
         return Receipt(tuple(hits))
 
@@ -171,7 +183,7 @@ class Injection:
         before = memory.read(fault.elements)
         source = memory.read(fault.operands) if fault.operation == "copy_from" else None
         intended = fault.apply(before, source)
-        self._undo.append((memory, fault.elements, before))
+        self._undo.append((memory, fault.elements, before, intended))
         memory.write(fault.elements, intended)
         after = memory.read(fault.elements)
         if not np.array_equal(after, intended):
@@ -189,12 +201,16 @@ class Injection:
             self._write_back()
             raise
         if not intact:
-            raise InjectionError("undo did not restore the bits that were there before; reload the model")
+            raise InjectionError(
+                "undo did not restore the model: its memory was replaced or changed while the fault was in place "
+                "(moved, converted, or faults that overlap without being nested); reload it"
+            )
 
     def _write_back(self) -> bool:
         intact = True
         while self._undo:
-            memory, elements, before = self._undo[-1]
+            memory, elements, before, after = self._undo[-1]
+            intact &= memory.current and (not self._strict or np.array_equal(memory.read(elements), after))
             memory.write(elements, before)
             intact &= np.array_equal(memory.read(elements), before)
             self._undo.pop()
@@ -204,6 +220,17 @@ class Injection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._restore()
+
+
+def _address(text: str, known: Sequence[str]) -> Address:
+    """Parse an address; a name as it stands comes first, for names may hold colons and brackets."""
+    name = text.strip().removeprefix("param:")
+    return Address("param", name) if name in known else Address.parse(text)
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether the tensor is what its memory holds: strided, and not a view that negates or conjugates it."""
+    return tensor.layout == torch.strided and not tensor.is_neg() and not tensor.is_conj()
 
 
 def _named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import glob
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 
 from unsilent.errors import UsageError, unknown
 from unsilent.faults import Region, codec
@@ -38,9 +40,13 @@ class Target:
         return sum(r.size for r in self.regions)
 
     @property
-    def bits(self) -> int:
-        """Number of bits a fault may fall on here."""
-        return self.elements if self.bit is not None else sum(r.bits for r in self.regions)
+    def bits_by_width(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of an element width and the bits that a fault may fall on in elements of it."""
+        found: Counter[int] = Counter()
+        for region in self.regions:
+            width = codec(region.dtype).bits
+            found[width] += region.size * (1 if self.bit is not None else width)
+        return tuple(sorted(found.items()))
 
 
 def layer_of(region: Region) -> str:
@@ -54,7 +60,21 @@ def top_level(model: nn.Module) -> dict[str, tuple[str, ...]]:
     while len(children := dict(model.named_children())) == 1 and not list(model.parameters(recurse=False)):
         name, model = next(iter(children.items()))
         prefix += f"{name}."
-    return {prefix + name: (f"{prefix}{name}.*",) for name in children}
+    return {
+        prefix + name: (f"{glob.escape(prefix + name)}.*",)
+        for name, child in children.items()
+        if any(True for _ in child.parameters()) or any(True for _ in child.buffers())
+    }
+
+
+def unregistered(model: nn.Module) -> list[str]:
+    """Places that hold numbers outside of parameters and buffers: packed quantised weights, plain tensor attributes."""
+    found = []
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key == "_packed_params" or (isinstance(value, Tensor) and value.numel()):
+                found.append(f"{name}.{key}".lstrip("."))
+    return sorted(set(found))
 
 
 def component_of(name: str, components: Mapping[str, Sequence[str]]) -> str:
@@ -66,9 +86,17 @@ def component_of(name: str, components: Mapping[str, Sequence[str]]) -> str:
 
 
 def make_targets(
-    parameters: Parameters, components: Mapping[str, Sequence[str]], at: Sequence[str], per: str, law: str
+    parameters: Parameters,
+    components: Mapping[str, Sequence[str]],
+    at: Sequence[str],
+    per: str,
+    law: str,
+    strikeable: Callable[[Region], bool] = lambda region: True,
 ) -> tuple[Target, ...]:
     """Split the selection ``at`` into targets; shares follow ``law`` and sum to 1.
+
+    ``strikeable`` says whether a fault model can strike a tensor at all (exponent bits of an integer: no); a tensor that it
+    cannot is in no target and has no share.
 
     Raises ``UsageError`` for an unknown level or law, or a selection that matches nothing.
     """
@@ -79,7 +107,9 @@ def make_targets(
     for globs in components.values():
         if isinstance(globs, str):
             raise UsageError(f"components must map a name to a list of globs, found the text {globs!r}")
-    regions = parameters.select(*at)
+    _check_components(parameters, components)
+    selected = parameters.select(*at)
+    regions = tuple(r for r in selected if strikeable(r)) or selected  # none at all: drawing says why
     total = sum(r.size for r in regions)
     found: dict[str, Target] = {}
     for region in regions:
@@ -92,6 +122,18 @@ def make_targets(
                 else replace(known, regions=known.regions + piece.regions, share=known.share + piece.share)
             )
     return tuple(found.values())
+
+
+def _check_components(parameters: Parameters, components: Mapping[str, Sequence[str]]) -> None:
+    """Every component must own something: a glob with a typo would put its parameters into ``other`` unseen."""
+    owners = {component_of(name, components) for name in parameters.sites}
+    for component, globs in components.items():
+        if component not in owners:
+            matched = [n for n in parameters.sites if component_of(n, {component: globs}) == component]
+            why = "an earlier component owns all it matches" if matched else "it matches no parameter"
+            raise UsageError(
+                f"component {component!r} ({', '.join(globs)}) is empty: {why}; mend the workload's components"
+            )
 
 
 def _pieces(region: Region, component: str, per: str, share: float) -> list[Target]:

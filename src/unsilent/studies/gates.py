@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from unsilent.campaigns.spec import CampaignSpec, Description
 from unsilent.errors import UsageError, unknown
 from unsilent.studies.records import PvfResult, PvfRow
 
@@ -32,6 +33,15 @@ class Gate:
                 f"cannot read --assert {text!r}; expected TARGET<=LIMIT with a limit from 0 to 1, like 'top_mlp<=0.01'"
             )
         return cls(match["target"], int(match["flips"]) if match["flips"] else None, limit)
+
+    def check(self, spec: CampaignSpec, description: Description) -> None:
+        """Raise ``UsageError`` when the campaign will have no row this speaks of; before its first trial."""
+        names = {"model", *(t.name for t in description.targets), *(t.component for t in description.targets)}
+        names |= {t.layer for t in description.tensors}
+        if self.target not in names:
+            raise unknown("target of --assert", self.target, names)
+        if self.flips is not None and self.flips not in spec.flips:
+            raise unknown("number of flips of --assert", str(self.flips), map(str, spec.flips))
 
     def rows(self, result: PvfResult) -> list[PvfRow]:
         """The rows it speaks of; raises ``UsageError`` when there are none."""

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.campaigns.spec import Description, TensorInfo, TrialRow
+from unsilent.errors import StoreError
 from unsilent.faults import codec
 from unsilent.outcomes.base import Outcome
-from unsilent.statistics import Interval, clustered, combine
+from unsilent.statistics import Interval, Method, clustered, combine
 from unsilent.studies.records import HeatMap, LookupRow
 
 
@@ -42,19 +43,36 @@ def single_hits(rows: Iterable[TrialRow], description: Description) -> list[Sing
     for row in rows:
         if row.trial.flips not in (1, None):
             continue
-        faults = json.loads(row.faults)
-        if not isinstance(faults, list) or len(faults) != 1 or len(faults[0]["elements"]) != 1:
-            continue
-        fault = faults[0]
-        mask = int(fault["operands"][0], 16) if fault["operation"] == "xor" else 0
-        bit = mask.bit_length() - 1 if mask.bit_count() == 1 else None
-        found.append(SingleHit(row, tensors[fault["site"]], int(fault["elements"][0]), bit))
+        try:
+            faults = json.loads(row.faults)
+            if not isinstance(faults, list) or len(faults) != 1 or len(faults[0]["elements"]) != 1:
+                continue
+            fault = faults[0]
+            mask = int(fault["operands"][0], 16) if fault["operation"] == "xor" else 0
+            bit = mask.bit_length() - 1 if mask.bit_count() == 1 else None
+            tensor, element = tensors[fault["site"]], int(fault["elements"][0])
+            if not 0 <= element < prod(tensor.shape) or (bit is not None and bit >= tensor.width):
+                raise ValueError("outside of its tensor")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StoreError(f"the store is damaged: the fault of trial {row.trial} cannot be read ({error})") from None
+        found.append(SingleHit(row, tensor, element, bit))
     return found
 
 
+def common_dtype(description: Description) -> str:
+    """The dtype most elements have."""
+    sizes: Counter[str] = Counter()
+    for tensor in description.tensors:
+        sizes[tensor.dtype] += tensor.elements
+    return sizes.most_common(1)[0][0]
+
+
 def heat_map(hits: Sequence[SingleHit], description: Description, unit: str) -> HeatMap | None:
-    """Layer x bit position; a cell that several targets share is weighted by their share of the law."""
-    flips = [h for h in hits if h.bit is not None]
+    """Layer x bit position over the tensors of the commonest dtype.
+
+    A cell that several targets share is weighted by their share of the law.
+    """
+    flips = [h for h in hits if h.bit is not None and h.tensor.dtype == common_dtype(description)]
     if not flips:
         return None
     shares = {t.name: t.share for t in description.targets}
@@ -63,10 +81,9 @@ def heat_map(hits: Sequence[SingleHit], description: Description, unit: str) -> 
         assert hit.bit is not None
         wrong, units = hit.incorrect(description.samples, unit)
         cells[hit.tensor.layer, hit.bit][hit.row.trial.target].append(wrong / units)
-    layers = tuple(dict.fromkeys(t.layer for t in description.tensors))
-    common = codec(Counter(t.dtype for t in description.tensors).most_common(1)[0][0])
-    bits = tuple(range(max(codec(t.dtype).bits for t in description.tensors)))
-    bits = bits[: common.bits] if all(h.bit is None or h.bit < common.bits for h in flips) else bits
+    common = codec(common_dtype(description))
+    layers = tuple(dict.fromkeys(t.layer for t in description.tensors if t.dtype == common.name))
+    bits = tuple(range(common.bits))
 
     def value(layer: str, bit: int) -> float | None:
         parts = cells.get((layer, bit))
@@ -78,7 +95,7 @@ def heat_map(hits: Sequence[SingleHit], description: Description, unit: str) -> 
     return HeatMap(
         layers=layers,
         bits=bits,
-        fields={b: common.field(b) for b in bits if b < common.bits},
+        fields={b: common.field(b) for b in bits},
         estimate=tuple(tuple(value(layer, b) for b in bits) for layer in layers),
         n=tuple(tuple(sum(map(len, cells.get((layer, b), {}).values())) for b in bits) for layer in layers),
     )
@@ -99,7 +116,7 @@ def heat_classes(counts: Sequence[int]) -> Heats:
 
 
 def lookup_rows(
-    hits: Sequence[SingleHit], description: Description, unit: str, confidence: float, method: str
+    hits: Sequence[SingleHit], description: Description, unit: str, confidence: float, method: Method
 ) -> tuple[LookupRow, ...]:
     """PVF of hot, warm and cold embedding rows over all tables that were looked up."""
     tables = {
@@ -125,7 +142,9 @@ def lookup_rows(
         weights = np.array([shares[name] * _part(name, heat, tables.values(), description) for name in groups])
         parts = [_interval(g, confidence, method) for g in groups.values()]
         whole = (
-            combine(list(weights / weights.sum()), parts, confidence) if parts else _interval((), confidence, method)
+            combine(list(weights / weights.sum()), parts, confidence, method)
+            if parts
+            else _interval((), confidence, method)
         )
         out.append(
             LookupRow(
@@ -158,6 +177,6 @@ def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], de
     return struck / info.elements
 
 
-def _interval(scored: Sequence[tuple[int, int]], confidence: float, method: str) -> Interval:
+def _interval(scored: Sequence[tuple[int, int]], confidence: float, method: Method) -> Interval:
     wrong, units = np.array(scored, np.int64).reshape(-1, 2).T
-    return clustered(wrong, units, confidence, method)  # type: ignore[arg-type]
+    return clustered(wrong, units, confidence, method)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +18,12 @@ from unsilent.campaigns import Budget, CampaignSpec, Store, make_executor, run_c
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
-from unsilent.studies.analysis import Question, analyse
+from unsilent.studies.analysis import analyse
 from unsilent.studies.records import PvfResult
+from unsilent.studies.tallies import Question
 
 if TYPE_CHECKING:
+    from unsilent.faults import FaultModel
     from unsilent.workloads.base import InferenceWorkload
 
 
@@ -35,16 +37,30 @@ def make_spec(fault: str = "bitflip", flips: Sequence[int] | None = None, **valu
     model = fault_model(fault)
     counts: tuple[int | None, ...]
     if flips is not None and model.counted:
-        raise UsageError(f"--flips and a count inside --fault {fault!r} both say how many; give one of them")
+        raise UsageError(f"--flips and the {model.pattern.text} of --fault both say how many; give one of them")
     if flips is not None:
-        for count in flips:
-            model.with_count(count)
+        if isinstance(flips, str) or not all(isinstance(count, int) for count in flips):
+            raise UsageError(f"flips is {flips!r}; expected whole numbers, like [1, 8]")
+        if any(count < 1 for count in flips):
+            raise UsageError(f"--flips has {min(flips)}; expected 1 or more")
         if len(set(flips)) != len(flips) or not flips:
             raise UsageError(f"--flips is {','.join(map(str, flips))!r}; expected different numbers, like 1,8,128")
         counts = tuple(flips)
     else:
         counts = (None,) if model.counted else (1,)
     return CampaignSpec(fault=model.text, flips=counts, **values)  # type: ignore[arg-type]
+
+
+def python_call(spec: CampaignSpec, trials: int) -> str:
+    """The exact call for a live workload, which no command can name."""
+    default = CampaignSpec(spec.workload)
+    given = {"trials": trials, "flips": list(spec.flips) if None not in spec.flips else None}
+    names = ("fault", "at", "per", "law", "judge", "device", "dtype", "threads")
+    given |= {name: getattr(spec, name) for name in names if getattr(spec, name) != getattr(default, name)}
+    arguments = ", ".join(
+        f"{key}={value!r}" for key, value in {**given, "seed": spec.seed}.items() if value is not None
+    )
+    return f"unsilent.pvf(workload, {arguments})"
 
 
 def command_line(spec: CampaignSpec, trials: int) -> str:
@@ -70,9 +86,11 @@ def run_pvf(
     store: Store,
     question: Question,
     observer: Observer | None = None,
+    live: bool = False,
 ) -> PvfResult:
     """Run (or resume) a campaign and answer the question from its store."""
-    run_campaign(spec, budget, executor, store, observer=observer, command=command_line(spec, budget.trials))
+    command = (python_call if live else command_line)(spec, budget.trials)
+    run_campaign(spec, budget, executor, store, observer=observer, command=command)
     return analyse(store, question)
 
 
@@ -80,8 +98,8 @@ def pvf(
     workload: str | InferenceWorkload,
     *,
     trials: int = 1000,
-    flips: Sequence[int] | None = None,
-    fault: str = "bitflip",
+    flips: int | Sequence[int] | None = None,
+    fault: str | FaultModel = "bitflip",
     at: str | Sequence[str] = "param:*",
     per: str = "component",
     law: str = "per-element",
@@ -93,6 +111,9 @@ def pvf(
     device: str = "auto",
     dtype: str | None = None,
     threads: int = 1,
+    options: Mapping[str, object] | None = None,
+    data: str | None = None,
+    weights: str | None = None,
     jobs: int = 1,
     store: str | Path | None = None,
     observer: Observer | None = None,
@@ -106,6 +127,7 @@ def pvf(
         per: what a target is: ``component``, ``layer``, ``tensor`` or ``bit``.
         law: ``per-element`` draws uniformly over elements, ``per-tensor`` over tensors first.
         unit: what one incorrect output is counted on, ``sample`` or ``batch``.
+        options, data, weights: for a named workload, what ``--with``, ``--data`` and ``--weights`` give it.
         interval: ``wilson`` or ``clopper-pearson``, widened for faults that are scored on many samples.
         store: file to keep and resume from; default none.
 
@@ -113,17 +135,21 @@ def pvf(
         UsageError: input that does not fit; the golden run is not finite or not repeatable.
         StoreError: the store cannot be used.
     """
-    question = Question(unit=unit, confidence=confidence, interval=interval)
+    question = Question.asked(unit, confidence, interval)
+    _check_arguments(workload, judge)
     globs = (at,) if isinstance(at, str) else tuple(at)
-    name = workload if isinstance(workload, str) else workload.name
+    live = not isinstance(workload, str)
     if device == "auto":
         from unsilent.engine.placement import resolve_device
 
         device = resolve_device(device)
     spec = make_spec(
-        fault,
-        flips,
-        workload=name,
+        fault if isinstance(fault, str) else fault.text,
+        (flips,) if isinstance(flips, int) else flips,
+        workload=workload if isinstance(workload, str) else workload.name,
+        options=tuple(sorted((str(k), str(v)) for k, v in (options or {}).items())),
+        data=data,
+        weights=weights,
         at=globs,
         per=per,
         law=law,
@@ -135,8 +161,17 @@ def pvf(
     )
     with ExitStack() as stack:
         executor = stack.enter_context(_executor(spec, workload, jobs, observer))
-        file = stack.enter_context(_file(store))
-        return run_pvf(spec, Budget(trials), executor, stack.enter_context(Store(file, write=True)), question, observer)
+        opened = stack.enter_context(Store(stack.enter_context(_file(store)), write=True))
+        return run_pvf(spec, Budget(trials), executor, opened, question, observer, live)
+
+
+def _check_arguments(workload: object, judge: object) -> None:
+    if not isinstance(workload, str) and not hasattr(workload, "batches"):
+        raise UsageError(
+            f"pvf needs a workload, found {type(workload).__name__}; wrap a model and inputs: unsilent.Workload(model, batches)"
+        )
+    if judge is not None and not isinstance(judge, str):
+        raise UsageError("judge= takes a name like 'topk:k=3'; give a judge object or a function to the Workload")
 
 
 def _executor(spec: CampaignSpec, workload: str | InferenceWorkload, jobs: int, observer: Observer | None) -> Executor:

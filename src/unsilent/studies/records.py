@@ -44,16 +44,21 @@ class PvfRow:
     """Share of the incorrect outputs that are silent, weighted like the estimate; None without incorrect outputs."""
     incorrect_trials: int = 0
     """Trials in which at least one output was incorrect: how many faults decide this row."""
+    joint_low: float = 0.0
+    joint_high: float = 1.0
+    """Limits that hold together for all rows of this level and number of flips (Bonferroni): for saying that two differ."""
+    width_share: float = 1.0
+    """Share of the bits that belong to elements of the commonest width: a FIT from PVF x bits needs them all alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """PVF by layer and bit position over the trials that flipped exactly one bit; None where no trial fell."""
+    """PVF by layer and bit position over trials that flipped one bit of the commonest dtype; None where no trial fell."""
 
     layers: tuple[str, ...]
     bits: tuple[int, ...]
     fields: Mapping[int, str]
-    """Bit position -> ``sign``, ``exponent`` or ``mantissa`` (of the commonest dtype)."""
+    """Bit position -> ``sign``, ``exponent`` or ``mantissa``."""
     estimate: tuple[tuple[float | None, ...], ...]
     n: tuple[tuple[int, ...], ...]
 
@@ -73,7 +78,7 @@ class LookupRow:
     n: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PvfResult:
     """A whole study, ready to be shown, exported or asserted on."""
 
@@ -87,6 +92,8 @@ class PvfResult:
     judge: str
     seed: int
     confidence: float
+    spec: Mapping[str, Any]
+    """The whole campaign spec as JSON values."""
     command: str
     """The exact command that reproduces this."""
     store: str
@@ -109,3 +116,13 @@ class PvfResult:
     lookups: tuple[LookupRow, ...]
     notes: tuple[str, ...] = field(default=())
     """Sentences a reader must see: what limits these numbers."""
+
+    def __str__(self) -> str:
+        lines = [f"PVF of {self.workload}: {self.trials_done} trials, {self.fault} at {self.at}, per {self.unit}"]
+        for row in (r for r in self.rows if r.level in ("model", "component")):
+            value = "no trial" if row.estimate is None else f"{row.estimate:.3g} [{row.low:.3g}, {row.high:.3g}]"
+            lines.append(f"  {row.target}{'' if row.flips is None else f' x{row.flips}'}: {value}, n {row.n}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<PvfResult {self.workload!r}, {self.trials_done} trials, {len(self.rows)} rows; print() shows it>"

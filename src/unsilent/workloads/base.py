@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge
@@ -57,7 +57,8 @@ class Workload:
         batches: model inputs: a tensor, a dict (keyword arguments) or a tuple (positional arguments) per batch.
             ``labelled=True`` drops the last item of each tuple, for a data loader that yields ``(inputs, labels)``.
         judge: a judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see ``unsilent.outcomes``.
-        components: name -> globs over parameter names; default: the top-level children of the model.
+        components: name -> a glob over parameter names or a list of them; the first match owns a parameter. Default: the
+            top-level children of the model.
         run: ``run(model, batch) -> output``; default one call of the model.
         info: JSON values for the report.
     """
@@ -78,6 +79,14 @@ class Workload:
 
         self.name = name
         self.judge = make_judge(judge)
+        if not (isinstance(model, nn.Module) or callable(model)):
+            raise UsageError(
+                f"a workload needs a torch.nn.Module first, found {type(model).__name__}: Workload(model, batches)"
+            )
+        if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
+            raise UsageError(
+                f"a workload needs an iterable of batches, found one {type(batches).__name__}; put it into a list: [batch]"
+            )
         self.components = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in (components or {}).items()}
         self.info = dict(info or {})
         self._model = model
@@ -85,6 +94,7 @@ class Workload:
         self._source = batches
         self._labelled = labelled
         self._batches: list[Any] | None = None
+        self._training: list[nn.Module] | None = None
 
     def model(self) -> nn.Module:
         """The model in eval mode, built on the first call."""
@@ -94,7 +104,15 @@ class Workload:
                 raise UsageError(
                     f"workload {self.name!r}: expected a torch.nn.Module, got {type(self._model).__name__}"
                 )
+        if self._training is None:
+            self._training = [module for module in self._model.modules() if module.training]
         return self._model.eval()
+
+    def release(self) -> None:
+        """Put the modules that were in training mode back into it; for a live model that goes on being used."""
+        for module in self._training or ():
+            module.training = True
+        self._training = None
 
     def batches(self) -> Sequence[Any]:
         """The batches, read once from the iterable and kept."""
@@ -111,5 +129,9 @@ class Workload:
 
 def _inputs(batch: Any) -> Any:
     """A labelled batch without its label."""
-    rest = batch[:-1]
-    return rest[0] if len(rest) == 1 else rest
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise UsageError(
+            f"labelled=True drops the last item of each batch, but a batch is {type(batch).__name__}; "
+            "expected tuples like (inputs, labels), else leave labelled out"
+        )
+    return batch[0] if len(batch) == 2 else tuple(batch[:-1])

@@ -102,7 +102,7 @@ def cifar_resnet(
     classes = len(head) if head is not None and head.ndim == 2 else 10
     images, labels = read_images(data, classes)
     check_count(name, "eval", eval, len(images), f"images in {data}")
-    check_count(name, "batch", batch, eval, "eval images")
+    check_count(name, "batch", batch, len(images), f"images in {data}")
     with workshop(0):
         model = CifarResNet(depth, classes).eval()
         _fit_in(model, state, depth, weights)

@@ -100,7 +100,10 @@ def _one_line(ref: str, error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
     text = (str(error).splitlines() or [""])[0]
     where = f" ({os.path.basename(frames[0].filename)}, line {frames[0].lineno})" if frames else ""
-    return f"workload {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}"
+    hint = (
+        "; if the batches hold labels, say labelled=True" if "positional argument" in text and "forward" in text else ""
+    )
+    return f"workload {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}{hint}"
 
 
 def _trace(error: BaseException) -> str:
@@ -115,4 +118,7 @@ def _trace(error: BaseException) -> str:
 
 
 def _ours(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, "<frozen importlib")) or filename == importlib.__file__
+    """Frames a user can do nothing about: this package, the import machinery, the inside of torch."""
+    if filename.startswith((_PACKAGE, "<frozen importlib")) or filename == importlib.__file__:
+        return True
+    return f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename

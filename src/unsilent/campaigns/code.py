@@ -1,0 +1,76 @@
+"""A fingerprint of the user's code: whatever of it could change a row, beside weights, inputs and golden outputs.
+
+It covers the user's file, every loaded module that is not installed (standard library, site-packages, this package), and
+the functions a live workload holds, with their constants, defaults and what they close over.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+import types
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+_INSTALLED = tuple(
+    str(Path(p).resolve())
+    for p in {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, str(Path(__file__).parents[1])}
+)
+
+
+def code_fingerprint(workload: str, live: Any, judge: Any) -> str:
+    """32 hex digits. ``workload`` is the reference that was loaded, ``live`` the object it gave."""
+    digest = xxhash.xxh3_128()
+    file, _, name = workload.rpartition(":")
+    if name and file.endswith(".py") and Path(file).is_file():
+        digest.update(Path(file).read_bytes())
+    for name, path in sorted(_user_modules().items()):
+        digest.update(f"{name}={xxhash.xxh3_128_hexdigest(path.read_bytes())};".encode())
+    for part in (getattr(live, "_run", None), getattr(type(live), "run", None), judge):
+        digest.update(_describe(part, 0).encode())
+    return digest.hexdigest()
+
+
+def _user_modules() -> dict[str, Path]:
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        path = Path(file).resolve()
+        if path.is_file() and not str(path).startswith(_INSTALLED):
+            found[name] = path
+    return found
+
+
+def _describe(value: Any, depth: int) -> str:
+    """Text that changes when the behaviour of a function may have: equal texts, equal code."""
+    if depth > 6:
+        return type(value).__qualname__
+    if isinstance(value, functools.partial):
+        return _describe((value.func, value.args, sorted(value.keywords.items())), depth + 1)
+    if isinstance(value, types.MethodType):
+        return _describe(value.__func__, depth + 1)
+    if isinstance(value, types.FunctionType):
+        cells = []
+        for cell in value.__closure__ or ():
+            try:
+                cells.append(cell.cell_contents)
+            except ValueError:
+                cells.append("empty cell")
+        return _describe((value.__code__, value.__defaults__, cells), depth + 1)
+    if isinstance(value, types.CodeType):
+        return f"{value.co_code.hex()}{value.co_names}{[_describe(c, depth + 1) for c in value.co_consts]}"
+    if isinstance(value, (tuple, list)):
+        return f"[{','.join(_describe(v, depth + 1) for v in value)}]"
+    if isinstance(value, (str, bytes, int, float, bool, type(None))):
+        return repr(value)
+    function = getattr(value, "function", None)  # a judge made of the user's function
+    if isinstance(function, types.FunctionType):
+        return _describe(function, depth + 1)
+    # Addresses in a default repr would make every run another campaign; the class and its methods stand for such objects.
+    text = repr(value)
+    return type(value).__qualname__ if " at 0x" in text else f"{type(value).__qualname__}:{text[:2000]}"

@@ -1,0 +1,66 @@
+"""Reading what a store file says: files come from anywhere, so nothing in them is believed before it is checked."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any, TypeVar
+
+from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.outcomes.base import Outcome
+
+T = TypeVar("T")
+MOST_SAMPLES = 10**8
+
+
+class Damaged(ValueError):
+    """What was read is not what this program writes; the message says which part."""
+
+
+def _parsed(kind: type[T], text: Any, what: str) -> T:
+    from pydantic import TypeAdapter, ValidationError
+
+    if not isinstance(text, str):
+        raise Damaged(f"its {what} is no text")
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except (ValidationError, RecursionError, ValueError) as error:
+        raise Damaged(f"its {what} cannot be read: {str(error).splitlines()[-1].strip()[:80]}") from None
+
+
+def read_spec(text: Any) -> CampaignSpec:
+    """A spec from a store; raises ``Damaged``."""
+    return _parsed(CampaignSpec, text, "spec")
+
+
+def read_description(text: Any) -> Description:
+    """A description from a store; raises ``Damaged``."""
+    found = _parsed(Description, text, "description")
+    if not found.targets or not found.tensors or not found.samples:
+        raise Damaged("its description names no target, tensor or sample")
+    if min(found.samples) < 1 or sum(found.samples) > MOST_SAMPLES:
+        raise Damaged("its description has an impossible number of samples")
+    if not all(math.isfinite(t.share) and 0 < t.share <= 1 + 1e-9 and t.bits_by_width for t in found.targets):
+        raise Damaged("its description has a target without a share")
+    if any(t.elements < 1 or t.width not in (8, 16, 32, 64) for t in found.tensors):
+        raise Damaged("its description has a tensor of an impossible size")
+    return found
+
+
+def read_row(values: tuple[Any, ...], samples: int) -> TrialRow:
+    """A trial from its columns; raises ``Damaged``."""
+    target, flips, k, faults, packed, incorrect, severity, error, seconds, worker = values
+    right = (
+        all(isinstance(v, str) for v in (target, faults, error))
+        and all(isinstance(v, int) for v in (k, incorrect, worker))
+        and isinstance(flips, (int, type(None)))
+        and all(isinstance(v, (int, float)) for v in (severity, seconds))
+        and isinstance(packed, bytes)
+    )
+    if not right:
+        raise Damaged(f"trial {str(target)[:40]}/{k} has columns of other types")
+    unpacker = zlib.decompressobj()
+    codes = unpacker.decompress(packed, samples + 1)  # never more than it may be, whatever the blob holds
+    if len(codes) != samples or max(codes) >= len(Outcome):
+        raise Damaged(f"trial {target[:40]}/{k} has outcomes that do not fit {samples} samples")
+    return TrialRow(TrialId(target, flips, k), faults, codes, incorrect, float(severity), error, float(seconds), worker)
