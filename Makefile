@@ -19,7 +19,7 @@ JOBS ?= 2
 	touch $@
 
 demo: .venv/core
-	@mkdir -p build
+	@mkdir -p build && rm -f build/demo.sqlite
 	$(BIN)/unsilent pvf digits-cnn --trials 500 --flips 1,8,64 --jobs $(JOBS) --fit-per-bit 1e-6 --store build/demo.sqlite
 
 test: .venv/test

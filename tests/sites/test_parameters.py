@@ -199,3 +199,60 @@ def test_bad_addresses_say_what_is_wrong(model, address, found):
 def test_meta_tensors_are_refused():
     with pytest.raises(UsageError, match="meta device"):
         Parameters(nn.Linear(2, 2, device="meta"))
+
+
+def test_memory_that_is_replaced_meanwhile_is_an_error():
+    linear = nn.Linear(3, 2)
+    with pytest.raises(InjectionError, match="replaced or changed"), unsilent.inject(linear, "param:weight[0,0]", bit=30):
+        linear.double()
+
+
+def test_overlapping_injections_that_are_not_nested_are_an_error(model):
+    first, second = (unsilent.inject(model, "param:vector[0]", bit=bit) for bit in (3, 4))
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(InjectionError, match="overlap without being nested"):
+        first.__exit__(None, None, None)
+
+
+def test_a_tensor_that_overlaps_itself_is_counted_once():
+    model = nn.Module()
+    model.register_buffer("windows", torch.arange(8.0).unfold(0, 4, 1))  # [5, 4] over 8 numbers
+    (region,) = Parameters(model).select("windows")
+    assert region.size == 8
+    with unsilent.inject(model, "param:windows", "bitflip:count=40") as receipt:
+        assert receipt.changed_bits == 40
+    assert model.windows[0].tolist() == [0, 1, 2, 3]
+
+
+def test_an_index_keeps_to_the_elements_a_tensor_owns():
+    model = nn.Module()
+    base = torch.arange(14.0)
+    model.register_buffer("first", base[:6])
+    model.register_buffer("second", base[2:])
+    assert Parameters(model).select("second[:]")[0].size == 8
+    with pytest.raises(UsageError, match="an earlier parameter owns"):
+        Parameters(model).select("second[0]")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.zeros(2, dtype=torch.complex64).conj().imag,
+    ],
+    ids=["sparse", "csr", "negated view"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_memory_that_is_not_what_it_shows_is_passed_over(make):
+    model = nn.Linear(2, 2)
+    model.register_buffer("odd", make())
+    parameters = Parameters(model)
+    assert "odd" in parameters.skipped
+    assert {r.site for r in parameters.select("*")} == {"param:weight", "param:bias"}
+
+
+def test_parameters_without_a_shape_are_refused():
+    with pytest.raises(UsageError, match="run the model once"):
+        Parameters(nn.LazyLinear(3))

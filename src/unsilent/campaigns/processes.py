@@ -106,6 +106,7 @@ class ProcessExecutor:
     def describe(self) -> Description:
         """Start the first worker, let it load the workload, and return what it found."""
         if self._description is None:
+            self._observer.loading(f"loading {self._spec.workload}", 0, 1)
             self._await_ready(self._spawn())
         assert self._description is not None
         return self._description

@@ -47,12 +47,12 @@ def root(
 def _register() -> None:
     from unsilent.cli import listing, pvf, stored
 
-    app.command("pvf")(pvf.pvf)
-    app.command("report")(stored.report)
-    app.command("replay")(stored.replay)
-    app.command("export")(stored.export)
-    app.command("workloads")(listing.workloads)
-    app.command("faults")(listing.faults)
+    app.command("pvf", short_help="Measure parameter vulnerability (PVF).")(pvf.pvf)
+    app.command("report", short_help="Show a stored campaign again.")(stored.report)
+    app.command("replay", short_help="Run one stored trial again.")(stored.replay)
+    app.command("export", short_help="Export the trials of a campaign.")(stored.export)
+    app.command("workloads", short_help="List the built-in workloads.")(listing.workloads)
+    app.command("faults", short_help="List the fault models.")(listing.faults)
 
 
 def main(arguments: list[str] | None = None) -> None:
