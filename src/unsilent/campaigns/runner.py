@@ -37,8 +37,9 @@ from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.training import Progress
 
 PROOF_EVERY = 500
+PROOF_GOLDENS = 300
 FIRST_PROOFS = (1, 10)
-"""Trials before a proof that the model is intact and trials are independent; rows are stored once proven."""
+"""Trials, or time in golden runs, before a proof that the model is intact and trials are independent; rows are stored once proven."""
 MAX_STORED_ELEMENTS = 4096
 """Faults that touch more elements are stored as a digest; the seed draws them again."""
 
@@ -152,11 +153,11 @@ class TrialRunner:
         self._proven_at = time.monotonic()
 
     def _proof_due(self) -> bool:
-        """Soon at first, so that a workload that keeps state is told so early; then seldom enough to cost 1 %."""
+        """Soon at first, so that a workload that keeps state is told so early; then seldom enough to cost a third of a percent."""
         if self._proofs < len(FIRST_PROOFS):
             return self.unproven >= FIRST_PROOFS[self._proofs]
         since = time.monotonic() - self._proven_at
-        return self.unproven >= PROOF_EVERY or since > max(1.0, 100 * self.engine.golden_seconds)
+        return self.unproven >= PROOF_EVERY or since > max(1.0, PROOF_GOLDENS * self.engine.golden_seconds)
 
     def _make_targets(self) -> tuple[Target, ...]:
         spec, plain = self.spec, fault_model(self.spec.fault)
