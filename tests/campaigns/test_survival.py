@@ -213,7 +213,19 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tiny):
 
 
 def test_a_machine_that_stood_still_is_no_hang(tiny):
-    ask = ("pvf", f"{tiny}:make", "--with", "sleep=0.02", "--trials", 60, "--deadline", 2, "--store", "s.sqlite", "--quiet")
+    ask = (
+        "pvf",
+        f"{tiny}:make",
+        "--with",
+        "sleep=0.02",
+        "--trials",
+        60,
+        "--deadline",
+        2,
+        "--store",
+        "s.sqlite",
+        "--quiet",
+    )
     process = subprocess.Popen(command(*ask), stdout=subprocess.DEVNULL)
     wait_until(lambda: stored("s.sqlite") > 0)
     everyone = [process.pid, *children(process.pid)]

@@ -203,7 +203,10 @@ def test_meta_tensors_are_refused():
 
 def test_memory_that_is_replaced_meanwhile_is_an_error():
     linear = nn.Linear(3, 2)
-    with pytest.raises(InjectionError, match="replaced or changed"), unsilent.inject(linear, "param:weight[0,0]", bit=30):
+    with (
+        pytest.raises(InjectionError, match="replaced or changed"),
+        unsilent.inject(linear, "param:weight[0,0]", bit=30),
+    ):
         linear.double()
 
 

@@ -39,7 +39,7 @@ from unsilent.workloads.training import Progress
 PROOF_EVERY = 500
 PROOF_GOLDENS = 300
 FIRST_PROOFS = (1, 10)
-"""Trials, or time in golden runs, before a proof that the model is intact and trials are independent; rows are stored once proven."""
+"""Trials, or time in golden runs, before a proof that the model is intact and trials are independent."""
 MAX_STORED_ELEMENTS = 4096
 """Faults that touch more elements are stored as a digest; the seed draws them again."""
 
@@ -153,7 +153,7 @@ class TrialRunner:
         self._proven_at = time.monotonic()
 
     def _proof_due(self) -> bool:
-        """Soon at first, so that a workload that keeps state is told so early; then seldom enough to cost a third of a percent."""
+        """Soon at first, so that a workload that keeps state is told so early; then seldom: a third of a percent."""
         if self._proofs < len(FIRST_PROOFS):
             return self.unproven >= FIRST_PROOFS[self._proofs]
         since = time.monotonic() - self._proven_at
