@@ -83,7 +83,7 @@ def raises():
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache folder: the one of the environment, else one that this session's tests share."""
+    """The cache folder: the one of the environment, else one that all tests of a run share."""
     given = os.environ.get("UNSILENT_CACHE")
     return Path(given) if given else tmp_path_factory.getbasetemp().parent / "cache"
 
