@@ -105,7 +105,13 @@ def test_killed_at_ten_random_moments_and_resumed(tiny, whole):
 
 def test_interrupt_leaves_a_store_to_resume(tiny):
     ask = ("pvf", f"{tiny}:make", "--with", "sleep=0.004", "--trials", 200, "--store", "s.sqlite", "--quiet")
-    process = subprocess.Popen(command(*ask), stderr=subprocess.PIPE, text=True)
+    # A test run in the background has interrupts ignored, which children inherit.
+    process = subprocess.Popen(
+        command(*ask),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     wait_until(lambda: stored("s.sqlite") > 0)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.campaigns.spec import CampaignSpec, Description, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
-
-COMMIT_SECONDS = 0.5
-COMMIT_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ def run_campaign(
 ) -> None:
     """Bind the store to the campaign and run every planned trial it does not hold yet.
 
-    Rows are committed every half second and on the way out, whatever the reason.
+    Rows are committed as soon as a proof covers them.
     """
     watcher = observer or Silent()
     started, cpu = time.monotonic(), _cpu()
@@ -58,21 +55,14 @@ def run_campaign(
     todo = (t for t in plan(spec, description, budget) if t not in done)
     total = budget.trials * len(description.targets) * len(spec.flips)
     watcher.planned(sum(t.k < budget.trials for t in done), total)
-    pending: list[TrialRow] = []
-    last = time.monotonic()
     try:
-        for row in executor.run(todo):
-            pending.append(row)
-            if len(pending) >= COMMIT_ROWS or time.monotonic() - last > COMMIT_SECONDS:
-                batch, pending = pending, []
-                store.add(batch)
-                last = time.monotonic()
+        for rows in executor.run(todo):
+            if rows:
+                store.add(rows)
     except KeyboardInterrupt:
-        pending += executor.salvage()
+        store.add(executor.salvage())
         raise
     finally:
-        if pending:
-            store.add(pending)
         store.note_usage(time.monotonic() - started, _cpu() - cpu + executor.cpu_seconds())
 
 

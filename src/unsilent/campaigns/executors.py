@@ -29,8 +29,8 @@ class Executor(Protocol):
         """Load the workload (once) and say what was found."""
         ...
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[TrialRow]:
-        """Run trials; rows come in any order, once proven."""
+    def run(self, trials: Iterable[TrialId]) -> Iterator[list[TrialRow]]:
+        """Run trials; rows come in any order, those together that one proof covers (a list may be empty)."""
         ...
 
     def salvage(self) -> list[TrialRow]:

@@ -28,20 +28,20 @@ class InlineExecutor:
         """What the runner found."""
         return self.runner.describe()
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[TrialRow]:
-        """Run trials in the order given; rows come once a proof covers them."""
+    def run(self, trials: Iterable[TrialId]) -> Iterator[list[TrialRow]]:
+        """Run trials in the order given; rows come together once a proof covers them."""
         held: list[TrialRow] = []
         try:
             for trial in trials:
                 held.append(self.runner.run(trial))
                 if not self.runner.unproven:
                     ready, held = held, []
-                    yield from ready
+                    yield ready
         except KeyboardInterrupt:
             self._held = held
             raise
         self.runner.prove()
-        yield from held
+        yield held
 
     def salvage(self) -> list[TrialRow]:
         """After an interrupt: the rows since the last proof, proven now."""

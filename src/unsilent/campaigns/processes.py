@@ -106,7 +106,6 @@ class ProcessExecutor:
     def describe(self) -> Description:
         """Start the first worker, let it load the workload, and return what it found."""
         if self._description is None:
-            self._observer.loading(f"loading {self._spec.workload}", 0, 1)
             self._await_ready(self._spawn())
         assert self._description is not None
         return self._description
@@ -196,8 +195,8 @@ class ProcessExecutor:
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[TrialRow]:
-        """Run trials on all workers; rows come in the order in which they are proven."""
+    def run(self, trials: Iterable[TrialId]) -> Iterator[list[TrialRow]]:
+        """Run trials on all workers; rows come together as they are proven."""
         self.describe()
         backlog: deque[TrialId] = deque()
         source = _Refillable(backlog, iter(trials))
@@ -211,14 +210,14 @@ class ProcessExecutor:
                 self._spawn()
             yield from self._collect(backlog)
 
-    def _collect(self, backlog: deque[TrialId]) -> Iterator[TrialRow]:
+    def _collect(self, backlog: deque[TrialId]) -> Iterator[list[TrialRow]]:
         """Wait for messages or a deadline, and deal with what came."""
         wait([w.connection for w in self._workers], timeout=0.2)
         self._forgive_pauses()
         for worker in list(self._workers):
             try:
                 while worker.connection.poll() or (worker.ready and worker.process.poll() is not None):
-                    yield from self._receive(worker)
+                    yield self._receive(worker)
                 if worker.busy and time.monotonic() - worker.since > self._limit():
                     raise _Lost(f"passed the deadline of {self._limit():.0f} s", hang=True)
             except _Lost as lost:
@@ -237,7 +236,7 @@ class ProcessExecutor:
         assert self._description is not None
         return self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * self._description.golden_seconds)
 
-    def _replace(self, worker: _Worker, lost: _Lost, backlog: deque[TrialId]) -> Iterator[TrialRow]:
+    def _replace(self, worker: _Worker, lost: _Lost, backlog: deque[TrialId]) -> Iterator[list[TrialRow]]:
         """Record what the lost worker was doing as that trial's outcome; all else it was given is run again."""
         from unsilent.outcomes.base import Outcome
 
@@ -255,7 +254,7 @@ class ProcessExecutor:
         fresh.proving = True
         try:
             while fresh.proving:
-                yield from self._receive(fresh)
+                yield self._receive(fresh)
         except _Lost as again:
             raise UnsilentError(f"a fresh worker {again} at once; what was stored is safe, see what kills it") from None
 

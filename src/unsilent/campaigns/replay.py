@@ -80,7 +80,8 @@ def replay_trial(store: Store, trial: TrialId, workload: str | None = None) -> R
                 f"{store.path} was made with another {', '.join(changed) or 'setting'}; "
                 "a bit-exact replay needs the same weights, inputs, device model, threads and versions"
             )
-        return Replay(stored, next(iter(executor.run([trial]))))
+        (again,) = (row for rows in executor.run([trial]) for row in rows)
+        return Replay(stored, again)
 
 
 def outcome_counts(row: TrialRow) -> dict[str, int]:

@@ -98,6 +98,7 @@ class BarDisplay(NoDisplay):
         self._trials: TaskID | None = None
 
     def __enter__(self) -> Self:
+        self._loading = self._progress.add_task("loading the workload", total=None, rate="")
         self._progress.start()
         return self
 
