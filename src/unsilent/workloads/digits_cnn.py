@@ -8,23 +8,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from unsilent.workloads.base import Workload
-from unsilent.workloads.cache import Recipe, trained
-from unsilent.workloads.digits_data import CITATION, DESCRIPTION, digits
-from unsilent.workloads.training import (
-    Goal,
-    Progress,
-    Schedule,
-    check_count,
-    fit,
-    outputs,
-    parameter_count,
-    share_right,
-    silent,
-)
-
-VERSION = 1
-GOAL = Goal("accuracy", 0.97)
-SCHEDULE = Schedule(epochs=12, batch=64, rate=0.01)
+from unsilent.workloads.digits_data import Classifier
+from unsilent.workloads.training import Goal, Progress, Schedule, silent
 
 
 class ResidualBlock(nn.Module):
@@ -62,38 +47,17 @@ class DigitsCnn(nn.Module):
         return out
 
 
+CLASSIFIER = Classifier(
+    name="digits-cnn",
+    version=1,
+    description="small residual CNN on handwritten digits",
+    build=DigitsCnn,
+    schedule=Schedule(epochs=12, batch=64, rate=0.01),
+    goal=Goal("accuracy", 0.97),
+    components={part: f"{part}.*" for part in ("stem", "block1", "block2", "head")},
+)
+
+
 def digits_cnn(*, eval: int = 128, seed: int = 0, progress: Progress = silent) -> Workload:  # noqa: A002 - option name
-    """The trained network on ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
-    name = "digits-cnn"
-    data = digits()
-    check_count(name, "eval", eval, len(data.test), "held-out images")
-
-    def train(model: nn.Module) -> float:
-        fit(
-            model,
-            lambda rows: (data.train[rows], data.train_labels[rows]),
-            len(data.train),
-            nn.functional.cross_entropy,
-            SCHEDULE,
-            seed=seed,
-            description=f"training {name}",
-            progress=progress,
-        )
-        return share_right(outputs(model, [data.test]).argmax(1), data.test_labels)
-
-    model, accuracy = trained(Recipe(name, VERSION, {"seed": seed}, data.hash), DigitsCnn, train, GOAL, seed=seed)
-    return Workload(
-        model,
-        [data.test[:eval].clone()],
-        judge="top1",
-        name=name,
-        components={part: f"{part}.*" for part in ("stem", "block1", "block2", "head")},
-        info={
-            "description": "small residual CNN on handwritten digits",
-            "data": DESCRIPTION,
-            "accuracy": {"name": GOAL.metric, "value": accuracy},
-            "parameters": parameter_count(model),
-            "samples": eval,
-            "citation": CITATION,
-        },
-    )
+    """The trained model on ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
+    return CLASSIFIER.workload(eval, seed, progress)

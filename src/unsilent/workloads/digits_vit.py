@@ -8,27 +8,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from unsilent.workloads.base import Workload
-from unsilent.workloads.cache import Recipe, trained
-from unsilent.workloads.digits_data import CITATION, DESCRIPTION, digits
+from unsilent.workloads.digits_data import Classifier
 from unsilent.workloads.layers import TransformerBlock
-from unsilent.workloads.training import (
-    Goal,
-    Progress,
-    Schedule,
-    check_count,
-    fit,
-    outputs,
-    parameter_count,
-    share_right,
-    silent,
-)
-
-VERSION = 1
-GOAL = Goal("accuracy", 0.95)
-SCHEDULE = Schedule(epochs=30, batch=64, rate=0.003, decay=0.05)
+from unsilent.workloads.training import Goal, Progress, Schedule, silent
 
 
 class DigitsVit(nn.Module):
@@ -50,47 +34,23 @@ class DigitsVit(nn.Module):
         return out
 
 
-COMPONENTS = {
-    "embedding": ("patches.*", "class_token", "positions"),
-    "attention": ("blocks.*.attention.*",),
-    "mlp": ("blocks.*.mlp.*",),
-    "norm": ("blocks.*.norm?.*", "norm.*"),
-    "head": ("head.*",),
-}
+CLASSIFIER = Classifier(
+    name="digits-vit",
+    version=1,
+    description="small vision transformer on handwritten digits",
+    build=DigitsVit,
+    schedule=Schedule(epochs=30, batch=64, rate=0.003, decay=0.05),
+    goal=Goal("accuracy", 0.95),
+    components={
+        "embedding": ("patches.*", "class_token", "positions"),
+        "attention": ("blocks.*.attention.*",),
+        "mlp": ("blocks.*.mlp.*",),
+        "norm": ("blocks.*.norm?.*", "norm.*"),
+        "head": ("head.*",),
+    },
+)
 
 
 def digits_vit(*, eval: int = 128, seed: int = 0, progress: Progress = silent) -> Workload:  # noqa: A002 - option name
-    """The trained transformer on ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
-    name = "digits-vit"
-    data = digits()
-    check_count(name, "eval", eval, len(data.test), "held-out images")
-
-    def train(model: nn.Module) -> float:
-        fit(
-            model,
-            lambda rows: (data.train[rows], data.train_labels[rows]),
-            len(data.train),
-            cross_entropy,
-            SCHEDULE,
-            seed=seed,
-            description=f"training {name}",
-            progress=progress,
-        )
-        return share_right(outputs(model, [data.test]).argmax(1), data.test_labels)
-
-    model, accuracy = trained(Recipe(name, VERSION, {"seed": seed}, data.hash), DigitsVit, train, GOAL, seed=seed)
-    return Workload(
-        model,
-        [data.test[:eval].clone()],
-        judge="top1",
-        name=name,
-        components=COMPONENTS,
-        info={
-            "description": "small vision transformer on handwritten digits",
-            "data": DESCRIPTION,
-            "accuracy": {"name": GOAL.metric, "value": accuracy},
-            "parameters": parameter_count(model),
-            "samples": eval,
-            "citation": CITATION,
-        },
-    )
+    """The trained model on ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
+    return CLASSIFIER.workload(eval, seed, progress)
