@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unsilent.statistics import Interval, clopper_pearson, clustered, combine, wilson
@@ -271,6 +271,8 @@ STRATA = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(strata=STRATA, method=st.sampled_from(["wilson", "clopper-pearson"]), gap=st.floats(0, 0.5))
+# These weights sum to 1 - 1e-16: certainty on one side only, were it taken from their sum.
+@example(strata=[((1, 1), 0.8125), ((1, 1), 0.25), ((1, 1), 0.01171875)], method="wilson", gap=0.0)
 def test_combine_properties(strata, method, gap):
     base = {"wilson": wilson, "clopper-pearson": clopper_pearson}[method]
     total = sum(w for _, w in strata)

@@ -127,9 +127,10 @@ def combine(
     The variance ``sum W_h^2 var_h`` becomes ``n_eff = p (1 - p) / var``, reduced by the degrees-of-freedom
     factor ``(z / t_df)^2`` with ``df = sum n_h - H`` (at least 1), and goes into Wilson or Clopper-Pearson.
     The number of trials is no cap: a trial may have many units, and strata that differ are worth more than
-    their trials. Without variance to go by n_eff is ``1 / sum(W_h^2 / n_h)``. One stratum alone keeps its
-    own limits. Weights are not negative and sum to 1. A stratum without trials may be anything from 0 to 1:
-    its whole weight is added to the upper limit and the estimate is None (unless its weight is 0).
+    their trials. (1e15 is one: above it SciPy's beta quantile fails for some p.) Without variance to go by
+    n_eff is ``1 / sum(W_h^2 / n_h)``. One stratum alone keeps its own limits. Weights are not negative and sum
+    to 1. A stratum without trials may be anything from 0 to 1: its whole weight is added to the upper limit and
+    the estimate is None (unless its weight is 0).
 
     What was not drawn is guarded: with u_h the upper limit of 0 events in n_h trials and u that of 0 events
     in all strata together (over every way to spread p over them), the upper limit is at least ``p + max W_h
@@ -176,23 +177,25 @@ def _stratified(strata: list[tuple[float, Interval]], confidence: float, method:
     e = np.array([i.estimate for _, i in strata], dtype=np.float64)
     n = np.array([max(i.n, 1) for _, i in strata], dtype=np.float64)
     own = np.array([i.variance for _, i in strata])
-    p = min(float(w @ e), 1.0)
+    # Both sides are summed: weights sum to 1 only up to rounding, and p = 1 must be as exact as p = 0.
+    right, wrong = float(w @ (1 - e)), float(w @ e)
+    p, q = wrong / (wrong + right), right / (wrong + right)
     # Where a stratum cannot show its variance (one trial, or all trials alike), the binomial one stands in.
     single = n < 2
-    variances = np.where(single, p * (1 - p) / n, np.where(own > 0, own, e * (1 - e) / n))
+    variances = np.where(single, p * q / n, np.where(own > 0, own, e * (1 - e) / n))
     variance = float(w**2 @ variances)
     # The number of trials that would say as much if all strata were alike: all of them where n_h ~ W_h.
     alike = 1 / float(w**2 @ (1 / n))
     n_eff = alike
-    if variance > 0 and 0 < p < 1:
+    if variance > 0 and p > 0 and q > 0:
         freedom = max(float(n.sum()) - int((~single).sum()) - bool(single.any()), 1.0)
-        n_eff = p * (1 - p) / variance * _quantile_ratio(math.inf, freedom, confidence) ** 2
+        n_eff = min(p * q / variance * _quantile_ratio(math.inf, freedom, confidence) ** 2, 1e15)
     found = base(p * n_eff, n_eff, confidence)
     none = max(base(0, alike, confidence).high, _without_events(w, n, confidence))
     sizes, where = np.unique(n, return_inverse=True)
     unseen = w * np.array([base(0, size, confidence).high for size in sizes.tolist()])[where]
     low = min(found.low, p * (1 - none), p - float(np.max(unseen * e)))
-    high = max(found.high, p + (1 - p) * none, p + float(np.max(unseen * (1 - e))))
+    high = max(found.high, p + q * none, p + float(np.max(unseen * (1 - e))))
     return _interval(p, low, high, confidence, sum(i.n for _, i in strata), found.method, variance)
 
 
