@@ -104,7 +104,8 @@ class FaultModel:
             if region.elements is not None:
                 order = np.argsort(elements)
                 elements, operands = elements[order], operands[order]
-        return Fault(region.site, region.dtype, region.shape, elements, operation, operands)
+        where = (region.site, region.dtype, region.shape)
+        return Fault(*where, elements, operation, operands, step=region.step, occurrence=region.occurrence)
 
     def _too_few(self, people: Population) -> UsageError:
         """Why ``people`` do not have as many slots as asked."""

@@ -13,6 +13,7 @@ elements) are left out of both.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -40,13 +41,16 @@ class Region:
 
     ``elements`` is ``None`` for all elements, else int64[n]: distinct flat C-order indices into ``shape``
     (its order is the order that runs follow). Raises ``UsageError`` for an unknown dtype or indices outside
-    the tensor.
+    the tensor. ``step`` and ``occurrence``: when a fault drawn here acts, where the tensor is there for a
+    moment only (see `Fault`).
     """
 
     site: str
     dtype: str
     shape: tuple[int, ...]
     elements: Ints | None = None
+    step: int | None = None
+    occurrence: int | None = None
 
     def __post_init__(self) -> None:
         codec(self.dtype)
@@ -142,10 +146,10 @@ class Population:
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self.regions = tuple(regions)
-        sites = [r.site for r in self.regions]
-        if len(set(sites)) != len(sites):
-            twice = next(s for i, s in enumerate(sites) if s in sites[:i])
-            raise UsageError(f"{twice!r} is among the regions twice; give each tensor once")
+        keys = [(r.site, r.step, r.occurrence) for r in self.regions]
+        if len(set(keys)) != len(keys):
+            twice = Counter(keys).most_common(1)[0][0]
+            raise UsageError(f"{twice[0]!r} is among the regions twice; give each tensor once")
         self._sizes = np.array([r.size for r in self.regions], dtype=np.int64)
         self._slots: dict[tuple[Hashable, int], Slots] = {}
 

@@ -31,16 +31,23 @@ class Outcome(IntEnum):
     """The process running the trial died: detectable."""
     HANG = 6
     """The trial passed its deadline: detectable."""
+    SPARED = 7
+    """No fault of the trial acted in this sample's batch, which was not run: counted nowhere."""
 
     @property
     def due(self) -> bool:
         """Detected (or detectable) without a detector of its own."""
-        return self >= Outcome.NONFINITE
+        return Outcome.NONFINITE <= self <= Outcome.HANG
 
     @property
     def incorrect(self) -> bool:
         """Counts as an incorrect output in PVF = D / N: silent or loud."""
-        return self >= Outcome.SDC
+        return Outcome.SDC <= self <= Outcome.HANG
+
+
+def incorrect(codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which outcome codes count as an incorrect output; same shape."""
+    return np.asarray((codes >= Outcome.SDC) & (codes <= Outcome.HANG))
 
 
 class Verdict(NamedTuple):

@@ -39,8 +39,8 @@ def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
 
 
 def all_of(outcome: Outcome, samples: int) -> BatchOutcome:
-    """Every sample ended the same way (an exception, a crash, a hang)."""
-    return BatchOutcome(np.full(samples, outcome, np.uint8), np.full(samples, np.inf))
+    """Every sample ended the same way (an exception, a crash, a hang; masked or spared)."""
+    return BatchOutcome(np.full(samples, outcome, np.uint8), np.full(samples, np.inf if outcome.incorrect else 0.0))
 
 
 def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -> BatchOutcome:

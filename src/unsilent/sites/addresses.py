@@ -1,14 +1,15 @@
 """Addresses of sites: ``param:layer1.0.conv1.weight``, globs that select many, ``[3,5]`` for elements.
 
-Only the ``param:`` kind exists so far; a text without a kind is taken as one. An index in brackets is numpy's basic
-indexing (integers, slices, ``...``); a single integer on a tensor of several dimensions is a flat C-order index.
+Kinds: ``param`` (also where no kind is named), ``op:MODULE#OP.k/PHASE/OPERAND``, ``input:NAME``, ``kv:LAYER/key``; see
+`unsilent.faults.naming`. An index in brackets is numpy's basic indexing (integers, slices, ``...``); a single integer on a
+tensor of several dimensions is a flat C-order index.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 
@@ -16,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError, unknown
+from unsilent.faults.naming import KINDS, OPERANDS, PHASES, SiteName
 
-KINDS = ("param",)
 _ADDRESS = re.compile(r"(?:(?P<kind>[a-z]+):)?(?P<glob>[^\[\]:]+)(?:\[(?P<index>[^\[\]]*)\])?$")
 _INDEX = re.compile(r"-?\d+|\.\.\.|(-?\d+)?:(-?\d+)?(:-?\d+)?")
 
@@ -35,7 +36,9 @@ class Address:
         """Parse an address; raises ``UsageError`` for an unknown kind or an unreadable text."""
         match = _ADDRESS.match(text.strip())
         if match is None:
-            raise UsageError(f"cannot read address {text!r}; expected param:NAME-OR-GLOB or param:NAME[index]")
+            raise UsageError(
+                f"cannot read address {text!r}; expected KIND:NAME-OR-GLOB or KIND:NAME[index], like param:*"
+            )
         kind = match["kind"] or "param"
         if kind not in KINDS:
             raise unknown("kind of site", kind, KINDS)
@@ -50,8 +53,80 @@ class Address:
                 raise UsageError(
                     f"{self.glob!r} is a module, not a parameter; select its parameters with '{self.glob}.*'"
                 )
-            raise unknown("parameter" if not _is_glob(self.glob) else "glob (it matches nothing)", self.glob, known)
+            raise unknown(_noun(self), self.glob, known)
         return found
+
+    def operations(self, known: Sequence[SiteName], others: Collection[str] = ()) -> list[SiteName]:
+        """The operation sites this address selects among ``known``; ``others``: names of operations that are no sites.
+
+        A glob is compared with ``MODULE#OP.k`` and ``MODULE.OP.k``, so that ``op:layer1.*`` has all that runs in ``layer1``.
+        Raises ``UsageError`` when there is none, or when a lone module runs several.
+        """
+        stem, phase, operand = _operand(self.glob)
+        known = [s for s in known if fnmatch.fnmatchcase(s.operand, operand) and fnmatch.fnmatchcase(s.phase, phase)]
+        if _is_glob(stem):
+            found = [s for s in known if _fits(s.name, stem)]
+        elif "#" in stem:
+            found = [s for s in known if s.name == stem]
+        else:
+            found = [s for s in known if s.layer == stem]
+            if len(names := list(dict.fromkeys(s.name for s in found))) > 1:
+                raise UsageError(
+                    f"{len(names)} operations of {stem!r} can be struck; name one ({_some(names)}) or all: 'op:{stem}#*'"
+                )
+        if not found:
+            raise self._no_operation(stem, operand, known, others)
+        return found
+
+    def _no_operation(self, stem: str, operand: str, known: Sequence[SiteName], others: Collection[str]) -> UsageError:
+        names = [s.name for s in known]
+        module, mark, _ = stem.rpartition("#")
+        module = module if mark else stem
+        if stem in others or any(not mark and name.rpartition("#")[0] == stem for name in others):
+            return UsageError(
+                f"{stem!r} cannot be struck at {operand!r}: it gives a view, nothing, or a dtype without a codec; "
+                f"choose one of {_some(_near(names, module)) or 'op:*'}"
+            )
+        if not _is_glob(stem) and not mark and any(n.startswith(f"{stem}.") for n in names):
+            return UsageError(f"no operation runs in {stem!r} itself; select those of its children with 'op:{stem}.*'")
+        near = [n for n in names if n.rpartition("#")[0] == module]
+        if near:
+            return unknown(f"operation of {module!r}", stem, near)
+        if _is_glob(stem):
+            return unknown("glob (it matches no operation)", stem, names)
+        return unknown("module with operations", module, {n.rpartition("#")[0] for n in names})
+
+
+def _fits(name: str, glob: str) -> bool:
+    return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(name.replace("#", "."), glob)
+
+
+def _near(names: Sequence[str], module: str) -> list[str]:
+    return [n for n in names if n.rpartition("#")[0] == module] or list(names)
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(f"op:{n}" for n in names[:most]) + (", …" if len(names) > most else "")
+
+
+def _operand(text: str) -> tuple[str, str, str]:
+    """``MODULE#OP.k/PHASE/OPERAND`` -> its three parts; phase and operand may be left out together."""
+    head, mark, rest = text.rpartition("#")
+    stem, *suffix = rest.split("/")
+    if not suffix:
+        return text, PHASES[0], OPERANDS[0]
+    if len(suffix) != 2:
+        raise UsageError(f"cannot read address 'op:{text}'; expected op:MODULE#OP.k/PHASE/OPERAND, like /fwd/out")
+    for noun, part, known in (("phase", suffix[0], PHASES), ("operand", suffix[1], OPERANDS)):
+        if not fnmatch.filter(known, part):
+            raise unknown(f"{noun} of an operation", part, known)
+    return head + mark + stem, suffix[0], suffix[1]
+
+
+def _noun(address: Address) -> str:
+    if _is_glob(address.glob):
+        return "glob (it matches nothing)"
+    return {"param": "parameter", "input": "input", "kv": "entry of the key/value cache"}[address.kind]
 
 
 def _is_glob(text: str) -> bool:

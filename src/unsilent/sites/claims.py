@@ -28,7 +28,7 @@ class Claims:
         """Claim the elements of ``tensor`` that no earlier tensor of this storage holds."""
         if not self._owners:
             self._owners.append((name, tensor))
-            return Claim(own=_distinct_elements(tensor))
+            return Claim(own=distinct_elements(tensor))
         tied = next((n for n, t in self._owners if _place(t) == _place(tensor)), None)
         if tied:
             return Claim(tied_to=tied)
@@ -38,7 +38,7 @@ class Claims:
             return Claim(view_of=self._first_sharing(tensor))
         taken[_bytes(tensor)] = True
         self._owners.append((name, tensor))
-        own = _distinct_elements(tensor)
+        own = distinct_elements(tensor)
         if not covered.any():
             return Claim(own=own)
         free = np.flatnonzero(~covered)
@@ -61,7 +61,7 @@ class Claims:
         raise AssertionError("a covered tensor shares bytes with some owner")
 
 
-def _distinct_elements(tensor: Tensor) -> NDArray[np.int64] | None:
+def distinct_elements(tensor: Tensor) -> NDArray[np.int64] | None:
     """The first element at each place, where a tensor overlaps itself (``unfold``, ``as_strided``); None: all of them."""
     if tensor.is_contiguous() or tensor.numel() < 2:
         return None

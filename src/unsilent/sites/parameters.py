@@ -19,10 +19,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from unsilent.errors import InjectionError, UsageError, unknown
 from unsilent.faults import CODECS, Fault, Region
+from unsilent.faults.naming import is_transient
 from unsilent.sites.addresses import Address, flat_elements
 from unsilent.sites.claims import Claims
 from unsilent.sites.memory import Memory, Words, distinct, dtype_name
 from unsilent.sites.receipts import Hit, Receipt
+from unsilent.sites.striking import intended, plain, write
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Parameters:
             raise UsageError(f"parameter {name!r} is on the meta device and holds no values; load the weights first")
         if tensor.layout == torch.strided:
             tensor = distinct(tensor)
-        if dtype_name(tensor.dtype) not in CODECS or not _plain(tensor) or not tensor.numel():
+        if dtype_name(tensor.dtype) not in CODECS or not plain(tensor) or not tensor.numel():
             self.skipped[name] = f"{dtype_name(tensor.dtype)}, {tensor.layout}" if tensor.numel() else "empty"
             return
         claim = storages.setdefault(tensor.untyped_storage().data_ptr(), Claims()).claim(name, tensor)
@@ -138,6 +140,10 @@ class Parameters:
 
     def memory(self, fault: Fault) -> Memory:
         """The memory a fault means; raises ``UsageError`` when this model has no such tensor."""
+        if is_transient(fault.site):
+            raise UsageError(
+                f"{fault.site!r} is there only while the model runs, not in its memory; give a param: fault"
+            )
         name = fault.site.removeprefix("param:")
         name = self._ties.get(name, name)
         if name not in self.sites:
@@ -180,19 +186,9 @@ class Injection:
         return Receipt(tuple(hits))
 
     def _apply(self, fault: Fault, memory: Memory) -> Hit:
-        before = memory.read(fault.elements)
-        source = memory.read(fault.operands) if fault.operation == "copy_from" else None
-        intended = fault.apply(before, source)
-        self._undo.append((memory, fault.elements, before, intended))
-        memory.write(fault.elements, intended)
-        after = memory.read(fault.elements)
-        if not np.array_equal(after, intended):
-            missed = int((after != intended).sum())
-            raise InjectionError(
-                f"{fault.site}: {len(fault) - missed} of {len(fault)} elements hit; "
-                "its memory does not keep what is written to it"
-            )
-        return Hit(fault, before, after)
+        before, after = intended(memory, fault)
+        self._undo.append((memory, fault.elements, before, after))
+        return write(memory, fault, before, after)
 
     def _restore(self) -> None:
         try:
@@ -225,12 +221,13 @@ class Injection:
 def _address(text: str, known: Sequence[str]) -> Address:
     """Parse an address; a name as it stands comes first, for names may hold colons and brackets."""
     name = text.strip().removeprefix("param:")
-    return Address("param", name) if name in known else Address.parse(text)
-
-
-def _plain(tensor: Tensor) -> bool:
-    """Whether the tensor is what its memory holds: strided, and not a view that negates or conjugates it."""
-    return tensor.layout == torch.strided and not tensor.is_neg() and not tensor.is_conj()
+    address = Address("param", name) if name in known else Address.parse(text)
+    if address.kind != "param":
+        raise UsageError(
+            f"{text!r} is there only while the model runs, not in its memory; strike it in a campaign: "
+            f"unsilent pvf WORKLOAD --at '{address.kind}:*'"
+        )
+    return address
 
 
 def _named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:

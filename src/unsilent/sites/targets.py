@@ -1,4 +1,7 @@
-"""Targets: parameters grouped by component, layer, tensor or bit, with the share of the sampling law each one holds."""
+"""Targets: what is struck, grouped by component, layer, tensor or bit, with the share of the sampling law each one holds.
+
+A fault in values of a run acts in one evaluation of one batch: `Evaluations` draws the batch, the fault falls within it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+import numpy as np
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError, unknown
-from unsilent.faults import Region, codec
+from unsilent.faults import Population, Region, codec
+from unsilent.faults.naming import SiteName, parse_site
 from unsilent.sites.parameters import Parameters
 
 LEVELS = ("component", "layer", "tensor", "bit")
@@ -49,9 +54,28 @@ class Target:
         return tuple(sorted(found.items()))
 
 
-def layer_of(region: Region) -> str:
-    """The module that owns a tensor: its name without the last part."""
-    return region.site.removeprefix("param:").rpartition(".")[0] or "(root)"
+class Evaluations:
+    """The regions of a target by the batch they act in; parameters act in all of them (``step`` None).
+
+    Drawing the batch by its mass and then a slot within it is the sampling law over all regions for one flip, and keeps
+    several flips in one evaluation.
+    """
+
+    def __init__(self, target: Target, law: str) -> None:
+        found: dict[int | None, list[Region]] = {}
+        for region in target.regions:
+            found.setdefault(region.step, []).append(region)
+        self.steps = tuple(found)
+        self.populations = tuple(Population(regions) for regions in found.values())
+        mass = [sum(r.size for r in regions) if law == "per-element" else len(regions) for regions in found.values()]
+        self._ends = np.cumsum(np.array(mass, np.int64))
+
+    def pick(self, rng: np.random.Generator) -> tuple[int | None, Population]:
+        """A batch and what can be struck in it; draws nothing where there is one."""
+        chosen = 0
+        if len(self.steps) > 1:
+            chosen = int(np.searchsorted(self._ends, rng.integers(self._ends[-1]), side="right"))
+        return self.steps[chosen], self.populations[chosen]
 
 
 def top_level(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -77,8 +101,14 @@ def unregistered(model: nn.Module) -> list[str]:
     return sorted(set(found))
 
 
-def component_of(name: str, components: Mapping[str, Sequence[str]]) -> str:
-    """First component one of whose globs matches the parameter name, else ``other``."""
+def component_of(site: SiteName, components: Mapping[str, Sequence[str]]) -> str:
+    """First component one of whose globs matches, else ``other``; ``input`` and ``kv`` are components of their own.
+
+    Globs are over parameter names; ``layer1.*`` owns the operation ``layer1.0.conv1#convolution.0`` as well.
+    """
+    if site.kind in ("input", "kv"):
+        return site.kind
+    name = site.name if site.kind == "param" else ".".join(site.name.rsplit("#", 1))
     for component, globs in components.items():
         if any(fnmatchcase(name, g.removeprefix("param:")) for g in globs):
             return component
@@ -86,58 +116,60 @@ def component_of(name: str, components: Mapping[str, Sequence[str]]) -> str:
 
 
 def make_targets(
-    parameters: Parameters,
+    selected: Sequence[Region],
     components: Mapping[str, Sequence[str]],
-    at: Sequence[str],
     per: str,
     law: str,
     strikeable: Callable[[Region], bool] = lambda region: True,
 ) -> tuple[Target, ...]:
-    """Split the selection ``at`` into targets; shares follow ``law`` and sum to 1.
+    """Split the selected regions into targets; shares follow ``law`` and sum to 1.
 
     ``strikeable`` says whether a fault model can strike a tensor at all (exponent bits of an integer: no); a tensor that it
     cannot is in no target and has no share.
 
-    Raises ``UsageError`` for an unknown level or law, or a selection that matches nothing.
+    Raises ``UsageError`` for an unknown level or law.
     """
     if per not in LEVELS:
         raise unknown("--per", per, LEVELS)
     if law not in LAWS:
         raise unknown("--law", law, LAWS)
+    regions = [r for r in selected if strikeable(r)] or selected  # none at all: drawing says why
+    total = sum(r.size for r in regions)
+    found: dict[str, list[Target]] = {}
+    for region in regions:
+        share = region.size / total if law == "per-element" else 1 / len(regions)
+        site = parse_site(region.site)
+        for piece in _pieces(region, site, component_of(site, components), per, share):
+            found.setdefault(piece.name, []).append(piece)
+    return tuple(_joined(pieces) for pieces in found.values())
+
+
+def _joined(pieces: Sequence[Target]) -> Target:
+    regions = tuple(region for piece in pieces for region in piece.regions)
+    return replace(pieces[0], regions=regions, share=sum(piece.share for piece in pieces))
+
+
+def check_components(parameters: Parameters, components: Mapping[str, Sequence[str]]) -> None:
+    """Every component must own something: a glob with a typo would put its parameters into ``other`` unseen.
+
+    Raises ``UsageError`` for one that does not, or for globs that are no list.
+    """
     for globs in components.values():
         if isinstance(globs, str):
             raise UsageError(f"components must map a name to a list of globs, found the text {globs!r}")
-    _check_components(parameters, components)
-    selected = parameters.select(*at)
-    regions = tuple(r for r in selected if strikeable(r)) or selected  # none at all: drawing says why
-    total = sum(r.size for r in regions)
-    found: dict[str, Target] = {}
-    for region in regions:
-        share = region.size / total if law == "per-element" else 1 / len(regions)
-        for piece in _pieces(region, component_of(region.site.removeprefix("param:"), components), per, share):
-            known = found.get(piece.name)
-            found[piece.name] = (
-                piece
-                if known is None
-                else replace(known, regions=known.regions + piece.regions, share=known.share + piece.share)
-            )
-    return tuple(found.values())
-
-
-def _check_components(parameters: Parameters, components: Mapping[str, Sequence[str]]) -> None:
-    """Every component must own something: a glob with a typo would put its parameters into ``other`` unseen."""
-    owners = {component_of(name, components) for name in parameters.sites}
+    names = [SiteName("param", name) for name in parameters.sites]
+    owners = {component_of(name, components) for name in names}
     for component, globs in components.items():
         if component not in owners:
-            matched = [n for n in parameters.sites if component_of(n, {component: globs}) == component]
+            matched = [n for n in names if component_of(n, {component: globs}) == component]
             why = "an earlier component owns all it matches" if matched else "it matches no parameter"
             raise UsageError(
                 f"component {component!r} ({', '.join(globs)}) is empty: {why}; mend the workload's components"
             )
 
 
-def _pieces(region: Region, component: str, per: str, share: float) -> list[Target]:
-    layer, tensor = layer_of(region), region.site.removeprefix("param:")
+def _pieces(region: Region, site: SiteName, component: str, per: str, share: float) -> list[Target]:
+    layer, tensor = site.layer, site.label
     if per == "bit":
         width = codec(region.dtype).bits
         # Layers of several dtypes are split by dtype, so that every target is uniform over its elements.

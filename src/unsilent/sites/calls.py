@@ -1,0 +1,73 @@
+"""Names for the operations of a model as they run: ``layer1.0.conv1#convolution.0``.
+
+An operation belongs to the innermost module whose call it runs in; ``k`` counts the operations of one name there, over
+one evaluation of one batch. Every dispatched operation counts, views too, so that a name does not depend on what else is
+watched. Hooks are global to the process while a `Calls` is entered and are gone afterwards, also when the model raised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+ROOT = "(root)"
+"""The model itself, outside of all its children."""
+OUTSIDE = "(run)"
+"""What the workload's ``run`` does outside of the model."""
+
+
+def operation_name(func: Any) -> str:
+    """``aten.relu_.default`` -> ``relu``; operations of other libraries keep their namespace: ``mylib.scan``."""
+    namespace, _, name = func._schema.name.partition("::")
+    name = name if name.endswith("__") else name.removesuffix("_")
+    return name if namespace == "aten" else f"{namespace}.{name}"
+
+
+class Calls:
+    """Follows which module is being called; a context manager around one evaluation of one batch.
+
+    Args:
+        model: the module whose children give the names. Modules that are not part of it go by their caller's name.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(module): name or ROOT for name, module in model.named_modules()}
+        self._stack: list[str] = [OUTSIDE]
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._handles: list[Any] = []
+
+    @property
+    def module(self) -> str:
+        """Name of the innermost module that is being called."""
+        return self._stack[-1]
+
+    def name(self, func: Any) -> str:
+        """The name of an operation that is about to run; to be asked exactly once for each, in order."""
+        key = (self._stack[-1], operation_name(func))
+        k = self._counts[key]
+        self._counts[key] = k + 1
+        return f"{key[0]}#{key[1]}.{k}"
+
+    def __enter__(self) -> Calls:
+        self._stack, self._counts = [OUTSIDE], Counter()
+        self._handles = [
+            register_module_forward_pre_hook(self._begin),
+            register_module_forward_hook(self._end, always_call=True),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._stack.append(self._names.get(id(module), self._stack[-1]))
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._stack.pop()

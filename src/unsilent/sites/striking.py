@@ -1,0 +1,78 @@
+"""A fault's bits put into a tensor, in place or into a copy, and proof that they are there.
+
+Works in the middle of a run: nothing here is seen by a dispatch mode, and autograd's version counters do not move.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+
+from unsilent.errors import InjectionError
+from unsilent.faults import CODECS, Fault
+from unsilent.sites.memory import Memory, Words, dtype_name
+from unsilent.sites.receipts import Hit
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether the tensor is what its memory holds: strided, and not a view that negates or conjugates it."""
+    return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_neg() or tensor.is_conj())
+
+
+def strikeable(tensor: Tensor) -> bool:
+    """Whether a fault can strike this tensor: it has elements, memory and a dtype with a codec."""
+    return dtype_name(tensor.dtype) in CODECS and plain(tensor) and not tensor.is_meta and tensor.numel() > 0
+
+
+def intended(memory: Memory, fault: Fault) -> tuple[Words, Words]:
+    """The words at the fault's elements now, and what it makes of them."""
+    before = memory.read(fault.elements)
+    source = memory.read(fault.operands) if fault.operation == "copy_from" else None
+    return before, fault.apply(before, source)
+
+
+def write(memory: Memory, fault: Fault, before: Words, words: Words) -> Hit:
+    """Write ``words`` at the fault's elements and read them back; raises ``InjectionError`` unless all are there."""
+    memory.write(fault.elements, words)
+    after = memory.read(fault.elements)
+    if not np.array_equal(after, words):
+        missed = int((after != words).sum())
+        raise InjectionError(
+            f"{fault.site}: {len(fault) - missed} of {len(fault)} elements hit; "
+            "its memory does not keep what is written to it"
+        )
+    return Hit(fault, before, after)
+
+
+def misfit(tensor: Tensor, fault: Fault) -> str:
+    """Why a fault does not fit a tensor (its dtype, shape or memory is another); empty where it fits."""
+    found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+    if found != (asked := f"{fault.dtype}{list(fault.shape)}"):
+        return f"the fault is for {asked}, found {found}"
+    return "" if strikeable(tensor) else f"found {found} without memory of its own"
+
+
+def corrupt(tensor: Tensor, fault: Fault) -> Hit:
+    """Apply a fault to a tensor in place, whatever its strides; raises ``InjectionError`` where it does not fit or land."""
+    with no_dispatch():
+        if why := misfit(tensor, fault):
+            raise InjectionError(f"{fault.site}: {why}")
+        memory = Memory(tensor)
+        return write(memory, fault, *intended(memory, fault))
+
+
+def corrupted_copy(tensor: Tensor, fault: Fault) -> Tensor:
+    """A corrupted copy: the whole storage is copied, offset and strides stay; the tensor itself is left alone.
+
+    Raises ``InjectionError`` where the fault does not fit or land.
+    """
+    with no_dispatch():
+        if why := misfit(tensor, fault):
+            raise InjectionError(f"{fault.site}: {why}")
+        storage = tensor.untyped_storage().clone()
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        corrupt(copy, fault)
+        return copy

@@ -1,0 +1,141 @@
+"""What can be struck in the fault-free evaluations: the sites of operations, inputs and caches, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
+
+from unsilent.errors import UsageError
+from unsilent.faults import Fault, Region
+from unsilent.faults.naming import OPERANDS, SiteName, parse_site
+from unsilent.sites.addresses import Address, flat_elements
+from unsilent.sites.claims import distinct_elements
+from unsilent.sites.inputs import named_inputs
+from unsilent.sites.memory import dtype_name
+from unsilent.sites.operations import Operations
+from unsilent.sites.striking import strikeable
+
+
+class Key(NamedTuple):
+    """One tensor of one evaluation: site, batch, and which time (of cache entries)."""
+
+    site: SiteName
+    step: int
+    occurrence: int | None
+
+
+class Survey:
+    """The transient sites of a workload, found by watching one fault-free evaluation of every batch when first asked.
+
+    Args:
+        model: what runs. batches: its inputs. evaluate: runs the batch of that number while ``watch`` is active, and refuses
+            an output other than the golden one.
+    """
+
+    def __init__(self, model: nn.Module, batches: Sequence[Any], evaluate: Callable[[int, Operations], None]) -> None:
+        self._model = model
+        self._batches = batches
+        self._evaluate = evaluate
+        self._found: dict[Key, Region] = {}
+        self._others: set[str] = set()
+        self._operands: frozenset[str] | None = None
+        for step, batch in enumerate(batches):
+            for name, tensor in named_inputs(batch):
+                if strikeable(tensor):
+                    self._add(SiteName("input", name), tensor, step, None)
+
+    def regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
+        """The regions that ``op:``, ``input:`` and ``kv:`` addresses select together, each element once.
+
+        Raises ``UsageError`` for an address that selects nothing, with what there is.
+        """
+        parsed = [Address.parse(text) for text in addresses]
+        if any(a.kind != "input" for a in parsed):
+            self._look([o for o in OPERANDS[1:] if any("/" in a.glob for a in parsed)])
+        chosen: dict[Key, Region] = {}
+        for address in parsed:
+            for key, region in self._indexed(address, set(self._matching(address))):
+                chosen[key] = _joined(chosen[key], region) if key in chosen else region
+        return tuple(chosen[key] for key in self._found if key in chosen)
+
+    def holds(self, step: int, fault: Fault) -> bool:
+        """Whether the fault-free evaluation of a batch has what a fault means."""
+        site = parse_site(fault.site)
+        self._look([site.operand] if site.operand in OPERANDS[1:] else [])
+        found = self._found.get(Key(site, step, fault.occurrence))
+        return found is not None and (found.dtype, found.shape) == (fault.dtype, tuple(fault.shape))
+
+    def _look(self, operands: Sequence[str]) -> None:
+        """Watch every batch, once, and again where more operands are asked for."""
+        if self._operands is not None and self._operands.issuperset(operands):
+            return
+        self._operands = frozenset(operands) | (self._operands or frozenset())
+        for step in range(len(self._batches)):
+            self._evaluate(step, Operations(self._model, tell=self._teller(step), operands=tuple(self._operands)))
+
+    def _teller(self, step: int) -> Callable[[SiteName, Tensor | None, int | None], None]:
+        def tell(site: SiteName, tensor: Tensor | None, occurrence: int | None) -> None:
+            if tensor is None:
+                self._others.add(site.name)
+            else:
+                self._add(site, tensor, step, occurrence)
+
+        return tell
+
+    def _add(self, site: SiteName, tensor: Tensor, step: int, occurrence: int | None) -> None:
+        shape = tuple(tensor.shape)
+        self._found[Key(site, step, occurrence)] = Region(
+            site.text, dtype_name(tensor.dtype), shape, _own(tensor), step, occurrence
+        )
+
+    def _matching(self, address: Address) -> list[SiteName]:
+        known = list(dict.fromkeys(key.site for key in self._found if key.site.kind == address.kind))
+        if address.kind == "op":
+            return address.operations(known, self._others)
+        if address.kind == "kv" and not known:
+            raise UsageError(
+                "this workload has no key/value cache to strike: no call of a module is given past_key_values with elements"
+            )
+        names = {site.text.removeprefix(f"{site.kind}:"): site for site in known}
+        if address.kind == "kv" and address.glob.isdecimal():
+            address = replace(address, glob=f"{address.glob}/*")
+        return [names[name] for name in address.matching(names)]
+
+    def _indexed(self, address: Address, sites: set[SiteName]) -> list[tuple[Key, Region]]:
+        """The regions of those sites, narrowed to the index of the address where a batch is large enough to have it."""
+        mine = [(key, region) for key, region in self._found.items() if key.site in sites]
+        if address.index is None:
+            return mine
+        found, error = [], None
+        for key, region in mine:
+            try:
+                elements = flat_elements(address.index, region.site, region.shape)
+            except UsageError as refused:
+                error = error or refused
+                continue
+            if region.elements is not None:
+                elements = np.intersect1d(elements, region.elements)
+            if elements.size:
+                found.append((key, replace(region, elements=elements)))
+        if not found:
+            raise error or UsageError(f"index [{address.index}] selects only memory that another element shares")
+        return found
+
+
+def _own(tensor: Tensor) -> NDArray[np.int64] | None:
+    """The elements with memory of their own (None: all), where a tensor overlaps itself."""
+    with no_dispatch():  # asked in the middle of a run that is being watched
+        return None if torch._debug_has_internal_overlap(tensor) == 0 else distinct_elements(tensor)
+
+
+def _joined(one: Region, other: Region) -> Region:
+    if one.elements is None or other.elements is None:
+        return one if one.elements is None else other
+    return replace(one, elements=np.union1d(one.elements, other.elements))

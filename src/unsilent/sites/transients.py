@@ -1,0 +1,75 @@
+"""Faults in one evaluation of one batch: operations, inputs and cache entries struck together, and what did not land."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from unsilent.errors import InjectionError, UsageError
+from unsilent.faults import Fault
+from unsilent.faults.naming import kind_of
+from unsilent.sites.inputs import struck_inputs
+from unsilent.sites.operations import Operations
+
+
+class Strike:
+    """Applies transient faults; a context manager around the evaluation of ``strike.batch``.
+
+    Attributes:
+        batch: the inputs to run, corrupted copies where a fault names them.
+
+    Raises:
+        InjectionError: at once, when an input is not there or is another. UsageError: a cache fault without ``occurrence``.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any, faults: Sequence[Fault]) -> None:
+        self._inputs = [f for f in faults if kind_of(f.site) == "input"]
+        self._inside = [f for f in faults if kind_of(f.site) in ("op", "kv")]
+        for fault in self._inside:
+            if kind_of(fault.site) == "kv" and fault.occurrence is None:
+                raise UsageError(
+                    f"{fault.site}: the fault does not say at which call; give it an occurrence, 0 or more"
+                )
+        self.batch = struck_inputs(batch, self._inputs)
+        self._operations = Operations(model, self._inside) if self._inside else None
+
+    @property
+    def landed(self) -> int:
+        """How many faults were applied so far."""
+        return len(self._inputs) + (len(self._operations.landed) if self._operations else 0)
+
+    @property
+    def missed(self) -> list[tuple[Fault, str]]:
+        """The faults that were not applied, with the reason."""
+        if self._operations is None:
+            return []
+        met = {id(f) for f in self._operations.landed} | {id(f) for f, _ in self._operations.misfits}
+        never = [(f, _never(f)) for f in self._inside if id(f) not in met]
+        return [*self._operations.misfits, *never]
+
+    def error(self, fault: Fault, why: str) -> InjectionError:
+        """The error for a fault that did not land."""
+        return InjectionError(f"{fault.site} was not hit: {why}; use the workload and batch it was drawn for")
+
+    def __enter__(self) -> Strike:
+        if self._operations is not None:
+            self._operations.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._operations is None:
+            return
+        self._operations.__exit__(kind, error, trace)
+        if isinstance(error, Exception) and not self.landed and self._operations.misfits:
+            raise self.error(*self._operations.misfits[0]) from error
+
+
+def _never(fault: Fault) -> str:
+    if kind_of(fault.site) == "kv":
+        return f"call {fault.occurrence} was not made, or not given a cache with that entry"
+    return "no operation of that name ran"
