@@ -1,4 +1,6 @@
-"""Running a workload again, golden and faulty."""
+"""Running a workload again, golden and faulty: all of it (`PlainEngine`) or what a fault changes (`CachedEngine`)."""
 
+from unsilent.engine.make import ENGINES as ENGINES
+from unsilent.engine.make import make_engine as make_engine
 from unsilent.engine.plain import PlainEngine as PlainEngine
 from unsilent.engine.plain import TrialOutcome as TrialOutcome

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from unsilent.sites import Parameters
+from unsilent.sites.modes import Mode
 
 _EMBEDDINGS = ("aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 
 
-class Lookups(TorchDispatchMode):
+class Lookups(Mode):
     """Active around an evaluation; ``counts`` then holds int64[rows] by parameter name."""
 
     def __init__(self, parameters: Parameters) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._names = {s.memory.tensor.data_ptr(): n for n, s in parameters.sites.items() if s.memory.tensor.ndim == 2}
         self.counts: dict[str, NDArray[np.int64]] = {}
 

@@ -8,22 +8,26 @@ the same rows as this engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
+from torch import Tensor
 
 from unsilent.engine.placement import clone, place, place_model
 from unsilent.errors import InjectionError, UsageError
-from unsilent.faults import Fault
+from unsilent.faults import Fault, Region
+from unsilent.faults.naming import is_transient
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, all_of, classify, sample_count
 from unsilent.outcomes.tensors import differing, leaves, nonfinite
-from unsilent.sites import Parameters
+from unsilent.sites import Operations, Parameters, Strike, Survey
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.user import user_code
 
@@ -59,12 +63,15 @@ class PlainEngine:
         workload: what runs. device, dtype: where and in which floating-point type (None: as it is).
 
     Attributes:
-        parameters: the model's sites. samples: number of samples of each batch. golden: golden outputs.
-        golden_seconds: wall time of one fault-free evaluation.
+        parameters: the model's sites. survey: those of a running evaluation. samples: number of samples of each batch.
+        golden: golden outputs. golden_seconds: wall time of one fault-free evaluation.
+        notes: sentences for the reader of a report.
 
     Raises:
         UsageError: the golden run raises nothing but is not finite, not repeatable, or does not fit the judge (names the batch).
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -79,14 +86,17 @@ class PlainEngine:
         self.model = place_model(workload.model(), device, dtype)
         self.batches: Sequence[Any] = [place(b, device, dtype) for b in workload.batches()]
         self.parameters = Parameters(self.model)
+        self.survey = Survey(self.model, self.batches, self._watch)
         self.seeded = False
         self.weights_hash = self.parameters.hash()
         self.inputs_hash = _hash(self.batches)
         self._record_golden()
 
     def _record_golden(self) -> None:
-        states = _random_states()
+        states, written = _random_states(), self._writes()
         first = self._first_outputs()
+        # Buffers that a run uses as scratch memory: a faulty run may leave something else there.
+        self._scratch = [(t, t.detach().clone()) for t, before in written if t._version != before]
         self.seeded = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
         if self.seeded:
             first = self._first_outputs()
@@ -97,7 +107,7 @@ class PlainEngine:
             start = time.perf_counter()
             two = self._run(batch)
             self.golden_seconds += time.perf_counter() - start
-            check_golden(one, two, i)  # at once: the next run may write into the same memory
+            check_golden(one, two, i, partial(self._first_difference, batch))  # at once: its memory may be used again
         with user_code(self.workload.name):
             self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
         if self.parameters.hash() != self.weights_hash:
@@ -105,6 +115,15 @@ class PlainEngine:
                 "running the model changes its own parameters or buffers; give a model that leaves them alone in eval mode"
             )
         self.check_intact()
+
+    def _first_difference(self, batch: Any) -> str | None:
+        from unsilent.engine.differences import first_difference
+
+        return first_difference(lambda: self._run(batch), self.model)
+
+    def _writes(self) -> list[tuple[Tensor, int]]:
+        """The tensors of the model and how often each was written into."""
+        return [(t, t._version) for t in (*self.model.parameters(), *self.model.buffers())]
 
     def _first_outputs(self) -> list[Any]:
         """Copies of the golden outputs; what the user's code raises is told as the user's."""
@@ -121,22 +140,102 @@ class PlainEngine:
             return self.workload.run(self.model, batch)
 
     def trial(self, faults: Sequence[Fault]) -> TrialOutcome:
-        """Inject, evaluate every batch, take back. No fault at all is a masked trial that need not run."""
+        """Inject, evaluate every batch a fault acts in, take back. No fault at all is a masked trial that need not run."""
         if not faults:
             return TrialOutcome(tuple(all_of(Outcome.MASKED, n) for n in self.samples))
         outcomes: list[BatchOutcome] = []
         error = ""
-        with self.parameters.inject(faults):
-            for batch, golden, samples in zip(self.batches, self.golden, self.samples, strict=True):
+        each = bool(self._scratch)  # then one evaluation may overwrite the fault that the next is to meet
+        with nullcontext() if each else self._in_memory(faults):
+            for batch in range(len(self.batches)):
+                acting = acting_in(batch, faults)
                 try:
-                    output = self._run(batch)
-                    outcomes.append(classify(self.judge, golden, output, batch, samples))
+                    with self._in_memory(faults) if each else nullcontext():
+                        outcomes.append(self._outcome(batch, acting))
                 except (KeyboardInterrupt, InjectionError):
                     raise
                 except BaseException as raised:  # the model, or a judge that cannot read such an output; SystemExit too
                     error = error or " ".join(f"{type(raised).__name__}: {raised}".split())[:300]
-                    outcomes.append(all_of(Outcome.EXCEPTION, samples))
+                    outcomes.append(all_of(Outcome.EXCEPTION, self.samples[batch]))
         return TrialOutcome(tuple(outcomes), error)
+
+    def pack(self, transient: bool) -> int:
+        """How many trials it likes to be given at a time, as it may run them together."""
+        return 1
+
+    def trials(self, many: Sequence[Sequence[Fault]]) -> Iterator[TrialOutcome]:
+        """Several trials, each as if it were alone, in order."""
+        yield from map(self.trial, many)
+
+    def _outcome(self, batch: int, acting: Sequence[Fault]) -> BatchOutcome:
+        """How one batch ends under the faults that act in it; parameters are struck already."""
+        if not acting:
+            return all_of(Outcome.SPARED, self.samples[batch])
+        golden, output = self.golden[batch], self._evaluate(batch, acting)
+        if output is golden:
+            return all_of(Outcome.MASKED, self.samples[batch])
+        return classify(self.judge, golden, output, self.batches[batch], self.samples[batch])
+
+    def output(self, batch: int, faults: Sequence[Fault]) -> Any:
+        """The output of one batch under faults (those that act in it), which are taken back; raises what the model raises."""
+        with self._in_memory(faults):
+            return self._evaluate(batch, acting_in(batch, faults))
+
+    def _in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
+        """The context in which the faults of parameters are in the model's memory; what a run writes there is put back."""
+        return self._struck(faults)
+
+    @contextmanager
+    def _struck(self, faults: Sequence[Fault]) -> Iterator[None]:
+        try:
+            with self.parameters.inject([f for f in faults if not is_transient(f.site)]):
+                yield
+        finally:
+            for tensor, golden in self._scratch:
+                tensor.data.copy_(golden)
+
+    def _evaluate(self, batch: int, faults: Sequence[Fault]) -> Any:
+        """The output of one batch under the faults that act in it; those of parameters are in memory already.
+
+        An engine that knows the output to be bit-identical returns ``self.golden[batch]`` itself: nothing to classify.
+        """
+        transient = [f for f in faults if is_transient(f.site)]
+        if not transient:
+            return self._run(self.batches[batch])
+        strike = Strike(self.model, self.batches[batch], transient)
+        with strike:
+            output = self._run(strike.batch)
+        for fault, why in strike.missed:
+            # An earlier fault may have changed what runs afterwards; a site that was never there is an error all the same.
+            in_memory = len(transient) < len(faults)  # checked before it was struck
+            if not in_memory and not (strike.landed and self.survey.holds(batch, fault)):
+                raise strike.error(fault, why)
+        return output
+
+    def regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
+        """Where faults may strike: what the addresses select together.
+
+        Raises ``UsageError`` for an address that selects nothing, or for memory and values of a run together.
+        """
+        kinds = {is_transient(address) for address in addresses}
+        if kinds == {True}:
+            return self.survey.regions(addresses)
+        if kinds == {True, False}:
+            raise UsageError(
+                f"{' '.join(addresses)!r} mixes parameters, which stay struck, with values of one evaluation; "
+                "run two campaigns"
+            )
+        return self.parameters.select(*addresses)
+
+    def _watch(self, batch: int, operations: Operations) -> None:
+        """One fault-free evaluation under a watching mode, which must not change a bit."""
+        with operations:
+            output = self._run(self.batches[batch])
+        if not same_outputs(self.golden[batch], output):
+            raise UsageError(
+                f"batch {batch}: the output has other bits while operations are watched, so they cannot be struck; "
+                "run the model without compiling or tracing it"
+            )
 
     def check_intact(self) -> None:
         """Proof that everything is as it was at the start: weights, inputs, golden outputs, and what a fault-free run gives.
@@ -156,7 +255,7 @@ class PlainEngine:
             )
         for i, (batch, golden) in enumerate(zip(self.batches, self.golden, strict=True)):
             again = self._run(batch)
-            if not _equal(golden, again):
+            if not same_outputs(golden, again):
                 raise UsageError(
                     f"batch {i}: a fault-free run gives other bits after some trials than before; the workload keeps state "
                     "outside of parameters and inputs (a cache, a counter), so trials are not independent: start afresh in run()"
@@ -172,8 +271,16 @@ class PlainEngine:
         }
 
 
-def check_golden(one: Any, two: Any, batch: int) -> None:
-    """Raise ``UsageError`` unless two golden outputs are finite and equal bit for bit."""
+def acting_in(batch: int, faults: Sequence[Fault]) -> list[Fault]:
+    """The faults that act in a batch: those of parameters in every one, the others in the one that ``step`` names."""
+    return [f for f in faults if not is_transient(f.site) or f.step is None or f.step == batch]
+
+
+def check_golden(one: Any, two: Any, batch: int, difference: Callable[[], str | None] = lambda: None) -> None:
+    """Raise ``UsageError`` unless two golden outputs are finite and equal bit for bit.
+
+    ``difference`` finds the first operation that differs, should they.
+    """
     ones = list(leaves(one))
     if not ones:
         raise UsageError(f"golden run, batch {batch}: the output ({type(one).__name__}) holds no tensor to judge")
@@ -182,14 +289,16 @@ def check_golden(one: Any, two: Any, batch: int) -> None:
             raise UsageError(
                 f"golden run, batch {batch}: the output holds NaN or infinity without any fault; fix model or inputs"
             )
-    if not _equal(one, two):
+    if not same_outputs(one, two):
+        where = difference()
         raise UsageError(
-            f"golden run, batch {batch}: two fault-free runs differ, so no fault can be told from noise; "
+            f"golden run, batch {batch}: two fault-free runs differ{f', first at {where}' if where else ''}, "
+            "so no fault can be told from noise; "
             "make the run deterministic (dropout off, seeds, deterministic kernels)"
         )
 
 
-def _equal(one: Any, two: Any) -> bool:
+def same_outputs(one: Any, two: Any) -> bool:
     """Whether two outputs have the same tensors, bit for bit."""
     ones, twos = list(leaves(one)), list(leaves(two))
     return len(ones) == len(twos) and not any(bool(differing(a, b, 1).any()) for a, b in zip(ones, twos, strict=True))

@@ -1,0 +1,119 @@
+"""Partial kernels: a weight reaches one output channel, so only an aligned block of channels is computed again.
+
+A block of a convolution or a matrix product is another call of the kernel, and may give other bits. So every block of every
+operation is computed once from golden values and compared, and timed; an operation is done in blocks only where all of
+them agreed and a block was cheaper. Single columns and unaligned blocks do not agree in general, nor do float64, depthwise
+convolutions and fewer than 16 outputs: these are never tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.engine.clock import clock
+from unsilent.engine.tape import Node, Tape
+from unsilent.engine.values import Window
+
+BLOCK = 16
+_OUTPUTS: Mapping[str, Mapping[int, int]] = {
+    "aten::convolution": {1: 0, 2: 0},
+    "aten::addmm": {0: -1, 2: 1},
+    "aten::mm": {1: 1},
+}
+"""Operation -> argument -> the dimension of it along which the outputs lie (dimension 1 of the result)."""
+
+
+def channels_of(node: Node) -> int:
+    """How many outputs an operation has that can be computed in blocks, 0 where it cannot be tried."""
+    if node.func is None or node.func._schema.name not in _OUTPUTS or len(node.results) != 1:
+        return 0
+    out = node.results[0]
+    if any(w.dtype != torch.float32 for w in (*node.reads, out)) or len(out.shape) < 2:
+        return 0
+    if node.func._schema.name == "aten::convolution" and (node.args[8] != 1 or node.args[6]):
+        return 0
+    channels: int = out.shape[1]
+    if node.func._schema.name != "aten::convolution" and channels % BLOCK:
+        return 0  # rows of the result then lie at other addresses than rows of a block, and kernels heed that
+    return channels if channels > BLOCK else 0
+
+
+class Blocks:
+    """One operation, computed in blocks of its outputs."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.channels = channels_of(node)
+        roles = _OUTPUTS[node.func._schema.name]
+        self._dims = {k: roles[int(slot.key)] for k, slot in enumerate(node.slots) if slot.key in roles}
+        self.out: Window = node.results[0]
+        self.seconds = float("inf")
+        """Measured CPU time of one block."""
+
+    def compute(self, apply: Any, tensors: Sequence[Tensor], block: int) -> Tensor:
+        """The block of the result; ``apply(node, tensors)`` runs the operation."""
+        parts = list(tensors)
+        for k, dim in self._dims.items():
+            if parts[k].shape[dim] == self.channels:
+                parts[k] = parts[k].narrow(dim, block * BLOCK, BLOCK)
+        result: Tensor = apply(self.node, parts)
+        return result
+
+    def golden_part(self, golden: Tensor, block: int) -> Tensor:
+        """The same block of a whole result."""
+        return golden.narrow(1, block * BLOCK, BLOCK)
+
+    def agrees(self, apply: Any, tensors: Sequence[Tensor], golden: Tensor) -> bool:
+        """Whether every aligned block has the bits of the whole; measures the time of one on the way."""
+        count = self.channels // BLOCK
+        now = clock(golden.device)
+        start = now()
+        for block in range(count):
+            if not equal_bits(self.compute(apply, tensors, block), self.golden_part(golden, block)):
+                return False
+        self.seconds = (now() - start) / count
+        return True
+
+    def struck(self, value: int, offsets: NDArray[np.int64]) -> set[int] | None:
+        """The blocks that corrupted elements of a value reach, by their places in its storage; None: not in blocks."""
+        blocks: set[int] = set()
+        for k, window in enumerate(self.node.reads):
+            if window.value != value:
+                continue
+            if k not in self._dims or window.shape[self._dims[k]] != self.channels:
+                return None
+            blocks |= set((_coordinates(window, offsets, self._dims[k]) // BLOCK).tolist())
+        return None if any(b >= self.channels // BLOCK for b in blocks) else blocks
+
+
+def _coordinates(window: Window, offsets: NDArray[np.int64], dim: int) -> NDArray[np.int64]:
+    """Positions along a dimension of the elements at ``offsets`` of the storage that are inside a dense window."""
+    rest = offsets - window.offset
+    dim %= len(window.shape)
+    found = np.zeros_like(rest)
+    inside = rest >= 0
+    for d in sorted(range(len(window.shape)), key=lambda d: -window.stride[d]):
+        if window.shape[d] < 2:
+            continue
+        place = rest // window.stride[d]
+        inside &= place < window.shape[d]
+        rest = rest - place * window.stride[d]
+        if d == dim:
+            found = place
+    return np.asarray(found[inside & (rest == 0)], np.int64)
+
+
+def equal_bits(one: Tensor, two: Tensor) -> bool:
+    """Whether two float32 tensors of one shape hold the same bits."""
+    return torch.equal(one.view(torch.int32), two.view(torch.int32))
+
+
+def candidates(tape: Tape) -> list[Node]:
+    """Operations worth trying: those that read memory of before the run."""
+    return [n for n in tape.nodes if channels_of(n) and any(w.value in tape.externals for w in n.reads)]

@@ -1,0 +1,147 @@
+"""What faults reach on a tape, for many faults at once: no operation is executed and no value is looked at.
+
+A set of faults is a Python integer, bit ``i`` for fault ``i``: a set operation on thousands of faults then costs less than
+a microsecond, and the tape is walked once for all of them. Everything here is what *can* happen: a fault whose effect
+dies out on the way reaches less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from unsilent.engine.tape import Tape
+from unsilent.engine.values import Window, window_of
+
+Bits = int
+"""A set of numbers."""
+BLOCK = 1 << 20
+"""Bits that are looked at at once."""
+
+
+class Source(NamedTuple):
+    """Where a fault enters: operations that are re-executed whatever they read, values that differ from the start."""
+
+    nodes: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reach:
+    """By operation and by value, the sources for which something holds.
+
+    ``ran``: the operation is re-executed. ``dirty``: the value may differ. ``needed``: an operation that is re-executed
+    reads it and it is golden. ``cut``: when it has been made nothing else that is still read differs, so that comparing it
+    with golden could end the trial.
+    """
+
+    ran: list[Bits]
+    dirty: list[Bits]
+    needed: list[Bits]
+    cut: list[Bits]
+
+
+def reach(tape: Tape, sources: Sequence[Source]) -> Reach:
+    """Follow every source to the end of the tape."""
+    forced: dict[int, Bits] = {}
+    values = len(tape.values)
+    found = Reach([], [0] * values, [0] * values, [0] * values)
+    for number, source in enumerate(sources):
+        for index in source.nodes:
+            forced[index] = forced.get(index, 0) | 1 << number
+        for value in source.values:
+            found.dirty[value] |= 1 << number
+            found.needed[value] |= 1 << number  # what is corrupted is a copy of it
+    live: set[int] = {v for s in sources for v in s.values if tape.values[v].producer is None}
+    for node in tape.nodes:
+        reads = node.values
+        bits = forced.get(node.index, 0)
+        for value in reads:
+            bits |= found.dirty[value]
+        found.ran.append(bits)
+        live -= {v for v in reads if tape.values[v].readers[-1] == node.index and not tape.values[v].output}
+        for value in reads if bits else ():
+            found.needed[value] |= bits & ~found.dirty[value]
+        _make(tape, found, node.made, bits, live)
+    return found
+
+
+def _make(tape: Tape, found: Reach, made: Iterable[int], bits: Bits, live: set[int]) -> None:
+    """Note the values of an operation. ``live``: older values that are dirty for some source and still read."""
+    busy = 0
+    for value in live if bits else ():
+        busy |= found.dirty[value]
+    for value in made:
+        entry = tape.values[value]
+        found.dirty[value] |= bits
+        if found.dirty[value] and (entry.readers or entry.output):
+            found.cut[value] = bits & ~busy
+            live.add(value)
+
+
+def readers_of(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
+    """The operations that read memory of a parameter or buffer, at its place in its storage."""
+    value = tape.by_storage.get(tensor.untyped_storage().data_ptr())
+    if value is None:
+        return ()
+    low, high = extent(window_of(tensor.detach(), value))
+    found = []
+    for reader in tape.values[value].readers:
+        spans = (extent(w) for w in tape.nodes[reader].reads if w.value == value)
+        if any(a < high and low < b for a, b in spans):
+            found.append(reader)
+    return tuple(found)
+
+
+def extent(window: Window) -> tuple[int, int]:
+    """First byte of the storage that a window reaches, and the one after its last."""
+    if 0 in window.shape:
+        return 0, 0
+    last = window.offset + sum((n - 1) * s for n, s in zip(window.shape, window.stride, strict=True))
+    return window.offset * window.dtype.itemsize, (last + 1) * window.dtype.itemsize
+
+
+def costs(tape: Tape) -> NDArray[np.float64]:
+    """Seconds of each operation, float64[nodes]; one each where nobody measured."""
+    found = np.array([node.seconds for node in tape.nodes])
+    return found if found.sum() > 0 else np.ones(len(tape.nodes))
+
+
+def weigh(sets: Sequence[Bits], weights: ArrayLike) -> NDArray[np.float64]:
+    """Sum of the weights of the members of each set, float64[sets]."""
+    heavy = np.asarray(weights, np.float64)
+    numbers: dict[Bits, int] = {}
+    places = [numbers.setdefault(s, len(numbers)) for s in sets]
+    distinct, sums = list(numbers), np.zeros(len(numbers))
+    # What each byte is worth at each place is looked up: an eighth of the work of unpacking bits.
+    eights = np.pad(heavy, (0, -heavy.size % 8)).reshape(-1, 8)
+    worth = (eights @ np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").T).ravel()
+    first = np.arange(len(eights)) * 256
+    for part in _blocks(len(distinct), heavy.size):
+        sums[part] = worth[first + _packed(distinct[part], heavy.size)].sum(1)
+    return sums[places]
+
+
+def per_member(sets: Sequence[Bits], weights: ArrayLike, members: int) -> NDArray[np.float64]:
+    """For each member, the sums of the weights of the sets it is in; weights[sets, k] -> float64[members, k]."""
+    heavy = np.asarray(weights, np.float64)
+    sums = np.zeros((members, heavy.shape[1]))
+    for part in _blocks(len(sets), members):
+        bits = np.unpackbits(_packed(sets[part], members), axis=1, count=members, bitorder="little")
+        sums += bits.T.astype(np.float64) @ heavy[part]
+    return sums
+
+
+def _packed(sets: Sequence[Bits], members: int) -> NDArray[np.uint8]:
+    width = (members + 7) // 8
+    return np.frombuffer(b"".join(s.to_bytes(width, "little") for s in sets), np.uint8).reshape(len(sets), width)
+
+
+def _blocks(sets: int, members: int) -> Iterator[slice]:
+    step = max(1, BLOCK // max(1, members))
+    return (slice(start, start + step) for start in range(0, sets, step))

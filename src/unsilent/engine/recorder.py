@@ -1,0 +1,360 @@
+"""Recording: a dispatch mode that sees every operation below autograd and puts it on a tape, without keeping any value.
+
+What a dispatch mode does not see is intercepted on `torch.Tensor` (``tolist``, ``numpy``, ``data_ptr`` …): Python then
+knows bits of a tensor, so a trial in which they differ must not be taken from the tape.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from unsilent.engine.tape import READBACK, Entry, Node, Slot, Tape, Unrecordable, Value, Write, flatten
+from unsilent.engine.values import Window, private_copy, window_of
+from unsilent.sites.caches import Caches, entries
+from unsilent.sites.calls import Calls, operation_name
+from unsilent.sites.modes import Mode
+
+UNSEEN = (
+    "tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__",
+    "__deepcopy__", "__reduce_ex__", "__repr__", "__format__", "share_memory_", "__cuda_array_interface__",
+)  # fmt: skip
+"""What reads a tensor without an operation."""
+MAKERS = ("tensor", "as_tensor", "asarray")
+"""What makes a tensor from numbers of Python, or of numpy, whose memory could be anything."""
+LARGEST_CONSTANT = 1 << 20
+"""Bytes. Smaller tensors that are neither parameter nor input are copied, so that a run may write into them."""
+
+
+class Recorder(Mode):
+    """Active around one evaluation; see `record`."""
+
+    def __init__(self, calls: Calls, own: Iterable[Tensor], attributes: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.tape = Tape()
+        self._calls = calls
+        self._current: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._given = {t.untyped_storage()._cdata for t in own}
+        self._explained = self._given | {t.untyped_storage()._cdata for t in attributes}
+        self._broken: Unrecordable | None = None
+        self._busy = False
+        self.numbers = False
+        """Whether a tensor is being made from numbers of Python."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if self._busy:  # our own look at a tensor
+            return func(*args, **kwargs)
+        name = self._calls.name(func)
+        if self._broken is not None:
+            return func(*args, **kwargs)
+        self._busy = True
+        try:
+            return self._operation(name, func, args, kwargs)
+        finally:
+            self._busy = False
+
+    def _operation(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and put it on the tape; what cannot be recorded is noted, and the run goes on."""
+        try:
+            node, written = self._begin(name, func, args, kwargs)
+        except Exception as why:
+            self._give_up(name, why)
+            return func(*args, **kwargs)
+        sizes = [t.untyped_storage().nbytes() for t in written]
+        before = self._random_state() if torch.Tag.nondeterministic_seeded in func.tags else None
+        result = func(*args, **kwargs)
+        if before is not None and not torch.equal(before, after := self._random_state()):
+            node.generator = before, after
+        try:
+            if sizes != [t.untyped_storage().nbytes() for t in written]:
+                raise Unrecordable(f"{name} changes the size of memory that is in use")
+            self._results(node, result, written, {t.untyped_storage()._cdata for _, t in _tensors(args, kwargs)})
+        except Exception as why:
+            self._give_up(name, why)
+        return result
+
+    def _give_up(self, name: str, why: Exception) -> None:
+        """Remember why this run cannot be recorded; the run itself goes on."""
+        self._broken = why if isinstance(why, Unrecordable) else Unrecordable(f"{name} ({type(why).__name__}: {why})")
+
+    def _begin(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
+        found = list(_tensors(args, kwargs))
+        if operation_name(func) == "lift_fresh" and self.numbers:  # and what Python reads is watched
+            self._explained |= {t.untyped_storage()._cdata for _, t in found}
+        reads = tuple(self._window(t) for _, t in found)
+        if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
+            raise Unrecordable(f"{name} draws from a generator of its own")
+        node = Node(len(self.tape.nodes), name, func, *_template(args, kwargs), tuple(s for s, _ in found), reads)
+        first: dict[int, int] = {}
+        node.twins = tuple((k, i) for k, (_, t) in enumerate(found) if (i := first.setdefault(id(t), k)) != k)
+        written = _written(func, args, kwargs)
+        places = [self._window(t) for t in written]
+        node.written = frozenset(k for k, window in enumerate(reads) if window in places)
+        return node, written
+
+    def _results(self, node: Node, result: Any, written: list[Tensor], seen: set[int]) -> None:
+        """Give the results their values, and put the operation on the tape unless it only made views."""
+        writes: dict[int, Write] = {}
+        for tensor in written:
+            key = tensor.untyped_storage()._cdata
+            if key not in writes:
+                writes[key] = self._write(node, tensor, key)
+        made = {w.new for w in writes.values()}
+        windows: list[Any] = []
+        for part in flatten(result):
+            if not isinstance(part, Tensor):
+                windows.append(part)
+                continue
+            key = part.untyped_storage()._cdata
+            if key not in seen:
+                if self._known(key) not in (None, *made):
+                    raise Unrecordable(f"{node.name} returns memory that it was not given")
+                if self._known(key) is None:
+                    made.add(self._new(part, node.index))
+            windows.append(window_of(_plain(part), self._value(part)))
+        visible = any(not isinstance(w, Window) and w is not None for w in windows)
+        checks = not any(isinstance(w, Window) for w in windows)  # it gives nothing, so it is there to raise
+        if not made and not visible and not checks:
+            return
+        node.writes, node.results, node.made = tuple(writes.values()), tuple(windows), tuple(sorted(made))
+        self._append(node)
+
+    def _write(self, node: Node, tensor: Tensor, key: int) -> Write:
+        old = self._value(tensor)
+        if key in self._given or (old in self.tape.externals and self._value_of(old).nbytes > LARGEST_CONSTANT):
+            raise Unrecordable(f"{node.name} writes into memory that was there before the run")
+        home = self._value_of(old).home
+        new = self._add(node.index, tensor.untyped_storage().nbytes(), home)
+        self._current[key] = (StorageWeakRef(tensor.untyped_storage()), new)
+        return Write(old, new)
+
+    def read_back(self, tensor: Tensor, how: str) -> None:
+        """Python reads a tensor unseen."""
+        if self._broken is not None or self._busy:
+            return
+        self._busy = True
+        try:
+            node = Node(len(self.tape.nodes), f"{self._calls.module}#{how}", None, (), {}, (), (self._window(tensor),))
+            node.results = (READBACK,)
+            self._append(node)
+        except Exception as why:
+            self._give_up(how, why)
+        finally:
+            self._busy = False
+
+    def cache(self, number: int, cache: Any) -> None:
+        """A call is given a key/value cache; where a fault in it would enter."""
+        if self._broken is not None:
+            return
+        self._busy = True
+        try:
+            for name, tensor in entries(cache).items():
+                self.tape.caches[name, number] = Entry(len(self.tape.nodes), self._window(tensor))
+        except Exception as why:
+            self._give_up("the key/value cache", why)
+        finally:
+            self._busy = False
+
+    def finish(self, output: Any) -> Tape:
+        """The tape, once the run has returned ``output``; raises `Unrecordable`."""
+        if self._broken is not None:
+            raise self._broken
+        copies: dict[int, Any] = {}
+        found = tensors_in(output)
+        windows = [self._window(t) for t in found]
+        self.tape.output = copy.deepcopy(output, copies)
+        for tensor, window in zip(found, windows, strict=True):
+            self.tape.leaves.append((copies[id(tensor)], window))
+            self._value_of(window.value).output = True
+        return self.tape
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def _window(self, tensor: Tensor) -> Window:
+        return window_of(_plain(tensor), self._value(tensor))
+
+    def _value(self, tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()
+        known = self._known(storage._cdata)
+        return self._external(tensor) if known is None else known
+
+    def _known(self, key: int) -> int | None:
+        # The weak reference keeps the address from being used again, so a key never means another storage.
+        entry = self._current.get(key)
+        return None if entry is None else entry[1]
+
+    def _external(self, tensor: Tensor) -> int:
+        tensor = tensor.detach() if tensor.requires_grad else tensor
+        key, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
+        index = self._new(tensor, None)
+        if key not in self._given and size <= LARGEST_CONSTANT:
+            tensor = private_copy(tensor)
+        elif size:
+            self.tape.by_storage[tensor.untyped_storage().data_ptr()] = index
+        self.tape.externals[index] = tensor
+        if key not in self._explained:
+            self.tape.unexplained.append(index)
+        return index
+
+    def _new(self, tensor: Tensor, producer: int | None) -> int:
+        storage = tensor.untyped_storage()
+        index = self._add(producer, storage.nbytes(), window_of(_plain(tensor), len(self.tape.values)))
+        self._current[storage._cdata] = (StorageWeakRef(storage), index)
+        return index
+
+    def _add(self, producer: int | None, nbytes: int, home: Window) -> int:
+        index = len(self.tape.values)
+        self.tape.values.append(Value(index, producer, nbytes, home._replace(value=index)))
+        return index
+
+    def _value_of(self, index: int) -> Value:
+        return self.tape.values[index]
+
+    def _append(self, node: Node) -> None:
+        for value in node.values:
+            entry = self._value_of(value)
+            entry.readers.append(node.index)
+            entry.last = node.index
+        self.tape.nodes.append(node)
+
+    def _random_state(self) -> Tensor:
+        device = self.tape.device
+        return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
+
+
+def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str, Tensor]]) -> Tape:
+    """Run once and return the tape; raises `Unrecordable`, and whatever ``run`` raises.
+
+    Args:
+        model: its parameters and buffers, and the named ``inputs``, are memory into which a run must not write.
+    """
+    inputs, calls = list(inputs), Calls(model)
+    own = [*model.parameters(), *model.buffers(), *(t for _, t in inputs)]
+    recorder = Recorder(calls, own, [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)])
+    recorder.tape.device = own[0].device if own else torch.device("cpu")
+    with calls, Caches(model, recorder.cache), recorder, _readbacks_told(recorder):
+        output = run()
+    tape = recorder.finish(output)
+    for name, tensor in inputs:
+        value = tape.by_storage.get(tensor.untyped_storage().data_ptr())
+        if value is not None:
+            tape.inputs[name] = Entry(0, window_of(tensor, value))
+    return tape
+
+
+@contextmanager
+def _readbacks_told(recorder: Recorder) -> Any:
+    """Every unseen way to read a tensor tells the recorder first. Undone on exit."""
+
+    def told(name: str, method: Any) -> Any:
+        @wraps(method)
+        def wrapper(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            recorder.read_back(tensor, name)
+            return method(tensor, *args, **kwargs)
+
+        return wrapper
+
+    def counted(maker: Any) -> Any:
+        @wraps(maker)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            recorder.numbers = bool(args) and _numbers(args[0])
+            try:
+                return maker(*args, **kwargs)
+            finally:
+                recorder.numbers = False
+
+        return wrapper
+
+    own = {name: vars(Tensor)[name] for name in UNSEEN if name in vars(Tensor)}
+    makers = {name: getattr(torch, name) for name in MAKERS}
+    methods = {name: getattr(Tensor, name) for name in UNSEEN if callable(getattr(Tensor, name, None))}
+    try:
+        for name, method in methods.items():
+            setattr(Tensor, name, told(name, method))
+        for name, maker in makers.items():
+            setattr(torch, name, counted(maker))
+        yield
+    finally:
+        for name, maker in makers.items():
+            setattr(torch, name, maker)
+        for name in methods:
+            if name in own:
+                setattr(Tensor, name, own[name])
+            else:
+                delattr(Tensor, name)
+
+
+def _numbers(data: Any) -> bool:
+    """Whether this is a number of Python, or lists of them."""
+    return all(map(_numbers, data)) if type(data) in (list, tuple) else type(data) in (bool, int, float, complex)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
+        raise Unrecordable(f"a tensor is a {type(tensor).__name__} of layout {tensor.layout}")
+    if tensor.is_quantized or tensor.is_neg() or tensor.is_conj():
+        raise Unrecordable("a tensor is quantised, or a view that negates or conjugates")
+    return tensor
+
+
+def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[tuple[Slot, Tensor]]:
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for key, value in places:
+        if isinstance(value, Tensor):
+            yield Slot(key, -1), value
+        elif isinstance(value, (list, tuple)):
+            yield from ((Slot(key, i), v) for i, v in enumerate(value) if isinstance(v, Tensor))
+
+
+def _template(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with None for every tensor, so that a tape keeps no value alive."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return None
+        return [None if isinstance(v, Tensor) else v for v in value] if isinstance(value, (list, tuple)) else value
+
+    return tuple(clean(a) for a in args), {k: clean(v) for k, v in kwargs.items()}
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors an operation writes into, by its schema."""
+    found: list[Tensor] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
+    return found
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """Every tensor that a copy of ``output`` would copy, each once; raises `Unrecordable` for what cannot be copied."""
+    found: dict[int, Tensor] = {}
+
+    class Finder(pickle.Pickler):
+        """Pickles into nowhere; tensors are told apart and not looked into."""
+
+        def persistent_id(self, value: Any) -> str | None:
+            if not isinstance(value, Tensor):
+                return None
+            found[id(value)] = value
+            return "tensor"
+
+    try:
+        Finder(io.BytesIO()).dump(output)
+    except Exception as error:
+        raise Unrecordable(f"its output cannot be copied ({type(error).__name__}: {error})") from None
+    return list(found.values())

@@ -1,0 +1,290 @@
+"""Rows: a fault in one sample dirties that sample's part of a value, and samples of many trials share one call.
+
+Most operations of a batched model treat samples alike and apart. Where a value lies sample by sample in its memory, the
+corrupted samples alone are gathered, each tagged with its trial, and an operation runs on these *rows*: any samples of any
+trials together. Another number of rows is another shape for a kernel and may give other bits, so each operation is tried
+at a few sizes with golden samples in shuffled company, compared bit for bit and timed; only sizes that agreed are used,
+the cheapest first, and the free places of a call are filled with golden samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.engine.clock import clock
+from unsilent.engine.tape import Node, Tape, flatten, join_twins
+from unsilent.engine.values import Window
+
+if TYPE_CHECKING:
+    from unsilent.engine.replay import Replayer
+
+Ints = NDArray[np.int64]
+Tag = tuple[int, int]
+"""Trial and sample."""
+SIZES = (1, 4, 16, 64)
+"""Rows of one call that are tried, up to four batches, beside the batch itself."""
+ROUNDS = 3
+COMPARED = 100_000
+"""Words that are compared before a size is believed, in so many rounds at most."""
+LINE = 64
+"""Bytes. Kernels treat elements by their address, so a sample keeps its place relative to this wherever it is moved."""
+TASTED = 5
+"""Dearest operations that are looked at first to see whether calls for several trials pay."""
+GAIN = 0.9
+"""What four batches in one call must cost of four calls, that it is worth trying to pack the faults of parameters."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Corrupted samples of one value: ``words[i]`` is the memory of sample ``tags[i][1]`` in trial ``tags[i][0]``."""
+
+    tags: list[Tag]
+    words: Tensor
+
+    def of(self, wanted: Iterable[int]) -> Rows:
+        """Only the rows at these places."""
+        places = list(wanted)
+        return Rows([self.tags[i] for i in places], self.words[places])
+
+    def without(self, trials: set[int]) -> Rows:
+        """Without some trials."""
+        return self.of(i for i, (trial, _) in enumerate(self.tags) if trial not in trials)
+
+
+class RowPlan:
+    """Which operations of a tape can run on rows, and at which sizes.
+
+    Attributes:
+        batch: samples of the batch, 0 where its inputs do not say. sizes: for each operation, allowed numbers of rows and
+            the CPU time of a call.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.batch = _batch(tape)
+        self.sizes: dict[int, dict[int, float]] = {}
+        self.measured = False
+        self._carrying: set[int] = set()
+        self._calls: dict[tuple[int, int], list[int] | None] = {}
+        if self.batch > 1:
+            self._carrying = {e.window.value for e in tape.inputs.values() if e.window.shape[:1] == (self.batch,)}
+            self._carrying = {v for v in self._carrying if self._apart(tape.values[v].home, tape.values[v].nbytes)}
+            for node in tape.nodes:
+                if self._possible(node):
+                    self.sizes[node.index] = {}
+                    self._carrying.update(v for v in node.made if self._used(v))
+                elif node.func is not None and not node.reads:  # made of nothing, in the size of the batch perhaps
+                    self._carrying.update(
+                        v for v in node.made if self._apart(tape.values[v].home, tape.values[v].nbytes)
+                    )
+
+    def carries(self, value: int) -> bool:
+        """Whether a value lies sample by sample in its memory."""
+        return value in self._carrying
+
+    def _possible(self, node: Node) -> bool:
+        values, tape = self._carrying, self.tape
+        if node.func is None or node.generator is not None or not any(w.value in values for w in node.reads):
+            return False
+        outs = [w for w in node.results if isinstance(w, Window) and self._used(w.value)]
+        windows = [*outs, *(w for w in node.reads if w.value in values)]
+        lines = all(tape.values[w.value].nbytes % (self.batch * LINE) == 0 for w in windows)
+        if not lines and torch.Tag.pointwise not in node.func.tags:
+            return False
+        return (
+            all(isinstance(w, Window) or w is None for w in node.results)
+            and {w.value for w in outs} >= {v for v in node.made if self._used(v)}
+            and all(w.old in values for w in node.writes)
+            and all(self._apart(w, tape.values[w.value].nbytes) for w in windows)
+        )
+
+    def _used(self, value: int) -> bool:
+        """Whether anything becomes of a value (batch norm gives empty statistics, for one)."""
+        return bool(self.tape.values[value].readers) or self.tape.values[value].output
+
+    def _apart(self, window: Window, nbytes: int) -> bool:
+        """Whether a window is the same piece of each sample's share of the memory, one sample after the other."""
+        size = window.dtype.itemsize
+        if not window.shape or window.shape[0] % self.batch or nbytes % (self.batch * size) or not prod(window.shape):
+            return False
+        chunk, each = nbytes // self.batch // size, window.shape[0] // self.batch
+        inner = sum((n - 1) * s for n, s in zip(window.shape[1:], window.stride[1:], strict=True))
+        return window.stride[0] * each == chunk and window.offset + inner + (each - 1) * window.stride[0] < chunk
+
+    # -- rows as tensors ---------------------------------------------------------------------------------------
+
+    def words(self, holder: Tensor) -> Tensor:
+        """The memory of a whole value, [samples, words of a sample]."""
+        return _words(holder.untyped_storage(), holder, self.batch)
+
+    def window(self, words: Tensor, window: Window) -> Tensor:
+        """The window on rows instead of on the whole batch; ``words``: [rows, words of a sample], dense."""
+        rows = words.shape[0]
+        shape = (window.shape[0] // self.batch * rows, *window.shape[1:])
+        empty = torch.empty(0, dtype=window.dtype, device=words.device)
+        start = int(words.storage_offset()) * words.element_size() // window.dtype.itemsize
+        return empty.set_(words.untyped_storage(), start + window.offset, shape, window.stride)
+
+    def shared(self, tensor: Tensor, rows: int) -> Tensor:
+        """What all samples share, for so many of them: the same tensor, or as often repeated as there are rows."""
+        if tensor.ndim and tensor.shape[0] == self.batch and tensor.stride(0) == 0:
+            return tensor.as_strided((rows, *tensor.shape[1:]), tensor.stride())
+        return tensor
+
+    def golden_rows(self, holder: Tensor, samples: Sequence[int]) -> Tensor:
+        """A copy of the words of some samples of a whole value."""
+        return self.words(holder).index_select(0, torch.tensor(samples, device=holder.device))
+
+    def elements(self, words: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows as elements: [rows, elements of a sample]."""
+        return words.view(dtype)
+
+    def places(self, window: Window, elements: Ints) -> tuple[Ints, Ints]:
+        """Samples of flat C-order elements of a window, and their places in the share of the sample, in elements."""
+        offsets = np.full(elements.shape, window.offset, np.int64)
+        for index, stride in zip(np.unravel_index(elements, window.shape), window.stride, strict=True):
+            offsets += index * stride
+        chunk = self.tape.values[window.value].nbytes // self.batch // window.dtype.itemsize
+        return offsets // chunk, offsets % chunk
+
+    def results(self, node: Node, result: Any, rows: int) -> dict[int, Tensor] | None:
+        """Words of the values that a call on rows made; None where its shapes are not those of rows."""
+        made: dict[int, Tensor] = {}
+        for part, window in zip(flatten(result), node.results, strict=True):
+            if not isinstance(window, Window) or not self.carries(window.value):
+                continue
+            shape = (window.shape[0] // self.batch * rows, *window.shape[1:])
+            if not isinstance(part, Tensor) or part.shape != shape or part.stride() != window.stride:
+                return None
+            if window.value in node.made and window.value not in made:
+                storage = part.untyped_storage()
+                if storage.nbytes() != self.tape.values[window.value].nbytes // self.batch * rows:
+                    return None
+                made[window.value] = _words(storage, part, rows)
+        return made
+
+    # -- trying ------------------------------------------------------------------------------------------------
+
+    def measure(self, replayer: Replayer) -> None:
+        """Try every operation at every size, where the golden values are at hand; done once."""
+        if self.measured:
+            return
+        self.measured = True
+        for index, allowed in self.sizes.items():
+            node = self.tape.nodes[index]
+            if not all(replayer.at_hand(v) for v in (*node.values, *node.made)):
+                continue
+            for rows in sorted({*(s for s in SIZES if s <= 4 * self.batch), self.batch}):
+                seconds = self._agrees(node, rows, replayer)
+                if seconds is not None:
+                    allowed[rows] = seconds
+
+    def promises(self, replayer: Replayer) -> bool:
+        """Whether the dearest operations are cheaper per sample in calls of four batches."""
+        nodes = sorted((self.tape.nodes[i] for i in self.sizes), key=lambda n: -n.seconds)[:TASTED]
+        one, four = 0.0, 0.0
+        for node in nodes:
+            single = self._agrees(node, self.batch, replayer)
+            packed = self._agrees(node, 4 * self.batch, replayer)
+            if single is not None:
+                one += 4 * single
+                four += 4 * single if packed is None else packed
+        return four < GAIN * one
+
+    def _agrees(self, node: Node, rows: int, replayer: Replayer) -> float | None:
+        """Time of a call on so many rows; None where it fails or gives other bits.
+
+        Golden samples come first. Where a round compares few elements, scrambled ones follow: a matrix product may give the
+        same bits for most rows in most places.
+        """
+        spent, calls, compared = 0.0, 0, 0
+        carried = [v for v in node.values if v in self._carrying]
+        golden = {v: self.words(replayer.golden(v)) for v in carried}
+        for attempt in range(ROUNDS):
+            chance = torch.Generator().manual_seed(attempt)
+            given, expected = golden, {v: self.words(replayer.golden(v)) for v in node.made if v in self._carrying}
+            if attempt:
+                given = {v: self._scrambled(v, w, chance) for v, w in golden.items()}
+                again = self._try(node, given, torch.arange(self.batch), replayer)
+                if again is None:
+                    return None
+                expected = again[0]
+            order = torch.randperm(self.batch, generator=chance)
+            for first in range(0, self.batch, rows):
+                samples = order[torch.arange(first, first + rows) % self.batch]
+                found = self._try(node, given, samples, replayer)
+                if found is None or any(
+                    not torch.equal(words, expected[v].index_select(0, samples.to(words.device)))
+                    for v, words in found[0].items()
+                ):
+                    return None
+                spent, calls = spent + found[1], calls + 1
+                compared += sum(words.numel() for words in found[0].values())
+            if compared >= COMPARED or torch.Tag.pointwise in node.func.tags:
+                break
+        return spent / calls
+
+    def _try(
+        self, node: Node, given: dict[int, Tensor], samples: Tensor, replayer: Replayer
+    ) -> tuple[dict[int, Tensor], float] | None:
+        """What an operation makes of some samples, and the time it takes; None where it cannot run on them."""
+        rows, now = len(samples), clock(self.tape.device)
+        parts = {v: words.index_select(0, samples.to(words.device)) for v, words in given.items()}
+        tensors = [
+            self.window(parts[w.value], w) if w.value in parts else self.shared(replayer.golden_window(node, k), rows)
+            for k, w in enumerate(node.reads)
+        ]
+        join_twins(node, tensors)
+        start = now()
+        try:
+            result = replayer.apply(node, tensors)
+        except (RuntimeError, IndexError, ValueError):
+            return None  # it holds the size of the batch among its arguments
+        seconds = now() - start
+        made = self.results(node, result, rows)
+        return None if made is None else ({**made, **{w.new: parts[w.old] for w in node.writes}}, seconds)
+
+    def _scrambled(self, value: int, words: Tensor, chance: torch.Generator) -> Tensor:
+        """Floating-point samples with their elements in another order, other values as they are."""
+        if not self.tape.values[value].home.dtype.is_floating_point:
+            return words
+        return words[:, torch.randperm(words.shape[1], generator=chance).to(words.device)]
+
+    def calls(self, node: int, rows: int) -> list[int] | None:
+        """Sizes of the calls that run ``rows`` rows at the least measured cost; None where there is no size for it."""
+        if (node, rows) not in self._calls:
+            self._calls[node, rows] = self._cheapest(self.sizes.get(node) or {}, rows)
+        return self._calls[node, rows]
+
+    def _cheapest(self, allowed: dict[int, float], rows: int) -> list[int] | None:
+        if not allowed:
+            return None
+        best = min(allowed, key=lambda size: allowed[size] * -(-rows // size))
+        plan = [best] * (rows // best)
+        if (rest := rows % best) > 0:
+            last = min(allowed, key=lambda size: (allowed[size] * -(-rest // size), size))
+            plan += [last] * -(-rest // last)
+        return plan
+
+
+def _words(storage: torch.UntypedStorage, like: Tensor, rows: int) -> Tensor:
+    """[rows, words of a row] of a storage, with words as wide as the size of a row allows."""
+    chunk = storage.nbytes() // rows
+    width = next(w for w in (8, 4, 2, 1) if chunk % w == 0)
+    dtype = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width]
+    empty = torch.empty(0, dtype=dtype, device=like.device)
+    return empty.set_(storage, 0, (rows, chunk // width), (chunk // width, 1))
+
+
+def _batch(tape: Tape) -> int:
+    """Samples of a batch: the first dimension that its inputs share, 0 where they do not."""
+    sizes = {e.window.shape[0] if e.window.shape else 0 for e in tape.inputs.values()}
+    return sizes.pop() if len(sizes) == 1 else 0

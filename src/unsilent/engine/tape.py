@@ -1,0 +1,137 @@
+"""The tape: one evaluation of one batch as a list of operations on values, without the values themselves.
+
+Memory that an operation writes into gets a new value, so nothing on a tape is ever mutated: it is functional, although it
+holds the very operations that ran, in-place ones included, and re-executing them gives the very same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unsilent.engine.values import Window
+
+READBACK = "readback"
+
+
+class Unrecordable(Exception):
+    """This evaluation cannot be put on a tape; the message says why."""
+
+
+class Slot(NamedTuple):
+    """Where an argument takes a tensor: position or keyword, and the place in a list there (-1: not in a list)."""
+
+    key: int | str
+    inner: int
+
+
+class Write(NamedTuple):
+    """Memory that an operation writes into: value before, value after."""
+
+    old: int
+    new: int
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One operation. ``func`` None: not an operation but a place where Python reads ``reads[0]`` back unseen."""
+
+    index: int
+    name: str
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    slots: tuple[Slot, ...]
+    reads: tuple[Window, ...]
+    writes: tuple[Write, ...] = ()
+    results: tuple[Any, ...] = ()
+    """Flattened results: a `Window` for a tensor, the value itself for what Python gets to see (a number, None)."""
+    written: frozenset[int] = frozenset()
+    """Which of ``reads`` it writes into."""
+    twins: tuple[tuple[int, int], ...] = ()
+    """Arguments that were the very same tensor: an operation may ask whether query is key."""
+    generator: tuple[Tensor, Tensor] | None = None
+    """State of torch's generator before and after, where the operation draws random numbers."""
+    made: tuple[int, ...] = ()
+    """Values that exist since this operation, written ones included."""
+    seconds: float = 0.0
+    values: frozenset[int] = field(init=False)
+    """Values it reads."""
+
+    def __post_init__(self) -> None:
+        self.values = frozenset(w.value for w in self.reads)
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """What some memory holds from one write to the next."""
+
+    index: int
+    producer: int | None
+    """The operation that made it; None: it was there before (a parameter, an input, a constant)."""
+    nbytes: int
+    home: Window
+    readers: list[int] = field(default_factory=list)
+    last: int = -1
+    """The last operation that reads it, -1 if none."""
+    output: bool = False
+
+
+class Entry(NamedTuple):
+    """Where a fault enters: from operation ``position`` on, ``window`` is corrupted."""
+
+    position: int
+    window: Window
+
+
+@dataclass(eq=False)
+class Tape:
+    """What one evaluation did.
+
+    ``externals``: tensors that were there before, by value; parameters are the live ones. ``output``: what the run
+    returned, ``leaves``: the tensors in it, and the windows that they are. ``device``: where the generator states belong.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    externals: dict[int, Tensor] = field(default_factory=dict)
+    by_storage: dict[int, int] = field(default_factory=dict)
+    """Value of each external storage, by its data pointer."""
+    unexplained: list[int] = field(default_factory=list)
+    """Externals that appeared from nowhere: what operations that cannot be seen may have made of the parameters."""
+    inputs: dict[str, Entry] = field(default_factory=dict)
+    caches: dict[tuple[str, int], Entry] = field(default_factory=dict)
+    """Entries of the key/value cache by name and number of the call."""
+    output: Any = None
+    leaves: list[tuple[Tensor, Window]] = field(default_factory=list)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @cached_property
+    def by_name(self) -> dict[str, int]:
+        """Operations by name."""
+        return {n.name: n.index for n in self.nodes if n.func is not None}
+
+    @property
+    def made_bytes(self) -> int:
+        """Bytes of everything that the operations made."""
+        return sum(v.nbytes for v in self.values if v.producer is not None)
+
+
+def flatten(result: Any) -> Iterator[Any]:
+    """The parts of an operation's result."""
+    if isinstance(result, (tuple, list)):
+        for part in result:
+            yield from flatten(part)
+    else:
+        yield result
+
+
+def join_twins(node: Node, tensors: list[Tensor]) -> None:
+    """Arguments that were one tensor are one again."""
+    for k, first in node.twins:
+        tensors[k] = tensors[first]

@@ -1,0 +1,343 @@
+"""One walk along a tape for one trial or several: which operations run, on what, and when it is over.
+
+What differs from golden is held in two forms: whole values, by trial, and `Rows`, the corrupted samples of a value for all
+trials together. An operation that cannot run on rows gets the whole value. A trial whose real run may take another way
+than the tape ends as `Diverged`; the others go on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.engine.rows import RowPlan, Rows, Tag
+from unsilent.engine.tape import Entry, Node, join_twins
+from unsilent.engine.values import Diverged, Holders, at, private_copy
+from unsilent.faults import Fault
+from unsilent.sites.memory import Memory
+from unsilent.sites.striking import corrupt, misfit
+
+if TYPE_CHECKING:
+    from unsilent.engine.replay import Replayer
+
+LONGEST_GAP = 16
+"""Operations between two looks at whether a fault has died out, on a device."""
+
+
+@dataclass
+class Start:
+    """Where the faults of a trial enter a tape.
+
+    ``struck``: operations that read corrupted memory of the model; ``offsets``: where in its storage, by value.
+    ``dirty``: values that differ from the beginning, private to the trial. ``entering``: faults on a value, from an
+    operation on. ``operands``: faults on what one operation reads: which of its tensors, and the fault. ``memory`` puts the
+    faults of parameters in place while a struck operation runs; None where they are in place all the time.
+    """
+
+    struck: set[int] = field(default_factory=set)
+    offsets: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    dirty: Holders = field(default_factory=dict)
+    entering: list[tuple[Entry, Fault]] = field(default_factory=list)
+    operands: dict[int, list[tuple[int, Fault]]] = field(default_factory=dict)
+    memory: Callable[[], AbstractContextManager[object]] | None = None
+
+
+class Walk:
+    """The trials of ``starts`` on the tape of ``replayer``; ``plan`` says what can run on rows (None: nothing)."""
+
+    def __init__(self, replayer: Replayer, starts: Sequence[Start], plan: RowPlan | None) -> None:
+        self._replayer, self._tape, self._plan = replayer, replayer.tape, plan
+        self._starts = starts
+        self._full: list[Holders] = [dict(s.dirty) for s in starts]
+        self._rows: dict[int, Rows] = {}
+        self._lost: dict[int, Diverged] = {}
+        self._gap, self._wait = 1, 1
+        self._entering = sorted(
+            ((e.position, t, e, fault) for t, s in enumerate(starts) for e, fault in s.entering), key=lambda x: -x[0]
+        )
+        self._forced: dict[int, set[int]] = {}
+        for trial, start in enumerate(starts):
+            for index in start.struck | start.operands.keys():
+                self._forced.setdefault(index, set()).add(trial)
+        self._heap = list(self._forced)
+        for start in starts:
+            for value in start.dirty:
+                self._heap += self._tape.values[value].readers
+            for entry, _ in start.entering:
+                self._heap += [r for r in self._tape.values[entry.window.value].readers if r >= entry.position]
+        heapq.heapify(self._heap)
+
+    def run(self) -> list[Holders | Diverged]:
+        """For each trial: holders of the output's values that differ from golden (or may), or why it must be run plainly."""
+        previous = -1
+        while self._heap:
+            index = heapq.heappop(self._heap)
+            if index == previous:
+                continue
+            previous = index
+            self._enter_until(index)
+            self._visit(self._tape.nodes[index])
+        self._enter_until(len(self._tape.nodes))  # struck after its last reader: seen in the output, or not at all
+        for value in [v for v in self._rows if self._tape.values[v].output]:
+            for trial in {t for t, _ in self._rows[value].tags}:
+                self._whole(trial, value)
+        return [
+            self._lost.get(trial) or {v: h for v, h in dirty.items() if self._tape.values[v].output}
+            for trial, dirty in enumerate(self._full)
+        ]
+
+    # -- one operation -----------------------------------------------------------------------------------------
+
+    def _visit(self, node: Node) -> None:
+        if not self._rows and len(self._starts) == 1:  # nothing to pack: the usual case, kept short
+            dirty = self._full[0]
+            if not self._lost and (node.index in self._forced or any(v in dirty for v in node.values)):
+                made = self._run_alone(node, 0)
+                self._forget_spent(node.values, node.index)
+                self._take(0, made, node)
+            return
+        read = node.values
+        alone = {t for t, dirty in enumerate(self._full) if any(v in dirty for v in read)}
+        alone |= self._forced.get(node.index, set())
+        tags = [tag for v in read if v in self._rows for tag in self._rows[v].tags]
+        packed = {trial for trial, _ in tags} - alone
+        calls = None
+        if packed and self._plan is not None:
+            tags = sorted({tag for tag in tags if tag[0] in packed})
+            calls = self._plan.calls(node.index, len(tags))
+            if calls is None:
+                alone |= packed
+        made_rows = self._run_rows(node, tags, calls) if calls else {}
+        whole = {trial: self._run_alone(node, trial) for trial in sorted(alone - self._lost.keys())}
+        self._forget_spent(read, node.index)
+        self._take_rows(made_rows, node)
+        for trial, values in whole.items():
+            self._take(trial, values, node)
+
+    def _run_alone(self, node: Node, trial: int) -> Holders:
+        """The operation on whole values, for one trial."""
+        replayer, start, dirty = self._replayer, self._starts[trial], self._full[trial]
+        for value in node.values:
+            if value in self._rows:
+                self._whole(trial, value)
+        try:
+            if node.index in start.struck and node.index not in start.operands:
+                with start.memory() if start.memory is not None else nullcontext():
+                    made = replayer.blockwise(node, dirty, start.offsets)
+                    return replayer.step(node, dirty) if made is None else made
+            faults = start.operands.get(node.index, ())
+            for k, fault in faults:  # memory that the operation writes is struck itself
+                if k in node.written:
+                    self._strike_whole(trial, Entry(node.index, node.reads[k]), fault)
+            return replayer.step(node, dirty, [(k, f) for k, f in faults if k not in node.written])
+        except Diverged as why:
+            self._lose(trial, why)
+            return {}
+
+    def _take(self, trial: int, made: Holders, node: Node) -> None:
+        """What an operation made for one trial becomes dirty, unless it is golden."""
+        live = {v: h for v, h in made.items() if not self._spent(v, node.index)}
+        if not live or trial in self._lost:
+            return
+        dirty = self._full[trial]
+        if not dirty and not self._has_rows(trial) and self._looks() and self._replayer.all_golden(live):
+            return
+        shrink = len(self._starts) > 1 or node.index in self._starts[trial].operands
+        for value, holder in live.items():
+            if not (shrink and self._shrink(trial, value, holder)):
+                dirty[value] = holder
+            self._push(value)
+
+    def _looks(self) -> bool:
+        """Whether to compare now. On a device each look waits for it, so looks that found a difference come ever seldomer."""
+        if self._tape.device.type == "cpu":
+            return True
+        self._wait -= 1
+        if self._wait > 0:
+            return False
+        self._gap = self._wait = min(2 * self._gap, LONGEST_GAP)
+        return True
+
+    def _take_rows(self, made: Mapping[int, Rows], node: Node) -> None:
+        live = {v: rows for v, rows in made.items() if not self._spent(v, node.index)}
+        frontier = not self._rows  # nothing else that is packed is alive
+        for value, rows in live.items():
+            if frontier and len(live) == 1:
+                rows = self._differing(value, rows)
+            if rows.tags:
+                self._rows[value] = rows
+                self._push(value)
+
+    def _push(self, value: int) -> None:
+        for reader in self._tape.values[value].readers:
+            heapq.heappush(self._heap, reader)
+
+    def _spent(self, value: int, index: int) -> bool:
+        entry = self._tape.values[value]
+        return entry.last <= index and not entry.output
+
+    def _forget_spent(self, values: frozenset[int], index: int) -> None:
+        for value in values:
+            entry = self._tape.values[value]
+            if entry.last <= index and not entry.output:
+                self._rows.pop(value, None)
+                for dirty in self._full:
+                    dirty.pop(value, None)
+
+    def _lose(self, trial: int, why: Diverged) -> None:
+        self._lost[trial] = why
+        self._full[trial] = {}
+        for value in list(self._rows):
+            left = self._rows[value].without({trial})
+            if left.tags:
+                self._rows[value] = left
+            else:
+                del self._rows[value]
+
+    # -- rows --------------------------------------------------------------------------------------------------
+
+    def _run_rows(self, node: Node, tags: list[Tag], calls: Sequence[int]) -> dict[int, Rows]:
+        """The operation on rows, in calls of the sizes given."""
+        plan, replayer = self._plan, self._replayer
+        assert plan is not None
+        parts = {v: self._gather(v, tags) for v in node.values if plan.carries(v)}
+        made: dict[int, list[Tensor]] = {}
+        first = 0
+        for size in calls:
+            count = min(size, len(tags) - first)
+            mine = {v: self._padded(v, words, first, count, size) for v, words in parts.items()}
+            tensors = [
+                plan.window(mine[w.value], w) if w.value in mine else plan.shared(replayer.golden_window(node, k), size)
+                for k, w in enumerate(node.reads)
+            ]
+            join_twins(node, tensors)
+            replayer.executed += 1
+            results = plan.results(node, replayer.apply(node, tensors), size)
+            if results is None:
+                raise Diverged(f"{node.name} gives another shape on rows")
+            results.update({w.new: mine[w.old] for w in node.writes})
+            for value, words in results.items():
+                made.setdefault(value, []).append(words[:count])
+            first += count
+        return {v: Rows(list(tags), parts[0] if len(parts) == 1 else torch.cat(parts)) for v, parts in made.items()}
+
+    def _gather(self, value: int, tags: list[Tag]) -> Tensor:
+        """Words of a value for each tag: corrupted ones, else golden ones."""
+        plan, rows = self._plan, self._rows.get(value)
+        assert plan is not None
+        if rows is not None and rows.tags == tags:
+            return rows.words
+        words = plan.golden_rows(self._replayer.golden(value), [s for _, s in tags])
+        if rows is not None:
+            place = {tag: i for i, tag in enumerate(tags)}
+            mine = [(place[tag], i) for i, tag in enumerate(rows.tags) if tag in place]
+            words[[to for to, _ in mine]] = rows.words[[i for _, i in mine]]
+        return words
+
+    def _padded(self, value: int, words: Tensor, first: int, count: int, size: int) -> Tensor:
+        """The rows of one call in memory of their own, free places filled with golden samples."""
+        if count == size == words.shape[0] and not words.storage_offset():
+            return words
+        assert self._plan is not None
+        mine = words[first : first + count]
+        if count == size:
+            return mine.clone()
+        return torch.cat([mine, self._plan.golden_rows(self._replayer.golden(value), [0] * (size - count))])
+
+    def _differing(self, value: int, rows: Rows) -> Rows:
+        """The rows that are not golden."""
+        assert self._plan is not None
+        if not self._replayer.at_hand(value):
+            return rows
+        golden = self._plan.golden_rows(self._replayer.golden(value), [s for _, s in rows.tags])
+        differs = (rows.words != golden).any(1).tolist()
+        return rows if all(differs) else rows.of(i for i, d in enumerate(differs) if d)
+
+    def _has_rows(self, trial: int) -> bool:
+        return any(t == trial for rows in self._rows.values() for t, _ in rows.tags)
+
+    def _whole(self, trial: int, value: int) -> None:
+        """Turn the rows of a trial into a whole value."""
+        rows = self._rows[value]
+        mine = [i for i, (t, _) in enumerate(rows.tags) if t == trial]
+        if not mine:
+            return
+        assert self._plan is not None
+        holder = private_copy(self._replayer.golden(value))
+        self._plan.words(holder)[[rows.tags[i][1] for i in mine]] = rows.words[mine]
+        self._full[trial][value] = holder
+        left = rows.without({trial})
+        if left.tags:
+            self._rows[value] = left
+        else:
+            del self._rows[value]
+
+    def _shrink(self, trial: int, value: int, holder: Tensor) -> bool:
+        """Hold a whole value as rows, where there are other trials to share calls with or few samples differ."""
+        plan = self._plan
+        if plan is None or not plan.carries(value) or not self._replayer.at_hand(value):
+            return False
+        words, golden = plan.words(holder), plan.words(self._replayer.golden(value))
+        samples = (words != golden).any(1).nonzero().flatten().tolist()
+        if len(samples) * 2 > plan.batch and len(self._starts) == 1:
+            return False
+        if samples:
+            self._add_rows(value, [(trial, s) for s in samples], words[samples])
+        return True
+
+    def _add_rows(self, value: int, tags: list[Tag], words: Tensor) -> None:
+        rows = self._rows.get(value)
+        self._rows[value] = (
+            Rows(tags, words) if rows is None else Rows(rows.tags + tags, torch.cat([rows.words, words]))
+        )
+
+    # -- faults that enter on the way --------------------------------------------------------------------------
+
+    def _enter_until(self, index: int) -> None:
+        while self._entering and self._entering[-1][0] <= index:
+            _, trial, entry, fault = self._entering.pop()
+            if trial not in self._lost and not self._strike_rows(trial, entry, fault):
+                self._strike_whole(trial, entry, fault)
+
+    def _strike_whole(self, trial: int, entry: Entry, fault: Fault) -> None:
+        """Strike a value as it is now."""
+        dirty, value = self._full[trial], entry.window.value
+        if value in self._rows:
+            self._whole(trial, value)
+        if value not in dirty:
+            dirty[value] = private_copy(self._replayer.golden(value))
+        corrupt(at(dirty[value], entry.window), fault)
+
+    def _strike_rows(self, trial: int, entry: Entry, fault: Fault) -> bool:
+        """Strike the samples a fault is in, and hold only them; False where that cannot be done."""
+        plan, window = self._plan, entry.window
+        value = window.value
+        if plan is None or not plan.carries(value) or value in self._full[trial] or fault.operation == "copy_from":
+            return False
+        golden = self._replayer.golden(value)
+        if misfit(at(golden, window), fault):
+            return False
+        samples, places = plan.places(window, fault.elements)
+        tags = [(trial, s) for s in sorted(set(samples.tolist()))]
+        if 2 * len(tags) > plan.batch:
+            return False
+        known = self._rows.get(value)
+        have = set(known.tags) if known is not None else set()
+        fresh = [tag for tag in tags if tag not in have]
+        if fresh:
+            self._add_rows(value, fresh, plan.golden_rows(golden, [s for _, s in fresh]))
+        rows = self._rows[value]
+        row_of = {tag: i for i, tag in enumerate(rows.tags)}
+        memory = Memory(plan.elements(rows.words, window.dtype))
+        chunk = memory.shape[1]
+        where = np.array([row_of[trial, s] for s in samples.tolist()], np.int64) * chunk + places
+        memory.write(where, fault.apply(memory.read(where)))
+        return True

@@ -1,0 +1,49 @@
+"""Numbers of bytes as text, both ways. Prefixes as in IEC 80000-13; a letter alone counts in powers of 1024."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from unsilent.errors import UsageError
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+_FACTORS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", 1):
+    _FACTORS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+_TEXT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+LARGEST = 1 << 62
+"""Bytes; more is taken for a slip of the finger."""
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes from text; raises ``UsageError`` for what is none.
+
+    >>> parse_bytes("2GiB"), parse_bytes("2G"), parse_bytes("500MB"), parse_bytes("1e9")
+    (2147483648, 2147483648, 500000000, 1000000000)
+    """
+    found = _TEXT.fullmatch(text.strip())
+    factor = _FACTORS.get(found[2].lower()) if found else None
+    if found is None or factor is None:
+        raise UsageError(f"cannot read {text!r} as a number of bytes; expected something like 2GiB, 500MB or 1e9")
+    value = float(found[1]) * factor
+    if not 0 <= value <= LARGEST:
+        raise UsageError(f"{text!r} is no possible number of bytes; expected 0 or more, something like 2GiB")
+    return int(value)
+
+
+def human_bytes(number: int, *, up: bool = False) -> str:
+    """Three digits and a unit; ``up`` never tells less than there is (for what is needed).
+
+    >>> human_bytes(1536), human_bytes(12), human_bytes(1025, up=True)
+    ('1.5 KiB', '12 B', '1.01 KiB')
+    """
+    if number < 1024:
+        return f"{number} B"
+    power = min((number.bit_length() - 1) // 10, len(_UNITS))
+    value = number / 1024**power
+    if round(value) >= 1024 and power < len(_UNITS):
+        power, value = power + 1, value / 1024
+    scale = 10.0 ** max(0, 3 - len(str(int(value))))
+    shown = (math.ceil if up else round)(value * scale) / scale
+    return f"{shown:g} {_UNITS[power - 1]}"
