@@ -81,6 +81,14 @@ def raises():
 '''
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Threads of several test processes on few cores wait for each other, and do it busily."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache folder: the one of the environment, else one that all tests of a run share."""

@@ -38,9 +38,20 @@ class Peak(nn.Module):
         return y + self.peak
 
 
-@pytest.mark.parametrize("buffer", [False, True])
-def test_state_that_leaks_from_trial_to_trial_is_refused_and_not_stored(buffer, tmp_path):
-    workload = unsilent.Workload(Peak(buffer), batches())
+def test_what_a_run_leaves_in_a_buffer_is_put_back(tmp_path):
+    def rows(trials):
+        path = tmp_path / f"{trials}.sqlite"
+        unsilent.pvf(unsilent.Workload(Peak(True), batches()), trials=trials, at="net.*", store=path)
+        with Store(path) as store:
+            return {r.trial: r.content() for r in store.rows()}
+
+    many, few = rows(300), rows(20)
+    assert few == {trial: many[trial] for trial in few}
+    assert any(0 not in codes for _, _, codes, *_ in many.values())
+
+
+def test_state_that_leaks_from_trial_to_trial_is_refused_and_not_stored(tmp_path):
+    workload = unsilent.Workload(Peak(), batches())
     with pytest.raises((UsageError, InjectionError), match="differ|before|not independent"):
         unsilent.pvf(workload, trials=300, at="net.*", store=tmp_path / "s.sqlite")
     with Store(tmp_path / "s.sqlite") as store:

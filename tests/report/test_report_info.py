@@ -10,6 +10,7 @@ import pytest
 from unsilent.errors import UsageError
 from unsilent.report.fit import MIXED, fit_rows, surprise
 from unsilent.report.headline import sentence
+from unsilent.report.html import render_html
 from unsilent.report.info import BARS, SERIES, curves, due_split, heat, main_level, outcome_split, split_rows
 from unsilent.studies.records import HeatMap
 
@@ -165,3 +166,24 @@ def test_fit_needs_single_flips(result, row):
 def test_main_level(result, row):
     assert main_level(result([row("t", "tensor"), row("l", "layer"), row("b", "bit")])) == "layer"
     assert main_level(result([row("b", "bit"), row("model", "model")])) == "model"
+
+
+@pytest.mark.parametrize(
+    ("at", "where"),
+    [
+        ("op:*", "anywhere in the outputs of operations"),
+        ("input:*", "anywhere in the inputs"),
+        ("kv:*", "anywhere in the key/value cache"),
+        ("op:a.* input:*", "in the values of `op:a.* input:*`"),
+    ],
+)
+def test_faults_in_a_run_are_not_called_parameters(result, row, at, where):
+    found = result([row("model", level="model", unit="batch")], at=at, transient=True, unit="batch")
+    told = sentence(found)
+    assert told.startswith(f"A random single-bit flip {where} makes the output of a batch wrong")
+    assert found.measure == "P(incorrect)"
+    assert fit_rows(found, 1e-4) == ()
+    for text in (str(found), render_html(found, fit_per_bit=1e-4).partition('id="figure-data"')[0]):
+        assert "PVF" not in text
+        assert "arameter vulnerability" not in text
+        assert "P(incorrect)" in text

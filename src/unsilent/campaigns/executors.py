@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
 from unsilent.errors import UsageError, unknown
 
 EXECUTORS = ("serial", "processes")
@@ -27,6 +27,10 @@ class Executor(Protocol):
 
     def describe(self) -> Description:
         """Load the workload (once) and say what was found."""
+        ...
+
+    def explain(self) -> Json:
+        """What the engine does for this campaign, as JSON values (see `unsilent.explained`)."""
         ...
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[list[TrialRow]]:
@@ -59,6 +63,7 @@ def make_executor(
     jobs: int = 1,
     deadline: float | None = None,
     observer: Observer | None = None,
+    means: Means | None = None,
 ) -> Executor:
     """The executor of that name; raises ``UsageError`` for an unknown one or for jobs that do not fit it."""
     if INSIDE in os.environ:
@@ -73,4 +78,4 @@ def make_executor(
         raise UsageError(f"--executor serial runs one job, --jobs is {jobs}; use --executor processes")
     if deadline is not None and deadline <= 0:
         raise UsageError(f"--deadline is {deadline}; expected seconds above 0")
-    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer or Silent())
+    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer or Silent(), means=means or Means())

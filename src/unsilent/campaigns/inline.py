@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from types import TracebackType
 
 import torch
 
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
 from unsilent.workloads.base import InferenceWorkload
 
 
@@ -17,26 +18,36 @@ class InlineExecutor:
     """Runs trials here. Thread count is set for the campaign and put back by ``close``."""
 
     def __init__(
-        self, spec: CampaignSpec, workload: InferenceWorkload | None = None, observer: Observer | None = None
+        self,
+        spec: CampaignSpec,
+        workload: InferenceWorkload | None = None,
+        observer: Observer | None = None,
+        means: Means | None = None,
     ) -> None:
         self._threads = torch.get_num_threads()
         self._held: list[TrialRow] = []
         self._release = getattr(workload, "release", None)
-        self.runner = TrialRunner(spec, workload, (observer or Silent()).loading)
+        self.runner = TrialRunner(spec, workload, (observer or Silent()).loading, means)
 
     def describe(self) -> Description:
         """What the runner found."""
         return self.runner.describe()
 
+    def explain(self) -> Json:
+        """What the runner's engine does."""
+        return self.runner.explain()
+
     def run(self, trials: Iterable[TrialId]) -> Iterator[list[TrialRow]]:
         """Run trials in the order given; rows come together once a proof covers them."""
         held: list[TrialRow] = []
         try:
-            for trial in trials:
-                held.append(self.runner.run(trial))
-                if not self.runner.unproven:
-                    ready, held = held, []
-                    yield ready
+            waiting = iter(trials)
+            while chunk := list(islice(waiting, self.runner.pack)):
+                for row in self.runner.run_all(chunk):
+                    held.append(row)
+                    if not self.runner.unproven:
+                        ready, held = held, []
+                        yield ready
         except KeyboardInterrupt:
             self._held = held
             raise

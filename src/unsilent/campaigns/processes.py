@@ -16,12 +16,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
 from unsilent.errors import UnsilentError, UsageError
 
 DEADLINE_FACTOR = 20
@@ -66,9 +67,15 @@ class ProcessExecutor:
     that is lost before that are run again.
     """
 
-    def __init__(self, spec: CampaignSpec, *, jobs: int, deadline: float | None, observer: Observer) -> None:
+    def __init__(
+        self, spec: CampaignSpec, *, jobs: int, deadline: float | None, observer: Observer, means: Means
+    ) -> None:
         self._spec, self._jobs, self._observer = spec, jobs, observer
-        self._deadline = deadline
+        self._deadline, self._means = deadline, replace(means, jobs=jobs)
+        self._pack = 1
+        self._explanation: Json | None = None
+        self._suspects: set[TrialId] = set()
+        """Trials that a worker was running together when it was lost: each is run again alone."""
         self._workers: list[_Worker] = []
         self._description: Description | None = None
         self._count = 0
@@ -90,7 +97,7 @@ class ProcessExecutor:
         worker = _Worker(self._count, process, Connection(ours.detach()))
         self._count += 1
         self._workers.append(worker)
-        self._send(worker, ("start", self._spec))
+        self._send(worker, ("start", self._spec, self._means))
         return worker
 
     def _discard(self, worker: _Worker) -> None:
@@ -109,6 +116,18 @@ class ProcessExecutor:
             self._await_ready(self._spawn())
         assert self._description is not None
         return self._description
+
+    def explain(self) -> Json:
+        """What the engine of a worker does."""
+        self.describe()
+        worker = self._workers[0]
+        self._send(worker, ("explain",))
+        while self._explanation is None:
+            try:
+                self._receive(worker)
+            except _Lost as lost:
+                raise UnsilentError(f"the worker {lost} while explaining") from None
+        return self._explanation
 
     def _await_ready(self, worker: _Worker) -> None:
         while not worker.ready:
@@ -156,8 +175,10 @@ class ProcessExecutor:
         if kind == "loading":
             self._observer.loading(*message[1:])
         elif kind == "ready":
-            worker.cpu = message[2]
+            worker.cpu, self._pack = message[2], message[3]
             self._welcome(worker, message[1])
+        elif kind == "explained":
+            self._explanation = message[1]
         elif kind == "proven":
             worker.cpu, worker.proving = message[1], False
             return worker.release()
@@ -167,17 +188,18 @@ class ProcessExecutor:
                 worker.waiting.popleft()
             worker.since = time.monotonic()
             worker.held.append(row)
+            self._suspects.discard(row.trial)
             self._pace = 0.9 * self._pace + 0.1 * max(row.seconds, 1e-5)
             self._observer.trial(row)
             return worker.release() if proven else []
         return []
 
-    def _feed(self, worker: _Worker, source: Iterator[TrialId]) -> None:
+    def _feed(self, worker: _Worker, source: _Refillable) -> None:
         """Keep a little work queued at the worker, so that it never waits for the driver; without work, ask for proof."""
-        want = max(1, min(LARGEST_CHUNK, int(CHUNK_SECONDS / self._pace)))
-        if len(worker.waiting) > want // 2:
+        want = max(self._pack, min(LARGEST_CHUNK, int(CHUNK_SECONDS / self._pace)))
+        if len(worker.waiting) > want // 2 or (worker.waiting and worker.waiting[0] in self._suspects):
             return
-        chunk = [t for _, t in zip(range(want), source, strict=False)]
+        chunk = self._chunk(worker, want, source)
         if not worker.waiting:
             worker.since = time.monotonic()
         if chunk:
@@ -186,6 +208,18 @@ class ProcessExecutor:
         elif not worker.waiting and worker.held and not worker.proving:
             worker.proving = True
             self._send(worker, ("prove",))
+
+    def _chunk(self, worker: _Worker, want: int, source: _Refillable) -> list[TrialId]:
+        """The next trials for a worker; a suspect goes alone to a worker that has nothing else to do."""
+        chunk: list[TrialId] = []
+        for trial in islice(source, want):
+            if trial in self._suspects:
+                if not chunk and not worker.waiting:
+                    return [trial]
+                source.put_back(trial)
+                break
+            chunk.append(trial)
+        return chunk
 
     def _send(self, worker: _Worker, message: tuple[Any, ...]) -> None:
         try:
@@ -218,8 +252,8 @@ class ProcessExecutor:
             try:
                 while worker.connection.poll() or (worker.ready and worker.process.poll() is not None):
                     yield self._receive(worker)
-                if worker.busy and time.monotonic() - worker.since > self._limit():
-                    raise _Lost(f"passed the deadline of {self._limit():.0f} s", hang=True)
+                if worker.busy and time.monotonic() - worker.since > self._limit(worker):
+                    raise _Lost(f"passed the deadline of {self._limit(worker):.0f} s", hang=True)
             except _Lost as lost:
                 yield from self._replace(worker, lost, backlog)
 
@@ -232,9 +266,12 @@ class ProcessExecutor:
                 worker.since += gap
         self._looked = now
 
-    def _limit(self) -> float:
+    def _limit(self, worker: _Worker) -> float:
+        """Seconds that a worker may stay silent: one deadline, and time for what it runs together before the first row."""
         assert self._description is not None
-        return self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * self._description.golden_seconds)
+        golden = self._description.golden_seconds
+        together = min(self._pack, len(worker.waiting)) if self._pack > 1 else 0
+        return (self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * golden)) + 2 * together * golden
 
     def _replace(self, worker: _Worker, lost: _Lost, backlog: deque[TrialId]) -> Iterator[list[TrialRow]]:
         """Record what the lost worker was doing as that trial's outcome; all else it was given is run again."""
@@ -245,9 +282,14 @@ class ProcessExecutor:
         self._discard(worker)
         fresh = self._spawn()
         self._await_ready(fresh)
+        if self._pack > 1 and len(waiting) > 1:
+            self._suspects.update(waiting)
+            backlog.extendleft(reversed([*waiting, *unproven]))
+            return
         backlog.extendleft(reversed([*unproven, *waiting[1:]]))
         if not waiting:
             return
+        self._suspects.discard(waiting[0])
         self._observer.worker_lost(waiting[0], str(lost))
         self._send(fresh, ("lost", waiting[0], Outcome.HANG if lost.hang else Outcome.CRASH, spent))
         self._send(fresh, ("prove",))
@@ -314,6 +356,10 @@ class _Refillable:
 
     def __init__(self, backlog: deque[TrialId], trials: Iterator[TrialId]) -> None:
         self._backlog, self._trials = backlog, trials
+
+    def put_back(self, trial: TrialId) -> None:
+        """Have it come next again."""
+        self._backlog.appendleft(trial)
 
     def __iter__(self) -> _Refillable:
         return self

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.errors import UsageError
+from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
 
 T = TypeVar("T")
@@ -44,11 +48,16 @@ def read_description(text: Any) -> Description:
         raise Damaged("its description has a target without a share")
     if any(t.elements < 1 or t.width not in (8, 16, 32, 64) for t in found.tensors):
         raise Damaged("its description has a tensor of an impossible size")
+    for tensor in found.tensors:
+        try:
+            parse_site(tensor.site)
+        except UsageError as error:
+            raise Damaged(f"its description has a tensor of no site: {error}") from None
     return found
 
 
-def read_row(values: tuple[Any, ...], samples: int) -> TrialRow:
-    """A trial from its columns; raises ``Damaged``."""
+def read_row(values: tuple[Any, ...], samples: Sequence[int]) -> TrialRow:
+    """A trial from its columns; ``samples``: of each batch. Raises ``Damaged``."""
     target, flips, k, faults, packed, incorrect, severity, error, seconds, worker = values
     right = (
         all(isinstance(v, str) for v in (target, faults, error))
@@ -60,7 +69,13 @@ def read_row(values: tuple[Any, ...], samples: int) -> TrialRow:
     if not right:
         raise Damaged(f"trial {str(target)[:40]}/{k} has columns of other types")
     unpacker = zlib.decompressobj()
-    codes = unpacker.decompress(packed, samples + 1)  # never more than it may be, whatever the blob holds
-    if len(codes) != samples or max(codes) >= len(Outcome):
-        raise Damaged(f"trial {target[:40]}/{k} has outcomes that do not fit {samples} samples")
+    whole = sum(samples)
+    codes = unpacker.decompress(packed, whole + 1)  # never more than it may be, whatever the blob holds
+    if len(codes) != whole or max(codes) >= len(Outcome):
+        raise Damaged(f"trial {target[:40]}/{k} has outcomes that do not fit {whole} samples")
+    if Outcome.SPARED in codes:
+        ends = list(accumulate(samples))
+        left = [codes.count(Outcome.SPARED, end - n, end) - n for n, end in zip(samples, ends, strict=True)]
+        if not any(left) or any(rest not in (0, -n) for rest, n in zip(left, samples, strict=True)):
+            raise Damaged(f"trial {target[:40]}/{k} spares all batches, or part of one")
     return TrialRow(TrialId(target, flips, k), faults, codes, incorrect, float(severity), error, float(seconds), worker)

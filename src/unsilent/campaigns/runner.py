@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 import torch
@@ -15,6 +17,8 @@ from unsilent.campaigns.code import code_fingerprint
 from unsilent.campaigns.spec import (
     CampaignSpec,
     Description,
+    Json,
+    Means,
     TargetInfo,
     TensorInfo,
     TrialId,
@@ -23,14 +27,25 @@ from unsilent.campaigns.spec import (
     canonical,
     trial_seed,
 )
-from unsilent.engine import PlainEngine, TrialOutcome
+from unsilent.engine import TrialOutcome, make_engine
+from unsilent.engine.explain import explain
 from unsilent.engine.lookups import Lookups
 from unsilent.engine.placement import resolve_device
-from unsilent.errors import UsageError, unknown
-from unsilent.faults import Fault, FaultModel, fault_model
+from unsilent.errors import InjectionError, UsageError, unknown
+from unsilent.faults import Fault, FaultModel, Region, fault_model
+from unsilent.faults.naming import parse_site
 from unsilent.outcomes import Outcome, judge, judge_text
-from unsilent.outcomes.classify import all_of
-from unsilent.sites.targets import Target, component_of, make_targets, top_level, unregistered
+from unsilent.outcomes.base import incorrect
+from unsilent.outcomes.classify import BatchOutcome, all_of
+from unsilent.sites.targets import (
+    Evaluations,
+    Target,
+    check_components,
+    component_of,
+    make_targets,
+    top_level,
+    unregistered,
+)
 from unsilent.version import __version__
 from unsilent.workloads import load
 from unsilent.workloads.base import InferenceWorkload
@@ -49,30 +64,43 @@ class TrialRunner:
 
     Args:
         spec: the campaign. workload: a live workload instead of the one ``spec`` names. progress: told of training.
+        means: what it may cost.
 
     Raises:
         UsageError: anything in the spec that does not fit the workload, before the first trial.
     """
 
     def __init__(
-        self, spec: CampaignSpec, workload: InferenceWorkload | None = None, progress: Progress | None = None
+        self,
+        spec: CampaignSpec,
+        workload: InferenceWorkload | None = None,
+        progress: Progress | None = None,
+        means: Means | None = None,
     ) -> None:
+        means = means or Means()
         self.spec = spec
         if workload is None:
             workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
         self.workload = workload
         torch.set_num_threads(spec.threads)  # after training, which uses every core
-        self.engine = PlainEngine(
+        self.engine = make_engine(
             workload,
+            engine=means.engine,
+            memory=means.memory,
+            sharers=means.jobs,
             device=resolve_device(spec.device),
             dtype=spec.dtype,
             judge=judge(spec.judge) if spec.judge else None,
         )
+        check_components(self.engine.parameters, workload.components)
         self.components = dict(workload.components) or top_level(self.engine.model)
+        self.regions = self.engine.regions(spec.at)
         self.targets = {t.name: t for t in self._make_targets()}
+        self._evaluations = {name: Evaluations(target, spec.law) for name, target in self.targets.items()}
         self.unproven = 0
         self._proofs, self._proven_at = 0, time.monotonic()
         self._check_capacity()
+        self.pack = self.engine.pack(spec.transient)
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
 
@@ -80,20 +108,21 @@ class TrialRunner:
         """What the driver needs to plan and a report to explain."""
         engine = self.engine
         lookups = Lookups(engine.parameters)
-        with lookups, torch.no_grad():
-            for batch in engine.batches:
-                self.workload.run(engine.model, batch)
-        notes = []
+        if not self.spec.transient:
+            with lookups, torch.no_grad():
+                for batch in engine.batches:
+                    self.workload.run(engine.model, batch)
+        notes = list(engine.notes)
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
-        outside = unregistered(engine.model)
+        outside = [] if self.spec.transient else unregistered(engine.model)
         if outside:
             notes.append(f"Not struck, because no parameter or buffer holds them: {', '.join(outside[:8])}.")
         struck = {r.site for t in self.targets.values() for r in t.regions}
-        spared = [r.site for r in engine.parameters.select(*self.spec.at) if r.site not in struck]
+        spared = list(dict.fromkeys(r.site for r in self.regions if r.site not in struck))
         if spared:
             notes.append(f"The fault model cannot strike {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
-        if engine.parameters.skipped:
+        if engine.parameters.skipped and not self.spec.transient:
             notes.append(f"Not struck (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
         return Description(
             campaign=self.campaign,
@@ -102,17 +131,7 @@ class TrialRunner:
                 TargetInfo(t.name, t.level, t.component, t.layer, t.share, t.elements, t.bits_by_width)
                 for t in self.targets.values()
             ),
-            tensors=tuple(
-                TensorInfo(
-                    r.site,
-                    component_of(r.site.removeprefix("param:"), self.components),
-                    r.dtype,
-                    r.shape,
-                    r.size,
-                    r.bits // r.size,
-                )
-                for r in engine.parameters.select(*self.spec.at)
-            ),
+            tensors=tensor_infos(self.regions, self.components),
             samples=tuple(engine.samples),
             golden_seconds=engine.golden_seconds,
             judge=judge_text(engine.judge),
@@ -122,32 +141,64 @@ class TrialRunner:
             lookups={name: counts.tolist() for name, counts in lookups.counts.items()},
         )
 
+    def explain(self) -> Json:
+        """What the engine does for faults in these targets, as JSON values."""
+        return explain(self.engine, tuple(self.targets.values())).to_json()
+
     def draw(self, trial: TrialId) -> tuple[Fault, ...]:
         """The resolved faults of a trial, from its identity alone."""
+        return self._draw(trial)[1]
+
+    def _draw(self, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
+        """The batch that is struck (None: all of them) and the faults."""
         target = self.targets.get(trial.target)
         if target is None:
             raise unknown("target", trial.target, self.targets)
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
-        return self._model(target.bit, trial.flips).draw(target.regions, rng, self.spec.law)
+        step, people = self._evaluations[target.name].pick(rng)
+        return step, self._model(target.bit, trial.flips).draw(people, rng, self.spec.law)
 
     def run(self, trial: TrialId) -> TrialRow:
         """One trial: draw, inject, evaluate, undo."""
+        return next(self.run_all([trial]))
+
+    def run_all(self, trials: Sequence[TrialId]) -> Iterator[TrialRow]:
+        """Several trials in order; the engine may take some of them together, which changes no row."""
+        drawn = [self._draw(trial) for trial in trials]
+        outcomes = self.engine.trials([faults for _, faults in drawn if faults])
         start = time.perf_counter()
-        faults = self.draw(trial)
-        outcome = self.engine.trial(faults)
-        self.unproven += 1
-        if outcome.error or self._proof_due():
-            self.prove()
-        return make_row(trial, faults, outcome, time.perf_counter() - start)
+        for trial, (step, faults) in zip(trials, drawn, strict=True):
+            outcome = next(outcomes) if faults else TrialOutcome(self._all(Outcome.MASKED, step))
+            self.unproven += 1
+            if outcome.error or self._proof_due():
+                self.prove()
+            now = time.perf_counter()
+            yield make_row(trial, faults, outcome, now - start)
+            start = now
+        next(outcomes, None)  # let it finish its books
 
     def lost(self, trial: TrialId, ended: Outcome, seconds: float) -> TrialRow:
-        """The row of a trial that took its worker with it: every sample ended as ``ended``."""
-        batches = tuple(all_of(ended, n) for n in self.engine.samples)
-        return make_row(trial, self.draw(trial), TrialOutcome(batches, f"worker: {ended.name.lower()}"), seconds)
+        """The row of a trial that took its worker with it: every sample that was struck ended as ``ended``."""
+        step, faults = self._draw(trial)
+        outcome = TrialOutcome(self._all(ended, step), f"worker: {ended.name.lower()}")
+        return make_row(trial, faults, outcome, seconds)
+
+    def _all(self, ended: Outcome, step: int | None) -> tuple[BatchOutcome, ...]:
+        """Every sample of a batch (None: of all) ended the same way; the other batches were spared."""
+        samples = self.engine.samples
+        return tuple(all_of(ended if step in (None, i) else Outcome.SPARED, n) for i, n in enumerate(samples))
 
     def prove(self) -> None:
-        """Proof that all is as at the start: the rows since the last proof stand (see `PlainEngine.check_intact`)."""
+        """Proof that all is as at the start: the rows since the last proof stand (see `PlainEngine.check_intact`).
+
+        Raises ``InjectionError`` where the model is not the one the campaign began with, although it is intact.
+        """
         self.engine.check_intact()
+        changed = [k for k, v in self.engine.fingerprint().items() if self.fingerprint[k] != v]
+        if changed:
+            raise InjectionError(
+                f"the model was changed during the campaign ({', '.join(changed)} differ); start another"
+            )
         self.unproven = 0
         self._proofs += 1
         self._proven_at = time.monotonic()
@@ -161,9 +212,7 @@ class TrialRunner:
 
     def _make_targets(self) -> tuple[Target, ...]:
         spec, plain = self.spec, fault_model(self.spec.fault)
-        return make_targets(
-            self.engine.parameters, self.components, spec.at, spec.per, spec.law, lambda r: plain.capacity((r,)) > 0
-        )
+        return make_targets(self.regions, self.components, spec.per, spec.law, lambda r: plain.value.ways(r) > 0)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a runner lives as long as its worker
     def _model(self, bit: int | None, flips: int | None) -> FaultModel:
@@ -185,14 +234,16 @@ class TrialRunner:
                     f"{flips} flips asked, but {short[0].name!r} has room for {self._capacity(short[0], flips)}"
                     f" ({len(short)} of {len(self.targets)} targets are too small); ask for fewer flips or narrow --at"
                 )
-        for (
-            target
-        ) in self.targets.values():  # one draw of each kind: whatever cannot be drawn is known before the first trial
-            for flips in self.spec.flips:
-                self._model(target.bit, flips).draw(target.regions, np.random.default_rng(0), self.spec.law)
+        # One draw of each kind: whatever cannot be drawn is known before the first trial.
+        for target in self.targets.values():
+            for people in self._evaluations[target.name].populations:
+                for flips in self.spec.flips:
+                    self._model(target.bit, flips).draw(people, np.random.default_rng(0), self.spec.law)
 
     def _capacity(self, target: Target, flips: int) -> int:
-        return self._model(target.bit, flips).capacity(target.regions)
+        """How many flips fit into the target: into every batch of it, for they act in one."""
+        model = self._model(target.bit, flips)
+        return min(model.capacity(people) for people in self._evaluations[target.name].populations)
 
     def _fingerprint(self) -> dict[str, str]:
         spec, found = self.spec, self.engine.fingerprint()
@@ -208,13 +259,25 @@ class TrialRunner:
         return found
 
 
+def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:
+    """What is struck, each tensor once, however many batches it is there in."""
+    found: dict[tuple[str, str], TensorInfo] = {}
+    for r in regions:
+        known = found.get((r.site, r.dtype))
+        owner = known.component if known else component_of(parse_site(r.site), components)
+        shape = max(known.shape if known else r.shape, r.shape, key=prod)
+        size = r.size + (known.elements if known else 0)
+        found[r.site, r.dtype] = TensorInfo(r.site, owner, r.dtype, shape, size, r.codec.bits)
+    return tuple(found.values())
+
+
 def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float) -> TrialRow:
     """A trial's record."""
-    incorrect = sum(bool((b.codes >= Outcome.SDC).any()) for b in outcome.batches)
+    wrong = sum(bool(incorrect(b.codes).any()) for b in outcome.batches)
     text = json.dumps([f.to_json() for f in faults], separators=(",", ":"))
     if sum(len(f) for f in faults) > MAX_STORED_ELEMENTS:
         text = canonical({"elements": sum(len(f) for f in faults), "digest": xxhash.xxh3_128_hexdigest(text.encode())})
-    return TrialRow(trial, text, outcome.codes.tobytes(), incorrect, outcome.severity, outcome.error, seconds)
+    return TrialRow(trial, text, outcome.codes.tobytes(), wrong, outcome.severity, outcome.error, seconds)
 
 
 def versions() -> dict[str, str]:

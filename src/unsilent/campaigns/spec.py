@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from unsilent.errors import UsageError
+from unsilent.faults.naming import is_transient, parse_site
 
 Json = dict[str, Any]
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -48,6 +49,11 @@ class CampaignSpec:
         """Plain JSON values."""
         return asdict(self)
 
+    @property
+    def transient(self) -> bool:
+        """Whether faults strike values of one evaluation (operations, inputs, caches) rather than parameters."""
+        return any(map(is_transient, self.at))
+
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in, and the kind of device without its index."""
         values = self.to_json()
@@ -60,6 +66,18 @@ class CampaignSpec:
             values[key] = PurePath(values[key]).name if values[key] else None
         values["device"] = self.device.partition(":")[0]
         return values
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """How trials are run. It changes what they cost, never a row, so it is not part of a campaign's identity."""
+
+    engine: str = "auto"
+    """``auto``: every shortcut that a check allows; ``plain``: none."""
+    memory: int | None = None
+    """Bytes that all workers together may hold for shortcuts; None: a quarter of what is free."""
+    jobs: int = 1
+    """Workers that share the memory."""
 
 
 class TrialId(NamedTuple):
@@ -104,14 +122,16 @@ class TensorInfo:
     component: str
     dtype: str
     shape: tuple[int, ...]
+    """The largest over the batches, where the tensor is there once in each."""
     elements: int
+    """Elements that may be struck, over all batches."""
     width: int
     """Bits of one element."""
 
     @property
     def layer(self) -> str:
-        """The module that owns the tensor."""
-        return self.site.removeprefix("param:").rpartition(".")[0] or "(root)"
+        """What the tensor belongs to: a module, an input, a layer of the cache."""
+        return parse_site(self.site).layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ class Store:
         return found[0]
 
     def _select(self, clause: str, values: tuple[Any, ...] = ()) -> Iterator[TrialRow]:
-        samples = sum(self.description.samples)
+        samples = self.description.samples
         columns = "target, flips, k, faults, codes, incorrect_batches, severity, error, seconds, worker"
         with self._errors():
             for r in self._db.execute(f"SELECT {columns} FROM trial {clause}", values):  # noqa: S608 - constants

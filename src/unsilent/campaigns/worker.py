@@ -1,8 +1,10 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
-Driver to worker: ``("start", spec)``, ``("run", [trial, ...])``, ``("lost", trial, outcome, seconds)``, ``("prove",)``.
-Worker to driver: ``("loading", what, done, total)``, ``("ready", description, cpu)``, ``("row", row, cpu, proven)``,
-``("proven", cpu)``, ``("failed", error)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
+Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...])``, ``("lost", trial, outcome, seconds)``, ``("prove",)``,
+``("explain",)``.
+Worker to driver: ``("loading", what, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``,
+``("proven", cpu)``, ``("explained", json)``, ``("failed", error)``. What
+user code prints goes to stderr, so that the driver's stdout stays clean.
 """
 
 from __future__ import annotations
@@ -40,16 +42,19 @@ def main(fd: int, driver: int) -> None:
 def _serve(connection: Connection) -> None:
     from unsilent.campaigns.runner import TrialRunner
 
-    command, spec = connection.recv()
+    command, spec, means = connection.recv()
     assert command == "start"
-    runner = TrialRunner(spec, progress=lambda what, done, total: connection.send(("loading", what, done, total)))
-    connection.send(("ready", runner.describe(), time.process_time()))
+    runner = TrialRunner(
+        spec, progress=lambda what, done, total: connection.send(("loading", what, done, total)), means=means
+    )
+    connection.send(("ready", runner.describe(), time.process_time(), runner.pack))
     while True:
         message: tuple[Any, ...] = connection.recv()
         if message[0] == "run":
-            for trial in message[1]:
-                row = runner.run(trial)
+            for row in runner.run_all(message[1]):
                 connection.send(("row", row, time.process_time(), runner.unproven == 0))
+        elif message[0] == "explain":
+            connection.send(("explained", runner.explain()))
         elif message[0] == "prove":
             runner.prove()
             connection.send(("proven", time.process_time()))

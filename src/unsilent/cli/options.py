@@ -34,8 +34,27 @@ Deadline = Annotated[
     float | None,
     typer.Option(help="Seconds after which a trial hangs.", show_default="20x golden, at least 10"),
 ]
-Unit = Annotated[str, typer.Option(help="What an incorrect output is counted on: sample or batch.")]
+Unit = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        help="What an incorrect output is counted on: sample or batch.",
+        show_default="sample; batch for op:, input: and kv:",
+    ),
+]
 Confidence = Annotated[float, typer.Option(help="Confidence of every interval.")]
 Interval = Annotated[str, typer.Option(help="wilson or clopper-pearson.")]
 FitPerBit = Annotated[float | None, typer.Option(help="Raw FIT (failures per 1e9 hours) of one bit of memory.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Where the report goes.", show_default="beside the store")]
+Engine = Annotated[
+    str, typer.Option(help="auto (run only what a fault changes) or plain; rows are the same, bit for bit.")
+]
+Memory = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="What all workers may hold for shortcuts, like 2GB.", show_default="a quarter of what is free"),
+]
+Explain = Annotated[
+    bool,
+    typer.Option(
+        "--explain", help="Run no trial: say what faults make the engine run again, and which shortcuts are on."
+    ),
+]

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unsilent.cli import options as o
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from unsilent.campaigns import CampaignSpec
+    from unsilent.campaigns import CampaignSpec, Means
+    from unsilent.campaigns.executors import Executor
     from unsilent.studies.records import PvfResult
+
+ENGINES = ("auto", "plain")
 
 
 def pvf(
@@ -28,7 +31,11 @@ def pvf(
     ] = "bitflip",
     at: Annotated[
         list[str] | None,
-        typer.Option(help="Glob over parameters; repeat for more.", show_default="param:*"),
+        typer.Option(
+            help="What is struck: parameters like 'layer1.*', or values of a run: 'op:*', 'op:layer1.*', 'input:*', 'kv:*'. "
+            "Repeat for more.",
+            show_default="param:*",
+        ),
     ] = None,
     per: Annotated[str, typer.Option(help="What a target is: component, layer, tensor or bit.")] = "component",
     law: Annotated[
@@ -43,7 +50,7 @@ def pvf(
         list[str] | None,
         typer.Option("--assert", help="Exit 1 unless the upper limit holds, like 'top_mlp<=0.01'."),
     ] = None,
-    unit: o.Unit = "sample",
+    unit: o.Unit = None,
     confidence: o.Confidence = 0.95,
     interval: o.Interval = "wilson",
     fit_per_bit: o.FitPerBit = None,
@@ -55,6 +62,9 @@ def pvf(
     executor: o.Executor = None,
     threads: o.Threads = 1,
     deadline: o.Deadline = None,
+    engine: o.Engine = "auto",
+    memory: o.Memory = None,
+    explain: o.Explain = False,
     store: o.StorePath = None,
     html: o.Html = None,
     device: o.Device = "auto",
@@ -84,15 +94,21 @@ def pvf(
         at=tuple(at or ("param:*",)), per=per, law=law, judge=judge, seed=seed, device=_device(device), dtype=dtype,
         threads=threads,
     )  # fmt: skip
+    means = _means(engine, memory)
+    chosen = executor or ("processes" if jobs > 1 else "serial")
+    if explain:
+        with make_observer(quiet=quiet, plain=plain or as_json) as observer:
+            return show_explanation(
+                make_executor(chosen, spec, jobs=jobs, observer=observer, means=means), as_json, plain
+            )
     path = store or Path(default_store("pvf", spec))
     page = report_path(path, html)
     budget = Budget(trials)
     observer = make_observer(quiet=quiet, plain=plain or as_json)
-    chosen = executor or ("processes" if jobs > 1 else "serial")
     with (
         observer,
         Store(path, write=True) as opened,
-        make_executor(chosen, spec, jobs=jobs, deadline=deadline, observer=observer) as running,
+        make_executor(chosen, spec, jobs=jobs, deadline=deadline, observer=observer, means=means) as running,
     ):
         for gate in gates:
             gate.check(spec, running.describe())
@@ -105,6 +121,31 @@ def pvf(
     for line in failures:
         print(f"unsilent: assertion failed: {line}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _means(engine: str, memory: str | None) -> Means:
+    from unsilent.campaigns import Means
+    from unsilent.sizes import parse_bytes
+
+    if engine not in ENGINES:
+        raise unknown("--engine", engine, ENGINES)
+    return Means(engine, None if memory is None else parse_bytes(memory))
+
+
+def show_explanation(executor: Executor, as_json: bool, plain: bool) -> int:
+    """Print what the engine does for this question, without a trial."""
+    from rich.console import Console
+
+    from unsilent.explained import Explanation
+    from unsilent.report.explain import render_explanation
+
+    with executor:
+        said = executor.explain()
+    if as_json:
+        print(json.dumps(said, indent=2))
+    else:
+        render_explanation(Explanation.from_json(said), Console(), plain)
+    return 0
 
 
 def report_path(store: Path, html: Path | None) -> Path:

@@ -13,7 +13,7 @@ from unsilent.cli import options as o
 
 def report(
     store: o.StoreFile,
-    unit: o.Unit = "sample",
+    unit: o.Unit = None,
     confidence: o.Confidence = 0.95,
     interval: o.Interval = "wilson",
     fit_per_bit: o.FitPerBit = None,

@@ -37,15 +37,15 @@ from unsilent.studies.records import LookupRow, PvfRow
 Rows = Sequence[PvfRow] | Sequence[LookupRow]
 
 
-def curves_figure(curves: Curves) -> Figure:
-    """PVF against flips on two logarithmic axes, or one dot per target where there is only one number of flips."""
+def curves_figure(curves: Curves, measure: str = "PVF") -> Figure:
+    """Estimates against flips on two logarithmic axes, or one dot per target where there is only one number of flips."""
     points = [row for series in curves.series for row in series.rows]
     bottom = bottom_of(points)
     draw = _line if curves.against_flips else _dot
-    traces = [t for i, s in enumerate(curves.series) for t in draw(s, i, len(curves.series), bottom)]
+    traces = [t for i, s in enumerate(curves.series) for t in draw(s, i, len(curves.series), bottom, measure)]
     if any(row.estimate == 0 for row in points):
         traces.append(_limit_legend(curves.against_flips))
-    scale = {"type": "log", "range": [math.log10(bottom), 0.08], "title": {"text": "PVF"}, **percent_ticks(bottom)}
+    scale = {"type": "log", "range": [math.log10(bottom), 0.08], "title": {"text": measure}, **percent_ticks(bottom)}
     if curves.against_flips:
         known = [f for f in curves.flips if f is not None]
         ends = [math.log10(min(known)) - 0.12, math.log10(max(known)) + 0.12]
@@ -57,15 +57,15 @@ def curves_figure(curves: Curves) -> Figure:
     return figure(traces, height, xaxis=scale, yaxis={**rows, "automargin": True})
 
 
-def heat_figure(heat: Heat) -> Figure:
-    """Layer x bit: colour is PVF on a logarithmic scale, cells without a trial stay grey, zero is the palest colour."""
+def heat_figure(heat: Heat, measure: str = "PVF") -> Figure:
+    """Layer x bit: colour is the estimate on a logarithmic scale, cells without a trial stay grey, zero is the palest colour."""
     floor = floor_of([v for row in heat.estimate for v in row if v])
     colours = [[None if v is None else math.log10(max(v, floor)) for v in row] for row in heat.estimate]
     ticks = [10.0**k for k in range(math.ceil(math.log10(floor) - 1e-9), 1)]
     bar = {
         "tickvals": [math.log10(t) for t in ticks],
         "ticktext": [("≤ " if i == 0 else "") + percent(t) for i, t in enumerate(ticks)],
-        "title": {"text": "PVF", "side": "right"},
+        "title": {"text": measure, "side": "right"},
         "thickness": 12,
         "outlinewidth": 0,
         # Lying above the map: a map of one row has no room for it at its side, a phone none at all.
@@ -96,7 +96,7 @@ def heat_figure(heat: Heat) -> Figure:
         "ygap": 1 if len(heat.layers) <= 80 else 0,
         "hoverongaps": False,
         "hoverinfo": "text",
-        "text": _heat_hover(heat),
+        "text": _heat_hover(heat, measure),
     }
     step = max(1, math.ceil(len(heat.layers) / 80))
     names = labels(heat.layers, 26)
@@ -180,13 +180,13 @@ def lookup_figure(lookups: Sequence[LookupRow]) -> Figure:
     return figure(traces, 150 + 40 * len(rows), xaxis=scale, yaxis={**names, "automargin": True})
 
 
-def _line(series: Series, index: int, count: int, bottom: float) -> list[Figure]:
+def _line(series: Series, index: int, count: int, bottom: float, measure: str) -> list[Figure]:
     """A line through the estimates above zero, and markers at the upper limits of the others."""
     colour, symbol = _look(series, index)
     # Shifted a little along x, or the error bars of all series would lie on each other.
     rows = [row for row in series.rows if row.flips is not None]
     x = [float(row.flips or 1) * 1.035 ** (index - (count - 1) / 2) for row in rows]
-    hover = [_hover(series.name, row) for row in rows]
+    hover = [_hover(series.name, row, measure) for row in rows]
     trace = _points(rows, x, colour, symbol, label(series.name), bottom, "y", hover)
     trace |= {"mode": "lines+markers", "line": {"color": colour, "width": 2}, "legendgroup": str(index)}
     if series.level == "model":
@@ -194,9 +194,9 @@ def _line(series: Series, index: int, count: int, bottom: float) -> list[Figure]
     return [trace, {**_limits(rows, x, colour, "y", hover), "legendgroup": str(index)}]
 
 
-def _dot(series: Series, index: int, count: int, bottom: float) -> list[Figure]:
+def _dot(series: Series, index: int, count: int, bottom: float, measure: str) -> list[Figure]:
     colour, symbol = _look(series, index)
-    hover = [_hover(series.name, row) for row in series.rows]
+    hover = [_hover(series.name, row, measure) for row in series.rows]
     at = [index] * len(series.rows)
     trace = _points(series.rows, at, colour, symbol, label(series.name), bottom, "x", hover)
     return [{**trace, "showlegend": False}, _limits(series.rows, at, colour, "x", hover)]
@@ -265,13 +265,13 @@ def _limit_legend(vertical: bool) -> Figure:
     return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": name, "marker": marker}
 
 
-def _hover(name: str, row: PvfRow) -> str:
+def _hover(name: str, row: PvfRow, measure: str) -> str:
     text = shown(row.estimate, row.low, row.high)
     limits = "" if row.estimate == 0 else f" {text.limits}"
     # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
     value = html.escape(f"{text.estimate} %{limits}", quote=False)
     doubt = "<br>fewer than ten faults decide this" if few(row) else ""
-    return f"<b>{label(name, 60)}</b> · {flips_text(row.flips)}<br>PVF {value}<br>n = {row.n:,} faults{doubt}"
+    return f"<b>{label(name, 60)}</b> · {flips_text(row.flips)}<br>{measure} {value}<br>n = {row.n:,} faults{doubt}"
 
 
 def _split_hover(split: Split, kind: str) -> str:
@@ -281,13 +281,13 @@ def _split_hover(split: Split, kind: str) -> str:
     return f"{head}<br>{name}: {part:,} of {split.total:,} ({100 * part / split.total:.3g} %)"
 
 
-def _heat_hover(heat: Heat) -> list[list[str]]:
+def _heat_hover(heat: Heat, measure: str) -> list[list[str]]:
     names = [f"<b>{label(layer, 60)}</b>" for layer in heat.layers]
     columns = [name for name, first, last in heat.fields for _ in range(first, last + 1)]
     return [
         [
             f"{names[i]}<br>bit {bit} ({columns[j]})<br>"
-            + ("no trial" if v is None else f"PVF {100 * v:.3g} %")
+            + ("no trial" if v is None else f"{measure} {100 * v:.3g} %")
             + f", n = {heat.n[i][j]:,}"
             for j, (bit, v) in enumerate(zip(heat.bits, heat.estimate[i], strict=True))
         ]

@@ -1,10 +1,10 @@
 """Failures in time: raw FIT per bit x bits x PVF, with the limits of the PVF.
 
 FIT is failures per 10^9 hours. The product is the rate of single-bit faults after which an output (of the
-study's unit) would be wrong. It needs PVF of what the raw rate counts: one flip, of any bit, every bit
-equally likely. A PVF over elements is that only where all elements have one width: elsewhere there is no FIT,
-and the reason instead. The raw rate is the reader's and taken as exact: its own uncertainty, which is often larger,
-is not in the limits.
+study's unit) would be wrong. It needs PVF of what the raw rate counts: one flip, of any bit of memory that stays
+(what a run computes is there for a moment only), every bit equally likely. A PVF over elements is that only where
+all elements have one width: elsewhere there is no FIT, and the reason instead. The raw rate is the reader's and taken
+as exact: its own uncertainty, which is often larger, is not in the limits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unsilent.report.info import main_level, rows_of
 from unsilent.report.text import Shown, clean, shown
 from unsilent.studies.records import PvfResult, PvfRow
 
-NEEDS = "FIT needs PVF of single flips of any bit, drawn per element (--fault bitflip --flips 1 --law per-element)"
+NEEDS = "FIT needs PVF of single flips of any bit of parameters, drawn per element (--fault bitflip --flips 1 --law per-element)"
 
 
 MIXED = "mixed element widths"
@@ -59,7 +59,12 @@ def check_rate(fit_per_bit: float) -> float:
 
 def applies(result: PvfResult) -> bool:
     """Whether a raw rate per bit can be multiplied with what this study measured."""
-    return result.fault == "bitflip" and result.law == "per-element" and any(r.flips == 1 for r in result.rows)
+    return (
+        not result.transient
+        and result.fault == "bitflip"
+        and result.law == "per-element"
+        and any(r.flips == 1 for r in result.rows)
+    )
 
 
 def fit_of(row: PvfRow, fit_per_bit: float) -> FitRow:

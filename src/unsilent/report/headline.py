@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from unsilent.report.info import EVERYTHING, first_flips, main_level, rank, rows_of
+from unsilent.report.info import PLACES, first_flips, main_level, rank, rows_of
 from unsilent.report.text import clean, shown
 from unsilent.studies.records import PvfResult, PvfRow
 
@@ -68,9 +68,9 @@ def _subject(result: PvfResult, row: PvfRow, flips: int | None) -> tuple[Part, .
 
 
 def _everywhere(result: PvfResult) -> tuple[Part, ...]:
-    if result.at == EVERYTHING:
-        return (Part("anywhere in the parameters"),)
-    return Part("in the parameters "), Part(clean(result.at), True)
+    if result.at in PLACES:
+        return (Part(f"anywhere in {PLACES[result.at]}"),)
+    return Part("in the values of " if result.transient else "in the parameters "), Part(clean(result.at), True)
 
 
 def _probability(result: PvfResult, row: PvfRow) -> tuple[Part, ...]:

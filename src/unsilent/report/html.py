@@ -1,4 +1,4 @@
-"""A PVF result as one self-contained HTML file that works offline.
+"""A result as one self-contained HTML file that works offline.
 
 Everything is inlined once: style, the figures as JSON, plotly.js. Names are hostile: jinja2 escapes every
 value, figures are stored as JSON with ``<``, ``>`` and ``&`` written as ``\\\\uXXXX`` and are parsed, not
@@ -24,8 +24,8 @@ from unsilent.report.headline import headline
 from unsilent.report.info import BARS, curves, due_split, few, heat, outcome_split, split_rows
 from unsilent.report.jsonout import strict
 from unsilent.report.look import Figure
-from unsilent.report.tables import RESULT_COLUMNS, facts, few_marked, fit_table, lookup_table, numbers, result_table
-from unsilent.report.terminal import FEW_TEXT
+from unsilent.report.tables import facts, few_marked, fit_table, lookup_table, numbers, result_columns, result_table
+from unsilent.report.terminal import FEW_TEXT, meaning
 from unsilent.report.text import clean, listed
 from unsilent.studies.records import PvfResult
 from unsilent.version import __version__
@@ -99,6 +99,8 @@ def page(result: PvfResult, fit_per_bit: float | None) -> dict[str, Any]:
     drawn = figures(result)
     return {
         "result": result,
+        "measure": result.measure,
+        "meaning": capitalised(meaning(result)),
         "generator": f"{GENERATOR} {__version__}",
         "is_command": result.command.startswith("unsilent "),
         "few_marked": few_marked(result),
@@ -119,7 +121,7 @@ def page(result: PvfResult, fit_per_bit: float | None) -> dict[str, Any]:
         "fits": fit_table(fits),
         "fit_surprise": surprise(fits),
         "lookups": lookup_table(result),
-        "columns": RESULT_COLUMNS,
+        "columns": result_columns(result),
         "rows": result_table(result),
         "facts": facts(result),
     }
@@ -130,9 +132,9 @@ def figures(result: PvfResult) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     lines, splits, dues = curves(result), outcome_split(result), due_split(result)
     if lines.series:
-        found["curves"] = curves_figure(lines)
+        found["curves"] = curves_figure(lines, result.measure)
     if result.heat_map is not None and result.heat_map.layers and result.heat_map.bits:
-        found["heat"] = heat_figure(heat(result.heat_map))
+        found["heat"] = heat_figure(heat(result.heat_map), result.measure)
     if splits:
         found["outcomes"] = split_figure(splits, f"share of {_units(result)}")
     if dues:
@@ -150,6 +152,11 @@ def as_script(value: Any) -> str:
     """
     text = json.dumps(strict(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def capitalised(text: str) -> str:
+    """The text with a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def _units(result: PvfResult) -> str:

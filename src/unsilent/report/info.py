@@ -18,6 +18,13 @@ BARS = 40
 """Bars that one figure can hold."""
 EVERYTHING = "param:*"
 """Where faults fall unless it is said: every parameter of the model."""
+PLACES = {
+    EVERYTHING: "the parameters",
+    "op:*": "the outputs of operations",
+    "input:*": "the inputs",
+    "kv:*": "the key/value cache",
+}
+"""Addresses that select all of a kind, in words."""
 FEW = 10
 """Incorrect trials below which an interval for clustered counts is known to be optimistic."""
 OUTCOMES = ("masked", "benign", "sdc", "due")

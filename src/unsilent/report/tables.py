@@ -35,10 +35,13 @@ class Line:
     """Shown when the row is pointed at: what is rarely needed."""
 
 
-RESULT_COLUMNS = (
-    *("target", "level", "part of", "flips", "PVF %", "interval %", "n", "masked", "benign", "silent"),
-    *("detectable", "silent %"),
-)
+def result_columns(result: PvfResult) -> tuple[str, ...]:
+    """Heads of the table of all rows."""
+    estimate = f"{result.measure} %"
+    counts = ("n", "masked", "benign", "silent", "detectable", "silent %")
+    return ("target", "level", "part of", "flips", estimate, "interval %", *counts)
+
+
 FEW_MARK = " †"
 
 

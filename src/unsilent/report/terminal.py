@@ -1,4 +1,4 @@
-"""A PVF result in the terminal: what was asked, a table of components, the most vulnerable layers, the notes.
+"""A result in the terminal: what was asked, a table of components, the most vulnerable layers, the notes.
 
 Plain mode writes one table of columns separated by two or more spaces, without blanks inside a column,
 colour or boxes, and every other line behind ``# ``: fit for pipes. There ``sdc`` and ``due`` are counts and
@@ -32,14 +32,15 @@ def render(result: PvfResult, console: Console, plain: bool, *, fit_per_bit: flo
     fit_per_bit = None if fit_per_bit is None or lost else check_rate(fit_per_bit)
     main = [*rows_of(result, "component"), *rows_of(result, "model")]
     layers, more = top_layers(result, repeats=plain)
+    columns = ("flips", f"{result.measure} %", *COLUMNS)
     _lines(console, header(result), plain, "bold")
     if plain:
-        _plain(console, [*main, *layers], fit_per_bit)
+        _plain(console, [*main, *layers], fit_per_bit, result.measure.lower())
     else:
-        _rich(console, main, COLUMNS, _cells)
+        _rich(console, main, columns, _cells)
         if layers:
             title = f"The {TOP} most vulnerable layers" if len(layers) == TOP else "Layers"
-            _rich(console, layers, COLUMNS, _cells, title)
+            _rich(console, layers, columns, _cells, title)
         if fit_per_bit is not None:
             rate, single = fit_per_bit, [row for row in main if row.flips == 1]
             title = f"Failures per 1e9 hours at {rate:g} per bit (FIT)"
@@ -57,11 +58,18 @@ def header(result: PvfResult) -> list[str]:
     if result.trials_done < result.trials_planned:
         trials += f" of {result.trials_planned:,} planned"
     return [
-        f"{clean(result.workload)}: parameter vulnerability factor (PVF), {clean(result.fault)} at {clean(result.at)}",
+        f"{clean(result.workload)}: {meaning(result)}, {clean(result.fault)} at {clean(result.at)}",
         f"{trials} on {counted(result.samples, 'sample')} in {counted(result.batches, 'batch')}{accuracy and ', '}{accuracy}; "
         f"unit {clean(result.unit)}, judge {clean(result.judge)}, law {clean(result.law)}, seed {result.seed}",
         sentence(result),
     ]
+
+
+def meaning(result: PvfResult) -> str:
+    """What the estimates are, spelled out."""
+    if result.transient:
+        return f"probability of an incorrect output given a fault, {result.measure}"
+    return "parameter vulnerability factor (PVF)"
 
 
 def footer(result: PvfResult, more: int) -> list[str]:
@@ -158,7 +166,8 @@ def _rich(
     console.print(table)
 
 
-COLUMNS = ("flips", "PVF %", "interval %", "n", "silent", "due %")
+COLUMNS = ("interval %", "n", "silent", "due %")
+"""Behind the number of flips and the estimate."""
 FIT_COLUMNS = ("bits", "FIT", "interval")
 
 
@@ -181,10 +190,23 @@ def due_text(row: PvfRow) -> str:
     return part(1 - row.silent_share, row.estimate, row.low, row.high)
 
 
-def _plain(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None) -> None:
+def _plain(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None, measure: str) -> None:
     from rich.text import Text
 
-    names = ["level", "target", "parent", "flips", "pvf%", "low%", "high%", "n", "sdc", "due", "silent", "deciding"]
+    names = [
+        "level",
+        "target",
+        "parent",
+        "flips",
+        f"{measure}%",
+        "low%",
+        "high%",
+        "n",
+        "sdc",
+        "due",
+        "silent",
+        "deciding",
+    ]
     if fit_per_bit is not None:
         names += ["fit", "fit_low", "fit_high"]
     table = [names, *([_joined(cell) for cell in _plain_cells(row, fit_per_bit)] for row in rows)]

@@ -26,10 +26,12 @@ FEW = 10
 def analyse(store: Store, question: Question) -> PvfResult:
     """Everything a report shows, from a store alone."""
     spec, description = store.spec, store.description
+    question = question.of(spec.transient)
     grouped: dict[tuple[str, int | None], list[TrialRow]] = {}
     for row in store.rows():
         grouped.setdefault((row.trial.target, row.trial.flips), []).append(row)
-    tallies = {key: Tally.of(rows, description.samples, question.unit) for key, rows in grouped.items()}
+    unit = question.unit or "sample"
+    tallies = {key: Tally.of(rows, description.samples, unit) for key, rows in grouped.items()}
     empty = Tally(np.zeros((0, len(Outcome)), np.int64))
     groups: list[Group] = []
     for flips in spec.flips:
@@ -39,7 +41,11 @@ def analyse(store: Store, question: Question) -> PvfResult:
         groups += layer_groups([h for h in hits if h.row.trial.flips == 1], description, question)
     rows = make_rows(groups, question)
     budget, asked = store.budget()
-    command = " ".join([asked, *_reading(question)]) if asked.startswith("unsilent ") else asked
+    command = (
+        " ".join([asked, *_reading(question, Question().of(spec.transient))])
+        if asked.startswith("unsilent ")
+        else asked
+    )
     seconds, cpu = store.usage()
     return PvfResult(
         workload=spec.workload,
@@ -48,7 +54,7 @@ def analyse(store: Store, question: Question) -> PvfResult:
         at=" ".join(spec.at),
         per=spec.per,
         law=spec.law,
-        unit=question.unit,
+        unit=unit,
         judge=description.judge,
         seed=spec.seed,
         confidence=question.confidence,
@@ -68,19 +74,20 @@ def analyse(store: Store, question: Question) -> PvfResult:
         dtype=spec.dtype or common_dtype(description),
         threads=spec.threads,
         rows=tuple(rows),
-        heat_map=heat_map(hits, description, question.unit),
-        lookups=lookup_rows(hits, description, question.unit, question.confidence, question.interval),
-        notes=(*description.notes, *_notes(rows)),
+        heat_map=heat_map(hits, description, unit),
+        lookups=lookup_rows(hits, description, unit, question.confidence, question.interval),
+        transient=spec.transient,
+        notes=(*description.notes, *_notes(rows, spec.transient)),
     )
 
 
-def _reading(question: Question) -> list[str]:
+def _reading(question: Question, usual: Question) -> list[str]:
     """Options that ask this question of a store, where it is not the usual one."""
-    usual = asdict(Question())
-    return [f"--{key} {value}" for key, value in asdict(question).items() if value != usual[key]]
+    known = asdict(usual)
+    return [f"--{key} {value}" for key, value in asdict(question).items() if value != known[key]]
 
 
-def _notes(rows: Sequence[PvfRow]) -> list[str]:
+def _notes(rows: Sequence[PvfRow], transient: bool) -> list[str]:
     notes = []
     rare = dict.fromkeys(r.target for r in rows if r.level == "component" and 0 < r.incorrect_trials < FEW)
     if rare:
@@ -88,6 +95,11 @@ def _notes(rows: Sequence[PvfRow]) -> list[str]:
             f"Fewer than {FEW} faults gave an incorrect output in some rows ({', '.join(rare)}): "
             "their intervals may cover less than they say; run more trials."
         )
-    if rows and all(r.masked == r.units for r in rows) and sum(r.n for r in rows if r.level == "model") >= 50:
+    if (
+        not transient
+        and rows
+        and all(r.masked == r.units for r in rows)
+        and sum(r.n for r in rows if r.level == "model") >= 50
+    ):
         notes.append("No fault changed a single bit of any output: check that run() uses the model that it is given.")
     return notes

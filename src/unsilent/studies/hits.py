@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unsilent.campaigns.spec import Description, TensorInfo, TrialRow
 from unsilent.errors import StoreError
 from unsilent.faults import codec
-from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.base import Outcome, incorrect
 from unsilent.statistics import Interval, Method, clustered, combine
 from unsilent.studies.records import HeatMap, LookupRow
 
@@ -30,15 +30,17 @@ class SingleHit:
 
     def incorrect(self, samples: Sequence[int], unit: str) -> tuple[int, int]:
         """Incorrect units and units of this trial."""
-        wrong = np.frombuffer(self.row.codes, np.uint8) >= Outcome.SDC
+        codes = np.frombuffer(self.row.codes, np.uint8)
+        ran = codes != Outcome.SPARED
         if unit == "sample":
-            return int(wrong.sum()), wrong.size
-        return self.row.incorrect_batches, len(samples)
+            return int(incorrect(codes).sum()), int(ran.sum())
+        firsts = np.cumsum([0, *samples[:-1]])
+        return self.row.incorrect_batches, int(ran[firsts].sum())
 
 
 def single_hits(rows: Iterable[TrialRow], description: Description) -> list[SingleHit]:
     """The trials of ``rows`` that struck one element."""
-    tensors = {t.site: t for t in description.tensors}
+    tensors = {(t.site, t.dtype): t for t in description.tensors}
     found = []
     for row in rows:
         if row.trial.flips not in (1, None):
@@ -50,7 +52,7 @@ def single_hits(rows: Iterable[TrialRow], description: Description) -> list[Sing
             fault = faults[0]
             mask = int(fault["operands"][0], 16) if fault["operation"] == "xor" else 0
             bit = mask.bit_length() - 1 if mask.bit_count() == 1 else None
-            tensor, element = tensors[fault["site"]], int(fault["elements"][0])
+            tensor, element = tensors[fault["site"], fault["dtype"]], int(fault["elements"][0])
             if not 0 <= element < prod(tensor.shape) or (bit is not None and bit >= tensor.width):
                 raise ValueError("outside of its tensor")
         except (ValueError, KeyError, TypeError, RecursionError) as error:

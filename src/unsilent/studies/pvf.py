@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unsilent.campaigns import Budget, CampaignSpec, Store, make_executor, run_campaign
+from unsilent.campaigns import Budget, CampaignSpec, Means, Store, make_executor, run_campaign
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
@@ -103,7 +103,7 @@ def pvf(
     at: str | Sequence[str] = "param:*",
     per: str = "component",
     law: str = "per-element",
-    unit: str = "sample",
+    unit: str | None = None,
     confidence: float = 0.95,
     interval: str = "wilson",
     judge: str | None = None,
@@ -115,6 +115,8 @@ def pvf(
     data: str | None = None,
     weights: str | None = None,
     jobs: int = 1,
+    engine: str = "auto",
+    memory: int | None = None,
     store: str | Path | None = None,
     observer: Observer | None = None,
 ) -> PvfResult:
@@ -123,11 +125,14 @@ def pvf(
     Args:
         workload: a live workload (run in this process) or what the command line takes (run in worker processes, so that
             a crash or a hang is an outcome).
-        trials: per target and number of flips. flips: faults per trial, default one. at: globs over parameters.
+        trials: per target and number of flips. flips: faults per trial, default one.
+        at: what is struck: globs over parameters, or over what one evaluation computes: ``op:*``, ``input:*``, ``kv:*``.
         per: what a target is: ``component``, ``layer``, ``tensor`` or ``bit``.
         law: ``per-element`` draws uniformly over elements, ``per-tensor`` over tensors first.
-        unit: what one incorrect output is counted on, ``sample`` or ``batch``.
+        unit: what one incorrect output is counted on, ``sample`` (default for parameters) or ``batch`` (default else).
         options, data, weights: for a named workload, what ``--with``, ``--data`` and ``--weights`` give it.
+        engine: ``auto`` runs only what a fault changes, ``plain`` everything; rows are the same, bit for bit. memory: bytes
+            that all workers may hold for that; default a quarter of what is free.
         interval: ``wilson`` or ``clopper-pearson``, widened for faults that are scored on many samples.
         store: file to keep and resume from; default none.
 
@@ -160,7 +165,7 @@ def pvf(
         threads=threads,
     )
     with ExitStack() as stack:
-        executor = stack.enter_context(_executor(spec, workload, jobs, observer))
+        executor = stack.enter_context(_executor(spec, workload, jobs, observer, Means(engine, memory)))
         opened = stack.enter_context(Store(stack.enter_context(_file(store)), write=True))
         return run_pvf(spec, Budget(trials), executor, opened, question, observer, live)
 
@@ -174,14 +179,16 @@ def _check_arguments(workload: object, judge: object) -> None:
         raise UsageError("judge= takes a name like 'topk:k=3'; give a judge object or a function to the Workload")
 
 
-def _executor(spec: CampaignSpec, workload: str | InferenceWorkload, jobs: int, observer: Observer | None) -> Executor:
+def _executor(
+    spec: CampaignSpec, workload: str | InferenceWorkload, jobs: int, observer: Observer | None, means: Means
+) -> Executor:
     if isinstance(workload, str):
-        return make_executor("processes" if jobs > 1 else "serial", spec, jobs=jobs, observer=observer)
+        return make_executor("processes" if jobs > 1 else "serial", spec, jobs=jobs, observer=observer, means=means)
     if jobs != 1:
         raise UsageError("a live workload runs in this process, jobs must be 1; name it as 'file.py:name' for more")
     from unsilent.campaigns.inline import InlineExecutor
 
-    return InlineExecutor(spec, workload, observer)
+    return InlineExecutor(spec, workload, observer, means)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a PVF study found, as plain immutable records: everything a report shows comes from here."""
+"""What a study found, as plain immutable records: everything a report shows comes from here."""
 
 from __future__ import annotations
 
@@ -116,9 +116,18 @@ class PvfResult:
     lookups: tuple[LookupRow, ...]
     notes: tuple[str, ...] = field(default=())
     """Sentences a reader must see: what limits these numbers."""
+    transient: bool = False
+    """Whether values of one evaluation were struck (operations, inputs, caches) rather than parameters."""
+
+    @property
+    def measure(self) -> str:
+        """What an estimate is called: PVF speaks of parameters alone."""
+        return "P(incorrect)" if self.transient else "PVF"
 
     def __str__(self) -> str:
-        lines = [f"PVF of {self.workload}: {self.trials_done} trials, {self.fault} at {self.at}, per {self.unit}"]
+        lines = [
+            f"{self.measure} of {self.workload}: {self.trials_done} trials, {self.fault} at {self.at}, per {self.unit}"
+        ]
         for row in (r for r in self.rows if r.level in ("model", "component")):
             value = "no trial" if row.estimate is None else f"{row.estimate:.3g} [{row.low:.3g}, {row.high:.3g}]"
             lines.append(f"  {row.target}{'' if row.flips is None else f' x{row.flips}'}: {value}, n {row.n}")

@@ -84,7 +84,7 @@ def layer_groups(hits: Sequence[SingleHit], description: Description, question: 
     groups = []
     for (component, layer), size in elements.items():
         mine = [h.row for h in hits if (h.tensor.component, h.tensor.layer) == (component, layer)]
-        tally = Tally.of(mine, description.samples, question.unit)
+        tally = Tally.of(mine, description.samples, question.unit or "sample")
         groups.append(Group(layer, "layer", component, 1, (1.0,), (tally,), size, bits[component, layer]))
     return groups
 
@@ -112,7 +112,7 @@ def _row(group: Group, question: Question, family: int) -> PvfRow:
         high=interval.high,
         confidence=question.confidence,
         n=len(tally.classes),
-        unit=question.unit,
+        unit=question.unit or "sample",
         units=int(tally.sizes.sum()),
         masked=totals["masked"],
         benign=totals["benign"],

@@ -22,22 +22,27 @@ INTERVALS = ("wilson", "clopper-pearson")
 class Question:
     """How stored trials are read; the same store answers any of them."""
 
-    unit: str = "sample"
+    unit: str | None = None
+    """``sample`` or ``batch``; None: what is usual for the campaign (see `of`)."""
     confidence: float = 0.95
     interval: Method = "wilson"
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise unknown("--unit", self.unit, UNITS)
+        if self.unit not in (None, *UNITS):
+            raise unknown("--unit", str(self.unit), UNITS)
         if self.interval not in INTERVALS:
             raise unknown("--interval", self.interval, INTERVALS)
         if not 0.5 <= self.confidence < 1:
             raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
 
     @classmethod
-    def asked(cls, unit: str, confidence: float, interval: str) -> Question:
+    def asked(cls, unit: str | None, confidence: float, interval: str) -> Question:
         """From texts; raises ``UsageError`` for what there is not."""
         return cls(unit, confidence, cast(Method, interval))
+
+    def of(self, transient: bool) -> Question:
+        """The question put to a campaign: samples are counted where parameters are struck, else the one batch that is."""
+        return replace(self, unit=self.unit or ("batch" if transient else "sample"))
 
     def estimate(self, tally: Tally) -> Interval:
         """PVF with its interval."""
@@ -57,20 +62,20 @@ class Question:
 
 @dataclass(frozen=True)
 class Tally:
-    """Outcomes of some trials in one unit: ``classes[i, o]`` units of trial i ended as `Outcome` o; int64[trials, 7]."""
+    """Outcomes of some trials in one unit: ``classes[i, o]`` units of trial i ended as `Outcome` o; int64[trials, 8]."""
 
     classes: NDArray[np.int64]
 
     @property
     def incorrect(self) -> NDArray[np.int64]:
         """Incorrect units a trial."""
-        wrong: NDArray[np.int64] = self.classes[:, Outcome.SDC :].sum(1)
+        wrong: NDArray[np.int64] = self.classes[:, Outcome.SDC : Outcome.SPARED].sum(1)
         return wrong
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Units a trial."""
-        units: NDArray[np.int64] = self.classes.sum(1)
+        """Units a trial, without those it spared."""
+        units: NDArray[np.int64] = self.classes[:, : Outcome.SPARED].sum(1)
         return units
 
     @property
