@@ -7,24 +7,27 @@ import platform
 
 import torch
 
-from benchmarks import plain_trial
+from benchmarks import cached_trial, plain_trial
 
-BENCHMARKS = {"plain_trial": plain_trial.main}
+BENCHMARKS = {"plain_trial": plain_trial.main, "cached_trial": cached_trial.main}
+PARTS = cached_trial.PARTS
+"""Of ``cached_trial``; run alone only when they are named."""
 
 
 def main() -> None:
     """Run what was asked, or everything."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join((*BENCHMARKS, *PARTS))}")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, help="default 15 for plain_trial, 5 (some minutes) for the others")
     asked = parser.parse_args()
+    known = BENCHMARKS | PARTS
     for name in asked.names:
-        if name not in BENCHMARKS:
-            parser.error(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+        if name not in known:
+            parser.error(f"no benchmark {name!r}; there are {', '.join(known)}")
     print(f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, one thread")
     for name in asked.names or BENCHMARKS:
-        BENCHMARKS[name](asked.rounds, asked.device)
+        known[name](asked.rounds or (15 if name == "plain_trial" else 5), asked.device)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""ResNet-18 in two shapes, both 11.2 M parameters, for 3x32x32 inputs.
+"""What is measured: ResNet-18 in two shapes, both 11.2 M parameters, for 3x32x32 inputs; and a small GPT.
 
 ``cifar``: 3x3 stem, no pooling. ``light``: 7x7 stem with stride 2, and pooling.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from unsilent.workloads.layers import TransformerBlock
 
 
 class Block(nn.Module):
@@ -55,3 +57,27 @@ def calibrated(stem: str, batch: int = 64) -> tuple[nn.Module, Tensor]:
         for _ in range(4):
             model(x)
     return model.eval(), x
+
+
+class Gpt(nn.Module):
+    """Six causal pre-norm transformer blocks, 1.3 M parameters; token ids [n, t] -> scores [n, t, vocabulary]."""
+
+    def __init__(
+        self, width: int = 128, depth: int = 6, heads: int = 4, context: int = 32, vocabulary: int = 512
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.randn(1, context, width) * 0.02)
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=True) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embedding(tokens) + self.positions[:, : tokens.shape[1]])))
+
+
+def gpt(batch: int = 16, context: int = 32) -> tuple[nn.Module, Tensor]:
+    """A model with random weights, and one batch of random tokens."""
+    torch.manual_seed(0)
+    model = Gpt(context=context)
+    return model.eval(), torch.randint(model.embedding.num_embeddings, (batch, context))

@@ -1,4 +1,4 @@
-"""One weight bit flip and one forward, as each peer does it. Peers are installed apart (``make bench``) and only measured.
+"""One bit flip and one forward, as each peer does it. Peers are installed apart (``make bench``) and only measured.
 
 PyTorchFI 0.6.0 draws the layer first and copies the model for each declaration; MRFI 2.1.0 hooks every module.
 """
@@ -9,7 +9,7 @@ import importlib.util
 import random
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 FOLDER = Path(__file__).parents[1] / "build" / "peers"
 Trial = Callable[[], object]
+LAYERS: tuple[type[nn.Module], ...] = (nn.Conv2d, nn.Linear)
 
 
 def available() -> bool:
@@ -43,17 +44,59 @@ def hand(model: nn.Module, x: Tensor) -> Trial:
     return trial
 
 
+def hand_neuron(model: nn.Module, x: Tensor) -> Trial:
+    """Flip a bit of one output of a layer, drawn uniformly over their neurons, in a forward hook."""
+    layers = [m for m in model.modules() if isinstance(m, LAYERS)]
+    sizes: list[int] = []
+    handles = [m.register_forward_hook(lambda m, i, y: sizes.append(y.numel())) for m in layers]
+    model(x)
+    for handle in handles:
+        handle.remove()
+
+    def trial() -> Tensor:
+        (layer,) = random.choices(range(len(layers)), weights=sizes)
+        element, mask = random.randrange(sizes[layer]), 1 << random.randrange(31)
+
+        def strike(module: nn.Module, inputs: object, y: Tensor) -> None:
+            y.view(torch.int32).view(-1)[element] ^= mask
+
+        handle = layers[layer].register_forward_hook(strike)
+        try:
+            return model(x)
+        finally:
+            handle.remove()
+
+    return trial
+
+
 def _flip(data: Tensor, location: tuple[int, ...]) -> float:
     word = struct.unpack("I", struct.pack("f", data[location].item()))[0]
     return float(struct.unpack("f", struct.pack("I", word ^ (1 << random.randrange(32))))[0])
 
 
-def pytorchfi(model: nn.Module, x: Tensor) -> Trial:
-    """A random weight through ``declare_weight_fi`` with a bit-flip function."""
+class Tokens(nn.Module):
+    """For PyTorchFI, which tries a model out on random floats: takes them for token ids."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.abs().long() if x.is_floating_point() else x)
+
+
+def _injector(model: nn.Module, x: Tensor, layers: Sequence[type[nn.Module]]):  # type: ignore[no-untyped-def]
     from pytorchfi.core import fault_injection
+
+    model = model if x.is_floating_point() else Tokens(model)
+    return fault_injection(model, x.shape[0], list(x.shape[1:]), list(layers))
+
+
+def pytorchfi(model: nn.Module, x: Tensor, layers: Sequence[type[nn.Module]] = (nn.Conv2d,)) -> Trial:
+    """A random weight through ``declare_weight_fi`` with a bit-flip function."""
     from pytorchfi.weight_error_models import random_weight_location
 
-    injector = fault_injection(model, x.shape[0], list(x.shape[1:]), [nn.Conv2d])
+    injector = _injector(model, x, layers)
 
     def trial() -> Tensor:
         layer, k, c, h, w = random_weight_location(injector)
@@ -62,27 +105,37 @@ def pytorchfi(model: nn.Module, x: Tensor) -> Trial:
     return trial
 
 
-def mrfi(model: nn.Module, x: Tensor, layers: str) -> Trial:
-    """A random float bit flip of one weight per configured layer: ``one`` layer or ``all`` of them."""
+def pytorchfi_neuron(model: nn.Module, x: Tensor) -> Trial:
+    """A random neuron through ``random_neuron_inj``, which gives it a random value."""
+    from pytorchfi.neuron_error_models import random_neuron_inj
+
+    injector = _injector(model, x, LAYERS)
+    return lambda: random_neuron_inj(injector)(x)
+
+
+def _mrfi(model: nn.Module, x: Tensor, what: dict[str, object], where: dict[str, object]) -> Trial:
     from mrfi import MRFI, EasyConfig
 
-    config = EasyConfig(
-        {
-            "faultinject": [
-                {
-                    "type": "weight",
-                    "name": ["weight"],
-                    "enabled": True,
-                    "selector": {"method": "RandomPositionByNumber", "n": 1},
-                    "error_mode": {"method": "FloatRandomBitFlip", "floattype": "float32"},
-                    **(
-                        {"module_type": ["Conv2d", "Linear"]}
-                        if layers == "all"
-                        else {"module_fullname": ["layers.2.0.conv1"]}
-                    ),
-                }
-            ]
-        }
-    )
-    injected = MRFI(model, config)
+    injection = {
+        **what,
+        "enabled": True,
+        "selector": {"method": "RandomPositionByNumber", "n": 1},
+        "error_mode": {"method": "FloatRandomBitFlip", "floattype": "float32"},
+        **where,
+    }
+    injected = MRFI(model, EasyConfig({"faultinject": [injection]}))
     return lambda: injected(x)
+
+
+def _where(layers: str) -> dict[str, object]:
+    return {"module_type": ["Conv2d", "Linear"]} if layers == "all" else {"module_fullname": [layers]}
+
+
+def mrfi(model: nn.Module, x: Tensor, layers: str) -> Trial:
+    """A random float bit flip of one weight per configured layer: the layer of that name, or ``all`` of them."""
+    return _mrfi(model, x, {"type": "weight", "name": ["weight"]}, _where(layers))
+
+
+def mrfi_neuron(model: nn.Module, x: Tensor, layers: str) -> Trial:
+    """A random float bit flip of one output per configured layer: the layer of that name, or ``all`` of them."""
+    return _mrfi(model, x, {"type": "activation_out"}, _where(layers))

@@ -46,7 +46,7 @@ def trial_cost(stem: str, rounds: int, device: str) -> dict[str, Figure]:
     if device == "cpu" and peers.available():
         copies = [calibrated(stem) for _ in range(3)]
         methods["PyTorchFI 0.6.0 weight flip"] = peers.pytorchfi(*copies[0])
-        methods["MRFI 2.1.0 weight flip, 1 layer"] = peers.mrfi(*copies[1], "one")
+        methods["MRFI 2.1.0 weight flip, 1 layer"] = peers.mrfi(*copies[1], "layers.2.0.conv1")
         methods["MRFI 2.1.0 weight flip, all layers"] = peers.mrfi(*copies[2], "all")
     with torch.no_grad():
         return interleave(methods, rounds)

@@ -1,12 +1,24 @@
-"""CPU time on a noisy machine: methods interleaved in shuffled rounds, ratios within a round, medians and quartiles."""
+"""CPU time on a noisy machine: methods interleaved in shuffled rounds, ratios within a round, medians and quartiles.
+
+Two questions are asked of it. `interleave`: what a call costs. `paired`: what the same faults cost under several methods;
+the ratio of the totals then has an interval from resampling the faults.
+"""
 
 from __future__ import annotations
 
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Item = TypeVar("Item")
+Times = NDArray[np.float64]
+RESAMPLES = 4000
 
 
 class Figure(NamedTuple):
@@ -49,3 +61,67 @@ def table(title: str, figures: Mapping[str, Figure]) -> str:
         f"{name:34}{f.seconds * 1e3:10.3f}{f.ratio:8.3f}   {f.low:.3f} – {f.high:.3f}" for name, f in figures.items()
     ]
     return "\n".join(lines)
+
+
+class Ratio(NamedTuple):
+    """A ratio of totals with the limits of its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} – {self.high:.2f})"
+
+
+def clock(device: str) -> Callable[[], float]:
+    """CPU time of this process; on a GPU the wall time once all work is done."""
+    if device == "cpu":
+        return time.process_time
+
+    def wall() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return wall
+
+
+def paired(
+    methods: Mapping[str, Callable[[Item], object]],
+    items: Sequence[Item],
+    *,
+    block: int = 4,
+    only: Mapping[str, int] | None = None,
+    device: str = "cpu",
+) -> dict[str, Times]:
+    """Seconds of every method on every item, [items].
+
+    Methods take turns, in shuffled order, at blocks of items: a trial of a campaign comes after trials of its own kind
+    too, and would find the caches filled by another method otherwise. ``only``: methods that get no more than so many
+    items, the first of every block in turn (their array is shorter).
+    """
+    now, rng = clock(device), random.Random(0)
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    for method in methods.values():
+        method(items[0])
+    order = list(methods)
+    for start in range(0, len(items), block):
+        rng.shuffle(order)
+        for name in order:
+            most = (only or {}).get(name)
+            for item in items[start : start + block] if most is None else items[start : start + 1]:
+                if most is not None and len(times[name]) >= most:
+                    continue
+                begun = now()
+                methods[name](item)
+                times[name].append(now() - begun)
+    return {name: np.array(seconds) for name, seconds in times.items()}
+
+
+def ratio(top: Times, bottom: Times, once: float = 0.0, trials: int = 1000) -> Ratio:
+    """Total of ``top`` over total of ``bottom``, paired; ``once``: seconds that ``bottom`` pays once in so many trials."""
+    picks = np.random.default_rng(0).integers(len(top), size=(RESAMPLES, len(top)))
+    charge = once / trials
+    found = top[picks].mean(1) / (bottom[picks].mean(1) + charge)
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Ratio(float(top.mean() / (bottom.mean() + charge)), float(low), float(high))
