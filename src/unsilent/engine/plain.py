@@ -143,6 +143,7 @@ class PlainEngine:
         """Inject, evaluate every batch a fault acts in, take back. No fault at all is a masked trial that need not run."""
         if not faults:
             return TrialOutcome(tuple(all_of(Outcome.MASKED, n) for n in self.samples))
+        self._check_sites(faults)
         outcomes: list[BatchOutcome] = []
         error = ""
         each = bool(self._scratch)  # then one evaluation may overwrite the fault that the next is to meet
@@ -178,8 +179,30 @@ class PlainEngine:
 
     def output(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of one batch under faults (those that act in it), which are taken back; raises what the model raises."""
+        self._check_sites(faults)
         with self._in_memory(faults):
             return self._evaluate(batch, acting_in(batch, faults))
+
+    def _check_sites(self, faults: Sequence[Fault]) -> None:
+        """Raise ``InjectionError`` for a fault of a run whose batch, or whose site in that batch, is not there.
+
+        Without faults of parameters the run itself tells; with them it may rightly take another way than the golden one.
+        """
+        transient = [f for f in faults if is_transient(f.site)]
+        mixed = len(transient) < len(faults)
+        for fault in transient:
+            if fault.step is not None and not 0 <= fault.step < len(self.batches):
+                raise InjectionError(
+                    f"{fault.site}: the fault acts in batch {fault.step}, the workload has {len(self.batches)}; "
+                    "use the workload it was drawn for"
+                )
+            steps = range(len(self.batches)) if fault.step is None else [fault.step]
+            for step in steps if mixed else []:
+                if not self.survey.holds(step, fault):
+                    raise InjectionError(
+                        f"{fault.site} as {fault.dtype}{list(fault.shape)} is not in batch {step}; "
+                        "use the workload and batch it was drawn for"
+                    )
 
     def _in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
         """The context in which the faults of parameters are in the model's memory; what a run writes there is put back."""
