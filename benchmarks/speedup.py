@@ -96,9 +96,7 @@ def first_excess(engine: CachedEngine, faults: Faults, device: str) -> float:
 
 
 def together(engine: CachedEngine, places: Sequence[Any], law: str, packs: int, device: str) -> dict[str, Times]:
-    """Seconds of packs of trials, given one by one and together; empty where the engine takes only single ones."""
-    if not hasattr(engine, "trials"):
-        return {}
+    """Seconds of packs of trials, given one by one and together."""
     drawn = draw(places, packs * PACK, law, seed=2)
     items = [drawn[i : i + PACK] for i in range(0, len(drawn), PACK)]
 
@@ -106,7 +104,10 @@ def together(engine: CachedEngine, places: Sequence[Any], law: str, packs: int, 
         for faults in pack:
             engine.trial(faults)
 
-    return paired({"alone": alone, "together": engine.trials}, items, block=1, device=device)
+    def at_once(pack: list[Faults]) -> None:
+        list(engine.trials(pack))
+
+    return paired({"alone": alone, "together": at_once}, items, block=1, device=device)
 
 
 def measure(subject: Subject, rounds: int, device: str) -> list[Speedup]:
