@@ -56,7 +56,7 @@ class Speedup:
 
     @property
     def bound(self) -> float:
-        """Speedup if a trial cost just the operations that depend on its fault."""
+        """Speedup if a trial cost just the operations that depend on its fault, all of them and whole."""
         return 1 / float(self.shares.mean())
 
     def text(self) -> str:
@@ -71,8 +71,8 @@ class Speedup:
         facts = {
             "speedup, plain / auto": self.alone,
             f"with set-up ({self.setup:.2f} s) over {CAMPAIGN} trials": self.charged,
-            f"at most (dependents: {1 / self.bound:.3f} of the forward)": f"{self.bound:.2f}",
-            "achieved of it, without and with set-up": f"{self.alone.value / self.bound:.2f}, "
+            f"whole dependents ({1 / self.bound:.3f} of the forward)": f"{self.bound:.2f}",
+            "speedup / that of whole dependents, and with set-up": f"{self.alone.value / self.bound:.2f}, "
             f"{self.charged.value / self.bound:.2f}",
         }
         if self.packs:

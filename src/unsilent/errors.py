@@ -10,6 +10,7 @@ UnsilentError            anything this package raises on purpose
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -40,12 +41,17 @@ class StoreError(UnsilentError):
     """A campaign store cannot be used."""
 
 
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts ``add.2`` before ``add.10``."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
 def unknown(kind: str, name: str, known: Iterable[str], limit: int = 20) -> UsageError:
     """The error for a name that does not exist: closest match first, then what there is.
 
     ``kind`` is the noun ("workload"), ``name`` what was asked, ``known`` what exists (at most ``limit`` are listed).
     """
-    names = sorted(known)
+    names = sorted(known, key=_natural)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     listed = ", ".join(names[:limit]) + (f", … ({len(names)} in all)" if len(names) > limit else "")

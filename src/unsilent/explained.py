@@ -19,7 +19,8 @@ class Work:
     """What faults in one group of elements make the engine run again.
 
     ``share``: of all faults that fall here. ``operations``, ``seconds``: shares of the operations and of the CPU time of a
-    plain run of the batches that such a fault acts in.
+    plain run of the batches that such a fault acts in. ``remade``: the part of ``seconds`` that goes into golden values
+    which are not held.
     """
 
     name: str
@@ -29,16 +30,23 @@ class Work:
     share: float
     operations: float
     seconds: float
+    remade: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Bytes of golden values: announced (None: nobody said), held, held whatever is announced, useful."""
+    """Bytes of golden values: announced for all workers (None: nobody said), held, held whatever is announced, useful.
+
+    ``sharers``: workers; all but ``announced`` and ``enough`` is of one of them. ``enough``: bytes to announce with which
+    nothing is made again, None where that is so already or where no number does it.
+    """
 
     announced: int | None
     held: int
     minimum: int
     wanted: int
+    sharers: int = 1
+    enough: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,8 @@ class Explanation:
     """Everything, for one workload under one engine.
 
     ``recorded``: batches on tapes, ``operations``: of these tapes together. ``remade``: share of a plain run's CPU time that a
-    trial spends on golden values that are not held. ``setup_seconds``: CPU time of recording and checking, where known.
+    trial spends on golden values that are not held; it is part of what the rows say. ``setup_seconds``: CPU time of recording
+    and checking, where known.
     """
 
     workload: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Integral
 
 from unsilent.errors import UsageError
 
@@ -29,6 +30,27 @@ def parse_bytes(text: str) -> int:
     value = float(found[1]) * factor
     if not 0 <= value <= LARGEST:
         raise UsageError(f"{text!r} is no possible number of bytes; expected 0 or more, something like 2GiB")
+    return int(value)
+
+
+def read_bytes(value: object, name: str = "memory") -> int | None:
+    """A number of bytes that a program gives as a number or as text; None stays None.
+
+    Raises ``UsageError`` for anything else, ``name`` being the argument's.
+
+    >>> read_bytes("2GiB"), read_bytes(2e9), read_bytes(None)
+    (2147483648, 2000000000, None)
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return parse_bytes(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UsageError(f"{name} is {value!r}; expected a whole number of bytes or a text like '2GiB'")
+    if not 0 <= int(value) <= LARGEST:
+        raise UsageError(f"{name} is {value!r}, no possible number of bytes; expected 0 or more, or a text like '2GiB'")
     return int(value)
 
 

@@ -162,8 +162,9 @@ def test_every_level_has_its_rows(per):
         "bit": {f"{layer}/bit{b}" for layer in ("first", "last", "(root)", "input:0") for b in range(32)},
     }
     assert names == expected[per]
-    assert result.heat_map.layers == ("input:0", "first", "(root)", "last")
-    assert sum(map(sum, result.heat_map.n)) == result.trials_done
+    (heat,) = result.heat_maps
+    assert heat.layers == ("input:0", "first", "(root)", "last")
+    assert heat.trials == result.trials_done
     if per == "component":
         assert sum(r.n for r in result.rows if r.level == "layer") == result.trials_done
 
@@ -219,10 +220,10 @@ def test_codes_of_a_store_are_believed_only_where_they_can_be():
 
 def test_the_command_line_from_campaign_to_replay(tiny):
     words = ("pvf", f"{tiny}:make", "--at", "op:*", "--at", "input:*", "--trials", 30, "--flips", "1,3")
-    done = unsilent_cli(*words, "--store", "s.sqlite", "--json", "--quiet", "--fit-per-bit", "1e-4")
+    done = unsilent_cli(*words, "--store", "s.sqlite", "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert (told["measure"], told["spec"]["unit"], told["fit"]) == ("P(incorrect)", "batch", [])
+    assert (told["measure"], told["spec"]["unit"]) == ("P(incorrect)", "batch")
     assert "output of a batch" in told["headline"] or "no batch" in told["headline"]
     assert {r["unit"] for r in told["results"]} == {"batch"}
     again = unsilent_cli(*shlex.split(told["command"])[1:], "--store", "t.sqlite", "--quiet", "--jobs", 2)
@@ -234,6 +235,9 @@ def test_the_command_line_from_campaign_to_replay(tiny):
     assert replayed.returncode == 0, replayed.stderr
     assert "ended the same" in replayed.stdout
     assert "spared" in replayed.stdout
+    refused = unsilent_cli("report", "s.sqlite", "--fit-per-bit", "1e-4")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "values of a run have no rate per bit of memory" in refused.stderr
     report = unsilent_cli("report", "s.sqlite", "--plain", "--unit", "sample")
     assert report.returncode == 0, report.stderr
     assert "p(incorrect)%" in report.stdout

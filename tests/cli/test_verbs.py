@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import unsilent_cli
+from conftest import command, unsilent_cli
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +209,40 @@ def test_per_bit_and_per_tensor_roll_up(campaign):
         assert "component" in levels
         assert per in levels
     assert len(list(Path(folder).glob("unsilent-pvf-tiny.py-make-*.sqlite"))) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("export", "s.sqlite"),
+        ("report", "s.sqlite"),
+        ("report", "s.sqlite", "--json"),
+        ("faults",),
+        ("pvf", "--help"),
+        ("pvf", "tiny.py:make", "--explain", "--quiet"),
+        ("pvf", "tiny.py:make", "--explain", "--json", "--quiet"),
+    ],
+)
+def test_a_reader_that_leaves_ends_the_command_quietly(campaign, words):
+    folder, _ = campaign
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            command(*words), cwd=folder, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=300
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_explain_tells_the_workload_by_its_name_and_runs_no_trial(campaign, tmp_path):
+    folder, _ = campaign
+    before = {p.name for p in Path(folder).iterdir()}
+    done = unsilent_cli("pvf", "tiny.py:make", "--explain", "--json", "--quiet", cwd=folder)
+    told = json.loads(done.stdout)
+    assert told["workload"] == "tiny.py:make"
+    assert [r["level"] for r in told["rows"]][-1] == "model"
+    shown = unsilent_cli("pvf", "tiny.py:make", "--explain", "--plain", "--quiet", "--jobs", 2, cwd=folder).stdout
+    assert shown.startswith("# tiny.py:make: what a fault makes the engine run again")
+    assert {p.name for p in Path(folder).iterdir()} == before

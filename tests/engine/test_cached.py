@@ -344,9 +344,18 @@ def test_changed_weights_are_noticed_and_recorded_again() -> None:
     assert [o.codes.tobytes() for o in again] == [o.codes.tobytes() for o in fresh.trials(trials)]
 
 
+def test_numbers_from_nowhere_are_told_with_the_operation_that_meets_them() -> None:
+    engine = make_engine(unsilent.Workload(seeded(Numbers()), vectors(), judge="tolerance"))
+    assert isinstance(engine, CachedEngine)
+    for why in engine.reasons.values():
+        assert "numbers that no operation made come into it, first read by (root)#add.0" in why
+        assert "after Python read a tensor ((root)#numpy)" in why
+    assert len(engine.reasons) == len(vectors())
+
+
 def test_a_memory_budget_below_the_minimum_says_how_much_is_needed() -> None:
     workload = unsilent.Workload(seeded(Convolutions()), [numbers(8, 3, 16, 16)], judge="tolerance", run=logits)
-    with pytest.raises(UsageError, match="too small: outputs and constants .* take 1.5 KiB; give at least that"):
+    with pytest.raises(UsageError, match="1 batch needs 1.5 KiB for outputs and constants; give at least 1.5 KiB"):
         make_engine(workload, memory=10)
 
 

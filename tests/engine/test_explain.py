@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ import unsilent
 from unsilent.engine import PlainEngine
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.explain import explain
+from unsilent.engine.partial import NOT_CHEAPER, OTHER_BITS
 from unsilent.engine.reach import costs
 from unsilent.explained import SCHEMA, Explanation, Holding, Reason, Shortcut, Work
 from unsilent.faults import Region
@@ -163,7 +165,98 @@ def test_the_plain_engine_runs_everything():
     assert {(r.operations, r.seconds) for r in said.rows} == {(1, 1)}
     assert not any(s.on for s in said.shortcuts)
     assert said.holding == Holding(None, 0, 0, 0)
-    assert "off" in text(said)
+    shown = text(said)
+    assert "the plain engine re-executes everything" in shown
+    assert "recording: off" in shown
+    assert "at most" not in shown
+    assert "tape" not in shown
+    assert "golden values" not in shown
+
+
+def test_a_workload_of_which_nothing_is_recorded_says_so():
+    made = CachedEngine(workload())
+    made.replayers, made.reasons = [None, None], {0: "no", 1: "no"}
+    shown = text(explain(made, targets(made)))
+    assert "nothing could be recorded, so everything is re-executed" in shown
+    assert "at most" not in shown
+
+
+def test_what_is_made_again_is_part_of_the_cost_and_the_memory_that_avoids_it_is_named():
+    free = CachedEngine(workload())
+    tight = CachedEngine(workload(), memory=2 * free.plan.minimum, sharers=2)
+    said = explain(tight, targets(tight), "mine.py:net")
+    assert said.workload == "mine.py:net"
+    model = row(said, "model", "model")
+    parts = [r for r in said.rows if r.level == "component"]
+    assert 0 < said.remade == model.remade < model.seconds
+    assert model.remade == pytest.approx(sum(r.share * r.remade for r in parts))
+    for found in said.rows:  # what is not made again depends on the fault as ever
+        other = next(r for r in explain(free, targets(free)).rows if (r.level, r.name) == (found.level, found.name))
+        assert (found.operations, other.remade) == (other.operations, 0)
+    assert (said.holding.sharers, said.holding.enough) == (2, 2 * said.holding.wanted)
+    shown = text(said, plain=True)
+    assert "held in each of 2 workers of" in shown
+    assert "avoids" in shown
+    enough = CachedEngine(workload(), memory=said.holding.enough, sharers=2)
+    better = explain(enough, targets(enough))
+    assert (better.remade, better.holding.enough) == (0, None)
+    assert "again" not in text(better, plain=True).partition("\n")[2]
+
+
+def test_cost_of_making_again_agrees_with_an_obvious_walk():
+    tight = CachedEngine(workload(), memory=0 + CachedEngine(workload()).plan.minimum)
+    for target in targets(tight, "tensor"):
+        expected = total = 0.0
+        for replayer in tight.replayers:
+            tape, again = replayer.tape, set()
+            storage = tight.parameters.sites[target.name].memory.tensor.untyped_storage().data_ptr()
+            dirty = {tape.by_storage[storage]} if storage in tape.by_storage else set()
+
+            def ask(value, tape=tape, again=again, kept=replayer.kept):
+                producer = tape.values[value].producer
+                if producer is not None and value not in kept and producer not in again:
+                    again.add(producer)
+                    for read in tape.nodes[producer].values:
+                        ask(read)
+
+            for node in tape.nodes:
+                if dirty & node.values:
+                    for read in node.values - dirty:
+                        ask(read)
+                    dirty.update(node.made)
+            expected += sum(costs(tape)[n] for n in again)
+            total += costs(tape).sum()
+        assert row(explain(tight, [target]), "model", "model").remade == pytest.approx(expected / total)
+
+
+def test_rows_come_in_the_order_of_the_table(engine):
+    levels = [(r.level, r.name, r.parent) for r in explain(engine, targets(engine)).rows]
+    assert levels == [
+        ("component", "trunk", ""),
+        ("layer", "trunk.0", "trunk"),
+        ("layer", "trunk.2", "trunk"),
+        ("component", "side", ""),
+        ("layer", "side", "side"),
+        ("component", "head", ""),
+        ("layer", "head", "head"),
+        ("component", "idle", ""),
+        ("layer", "idle", "idle"),
+        ("model", "model", ""),
+    ]
+
+
+def test_why_nothing_is_computed_in_blocks():
+    assert CachedEngine(workload()).partial_kernels == "no operation is of a kind that can be computed in blocks"
+    wide = unsilent.Workload(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), [torch.ones(4, 32)])
+    made = CachedEngine(wide, memory=CachedEngine(wide).plan.minimum)
+    assert not made.replayers[0].blocks
+    assert made.partial_kernels == "operations: 2 with golden values not held (memory)"
+    made.replayers[0].whole = Counter({OTHER_BITS: 1, NOT_CHEAPER: 2})
+    said = {s.name: s for s in explain(made, []).shortcuts}["partial kernels"]
+    assert (said.on, said.why) == (
+        False,
+        "operations: 1 with other bits in blocks, 2 not cheaper in blocks (measured; may vary)",
+    )
 
 
 def test_bytes_and_shortcuts_are_told(engine):
@@ -207,7 +300,7 @@ def example(rows=(), **more):
         Work("emb.table", "layer", "emb", 9000, 0.9, 0.5, 0.123),
         Work("head", "component", "", 1000, 0.1, 0.01, 0.00001),
         Work("head", "layer", "head", 1000, 0.1, 0.01, 0.00001),
-        Work("model", "model", "", 10000, 1.0, 0.451, 0.1107),
+        Work("model", "model", "", 10000, 1.0, 0.451, 0.1107, 0.031),
     )
     said = Explanation(
         workload="dlrm",
@@ -219,7 +312,7 @@ def example(rows=(), **more):
         setup_seconds=3.25,
         remade=0.031,
         rows=tuple(rows),
-        holding=Holding(1 << 30, 1 << 29, 100, 3 << 30),
+        holding=Holding(1 << 30, 1 << 29, 100, 3 << 30, enough=3 << 30),
         shortcuts=(Shortcut("recording", True, "3 of 5 batches run plainly"), Shortcut("stacking", False, "no")),
         reasons=(Reason(0, "a"), Reason(1, "a"), Reason(4, "b")),
         notes=("mind this",),
@@ -230,15 +323,16 @@ def example(rows=(), **more):
 def test_plain_is_stable():
     assert text(example(), plain=True, width=40).splitlines() == [
         "# dlrm: what a fault makes the engine run again",
-        "# on average over elements, a fault re-executes at most 45 % of the operations and 11 % of the CPU time "
-        "of a plain run (1.5 s)",
+        "# on average over elements, a fault re-executes at most 45 % of the operations and takes at most 11 % of the "
+        "CPU time of a plain run (1.5 s), 3.1 of these 11 % to make golden values again that are not held",
         "# 2 of 5 batches on tape, 1,234 operations, recorded and checked in 3.25 s CPU",
         "level      target     parent  elements  faults%  operations%  cpu%",
         "component  emb        -       9000      90       50           12",
         "layer      emb.table  emb     9000      90       50           12",
         "component  head       -       1000      10       1            <0.01",
         "model      model      -       10000     100      45           11",
-        "# golden values: 512 MiB held of 1 GiB allowed, 3 GiB wanted; making the rest again takes 3.1 % of a run a trial",
+        "# golden values: 512 MiB held of 1 GiB allowed, 3 GiB wanted; making the rest again takes 3.1 % of a run a trial, "
+        "which --memory '3 GiB' avoids",
         "# recording: on (3 of 5 batches run plainly)",
         "# stacking: off (no)",
         "# batches 0-1 plainly: a",

@@ -22,7 +22,7 @@ from unsilent.engine.replay import Replayer
 from unsilent.engine.tape import Node, Tape, Value
 from unsilent.engine.values import Window
 from unsilent.errors import UsageError
-from unsilent.sizes import human_bytes, parse_bytes
+from unsilent.sizes import human_bytes, parse_bytes, read_bytes
 
 # -- synthetic tapes ---------------------------------------------------------------------------------------------------
 
@@ -170,9 +170,44 @@ def test_batches_of_one_shape_are_planned_alike():
 
 def test_a_budget_below_the_minimum_is_told_in_one_line():
     tape = tape_of([((1,), 8, 1.0)], constants=(5000,))
-    with pytest.raises(UsageError, match=r"^a memory budget of 1000 B is too small: .* 1 batches take 4.89 KiB; give"):
+    with pytest.raises(
+        UsageError, match=r"^--memory 1000 B is too small: 1 batch needs 4.89 KiB for .*; give at least 4.89 KiB,"
+    ):
         plan_memory([tape], 1000)
     assert plan_memory([tape], 5000).held == 5000
+
+
+def test_a_budget_of_several_workers_is_told_as_the_whole():
+    tape = tape_of([((1,), 8, 1.0)], constants=(5120,))
+    said = (
+        "--memory 5.86 KiB is 2.93 KiB for each of 2 workers: 1 batch needs 5 KiB for outputs and constants; "
+        "give at least 10 KiB"
+    )
+    with pytest.raises(UsageError, match=said):
+        plan_memory([tape], 6000, sharers=2)
+    assert plan_memory([tape], parse_bytes("10 KiB"), sharers=2).held == 5120
+    with pytest.raises(UsageError, match="2 batches need 10 KiB for .*; give at least 30 KiB"):
+        plan_memory([tape, tape_of([((1,), 8, 1.0)], constants=(5120,))], 6000, sharers=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(None, None), (7, 7), (np.int64(8), 8), (2e9, 2_000_000_000), ("2GB", 2_000_000_000), ("1KiB", 1024)],
+)
+def test_bytes_are_given_as_numbers_or_texts(value, number):
+    found = read_bytes(value)
+    assert found == number
+    assert type(found) is type(number)
+
+
+BAD_BYTES = [True, False, -1, -0.5, 2.5, float("nan"), float("inf"), 1 << 80, "lots", "-1", "", b"2GB", [1], {}]
+
+
+@pytest.mark.parametrize("value", BAD_BYTES, ids=repr)
+def test_what_is_no_number_of_bytes_is_refused_before_anything_runs(value):
+    with pytest.raises(UsageError, match="bytes") as caught:
+        unsilent.pvf(unsilent.Workload(lambda: pytest.fail("the workload was built"), [torch.ones(1)]), memory=value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_tape_without_operations_needs_nothing():

@@ -27,6 +27,8 @@ def draw(text, *regions, law="per-element"):
         ("bitflip:rate=1e-6", "bitflip:rate=1e-06", None, True),
         ("burst:length=2", "burst", 1, False),
         ("burst: length = 3 , count = 4", "burst:length=3,count=4", 4, True),
+        ("stuck", "stuck:at=1", 1, False),
+        ("stuck:bits=30", "stuck:at=1,bits=30", 1, False),
         ("stuck:bits=30,at=0", "stuck:at=0,bits=30", 1, False),
         ("set:value=NaN", "set:value=nan", 1, False),
         ("zero:run=16", "zero:run=16", 16, True),
@@ -162,7 +164,8 @@ def test_factories_can_be_listed_and_called():
         assert list(inspect.signature(factory).parameters)[-4:] == ["count", "rate", "run", "stride"]
         model = factory(count=3)
         assert isinstance(model, FaultModel)
-        assert model.text == f"{name}:count=3"
+        told = "at=1," if name == "stuck" else ""
+        assert model.text == f"{name}:{told}count=3"
         assert hash(model) == hash(fault_model(model.text))
         assert name in repr(factory)
     assert FAULT_MODELS["bitflip"](bits=30).text == "bitflip:bits=30"

@@ -100,7 +100,7 @@ def make_result(rows, **more):
         "dtype": "float32",
         "threads": 1,
         "rows": tuple(rows),
-        "heat_map": None,
+        "heat_maps": (),
         "lookups": (),
         "notes": (),
     }
@@ -145,7 +145,14 @@ def make_heat(rng, layers):
     cells = [[float(p) if k else None for p, k in zip(*pair, strict=True)] for pair in zip(share, n, strict=True)]
     fields = {b: "sign" if b == 31 else "exponent" if b >= 23 else "mantissa" for b in bits}
     shape = tuple(tuple(int(k) for k in row) for row in n)
-    return HeatMap(tuple(layers), bits, fields, tuple(map(tuple, cells)), shape)
+    return HeatMap("float32", tuple(layers), bits, fields, tuple(map(tuple, cells)), shape)
+
+
+def make_tokens():
+    """Integers: every flip of a high bit makes a number that the model refuses."""
+    bits = tuple(range(64))
+    fields = {b: "sign" if b == 63 else "value" for b in bits}
+    return HeatMap("int64", ("input:tokens",), bits, fields, ((1.0,) * 64,), ((2,) * 64,))
 
 
 def make_demo():
@@ -172,7 +179,7 @@ def make_demo():
         "Intervals of single layers rest on 125 faults each.",
         "Only the 2,048 evaluation samples were judged; another data set may give other numbers.",
     )
-    return make_result(rows, heat_map=make_heat(rng, layers), lookups=lookups, notes=notes)
+    return make_result(rows, heat_maps=(make_heat(rng, layers),), lookups=lookups, notes=notes)
 
 
 def make_hostile():
@@ -189,7 +196,7 @@ def make_hostile():
         dtype=bad,
         info={bad: bad, "accuracy": {"name": bad, "value": 0.5}, "list": [bad], "map": {bad: bad}},
         versions={bad: bad},
-        heat_map=make_heat(rng, HOSTILE),
+        heat_maps=(replace(make_heat(rng, HOSTILE), dtype=bad, fields=dict.fromkeys(range(32), bad)), make_tokens()),
         lookups=(LookupRow(bad, 1, 1, 0.1, 0.1, 0.05, 0.2, 9),),
         notes=(bad, HOSTILE[2]),
     )
@@ -232,18 +239,21 @@ def corners(demo):
     layers = [f"encoder.layers.{i}.self_attention.out_proj.weight" for i in range(200)]
     many = [drawn_row(rng, name, "layer", "encoder", 1, 0.02 * rng.random(), 4096, trials=60) for name in layers]
     deep = [make_row("encoder"), *many, make_row("model", "model")]
+    mixed = (make_heat(rng, ["input:dense", "fc"]), make_tokens())
     return {
+        "mixed": make_result([make_row("input")], transient=True, heat_maps=mixed, dtype="float32 and int64"),
         "no event": make_result([make_row(t, estimate=0.0, low=0.0, high=0.00383) for t in ("a", "b")]),
         "no trial": make_result([make_row("a"), none_row("b"), none_row("model", level="model")], trials_done=500),
         "nothing": make_result([], trials_done=0),
         "rate": make_result([replace(make_row(t), flips=None) for t in ("a", "b")], fault="rate:at=1e-6"),
-        "deep": make_result(deep, heat_map=make_heat(rng, layers)),
+        "deep": make_result(deep, heat_maps=(make_heat(rng, layers),)),
         "layers only": make_result(
             [make_row(f"l{i}", "layer", estimate=0.01 * i + 0.001, high=0.3) for i in range(12)]
         ),
         "batch": make_result([make_row("a", unit="batch"), make_row("model", "model", unit="batch")], unit="batch"),
         "certain": make_result([make_row("a", estimate=1.0, low=0.99, high=1.0), make_row("b")]),
         "bf16": replace(
-            demo, heat_map=HeatMap(("a",), (0, 15), {0: "mantissa", 15: "sign"}, ((None, 0.0),), ((0, 9),))
+            demo,
+            heat_maps=(HeatMap("bfloat16", ("a",), (0, 15), {0: "mantissa", 15: "sign"}, ((None, 0.0),), ((0, 9),)),),
         ),
     }

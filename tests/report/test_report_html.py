@@ -1,6 +1,7 @@
 """The HTML file: offline, escaped, complete; opened in a real browser where there is one."""
 
 import errno
+import html
 import html.parser
 import json
 import math
@@ -93,7 +94,7 @@ def test_everything_is_there(demo):
         *(row.target for row in demo.rows),
     ):
         assert wanted in page.text, wanted
-    assert set(figures(demo)) == {"curves", "heat", "outcomes", "due", "lookups"}
+    assert set(figures(demo)) == {"curves", "heat-0", "outcomes", "due", "lookups"}
     assert "--fit-per-bit" in Page(render_html(demo)).text
 
 
@@ -116,7 +117,7 @@ def test_zero_and_no_data_stay_apart(corners, demo):
     drawn = figures(corners["no event"])["curves"]["data"]
     limits = [t for t in drawn if "open" in str(t["marker"]["symbol"]) and t.get("x") not in ([None], [])]
     assert [t["x"] for t in limits] == [[0.00383], [0.00383]]
-    cells = figures(corners["bf16"])["heat"]["data"][0]
+    cells = figures(corners["bf16"])["heat-0"]["data"][0]
     assert cells["z"] == [[-2.0, None]]
     assert "no trial" in cells["text"][0][1]
 
@@ -226,10 +227,57 @@ def test_no_fit_for_mixed_widths(result, row):
 
 
 def test_heat_map_of_one_row_has_a_bar_that_fits(demo):
-    one = replace(demo, heat_map=HeatMap(("fc",), (0, 15), {0: "mantissa", 15: "sign"}, ((0.1, 0.0),), ((5, 9),)))
-    drawn = figures(one)["heat"]
+    fields = {0: "mantissa", 15: "sign"}
+    one = replace(demo, heat_maps=(HeatMap("float16", ("fc",), (0, 15), fields, ((0.1, 0.0),), ((5, 9),)),))
+    drawn = figures(one)["heat-0"]
     assert drawn["data"][0]["colorbar"]["orientation"] == "h"
     assert drawn["layout"]["height"] - drawn["layout"]["margin"]["t"] - drawn["layout"]["margin"]["b"] > 40
+
+
+def test_every_dtype_has_its_map_on_one_scale(corners, demo):
+    drawn = figures(corners["mixed"])
+    floats, tokens = drawn["heat-0"], drawn["heat-1"]
+    assert [len(f["data"][0]["x"]) for f in (floats, tokens)] == [32, 64]
+    assert [a["text"] for a in tokens["layout"]["annotations"]] == ["sign", "value bits"]
+    assert "bit 5 (value)" in tokens["data"][0]["text"][0][58]
+    assert floats["data"][0]["zmin"] == tokens["data"][0]["zmin"]
+    page = Page(render_html(corners["mixed"]))
+    counts = [found.trials for found in corners["mixed"].heat_maps]
+    assert f"From the {sum(counts):,} trials that flipped exactly one bit" in page.text
+    assert f"float32 {counts[0]:,} trials" in page.text
+    assert f"int64 {counts[1]:,} trials" in page.text
+    assert "Every dtype has a map of its own" not in Page(render_html(demo)).text
+
+
+def test_a_scale_of_colours_has_two_ends(corners):
+    """Where every cell is 0 or 1 the scale still spans a decade."""
+    certain = replace(corners["mixed"], heat_maps=corners["mixed"].heat_maps[1:])
+    trace = figures(certain)["heat-0"]["data"][0]
+    assert trace["zmin"] < trace["zmax"]
+    assert trace["colorbar"]["ticktext"] == ["≤ 10 %", "100 %"]
+    assert set(trace["z"][0]) == {trace["zmax"]}
+
+
+def test_faults_of_a_run_are_judged_on_the_one_batch_they_strike(result, row):
+    rows = [row("a", unit="batch"), row("b", unit="batch")]
+    struck = {"transient": True, "unit": "batch", "batches": 4}
+    text = Page(render_html(result(rows, **struck))).text
+    assert "A fault is judged on one batch, the one that it strikes" in text
+    assert "many batches" not in text
+    assert "which are not" not in text
+    sample = Page(render_html(result([row("a")], **{**struck, "unit": "sample"}))).text
+    assert "One fault is judged on many samples, those of the batch that it strikes" in sample
+    memory = Page(render_html(result(rows, **{**struck, "transient": False}))).text
+    assert "One fault is judged on many batches, so" in memory
+    alone = Page(render_html(result(rows, **{**struck, "transient": False, "batches": 1}))).text
+    assert "A fault is judged on one batch, so" in alone
+
+
+def test_counts_that_are_not_weighted_are_called_so(result, row):
+    rows = [row("a"), row("model", "model")]
+    said = "plain sums, while PVF and silent % weigh every target"
+    assert said not in Page(render_html(result(rows))).text
+    assert said in Page(render_html(result([*rows, row("b")]))).text
 
 
 def test_heavy_packages_are_imported_late():
@@ -241,15 +289,15 @@ def test_heavy_packages_are_imported_late():
     assert found.stdout.strip() == "[]"
 
 
-def opened(path, profile):
+def opened(path, profile, *flags):
     """The page after its scripts ran, and what the browser's console said."""
-    command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", path.as_uri()]
+    command = [BROWSER, *FLAGS, *flags, f"--user-data-dir={profile}", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
-@pytest.mark.parametrize("name", ["demo", "hostile", "deep", "no event", "nothing"])
+@pytest.mark.parametrize("name", ["demo", "hostile", "mixed", "deep", "no event", "nothing"])
 def test_browser_draws_it_without_a_word(name, demo, hostile, corners, tmp_path):
     study = {"demo": demo, "hostile": hostile, **corners}[name]
     path = write_html(study, tmp_path / "report.html", fit_per_bit=1e-4)
@@ -263,7 +311,38 @@ def test_browser_draws_it_without_a_word(name, demo, hostile, corners, tmp_path)
     assert not page.count("img")
     links = [value for _, a in page.tags for name, value in a.items() if name in ("href", "xlink:href", "src")]
     assert all(link.startswith("data:image/png;base64,") for link in links)  # the heat map is an image
-    assert len(links) == ("heat" in drawn)
+    assert len(links) == sum(figure.startswith("heat") for figure in drawn)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [1200, 390])
+def test_browser_shows_the_whole_legend(width, corners, tmp_path):
+    text = render_html(corners["mixed"])
+    asks = """<script>
+        document.body.dataset.seen = JSON.stringify(
+          Array.from(document.querySelectorAll(".plot")).filter(function (p) { return /heat/.test(p.id); })
+            .map(function (place) {
+              var room = place.querySelector(".main-svg").getBoundingClientRect();
+              var field = place.querySelector(".annotation-text").getBoundingClientRect();
+              return Array.from(place.querySelectorAll(".gtitle, .cbaxis text")).map(function (text) {
+                var box = text.getBoundingClientRect();
+                return [text.textContent, box.left - room.left, room.right - box.right,
+                  box.top - room.top, field.top - box.bottom];
+              });
+            }));
+    </script></body>"""
+    path = tmp_path / "open.html"
+    # Without its policy, which would refuse the script that asks.
+    path.write_text(re.sub("<meta http-equiv=[^>]*>", "", text).replace("</body>", asks), encoding="utf-8")
+    found, console = opened(path, tmp_path / "profile", f"--window-size={width},2000")
+    assert console == []
+    maps = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', found)[1]))
+    assert len(maps) == 2
+    for seen in maps:
+        assert "P(incorrect)" in [text for text, *_ in seen]
+        assert all(room >= 0 for _, *rooms in seen for room in rooms), seen
+        below = {text: place for text, *_, place in seen}
+        assert below.pop("P(incorrect)") > max(below.values()) + 10, seen  # in a line of its own
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")

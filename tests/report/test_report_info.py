@@ -8,10 +8,22 @@ import numpy as np
 import pytest
 
 from unsilent.errors import UsageError
-from unsilent.report.fit import MIXED, fit_rows, surprise
+from unsilent.report.fit import MIXED, check_rate, fit_rows, surprise
 from unsilent.report.headline import sentence
 from unsilent.report.html import render_html
-from unsilent.report.info import BARS, SERIES, curves, due_split, heat, main_level, outcome_split, split_rows
+from unsilent.report.info import (
+    BARS,
+    SERIES,
+    curves,
+    due_split,
+    heat,
+    itself,
+    main_level,
+    name_of,
+    outcome_split,
+    pooled,
+    split_rows,
+)
 from unsilent.studies.records import HeatMap
 
 
@@ -57,12 +69,13 @@ def test_splits_are_limited_and_counted(result, row):
 
 def test_heat_reads_from_the_sign_bit():
     fields = {0: "mantissa", 1: "mantissa", 2: "exponent", 3: "sign"}
-    found = heat(HeatMap(("l",), (0, 1, 2, 3), fields, ((0.0, None, 0.5, 0.25),), ((4, 0, 2, 8),)))
+    found = heat(HeatMap("tiny", ("l",), (0, 1, 2, 3), fields, ((0.0, None, 0.5, 0.25),), ((4, 0, 2, 8),)))
     assert found.bits == (3, 2, 1, 0)
     assert found.estimate == ((0.25, 0.5, None, 0.0),)
     assert found.n == ((8, 2, 0, 4),)
     assert found.fields == (("sign", 0, 0), ("exponent", 1, 1), ("mantissa", 2, 3))
     assert found.peak == 0.5
+    assert (found.dtype, found.trials) == ("tiny", 14)
 
 
 def test_headline_claims_a_difference_only_where_intervals_separate(result, row):
@@ -161,6 +174,22 @@ def test_fit_needs_single_flips(result, row):
     assert fit_rows(result([row("a")], fault="zero"), 1e-4) == ()
     assert fit_rows(result([row("a")], law="per-tensor"), 1e-4) == ()
     assert [f.row.level for f in fit_rows(result([row("model", "model"), row("a")]), 1.0)] == ["component", "model"]
+
+
+def test_fit_of_values_of_a_run_is_refused():
+    with pytest.raises(UsageError, match="values of a run have no rate per bit of memory"):
+        check_rate(1e-4, transient=True)
+    assert check_rate(1e-4) == 1e-4
+
+
+def test_what_happens_in_a_component_itself_is_told_from_the_component(result, row):
+    rows = [row("block"), row("block", "layer", "block"), row("block.conv", "layer", "block")]
+    rows += [row("head"), row("head", "layer", "head")]
+    study = result(rows)
+    own = itself(study)
+    assert [name_of(r, own) for r in rows] == ["block", "block (itself)", "block.conv", "head", "head"]
+    assert pooled(study)
+    assert not pooled(result([row("a"), row("a", flips=4), row("model", "model")]))
 
 
 def test_main_level(result, row):

@@ -21,7 +21,9 @@ def test_has_what_the_design_promises(demo):
     assert all(set(row) >= ROW_KEYS | COUNTS for row in found["results"])
     assert all(set(row) >= ROW_KEYS - {"target", "level", "flips"} for row in found["lookups"])
     assert all(set(row) >= ROW_KEYS for row in found["fit"])
-    assert len(found["heat_map"]["fields"]) == len(found["heat_map"]["bits"]) == 32
+    (heat,) = found["heat_maps"]
+    assert len(heat["fields"]) == len(heat["bits"]) == 32
+    assert heat["dtype"] == "float32"
     assert found["notes"] == list(demo.notes)
     assert "fit" not in to_json(demo)
 

@@ -44,6 +44,7 @@ def test_plain_is_stable(result, row, no_trial):
         "component  none     -       1      no_trial  0     100    0     0    0    –       0",
         "model      model    -       1      0.20      0.10  0.30   2000  1    1    50%     0",
         f"# deciding below 10: {FEW_TEXT}",
+        "# rows over several targets: sdc, due and deciding are plain sums, pvf% and silent are weighted by the law's shares",
         "# note: mind this",
         "# 95 % intervals, n counts faults, differences rest on joint intervals; 93.4 s (3 min CPU) on cpu, float32",
     ]
@@ -147,6 +148,21 @@ def test_a_component_of_one_layer_is_said_once(result, row):
     assert other[other.index("Layers") :].count("head") == 2
     many = [row(f"l{i}", "layer", "body", estimate=0.01 + i / 1000) for i in range(TOP + 1)]
     assert "… and 1 more row of layers" in text_of(result([row("body"), *many]))
+
+
+def test_operations_of_a_component_itself_are_named_so(result, row):
+    rows = [row("block"), row("block", "layer", "block", n=7), row("block.conv", "layer", "block"), row("m", "model")]
+    text = text_of(result(rows))
+    layers = text[text.index("Layers") :]
+    named = [line.split("  ")[0].strip() or line.strip().split("  ")[0] for line in layers.splitlines()]
+    assert [name for name in named if "block" in name] == ["block", "block (itself)", "block.conv"]
+    assert "itself" not in text[: text.index("Layers")]
+    assert "itself" not in text_of(result(rows), plain=True)
+
+
+def test_says_which_dtypes_were_struck(corners, demo):
+    assert "on cpu, float32 and int64 struck" in " ".join(text_of(corners["mixed"]).split())
+    assert text_of(demo).rstrip().endswith("on cpu, float32")
 
 
 def test_eighty_columns_fold_names_where_they_part(result, row):

@@ -376,9 +376,18 @@ def test_an_index_selects_elements_and_addresses_join():
         ("op:conv/bwd/out", "unknown phase of an operation 'bwd'; did you mean 'fwd'? Known: fwd."),
         ("op:conv/fwd/third", "unknown operand of an operation 'third'. Known: first, out, second."),
         ("op:conv/fwd", "expected op:MODULE#OP.k/PHASE/OPERAND"),
+        (
+            "op:(root)#add.0/fwd/second",
+            "'(root)#add.0' has no second tensor operand that can be struck, only out",
+        ),
+        ("op:pool/fwd/second", "'pool#max_pool2d_with_indices.0' has no second tensor operand"),
+        ("op:", "address 'op:' names nothing; expected op:* or op:layer1.*"),
+        ("kv:", "expected kv:* or kv:0/key"),
+        ("input:", "expected input:* or input:0"),
         ("op:conv[9,9,9,9]", "index [9,9,9,9] is outside"),
         ("input:1", "unknown input '1'. Known: 0."),
-        ("kv:*", "no key/value cache to strike"),
+        ("kv:*", "no key/value cache to strike: no call of a module is given past_key_values"),
+        ("kv:*", "give --with generate=N, for a workload of your own a run= that calls generate()"),
         ("ip:0", "unknown kind of site 'ip'"),
     ],
 )
@@ -388,6 +397,49 @@ def test_addresses_that_select_nothing_say_what_there_is(address, message):
         survey(model, x).regions([address])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_layer_of_the_cache_that_is_not_there_is_told_as_one():
+    model, batch, run = subjects()["gpt"]
+    with pytest.raises(UsageError, match=r"^unknown cache layer 5; there are 0, 1$"):
+        survey(model, batch, run).regions(["kv:5"])
+
+
+def test_operations_are_listed_in_the_order_of_their_numbers():
+    class Sums(nn.Module):
+        def forward(self, x):
+            for _ in range(12):
+                x = x + 1
+            return x
+
+    with pytest.raises(UsageError) as error:
+        survey(Sums(), torch.ones(2)).regions(["op:(root)#add.77"])
+    listed = str(error.value).partition("Known: ")[2].rstrip(".").split(", ")
+    assert listed == [f"(root)#add.{k}" for k in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("front", "--at 'param:conv.*' --at 'param:norm.*'"),
+        ("param:front.*", "--at 'param:conv.*'"),
+        ("op:front", "--at 'op:conv.*' --at 'op:norm.*'"),
+        ("op:front/fwd/first", "--at 'op:conv.*'"),
+    ],
+)
+def test_a_component_is_no_address(address, said):
+    import unsilent
+    from unsilent.engine import PlainEngine
+
+    model, x, _ = subjects()["cnn"]
+    parts = {"front": ["conv.*", "norm.*"], "head": ["head.*"]}
+    engine = PlainEngine(unsilent.Workload(model, [x], components=parts))
+    with pytest.raises(UsageError) as error:
+        engine.regions([address])
+    assert "'front' is a component, and components are no addresses; say what is in it, like" in str(error.value)
+    assert said in str(error.value)
+    with pytest.raises(UsageError, match=r"^'head' is a module, not a parameter"):
+        engine.regions(["head"])
 
 
 def test_a_container_points_to_its_children():

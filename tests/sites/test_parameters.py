@@ -188,7 +188,7 @@ def test_replayed_fault_gives_the_same_bits(model):
         ("param:turned[1,2,3]", "outside"),
         ("param:empty", "cannot be struck"),
         ("param:flag", "cannot be struck"),
-        ("param:", "cannot read address"),
+        ("param:", "names nothing; expected param:\\*"),
     ],
 )
 def test_bad_addresses_say_what_is_wrong(model, address, found):

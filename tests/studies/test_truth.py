@@ -78,7 +78,7 @@ def test_bit_targets_are_near_the_truth_of_their_bit(workload, truth):
     whole = row(result, "last", "layer")
     values = [v for (name, _, _), v in truth.items() if name.startswith("last.")]
     assert abs(whole.estimate - np.mean(values)) < 4 * (whole.high - whole.low) / 3.92
-    heat = result.heat_map
+    (heat,) = result.heat_maps
     assert heat.layers == ("last",)
     assert heat.n == ((200,) * 32,)
     assert heat.fields[31] == "sign"

@@ -39,7 +39,9 @@ def _llama():
 
 def _t5():
     return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=99, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+        transformers.T5Config(
+            vocab_size=99, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0
+        )
     )
 
 
@@ -278,3 +280,92 @@ def test_user_settings_of_transformers_are_left(models):
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     load(f"hf:{models / 'gpt2'}")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+# -- generation --------------------------------------------------------------------------------------------------------
+
+
+def _by_hand(model, ids, count):
+    """Greedy decoding without a cache: the new tokens alone; what follows an end token is padding."""
+    rows = ids
+    for _ in range(count):
+        new = model(input_ids=rows, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+        ended = (rows[:, ids.shape[1] :] == IDS["eos_token_id"]).any(1, keepdim=True)
+        rows = torch.cat([rows, torch.where(ended, torch.full_like(new, IDS["eos_token_id"]), new)], 1)
+    return rows[:, ids.shape[1] :]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_generation_gives_the_new_tokens_alone(models, name, capfd):
+    options = {"generate": "5", "eval": "3", "length": "9"}
+    workload = load(f"hf:{models / name}", options)
+    model, (batch,) = workload.model(), workload.batches()
+    with torch.no_grad():
+        output, again = workload.run(model, batch), workload.run(model, batch)
+        expected = _by_hand(model, batch["input_ids"], 5)
+    assert output.shape[1] <= 5
+    assert torch.equal(output, expected[:, : output.shape[1]])
+    assert torch.equal(output, again)
+    assert repr(workload.judge) == "ExactSequence()"
+    assert workload.info["new_tokens"] == 5
+    assert capfd.readouterr() == ("", "")
+
+
+def test_generation_without_sampling_whatever_the_folder_says(models, tmp_path):
+    model = _gpt2()
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=True, temperature=5.0, repetition_penalty=9.0, max_length=10, **IDS
+    )
+    model.save_pretrained(tmp_path)
+    workload = load(f"hf:{tmp_path}", {"generate": "6", "eval": "2", "length": "9"})
+    model, (batch,) = workload.model(), workload.batches()
+    with torch.no_grad():
+        output = workload.run(model, batch)
+        assert torch.equal(output, _by_hand(model, batch["input_ids"], 6)[:, : output.shape[1]])
+
+
+def test_generation_with_a_decoder_of_its_own(models):
+    workload = load(f"hf:{models / 't5'}", {"generate": "4", "eval": "3"})
+    (batch,) = workload.batches()
+    assert batch.keys() == {"input_ids", "attention_mask"}
+    with torch.no_grad():
+        output = workload.run(workload.model(), batch)
+    assert output.shape[0] == 3
+    assert 1 <= output.shape[1] <= 4
+
+
+def test_prompts_leave_room_for_what_is_generated(models):
+    workload = load(f"hf:{models / 'gpt2'}", {"generate": "8"})
+    assert workload.batches()[0]["input_ids"].shape == (16, 16)  # of 24 positions
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "message"),
+    [
+        ("gpt2", "0", r"option 'generate' is 0; expected 1 to 23 \(new tokens"),
+        ("gpt2", "-1", "option 'generate' is -1"),
+        ("gpt2", "24", "option 'generate' is 24; expected 1 to 23"),
+        ("bert", "8", "BertForSequenceClassification cannot generate text; leave --with generate=8 out"),
+        ("vit", "8", "ViTForImageClassification cannot generate text"),
+        ("bert-bare", "8", "BertModel cannot generate text"),
+    ],
+)
+def test_generation_that_cannot_be(models, name, tokens, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        load(f"hf:{models / name}", {"generate": tokens})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_cache_is_a_site_of_what_is_generated_and_the_engines_agree(models):
+    from unsilent.studies.pvf import pvf
+
+    ref, fault = f"hf:{models / 'gpt2'}", "bitflip:bits=exponent_msb"
+    options = {"generate": 4, "eval": 2, "length": 6}
+    rows = {}
+    for engine in ("auto", "plain"):
+        done = pvf(ref, at="kv:*", fault=fault, trials=12, options=options, engine=engine)
+        rows[engine] = [(r.target, r.sdc, r.due, r.masked, r.benign) for r in done.rows]
+        assert {r.target for r in done.rows} >= {"kv", "kv:0", "kv:1"}
+    assert rows["auto"] == rows["plain"]
+    with pytest.raises(UsageError, match=r"no key/value cache to strike: .* give --with generate=N"):
+        pvf(ref, at="kv:*", trials=2, options={"eval": 2})

@@ -41,8 +41,8 @@ class Executor(Protocol):
         """After an interrupt: rows that were run and not yet handed out, if they can still be proven."""
         ...
 
-    def cpu_seconds(self) -> float:
-        """CPU time of the workers so far."""
+    def spent(self) -> tuple[float, float]:
+        """Wall and CPU seconds, workers included, since it was made or this was last asked."""
         ...
 
     def close(self) -> None:

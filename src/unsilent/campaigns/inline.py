@@ -11,6 +11,7 @@ import torch
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.runner import TrialRunner
 from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
+from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.workloads.base import InferenceWorkload
 
 
@@ -24,6 +25,7 @@ class InlineExecutor:
         observer: Observer | None = None,
         means: Means | None = None,
     ) -> None:
+        self._watch = Stopwatch()
         self._threads = torch.get_num_threads()
         self._held: list[TrialRow] = []
         self._release = getattr(workload, "release", None)
@@ -61,9 +63,9 @@ class InlineExecutor:
             self.runner.prove()
         return rows
 
-    def cpu_seconds(self) -> float:
-        """Nothing beside the driver's own process."""
-        return 0.0
+    def spent(self) -> tuple[float, float]:
+        """Seconds of this process since it was made, or this was last asked."""
+        return self._watch.lap()
 
     def close(self) -> None:
         """Put the thread count and the model's training mode back."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
+from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import UnsilentError, UsageError
 
 DEADLINE_FACTOR = 20
@@ -79,7 +80,8 @@ class ProcessExecutor:
         self._workers: list[_Worker] = []
         self._description: Description | None = None
         self._count = 0
-        self._cpu = 0.0
+        self._cpu = self._told = 0.0
+        self._watch = Stopwatch()
         self._pace = 0.05
         self._looked = time.monotonic()
 
@@ -302,9 +304,11 @@ class ProcessExecutor:
 
     # -- end ---------------------------------------------------------------------------------------------------
 
-    def cpu_seconds(self) -> float:
-        """CPU time of all workers, as far as they have told."""
-        return self._cpu + sum(w.cpu for w in self._workers)
+    def spent(self) -> tuple[float, float]:
+        """Wall and CPU seconds since it was made or this was last asked; of the workers what they have told."""
+        wall, cpu = self._watch.lap()
+        told, self._told = self._told, self._cpu + sum(w.cpu for w in self._workers)
+        return wall, cpu + self._told - told
 
     def salvage(self) -> list[TrialRow]:
         """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""

@@ -143,7 +143,7 @@ class TrialRunner:
 
     def explain(self) -> Json:
         """What the engine does for faults in these targets, as JSON values."""
-        return explain(self.engine, tuple(self.targets.values())).to_json()
+        return explain(self.engine, tuple(self.targets.values()), self.spec.workload).to_json()
 
     def draw(self, trial: TrialId) -> tuple[Fault, ...]:
         """The resolved faults of a trial, from its identity alone."""

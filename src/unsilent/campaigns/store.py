@@ -168,12 +168,12 @@ class Store:
         return (int(row[0]), str(row[1])) if row else (0, "")
 
     def note_usage(self, seconds: float, cpu_seconds: float) -> None:
-        """Add the time one run of the driver took."""
+        """Add the time that one session of trials took, its set-up included."""
         with self._errors(), self._db:
             self._db.execute("INSERT INTO usage VALUES (?, ?)", (seconds, cpu_seconds))
 
     def usage(self) -> tuple[float, float]:
-        """Wall and CPU seconds over all runs."""
+        """Wall and CPU seconds over all sessions that ran trials."""
         row = self._one("SELECT TOTAL(seconds), TOTAL(cpu_seconds) FROM usage")
         return (float(row[0]), float(row[1])) if row else (0.0, 0.0)
 

@@ -1,6 +1,6 @@
 """``unsilent VERB``: sets up the verbs, turns errors into one line and an exit code.
 
-Exit codes: 0 done, 1 the check found a problem, 2 bad usage or input, 130 interrupted.
+Exit codes: 0 done, 1 the check found a problem, 2 bad usage or input, 130 interrupted, 141 the reader of a pipe left.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageErro
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 INTERRUPTED = 130
+READER_LEFT = 141
+"""What a shell says of a program that SIGPIPE ended; the signal itself would end us when a worker dies, too."""
 
 app = typer.Typer(
     help="Makes silent data corruption in deep learning audible: inject faults, measure what they do.",
@@ -67,6 +69,7 @@ def run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code: Any = command.main(arguments, prog_name="unsilent", standalone_mode=False)
+        sys.stdout.flush()  # while a reader who left can still be noticed
         return _interrupted() if code == INTERRUPTED else int(code or 0)
     except _CommandError as error:
         message = str(getattr(error, "format_message")())  # noqa: B009
@@ -86,8 +89,17 @@ def run(arguments: list[str]) -> int:
     except UnsilentError as error:
         return _fail(str(error), 1)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of a pipe left: not our problem
-        return 0
+        return _reader_left()
+    except SystemExit as end:  # how click and rich end when they cannot write
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return _reader_left()
+
+
+def _reader_left() -> int:
+    """Nobody reads what we print (``unsilent … | head``): end quietly, as other programs do."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
+    return READER_LEFT
 
 
 def _interrupted() -> int:

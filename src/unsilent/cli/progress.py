@@ -63,7 +63,7 @@ class LineDisplay(NoDisplay):
         self._done = self._before = done
         self._total = total
         self._said = self._began = time.monotonic()
-        print(f"{total} trials" + (f", {done} of them stored already" if done else ""), file=sys.stderr)
+        print(f"{total:,} trials" + (f", {done:,} of them stored already" if done else ""), file=sys.stderr)
 
     def trial(self, row: TrialRow) -> None:
         self._done += 1
@@ -72,7 +72,7 @@ class LineDisplay(NoDisplay):
             self._said = now
             rate = (self._done - self._before) / (now - self._began)
             left = (self._total - self._done) / rate
-            print(f"{self._done}/{self._total} trials, {rate:.0f}/s, {left:.0f} s left", file=sys.stderr)
+            print(f"{self._done:,}/{self._total:,} trials, {rate:,.0f}/s, {left:.0f} s left", file=sys.stderr)
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
         print(f"trial {trial}: its worker {why}; recorded, going on", file=sys.stderr)

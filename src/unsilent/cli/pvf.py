@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 ENGINES = ("auto", "plain")
 
 
+OF_TRIALS = (
+    "trials", "assertion", "unit", "confidence", "interval", "fit_per_bit", "deadline", "store", "html",
+)  # fmt: skip
+"""Options that mean nothing where no trial is run."""
+
+
 def pvf(
+    context: typer.Context,
     workload: o.Workload,
     trials: Annotated[int, typer.Option(help="Trials per target and number of flips.")] = 1000,
     flips: Annotated[str | None, typer.Option(help="Faults per trial, like 1,8,128.", show_default="1")] = None,
@@ -79,14 +86,15 @@ def pvf(
     """
     from unsilent.campaigns import Budget, Store, make_executor
     from unsilent.cli.progress import make_observer
+    from unsilent.report.fit import check_rate
     from unsilent.studies.gates import Gate
     from unsilent.studies.pvf import make_spec, run_pvf
     from unsilent.studies.tallies import Question
 
+    if explain:
+        _refuse_of_trials(context)
     question = Question.asked(unit, confidence, interval)
     gates = [Gate.parse(text) for text in assertion or ()]
-    if fit_per_bit is not None and not 0 <= fit_per_bit < float("inf"):
-        raise UsageError(f"--fit-per-bit is {fit_per_bit}; expected failures per 1e9 hours and bit, 0 or more")
     if threads < 1:
         raise UsageError(f"--threads is {threads}; expected 1 or more")
     spec = make_spec(
@@ -94,6 +102,8 @@ def pvf(
         at=tuple(at or ("param:*",)), per=per, law=law, judge=judge, seed=seed, device=_device(device), dtype=dtype,
         threads=threads,
     )  # fmt: skip
+    if fit_per_bit is not None:
+        check_rate(fit_per_bit, spec.transient)
     means = _means(engine, memory)
     chosen = executor or ("processes" if jobs > 1 else "serial")
     if explain:
@@ -121,6 +131,16 @@ def pvf(
     for line in failures:
         print(f"unsilent: assertion failed: {line}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _refuse_of_trials(context: typer.Context) -> None:
+    """Options that were given and that ``--explain`` would ignore."""
+    words = {p.name: p.opts[0] for p in context.command.params}
+    given = [
+        words[name] for name in OF_TRIALS if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise UsageError(f"--explain runs no trial: leave out {', '.join(given)}")
 
 
 def _means(engine: str, memory: str | None) -> Means:

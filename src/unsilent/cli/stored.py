@@ -24,12 +24,15 @@ def report(
     """Show a stored campaign again: table and HTML report, in any unit and at any confidence."""
     from unsilent.campaigns import Store
     from unsilent.cli.pvf import report_path, show
+    from unsilent.report.fit import check_rate
     from unsilent.studies.analysis import analyse
     from unsilent.studies.tallies import Question
 
     page = report_path(store, html)
     question = Question.asked(unit, confidence, interval)
     with Store(store) as opened:
+        if fit_per_bit is not None:
+            check_rate(fit_per_bit, opened.spec.transient)
         result = analyse(opened, question)
     show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit)
     if not as_json:

@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from unsilent.engine.clock import clock
@@ -29,21 +28,20 @@ from unsilent.engine.memory import default_budget, plan_memory
 from unsilent.engine.plain import PlainEngine, TrialOutcome, acting_in, same_outputs
 from unsilent.engine.recorder import record
 from unsilent.engine.replay import Replayer
+from unsilent.engine.shake import look_blindly, shake
 from unsilent.engine.starts import start_of
 from unsilent.engine.tape import Node, Unrecordable
 from unsilent.engine.values import Diverged, Holders, look
+from unsilent.engine.witness import Witness, Witnesses
 from unsilent.errors import UnsilentError
-from unsilent.faults import Fault, Region, fault_model
+from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient
 from unsilent.outcomes.base import Judge
 from unsilent.sites import Parameters
 from unsilent.sites.inputs import named_inputs
-from unsilent.sites.memory import dtype_name
-from unsilent.sites.striking import strikeable
 from unsilent.workloads.base import InferenceWorkload
 
-SHAKES = ("scale:factor=1.5,count=4", "bitflip:bits=0")
-"""What every parameter suffers when a tape is tried: so strongly first that nothing hides; gently if the run then diverges."""
+NO_BLOCKS = "no operation is of a kind that can be computed in blocks"
 
 TIMED = 3
 """Plain runs of a batch that are timed; the median counts."""
@@ -72,6 +70,7 @@ class CachedEngine(PlainEngine):
         memory: int | None = None,
         sharers: int = 1,
     ) -> None:
+        self.witnesses = Witnesses()
         super().__init__(workload, device=device, dtype=dtype, judge=judge)
         self.memory, self.sharers = memory, sharers
         self.diverged = 0
@@ -79,18 +78,18 @@ class CachedEngine(PlainEngine):
         self.reasons: dict[int, str] = {}
         self.setup_seconds = 0.0
         self.ledger = Ledger()
-        self._telling: dict[int, list[Fault]] = {}
-        """The last trial that changed the output of each batch."""
         self.packing = Packing()
         self._ready: dict[int, Any] = {}
+        """Outputs of the trial at hand that are known already, by batch."""
         self._plain_seconds: list[float] = []
         self.record()
 
     def record(self) -> None:
         """Put every batch on a tape, and check each before it is trusted."""
         start = time.process_time()
-        self.replayers, self.reasons, self._telling, self.ledger = [], {}, {}, Ledger()
-        self._plain_seconds = []
+        self.replayers, self.reasons, self.ledger = [], {}, Ledger()
+        self._plain_seconds, self._ready, self._operations = [], {}, False
+        self._shaken: set[object] = set()
         scratch = {id(t) for t, _ in self._scratch}
         self._watched = [t for t, _ in self._writes() if id(t) not in scratch]
         self._versions = self._count_writes()
@@ -129,77 +128,72 @@ class CachedEngine(PlainEngine):
         """Hold the golden values that the budget allows, and try what can be tried with them."""
         able = [(i, r) for i, r in enumerate(self.replayers) if r is not None]
         device = able[0][1].tape.device if able else torch.device("cpu")
-        budget = (default_budget(device) if self.memory is None else self.memory) // self.sharers
-        self.plan = plan_memory([r.tape for _, r in able], budget)
+        budget = default_budget(device) if self.memory is None else self.memory
+        self.plan = plan_memory(
+            [r.tape for _, r in able], budget, operations=float(self._operations), sharers=self.sharers
+        )
         for (i, replayer), keep in zip(able, self.plan.keep, strict=True):
+            replayer.release()
             with torch.no_grad():
                 replayer.fill(keep.__contains__)
                 replayer.try_blocks()
             try:
-                if replayer.tape.unexplained:
-                    self._shake(i, replayer)
-                self._strike_unread(i, replayer)
+                self._check_hidden(i, replayer)
             except Unrecordable as why:
                 self.reasons[i] = str(why)
                 self.replayers[i] = None
 
-    def _shake(self, i: int, replayer: Replayer) -> None:
-        """Corrupt every parameter and input at once: what the tape does not see (compiled code, say) would not follow."""
-        for regions, text, mixed in self._shakes(i, replayer):
-            model = fault_model(text)
-            faults = [
-                fault
-                for region in regions
-                if (room := model.capacity((region,)))
-                for fault in model.with_count(min(4, room)).draw((region,), np.random.default_rng(0))
-            ]
-            with self._in_memory(faults):
-                try:
-                    expected = super()._evaluate(i, [*faults, *mixed])
-                    (found,) = self._take(i, replayer, [[*faults, *mixed]], in_memory=True)
-                except Exception:  # noqa: S112 - the run takes another way then, or fails
-                    continue
-                finally:
-                    replayer.forget()
-            if isinstance(found, Diverged):
-                continue
-            if not same_outputs(expected, found):
-                raise Unrecordable(
-                    "the output depends on parameters or inputs by something other than operations (compiled code?)"
-                )
-            return
-        raise Unrecordable("numbers that no operation made come into it, and where from could not be found out")
+    def _check_hidden(self, i: int, replayer: Replayer) -> None:
+        """That nothing but what is on the tape matters: once for batches that do the same."""
+        tape = replayer.tape
+        what = (*(n.name for n in tape.nodes), *((v.nbytes, *v.home.shape) for v in tape.values))
+        if tape.unexplained or what not in self._shaken:
+            with torch.no_grad():
+                look_blindly(self, i, replayer, partial(assemble, replayer))
+            shake(self, i, tape)
+            self._shaken.add(what)
 
-    def _strike_unread(self, i: int, replayer: Replayer) -> None:
-        """Parameters that no operation reads must not change a thing; else Python reads them behind our back."""
-        unread = [
-            site.region
-            for site in self.parameters.sites.values()
-            if site.memory.tensor.untyped_storage().data_ptr() not in replayer.tape.by_storage
-        ]
-        model = fault_model(SHAKES[0])
-        faults = [f for r in unread if model.capacity((r,)) > 3 for f in model.draw((r,), np.random.default_rng(0))]
-        if not faults:
-            return
-        with self._in_memory(faults):
-            try:
-                same = same_outputs(self.golden[i], self._run(self.batches[i]))
-            except Exception:
-                same = False
-        if not same:
-            raise Unrecordable("a parameter that no operation reads changes the output")
+    def plainly(self, batch: int, faults: Sequence[Fault]) -> Any:
+        """The output of a plain run of one batch; faults of parameters are in place."""
+        return super()._evaluate(batch, faults)
 
-    def _shakes(self, i: int, replayer: Replayer) -> Iterator[tuple[Sequence[Region], str, list[Fault]]]:
-        """What to corrupt: everything strongly, then gently, should the run take another way."""
-        regions = self.parameters.select("param:*") if self.parameters.sites else ()
-        mixed = mixed_inputs(self.batches[i], i)
-        yield from ((regions, text, mixed) for text in SHAKES)
+    def prepare(self, faults: Sequence[Fault]) -> None:
+        """As `PlainEngine.prepare`, and get ready what faults in values of a run need, before any memory is struck."""
+        super().prepare(faults)
+        if any(is_transient(f.site) for f in faults):
+            self.prepare_for_runs()
+
+    def prepare_for_runs(self) -> None:
+        """Hold the golden values that faults in operations and inputs need, and measure rows; done once."""
+        if self._operations:
+            return
+        self._operations = True
+        self._refresh()
+        self._hold()
+        for replayer in self.replayers:
+            if replayer is not None:
+                replayer.rows.measure(replayer)
+
+    def on_tape(self, batch: int, faults: Sequence[Fault]) -> Any:
+        """The same from the tape; raises `Diverged`."""
+        replayer = self.replayers[batch]
+        assert replayer is not None
+        try:
+            (found,) = self._take(batch, replayer, [faults], in_memory=True)
+        finally:
+            replayer.forget()
+        if isinstance(found, Diverged):
+            raise found
+        return found
 
     @property
     def partial_kernels(self) -> bool | str:
         """Whether any operation is computed in blocks of outputs, or why none is."""
         able = [r for r in self.replayers if r is not None]
-        return any(r.blocks for r in able) or "no operation gave the same bits in aligned blocks at less cost"
+        if any(r.blocks for r in able):
+            return True
+        why = sum((r.whole for r in able), Counter[str]())
+        return "operations: " + ", ".join(f"{n} {reason}" for reason, n in why.items()) if why else NO_BLOCKS
 
     @property
     def stacking(self) -> bool | str:
@@ -218,11 +212,16 @@ class CachedEngine(PlainEngine):
 
     def trials(self, many: Sequence[Sequence[Fault]]) -> Iterator[TrialOutcome]:
         """As `PlainEngine.trials`; trials go through the tape together where that is cheaper."""
+        self._refresh()
         transient = all(is_transient(f.site) for faults in many for f in faults)
+        if transient and any(many):
+            self.prepare_for_runs()
         together = len(many) > 1 and (transient or (self._could_pack() and self.packing.next()))
         begun = time.process_time()
         ready = self._packed(many, transient) if together else {}
         for i, faults in enumerate(many):
+            if self._refresh():  # whoever is given the outcomes may write into the model
+                ready = {}
             self._ready = ready.pop(i, {})
             try:
                 outcome = self.trial(faults)
@@ -239,7 +238,10 @@ class CachedEngine(PlainEngine):
 
     def _could_pack(self) -> bool:
         """Whether packing parameter faults promises anything; measures what it then needs."""
-        able = [r for r in self.replayers if r is not None and 2 * r.largest < PACK_BYTES and r.packs]
+        try:
+            able = [r for r in self.replayers if r is not None and 2 * r.largest < PACK_BYTES and r.packs]
+        except Diverged:  # golden values cannot be made again: each trial finds that out for itself
+            return False
         for replayer in able:
             replayer.rows.measure(replayer)
         return bool(able)
@@ -271,7 +273,12 @@ class CachedEngine(PlainEngine):
             return {}
         finally:
             replayer.forget()
-        return {i: out for (i, _), out in zip(sharing, outputs, strict=True) if not isinstance(out, Diverged)}
+        found = {i: out for (i, _), out in zip(sharing, outputs, strict=True) if not isinstance(out, Diverged)}
+        company = [acting for _, acting in sharing]
+        for place, (i, _) in enumerate(sharing):
+            if i in found:
+                self.witnesses.add(batch, company, place, found[i] is not self.golden[batch])
+        return found
 
     def _evaluate(self, batch: int, faults: Sequence[Fault]) -> Any:
         if batch in self._ready:
@@ -279,8 +286,6 @@ class CachedEngine(PlainEngine):
         replayer, key = self.replayers[batch], class_of(batch, faults)
         if replayer is None or self.ledger.skips(key):
             return super()._evaluate(batch, faults)
-        if any(is_transient(f.site) for f in faults):
-            replayer.rows.measure(replayer)  # not this trial's cost
         begun = time.process_time()
         try:
             (found,) = self._take(batch, replayer, [faults], in_memory=True)
@@ -297,8 +302,7 @@ class CachedEngine(PlainEngine):
         finally:
             replayer.forget()
         self.ledger.add(key, time.process_time() - begun, self._plain_seconds[batch])
-        if found is not self.golden[batch]:
-            self._telling[batch] = list(faults)
+        self.witnesses.add(batch, [list(faults)], 0, found is not self.golden[batch])
         return found
 
     def _take(
@@ -312,7 +316,7 @@ class CachedEngine(PlainEngine):
             starts = [start_of(replayer.tape, self.parameters, faults) for faults in many]
             if not in_memory:
                 for start, faults in zip(starts, many, strict=True):
-                    start.memory = partial(self._in_memory, faults)
+                    start.memory = partial(self.in_memory, faults)
                     if start.dirty:
                         raise Diverged("a parameter is part of the output")
             return [
@@ -323,50 +327,53 @@ class CachedEngine(PlainEngine):
     # -- proofs ------------------------------------------------------------------------------------------------
 
     def check_intact(self) -> None:
-        """As `PlainEngine.check_intact`; and trials that changed an output, run plainly, must give the same bits.
+        """As `PlainEngine.check_intact`; and a random trial of each batch, run plainly, must give the bits of the tape.
 
-        That is the last such trial of each batch.
+        It is drawn from those that went through the tape since the last proof, in the company that it went in.
 
         Raises:
             UnsilentError: it does not.
         """
         super().check_intact()
-        telling, self._telling = getattr(self, "_telling", {}), {}
-        for batch, faults in telling.items():
-            with self._in_memory(faults):
-                try:
-                    same = same_outputs(super()._evaluate(batch, faults), self._evaluate(batch, faults))
-                except Exception:
-                    same = False
-            if not same:
+        for witness in self.witnesses.take():
+            if not self._stands(witness):
                 raise UnsilentError(
-                    f"shortcuts gave other bits than a plain run ({faults[0].describe()}); nothing since the last proof is "
-                    "stored: use --engine plain, and report this as a defect"
+                    f"shortcuts gave other bits than a plain run ({witness.faults[0].describe()}); nothing since the last "
+                    "proof is stored: use --engine plain, and report this as a defect"
                 )
 
-    def _in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
-        if self._versions != self._count_writes():
-            self.parameters = Parameters(self.model)
-            self.weights_hash = self.parameters.hash()
-            self._record_golden()
-            self.record()
-        return super()._in_memory(faults)
+    def _stands(self, witness: Witness) -> bool:
+        """Whether a trial gives the same bits on the tape and plainly."""
+        batch, faults, replayer = witness.batch, witness.faults, self.replayers[witness.batch]
+        assert replayer is not None
+        try:
+            with self.in_memory(faults):
+                plain = self.plainly(batch, faults)
+                if len(witness.company) == 1:
+                    return same_outputs(plain, self.on_tape(batch, faults))
+            return same_outputs(plain, self._take(batch, replayer, witness.company)[witness.place])
+        except Exception:
+            return False
+        finally:
+            replayer.forget()
+
+    def in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
+        self._refresh()
+        return super().in_memory(faults)
+
+    def _refresh(self) -> bool:
+        """Record again where somebody has written into the model; whether that was so."""
+        if self._versions == self._count_writes():
+            return False
+        self.parameters, self.witnesses = Parameters(self.model), Witnesses()
+        self.weights_hash = self.parameters.hash()
+        self._record_golden()
+        self.record()
+        return True
 
     def _count_writes(self) -> list[int]:
         """What changes when anyone but us writes into the model: the recording is stale then."""
         return [tensor._version for tensor in self._watched]
-
-
-def mixed_inputs(batch: Any, step: int) -> list[Fault]:
-    """Faults that exchange a few elements of every input, so that all values are ones that do occur."""
-    faults = []
-    for name, tensor in named_inputs(batch):
-        if strikeable(tensor) and tensor.numel() > 1:
-            elements = np.unique(np.linspace(0, tensor.numel() - 1, 8).astype(np.int64))
-            shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
-            swapped = np.ascontiguousarray(elements[::-1])
-            faults.append(Fault(f"input:{name}", dtype, shape, elements, "copy_from", swapped, step=step))
-    return faults
 
 
 def assemble(replayer: Replayer, dirty: Holders) -> Any:
@@ -374,7 +381,7 @@ def assemble(replayer: Replayer, dirty: Holders) -> Any:
     memo: dict[int, Any] = {}
     for leaf, window in replayer.tape.leaves:
         holder = dirty.get(window.value)
-        memo[id(leaf)] = leaf if holder is None else look(holder, window)
+        memo[id(leaf)] = leaf.clone() if holder is None else look(holder, window)  # a judge may write into it
     return copy.deepcopy(replayer.tape.output, memo)
 
 

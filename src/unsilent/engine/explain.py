@@ -5,13 +5,13 @@ A fault re-executes at most what its tape says can depend on it. Batches without
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.engine.memory import plan_memory, remake_seconds
+from unsilent.engine.memory import plan_memory, remade
 from unsilent.engine.plain import PlainEngine
 from unsilent.engine.reach import Source, costs, per_member, reach, readers_of
 from unsilent.engine.tape import Tape
@@ -37,29 +37,38 @@ class Struck(NamedTuple):
     occurrence: int | None
 
 
-def explain(engine: PlainEngine, targets: Sequence[Target]) -> Explanation:
+class Known(NamedTuple):
+    """The tape of a batch, and which golden values are held."""
+
+    tape: Tape
+    kept: Collection[int]
+
+
+def explain(engine: PlainEngine, targets: Sequence[Target], workload: str | None = None) -> Explanation:
     """Describe what an engine does for faults in ``targets``.
 
     Args:
         engine: any; one without ``replayers`` runs everything plainly. targets: of any level; elements weigh the same.
+        workload: what the campaign calls it; default the name that the workload has itself.
     """
+    if any(r.step is not None for t in targets for r in t.regions):
+        engine.prepare_for_runs()
     replayers: Sequence[Any] = getattr(engine, "replayers", ()) or [None] * len(engine.batches)
-    tapes: list[Tape | None] = [None if r is None else r.tape for r in replayers]
-    known = [t for t in tapes if t is not None]
-    total = sum(float(costs(t).sum()) for t in known)
-    again = sum(remake_seconds(r.tape, r.kept.keys()) for r in replayers if r is not None)
+    tapes = [None if r is None else Known(r.tape, r.kept.keys()) for r in replayers]
+    known = [t.tape for t in tapes if t is not None]
+    rows = tuple(_rows(engine, targets, tapes))
     said = getattr(engine, "setup_seconds", None)
     return Explanation(
-        workload=engine.workload.name,
+        workload=workload or engine.workload.name,
         engine="plain" if type(engine) is PlainEngine else "auto",
-        batches=len(tapes),
+        batches=len(engine.batches),
         recorded=len(known),
         operations=sum(_operations(t) for t in known),
         golden_seconds=engine.golden_seconds,
         setup_seconds=None if said is None else float(said),
-        remade=again / total if total else 0.0,
-        rows=tuple(_rows(engine, targets, tapes)),
-        holding=_holding(engine, replayers),
+        remade=rows[-1].remade if rows else 0.0,
+        rows=rows,
+        holding=_holding(engine, targets, tapes, rows),
         shortcuts=tuple(_shortcuts(engine, len(known))),
         reasons=tuple(Reason(b, str(w)) for b, w in sorted(dict(getattr(engine, "reasons", {})).items())),
         notes=tuple(map(str, getattr(engine, "notes", ()))),
@@ -70,23 +79,28 @@ def _operations(tape: Tape) -> int:
     return sum(n.func is not None for n in tape.nodes)
 
 
-def _rows(engine: PlainEngine, targets: Sequence[Target], tapes: Sequence[Tape | None]) -> Iterable[Work]:
-    """Components, their layers, and the model."""
+def _rows(engine: PlainEngine, targets: Sequence[Target], tapes: Sequence[Known | None]) -> Iterable[Work]:
+    """Components, each followed by its layers, and the model last."""
     regions = {id(r): (t.component, r) for t in targets for r in t.regions}  # the targets of a tensor's bits share it
     spent = _spent(engine, {_struck(r) for _, r in regions.values()}, tapes)
-    groups: dict[tuple[str, str, str], list[Region]] = {}
+    components: dict[str, dict[str, list[Region]]] = {}
     for component, region in regions.values():
-        layer = parse_site(region.site).layer
-        for key in (("component", component, ""), ("layer", layer, component), ("model", MODEL, "")):
-            groups.setdefault(key, []).append(region)
+        components.setdefault(component, {}).setdefault(parse_site(region.site).layer, []).append(region)
+    groups: list[tuple[str, str, str, list[Region]]] = []
+    for component, layers in components.items():
+        groups.append((component, "component", "", [r for members in layers.values() for r in members]))
+        groups += [(layer, "layer", component, members) for layer, members in layers.items()]
+    groups.append((MODEL, "model", "", [r for _, r in regions.values()]))
     every = sum(r.size for _, r in regions.values())
-    for (level, name, parent), members in groups.items():
+    for name, level, parent, members in groups:
         elements = sum(r.size for r in members)
-        # Operations run and seconds, of trials and of plain runs, in expectation over the elements.
-        work = sum((r.size * spent[_struck(r)] for r in members), start=np.zeros((2, 2)))
-        ran, plain = work.tolist()
-        shares = [a / b if b else 0.0 for a, b in zip(ran, plain, strict=True)]
-        yield Work(name, level, parent, elements, elements / every if every else 0.0, *shares)
+        # In expectation over the elements.
+        ran, again, plain = sum((r.size * spent[_struck(r)] for r in members), start=np.zeros((3, 2)))
+        operations, seconds, remade = (
+            float(a / b) if b else 0.0
+            for a, b in ((ran[0], plain[0]), (ran[1] + again[1], plain[1]), (again[1], plain[1]))
+        )
+        yield Work(name, level, parent, elements, elements / every if every else 0.0, operations, seconds, remade)
 
 
 def _struck(region: Region) -> Struck:
@@ -94,25 +108,30 @@ def _struck(region: Region) -> Struck:
 
 
 def _spent(
-    engine: PlainEngine, struck: Iterable[Struck], tapes: Sequence[Tape | None]
+    engine: PlainEngine, struck: Iterable[Struck], tapes: Sequence[Known | None]
 ) -> dict[Struck, NDArray[np.float64]]:
-    """For each tensor, what a fault in it runs and what a plain run takes: float64[2, 2], columns operations and seconds."""
-    full = np.array([[0.0, 0.0] if t is None else [_operations(t), costs(t).sum()] for t in tapes])
+    """For each tensor, what depends on a fault in it, what golden values take that are made again for it, and a plain run.
+
+    Returns float64[3, 2], columns operations and seconds.
+    """
+    full = np.array([[0.0, 0.0] if t is None else [_operations(t.tape), costs(t.tape).sum()] for t in tapes])
     known = np.array([t is not None for t in tapes])
     # What is not on a tape is taken to be as long as what is.
     full[~known] = full[known].mean(0) if known.any() else (1.0, engine.golden_seconds / max(1, len(tapes)))
-    found = {s: np.zeros((2, 2)) for s in struck}
-    for step, tape in enumerate(tapes):
+    found = {s: np.zeros((3, 2)) for s in struck}
+    for step, batch in enumerate(tapes):
         here = [s for s in found if s.step is None or s.step == step]
-        ran = np.tile(full[step], (len(here), 1))
-        if tape is not None:
+        ran, again = np.tile(full[step], (len(here), 1)), np.zeros((len(here), 2))
+        if batch is not None:
+            tape = batch.tape
             sources = [source_of(tape, engine.parameters, s) for s in here]
             placed = [i for i, source in enumerate(sources) if source is not None]
             weights = np.stack([[n.func is not None for n in tape.nodes], costs(tape)], axis=1)
-            closure = reach(tape, [s for s in sources if s is not None]).ran
-            ran[placed] = per_member(closure, weights, len(placed))
-        for tensor, executed in zip(here, ran, strict=True):
-            found[tensor] += np.stack([executed, full[step]])
+            reached = reach(tape, [s for s in sources if s is not None])
+            ran[placed] = per_member(reached.ran, weights, len(placed))
+            again[placed] = per_member(remade(tape, reached.needed, batch.kept), weights, len(placed))
+        for tensor, executed, made in zip(here, ran, again, strict=True):
+            found[tensor] += np.stack([executed, made, full[step]])
     return found
 
 
@@ -135,11 +154,19 @@ def source_of(tape: Tape, parameters: Parameters, struck: Struck) -> Source | No
     return Source(nodes=tuple(r for r in tape.values[entry.window.value].readers if r >= entry.position))
 
 
-def _holding(engine: PlainEngine, replayers: Sequence[Any]) -> Holding:
-    used = [r for r in replayers if r is not None]
-    best = plan_memory([r.tape for r in used], LARGEST)
-    held = best.minimum + sum(r.tape.values[v].nbytes for r in used for v in r.kept)
-    return Holding(getattr(engine, "memory", None), held, best.minimum, best.wanted)
+def _holding(
+    engine: PlainEngine, targets: Sequence[Target], tapes: Sequence[Known | None], rows: Sequence[Work]
+) -> Holding:
+    used = [t for t in tapes if t is not None]
+    best = plan_memory([t.tape for t in used], LARGEST)
+    held = best.minimum + sum(t.tape.values[v].nbytes for t in used for v in t.kept)
+    sharers, enough = getattr(engine, "sharers", 1), None
+    if held < best.wanted and any(row.remade for row in rows):
+        keeps = iter(best.keep)
+        all_held = [None if t is None else Known(t.tape, next(keeps)) for t in tapes]
+        if not any(row.remade for row in _rows(engine, targets, all_held)):
+            enough = best.wanted * sharers
+    return Holding(getattr(engine, "memory", None), held, best.minimum, best.wanted, sharers, enough)
 
 
 def _shortcuts(engine: PlainEngine, recorded: int) -> Iterable[Shortcut]:

@@ -53,8 +53,9 @@ def plan_memory(
     *,
     weights: Sequence[Mapping[int, float]] | None = None,
     operations: float = 0.0,
+    sharers: int = 1,
 ) -> Plan:
-    """Choose what to hold in ``budget`` bytes, which all tapes share.
+    """Choose what to hold in ``budget`` bytes, which ``sharers`` workers share, and in each of them all tapes.
 
     Args:
         tapes: with the cost of each operation in ``seconds``.
@@ -62,14 +63,12 @@ def plan_memory(
         operations: share of the faults that strike results of operations.
 
     Raises:
-        UsageError: the budget is below the minimum.
+        UsageError: a worker's share of the budget is below the minimum.
     """
     minimum = sum(map(held_anyway, tapes))
-    if budget < minimum:
-        raise UsageError(
-            f"a memory budget of {human_bytes(budget)} is too small: outputs and constants of {len(tapes)} batches take "
-            f"{human_bytes(minimum, up=True)}; give at least that, fewer batches, or --engine plain"
-        )
+    if budget // sharers < minimum:
+        raise _too_small(budget, sharers, minimum, len(tapes))
+    budget //= sharers
     laws = [parameter_bytes(tape) for tape in tapes] if weights is None else weights
     sizes = [np.array([v.nbytes for v in tape.values], np.int64) for tape in tapes]
     shared: dict[object, _Order] = {}
@@ -91,6 +90,16 @@ def plan_memory(
     return Plan(tuple(map(frozenset, keep)), held, minimum, wanted)
 
 
+def _too_small(budget: int, sharers: int, minimum: int, batches: int) -> UsageError:
+    """Speaks of the whole, as ``--memory`` does."""
+    each = f" is {human_bytes(budget // sharers)} for each of {sharers} workers" if sharers > 1 else " is too small"
+    need = "1 batch needs" if batches == 1 else f"{batches} batches need"
+    return UsageError(
+        f"--memory {human_bytes(budget)}{each}: {need} {human_bytes(minimum, up=True)} for outputs and constants; "
+        f"give at least {human_bytes(minimum * sharers, up=True)}, fewer batches, or --engine plain"
+    )
+
+
 def held_anyway(tape: Tape) -> int:
     """Bytes that a tape holds whatever is planned: constants that the recorder copied, and the outputs."""
     own = set(tape.by_storage.values())
@@ -110,8 +119,12 @@ def remake_seconds(
 ) -> float:
     """Expected seconds in which one trial makes golden values again, when those of ``keep`` are held."""
     sources, odds = _sources(tape, parameter_bytes(tape) if weights is None else weights, operations)
-    needed = _Graph(tape).demand(reach(tape, sources).needed, set(keep))[1]
-    return float(weigh(needed, odds) @ costs(tape))
+    return float(weigh(remade(tape, reach(tape, sources).needed, keep), odds) @ costs(tape))
+
+
+def remade(tape: Tape, needed: Sequence[Bits], keep: Collection[int]) -> list[Bits]:
+    """By operation, the faults under which it is executed for golden values, which they need by value, beyond ``keep``."""
+    return _Graph(tape).demand(needed, set(keep))[1]
 
 
 def _sources(tape: Tape, law: Mapping[int, float], operations: float) -> tuple[list[Source], NDArray[np.float64]]:

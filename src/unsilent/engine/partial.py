@@ -44,6 +44,14 @@ def channels_of(node: Node) -> int:
     return channels if channels > BLOCK else 0
 
 
+OTHER_BITS, NOT_CHEAPER, NOT_HELD = (
+    "with other bits in blocks",
+    "not cheaper in blocks (measured; may vary)",
+    "with golden values not held (memory)",
+)
+"""Why an operation of the right kind is not computed in blocks."""
+
+
 class Blocks:
     """One operation, computed in blocks of its outputs."""
 
@@ -81,19 +89,31 @@ class Blocks:
         return True
 
     def struck(self, value: int, offsets: NDArray[np.int64]) -> set[int] | None:
-        """The blocks that corrupted elements of a value reach, by their places in its storage; None: not in blocks."""
+        """The blocks that corrupted bytes of a value reach, by their places in its storage; None: not in blocks."""
         blocks: set[int] = set()
         for k, window in enumerate(self.node.reads):
             if window.value != value:
                 continue
-            if k not in self._dims or window.shape[self._dims[k]] != self.channels:
+            if k not in self._dims or window.shape[self._dims[k]] != self.channels or _overlaps(window):
                 return None
-            blocks |= set((_coordinates(window, offsets, self._dims[k]) // BLOCK).tolist())
+            places = offsets // window.dtype.itemsize
+            blocks |= set((_coordinates(window, places, self._dims[k]) // BLOCK).tolist())
         return None if any(b >= self.channels // BLOCK for b in blocks) else blocks
 
 
+def _overlaps(window: Window) -> bool:
+    """Whether an element of the memory may stand in several places of a window (expanded, unfolded)."""
+    reach = 0
+    for stride, size in sorted(zip(window.stride, window.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
 def _coordinates(window: Window, offsets: NDArray[np.int64], dim: int) -> NDArray[np.int64]:
-    """Positions along a dimension of the elements at ``offsets`` of the storage that are inside a dense window."""
+    """Positions along a dimension of the elements at ``offsets`` of the storage that are inside a window without overlap."""
     rest = offsets - window.offset
     dim %= len(window.shape)
     found = np.zeros_like(rest)

@@ -28,6 +28,7 @@ from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, all_of, classify, sample_count
 from unsilent.outcomes.tensors import differing, leaves, nonfinite
 from unsilent.sites import Operations, Parameters, Strike, Survey
+from unsilent.sites.addresses import component_hint
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.user import user_code
 
@@ -85,6 +86,10 @@ class PlainEngine:
         self.judge: Judge = judge or workload.judge
         self.model = place_model(workload.model(), device, dtype)
         self.batches: Sequence[Any] = [place(b, device, dtype) for b in workload.batches()]
+        if any(t.is_inference() for t in (*self.model.parameters(), *self.model.buffers())):
+            raise UsageError(
+                "the model was built under torch.inference_mode(), so it cannot be watched; build it outside"
+            )
         self.parameters = Parameters(self.model)
         self.survey = Survey(self.model, self.batches, self._watch)
         self.seeded = False
@@ -143,15 +148,15 @@ class PlainEngine:
         """Inject, evaluate every batch a fault acts in, take back. No fault at all is a masked trial that need not run."""
         if not faults:
             return TrialOutcome(tuple(all_of(Outcome.MASKED, n) for n in self.samples))
-        self._check_sites(faults)
+        self.prepare(faults)
         outcomes: list[BatchOutcome] = []
         error = ""
         each = bool(self._scratch)  # then one evaluation may overwrite the fault that the next is to meet
-        with nullcontext() if each else self._in_memory(faults):
+        with nullcontext() if each else self.in_memory(faults):
             for batch in range(len(self.batches)):
                 acting = acting_in(batch, faults)
                 try:
-                    with self._in_memory(faults) if each else nullcontext():
+                    with self.in_memory(faults) if each else nullcontext():
                         outcomes.append(self._outcome(batch, acting))
                 except (KeyboardInterrupt, InjectionError):
                     raise
@@ -179,11 +184,11 @@ class PlainEngine:
 
     def output(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of one batch under faults (those that act in it), which are taken back; raises what the model raises."""
-        self._check_sites(faults)
-        with self._in_memory(faults):
+        self.prepare(faults)
+        with self.in_memory(faults):
             return self._evaluate(batch, acting_in(batch, faults))
 
-    def _check_sites(self, faults: Sequence[Fault]) -> None:
+    def prepare(self, faults: Sequence[Fault]) -> None:
         """Raise ``InjectionError`` for a fault of a run whose batch, or whose site in that batch, is not there.
 
         Without faults of parameters the run itself tells; with them it may rightly take another way than the golden one.
@@ -204,7 +209,7 @@ class PlainEngine:
                         "use the workload and batch it was drawn for"
                     )
 
-    def _in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
+    def in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
         """The context in which the faults of parameters are in the model's memory; what a run writes there is put back."""
         return self._struck(faults)
 
@@ -235,20 +240,24 @@ class PlainEngine:
                 raise strike.error(fault, why)
         return output
 
+    def prepare_for_runs(self) -> None:
+        """Get ready for faults in what a run computes, where an engine has to."""
+
     def regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
         """Where faults may strike: what the addresses select together.
 
         Raises ``UsageError`` for an address that selects nothing, or for memory and values of a run together.
         """
         kinds = {is_transient(address) for address in addresses}
-        if kinds == {True}:
-            return self.survey.regions(addresses)
         if kinds == {True, False}:
             raise UsageError(
                 f"{' '.join(addresses)!r} mixes parameters, which stay struck, with values of one evaluation; "
                 "run two campaigns"
             )
-        return self.parameters.select(*addresses)
+        try:
+            return self.survey.regions(addresses) if kinds == {True} else self.parameters.select(*addresses)
+        except UsageError as error:
+            raise component_hint(error, addresses, self.workload.components) from None
 
     def _watch(self, batch: int, operations: Operations) -> None:
         """One fault-free evaluation under a watching mode, which must not change a bit."""

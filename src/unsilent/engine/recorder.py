@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -16,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from unsilent.engine.tape import READBACK, Entry, Node, Slot, Tape, Unrecordable, Value, Write, flatten
 from unsilent.engine.values import Window, private_copy, window_of
@@ -29,6 +30,13 @@ UNSEEN = (
     "__deepcopy__", "__reduce_ex__", "__repr__", "__format__", "share_memory_", "__cuda_array_interface__",
 )  # fmt: skip
 """What reads a tensor without an operation."""
+HANDS_OUT = frozenset({
+    "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "share_memory_",
+    "__cuda_array_interface__",
+})  # fmt: skip
+"""Of these, what gives away the memory itself: whoever has it may read and write it from then on."""
+NUMBERS = ("item", "__bool__", "__int__", "__float__", "__index__", "__complex__")
+"""What reads a number by an operation, which is seen unless another thread does it."""
 MAKERS = ("tensor", "as_tensor", "asarray")
 """What makes a tensor from numbers of Python, or of numpy, whose memory could be anything."""
 LARGEST_CONSTANT = 1 << 20
@@ -42,9 +50,12 @@ class Recorder(Mode):
         super().__init__()
         self.tape = Tape()
         self._calls = calls
-        self._current: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._current: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self._numbers: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._given = {t.untyped_storage()._cdata for t in own}
         self._explained = self._given | {t.untyped_storage()._cdata for t in attributes}
+        self._handed_out: dict[int, str] = {}
+        self._thread = threading.get_ident()
         self._broken: Unrecordable | None = None
         self._busy = False
         self.numbers = False
@@ -75,8 +86,8 @@ class Recorder(Mode):
         sizes = [t.untyped_storage().nbytes() for t in written]
         before = self._random_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         result = func(*args, **kwargs)
-        if before is not None and not torch.equal(before, after := self._random_state()):
-            node.generator = before, after
+        if before is not None and not ("attention" in name and torch.equal(before, self._random_state())):
+            node.generator = before, self._random_state()  # the same perhaps, and yet it may draw under a fault
         try:
             if sizes != [t.untyped_storage().nbytes() for t in written]:
                 raise Unrecordable(f"{name} changes the size of memory that is in use")
@@ -92,7 +103,7 @@ class Recorder(Mode):
     def _begin(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
         found = list(_tensors(args, kwargs))
         if operation_name(func) == "lift_fresh" and self.numbers:  # and what Python reads is watched
-            self._explained |= {t.untyped_storage()._cdata for _, t in found}
+            self._numbers |= {s._cdata: weakref.ref(s) for s in (t.untyped_storage() for _, t in found)}
         reads = tuple(self._window(t) for _, t in found)
         if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
             raise Unrecordable(f"{name} draws from a generator of its own")
@@ -137,7 +148,7 @@ class Recorder(Mode):
             raise Unrecordable(f"{node.name} writes into memory that was there before the run")
         home = self._value_of(old).home
         new = self._add(node.index, tensor.untyped_storage().nbytes(), home)
-        self._current[key] = (StorageWeakRef(tensor.untyped_storage()), new)
+        self._current[key] = (weakref.ref(tensor.untyped_storage()), new)
         return Write(old, new)
 
     def read_back(self, tensor: Tensor, how: str) -> None:
@@ -145,14 +156,23 @@ class Recorder(Mode):
         if self._broken is not None or self._busy:
             return
         self._busy = True
+        if self.elsewhere:
+            self._broken = Unrecordable(f"another thread reads a tensor ({how})")
         try:
             node = Node(len(self.tape.nodes), f"{self._calls.module}#{how}", None, (), {}, (), (self._window(tensor),))
             node.results = (READBACK,)
             self._append(node)
+            if how in HANDS_OUT and self._value(tensor) not in self.tape.externals:
+                self._handed_out[self._value(tensor)] = how
         except Exception as why:
             self._give_up(how, why)
         finally:
             self._busy = False
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is not the thread whose operations are seen."""
+        return threading.get_ident() != self._thread
 
     def cache(self, number: int, cache: Any) -> None:
         """A call is given a key/value cache; where a fault in it would enter."""
@@ -191,9 +211,8 @@ class Recorder(Mode):
         return self._external(tensor) if known is None else known
 
     def _known(self, key: int) -> int | None:
-        # The weak reference keeps the address from being used again, so a key never means another storage.
-        entry = self._current.get(key)
-        return None if entry is None else entry[1]
+        entry = self._current.get(key)  # the address may have been used again since
+        return None if entry is None or entry[0]() is None else entry[1]
 
     def _external(self, tensor: Tensor) -> int:
         tensor = tensor.detach() if tensor.requires_grad else tensor
@@ -204,14 +223,14 @@ class Recorder(Mode):
         elif size:
             self.tape.by_storage[tensor.untyped_storage().data_ptr()] = index
         self.tape.externals[index] = tensor
-        if key not in self._explained:
+        if key not in self._explained and (key not in self._numbers or self._numbers[key]() is None):
             self.tape.unexplained.append(index)
         return index
 
     def _new(self, tensor: Tensor, producer: int | None) -> int:
         storage = tensor.untyped_storage()
         index = self._add(producer, storage.nbytes(), window_of(_plain(tensor), len(self.tape.values)))
-        self._current[storage._cdata] = (StorageWeakRef(storage), index)
+        self._current[storage._cdata] = (weakref.ref(storage), index)
         return index
 
     def _add(self, producer: int | None, nbytes: int, home: Window) -> int:
@@ -224,6 +243,8 @@ class Recorder(Mode):
 
     def _append(self, node: Node) -> None:
         for value in node.values:
+            if node.func is not None and value in self._handed_out:
+                raise Unrecordable(f"{node.name} uses memory that was given away before ({self._handed_out[value]})")
             entry = self._value_of(value)
             entry.readers.append(node.index)
             entry.last = node.index
@@ -261,7 +282,8 @@ def _readbacks_told(recorder: Recorder) -> Any:
     def told(name: str, method: Any) -> Any:
         @wraps(method)
         def wrapper(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            recorder.read_back(tensor, name)
+            if name not in NUMBERS or recorder.elsewhere:
+                recorder.read_back(tensor, name)
             return method(tensor, *args, **kwargs)
 
         return wrapper
@@ -277,9 +299,10 @@ def _readbacks_told(recorder: Recorder) -> Any:
 
         return wrapper
 
-    own = {name: vars(Tensor)[name] for name in UNSEEN if name in vars(Tensor)}
+    names = (*UNSEEN, *NUMBERS)
+    own = {name: vars(Tensor)[name] for name in names if name in vars(Tensor)}
     makers = {name: getattr(torch, name) for name in MAKERS}
-    methods = {name: getattr(Tensor, name) for name in UNSEEN if callable(getattr(Tensor, name, None))}
+    methods = {name: getattr(Tensor, name) for name in names if callable(getattr(Tensor, name, None))}
     try:
         for name, method in methods.items():
             setattr(Tensor, name, told(name, method))
@@ -304,8 +327,8 @@ def _numbers(data: Any) -> bool:
 def _plain(tensor: Tensor) -> Tensor:
     if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
         raise Unrecordable(f"a tensor is a {type(tensor).__name__} of layout {tensor.layout}")
-    if tensor.is_quantized or tensor.is_neg() or tensor.is_conj():
-        raise Unrecordable("a tensor is quantised, or a view that negates or conjugates")
+    if tensor.is_quantized or tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
+        raise Unrecordable("a tensor is quantised, a view that negates or conjugates, or zeros without memory")
     return tensor
 
 

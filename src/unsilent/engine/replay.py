@@ -8,7 +8,8 @@ exception) ends the shortcut with `Diverged`; that trial is run plainly.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.partial import Blocks, candidates, equal_bits
+from unsilent.engine.partial import NOT_CHEAPER, NOT_HELD, OTHER_BITS, Blocks, candidates, equal_bits
 from unsilent.engine.rows import RowPlan
 from unsilent.engine.tape import Node, Tape, flatten, join_twins
 from unsilent.engine.values import Diverged, Holders, Window, at, fits, look, private_copy, same_bits
@@ -36,6 +37,8 @@ class Replayer:
         """Operations re-executed so far, for reports."""
         self.blocks: dict[int, Blocks] = {}
         """Operations that are computed in blocks of outputs."""
+        self.whole: Counter[str] = Counter()
+        """How many operations could be of that kind and are not, by reason."""
         self._golden_windows: dict[tuple[int, int], Tensor] = {}
         self._remade: Holders = {}
 
@@ -57,10 +60,11 @@ class Replayer:
             if observe is not None:
                 observe(node)
             for value, holder in self._execute(node, live, self._source(live)).items():
-                if keep(value):
+                held = keep(value)
+                if held:
                     self.kept[value] = private_copy(holder) if self._overwritten(value) else holder
                 if self.tape.values[value].output:
-                    outputs[value] = self.kept.get(value, holder)
+                    outputs[value] = self.kept[value] if held else holder
                 live[value] = holder
             for value in [v for v in live if self.tape.values[v].last <= node.index]:
                 del live[value]
@@ -89,7 +93,11 @@ class Replayer:
         return self._make_again(value) if holder is None else holder
 
     def _make_again(self, value: int) -> Tensor:
-        """Execute what leads from kept values to this one. What is made stays until `forget`."""
+        """Execute what leads from kept values to this one.
+
+        What nothing reads any more is dropped on the way, so no more is alive than in a plain run; the rest stays until the
+        walk has passed its last reader, or `forget`.
+        """
         needed: set[int] = set()
         stack = [value]
         while stack:
@@ -100,8 +108,23 @@ class Replayer:
             needed.add(producer)
             stack += self.tape.nodes[producer].values
         for index in sorted(needed):
-            self._remade |= self._execute(self.tape.nodes[index], {}, self.golden)
+            node = self.tape.nodes[index]
+            self._remade |= self._execute(node, {}, self.golden)
+            self.drop((v for v in (*node.values, *node.made) if v != value), index)
         return self._remade[value]
+
+    def drop(self, values: Iterable[int], index: int) -> None:
+        """Forget golden values that were made again and that no operation after ``index`` reads."""
+        for value in values if self._remade else ():
+            if self.tape.values[value].last <= index:
+                self._remade.pop(value, None)
+
+    def release(self) -> None:
+        """Hold no golden value, and what was found out by them is forgotten."""
+        for found in (self.kept, self._golden_windows, self._remade, self.blocks, self.whole):
+            found.clear()
+        for measured in ("rows", "packs"):
+            self.__dict__.pop(measured, None)
 
     def forget(self) -> None:
         """Drop golden values that were made again."""
@@ -202,10 +225,15 @@ class Replayer:
         for node in candidates(self.tape):
             blocks = Blocks(node)
             if not self.at_hand(blocks.out.value) or not all(map(self.at_hand, node.values)):
+                self.whole[NOT_HELD] += 1
                 continue
             tensors = [self.golden_window(node, k) for k in range(len(node.reads))]
             golden = at(self.golden(blocks.out.value), blocks.out)
-            if blocks.agrees(self.apply, tensors, golden) and blocks.seconds < node.seconds:
+            if not blocks.agrees(self.apply, tensors, golden):
+                self.whole[OTHER_BITS] += 1
+            elif blocks.seconds >= node.seconds:
+                self.whole[NOT_CHEAPER] += 1
+            else:
                 self.blocks[node.index] = blocks
 
     # -- one operation -----------------------------------------------------------------------------------------
@@ -275,4 +303,6 @@ def _same(one: Any, two: Any) -> bool:
     """Whether Python would see the same: floats by their bits."""
     if isinstance(one, float) and isinstance(two, float):
         return struct.pack("d", one) == struct.pack("d", two)
+    if isinstance(one, complex) and isinstance(two, complex):
+        return _same(one.real, two.real) and _same(one.imag, two.imag)
     return type(one) is type(two) and bool(one == two)

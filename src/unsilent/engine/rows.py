@@ -2,17 +2,18 @@
 
 Most operations of a batched model treat samples alike and apart. Where a value lies sample by sample in its memory, the
 corrupted samples alone are gathered, each tagged with its trial, and an operation runs on these *rows*: any samples of any
-trials together. Another number of rows is another shape for a kernel and may give other bits, so each operation is tried
-at a few sizes with golden samples in shuffled company, compared bit for bit and timed; only sizes that agreed are used,
-the cheapest first, and the free places of a call are filled with golden samples.
+trials together. That a sample of the result depends on its own sample alone is not believed: some samples are replaced by
+others (`probes`), and neither the rest nor they may notice each other. Another number of rows is another shape for a kernel
+and may give other bits, so each operation is tried at a few sizes, with samples in shuffled company, compared bit for bit and
+timed; only sizes that agreed are used, the cheapest first, and free places of a call are filled with golden samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,22 +21,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.clock import clock
-from unsilent.engine.tape import Node, Tape, flatten, join_twins
+from unsilent.engine.tape import Node, Tape, Value, flatten, join_twins
 from unsilent.engine.values import Window
 
 if TYPE_CHECKING:
     from unsilent.engine.replay import Replayer
 
 Ints = NDArray[np.int64]
+Words = dict[int, Tensor]
 Tag = tuple[int, int]
 """Trial and sample."""
 SIZES = (1, 4, 16, 64)
 """Rows of one call that are tried, up to four batches, beside the batch itself."""
-ROUNDS = 3
+PROBES = 4
+"""Rounds on other samples than golden ones; every second one has infinities, NaN with payloads and the like among them."""
 COMPARED = 100_000
-"""Words that are compared before a size is believed, in so many rounds at most."""
+"""Words that are compared in each of these rounds before a size is believed."""
+SPECIAL = (float("inf"), float("-inf"), -0.0, 1e-42, 3e38, -3e38)
+SPECIAL_SHARE = 0.02
 LINE = 64
 """Bytes. Kernels treat elements by their address, so a sample keeps its place relative to this wherever it is moved."""
+STRIDE = 128
+"""Bytes. Kernels that work element by element take so many at a time, and what is left over differently."""
 TASTED = 5
 """Dearest operations that are looked at first to see whether calls for several trials pay."""
 GAIN = 0.9
@@ -57,6 +64,13 @@ class Rows:
     def without(self, trials: set[int]) -> Rows:
         """Without some trials."""
         return self.of(i for i, (trial, _) in enumerate(self.tags) if trial not in trials)
+
+
+class Case(NamedTuple):
+    """Words of samples that an operation reads, and what it makes of them, by value."""
+
+    given: dict[int, Tensor]
+    made: dict[int, Tensor]
 
 
 class RowPlan:
@@ -96,8 +110,7 @@ class RowPlan:
             return False
         outs = [w for w in node.results if isinstance(w, Window) and self._used(w.value)]
         windows = [*outs, *(w for w in node.reads if w.value in values)]
-        lines = all(tape.values[w.value].nbytes % (self.batch * LINE) == 0 for w in windows)
-        if not lines and torch.Tag.pointwise not in node.func.tags:
+        if not all(self._lined(node, tape.values[w.value], self.batch) for w in windows):
             return False
         return (
             all(isinstance(w, Window) or w is None for w in node.results)
@@ -105,6 +118,12 @@ class RowPlan:
             and all(w.old in values for w in node.writes)
             and all(self._apart(w, tape.values[w.value].nbytes) for w in windows)
         )
+
+    def _lined(self, node: Node, value: Value, rows: int) -> bool:
+        """Whether every element of a value meets the same instructions in a call on so many rows."""
+        if torch.Tag.pointwise in node.func.tags:
+            return not value.home.dtype.is_floating_point or value.nbytes // self.batch * rows % STRIDE == 0
+        return value.nbytes % (self.batch * LINE) == 0
 
     def _used(self, value: int) -> bool:
         """Whether anything becomes of a value (batch norm gives empty statistics, for one)."""
@@ -180,57 +199,95 @@ class RowPlan:
         self.measured = True
         for index, allowed in self.sizes.items():
             node = self.tape.nodes[index]
-            if not all(replayer.at_hand(v) for v in (*node.values, *node.made)):
+            if not all(replayer.at_hand(v) for v in (*node.values, *node.made) if self._used(v)):
                 continue
-            for rows in sorted({*(s for s in SIZES if s <= 4 * self.batch), self.batch}):
-                seconds = self._agrees(node, rows, replayer)
-                if seconds is not None:
-                    allowed[rows] = seconds
+            sizes = sorted({*(s for s in SIZES if s <= 4 * self.batch), self.batch})
+            allowed.update(self._agreeing(node, sizes, replayer))
 
     def promises(self, replayer: Replayer) -> bool:
         """Whether the dearest operations are cheaper per sample in calls of four batches."""
         nodes = sorted((self.tape.nodes[i] for i in self.sizes), key=lambda n: -n.seconds)[:TASTED]
         one, four = 0.0, 0.0
         for node in nodes:
-            single = self._agrees(node, self.batch, replayer)
-            packed = self._agrees(node, 4 * self.batch, replayer)
+            found = self._agreeing(node, (self.batch, 4 * self.batch), replayer)
+            single, packed = found.get(self.batch), found.get(4 * self.batch)
             if single is not None:
                 one += 4 * single
                 four += 4 * single if packed is None else packed
         return four < GAIN * one
 
-    def _agrees(self, node: Node, rows: int, replayer: Replayer) -> float | None:
-        """Time of a call on so many rows; None where it fails or gives other bits.
+    def _agreeing(self, node: Node, sizes: Sequence[int], replayer: Replayer) -> dict[int, float]:
+        """Time of a call on so many rows, for the sizes at which it gives the same bits."""
+        values = [self.tape.values[v] for v in (*node.values, *node.made) if v in self._carrying]
+        if torch.Tag.pointwise not in node.func.tags and any(self._alike(v, replayer) for v in node.values):
+            return {}
+        spent: dict[int, list[float]] = {n: [] for n in sizes if all(self._lined(node, v, n) for v in values)}
+        for seed, case in enumerate(self._cases(node, replayer)) if spent else ():
+            if case is None:
+                return {}
+            for rows in list(spent):
+                times = self._times(node, rows, replayer, case, seed)
+                if times is None:
+                    del spent[rows]
+                else:
+                    spent[rows] += times
+        return {rows: sum(times) / len(times) for rows, times in spent.items()}
 
-        Golden samples come first. Where a round compares few elements, scrambled ones follow: a matrix product may give the
-        same bits for most rows in most places.
-        """
-        spent, calls, compared = 0.0, 0, 0
-        carried = [v for v in node.values if v in self._carrying]
-        golden = {v: self.words(replayer.golden(v)) for v in carried}
-        for attempt in range(ROUNDS):
-            chance = torch.Generator().manual_seed(attempt)
-            given, expected = golden, {v: self.words(replayer.golden(v)) for v in node.made if v in self._carrying}
-            if attempt:
-                given = {v: self._scrambled(v, w, chance) for v, w in golden.items()}
-                again = self._try(node, given, torch.arange(self.batch), replayer)
-                if again is None:
-                    return None
-                expected = again[0]
-            order = torch.randperm(self.batch, generator=chance)
-            for first in range(0, self.batch, rows):
-                samples = order[torch.arange(first, first + rows) % self.batch]
-                found = self._try(node, given, samples, replayer)
-                if found is None or any(
-                    not torch.equal(words, expected[v].index_select(0, samples.to(words.device)))
-                    for v, words in found[0].items()
-                ):
-                    return None
-                spent, calls = spent + found[1], calls + 1
-                compared += sum(words.numel() for words in found[0].values())
-            if compared >= COMPARED or torch.Tag.pointwise in node.func.tags:
+    def _alike(self, value: int, replayer: Replayer) -> bool:
+        """Whether all samples are the same whole numbers, so that exchanging them would show nothing."""
+        dtype = self.tape.values[value].home.dtype
+        if dtype.is_floating_point or dtype == torch.bool or value not in self._carrying:
+            return False
+        words = self.words(replayer.golden(value))
+        return bool((words == words[:1]).all())
+
+    def _cases(self, node: Node, replayer: Replayer) -> Iterator[Case | None]:
+        """What an operation is tried on: golden samples, and probes. None where samples notice each other."""
+        golden = {v: self.words(replayer.golden(v)) for v in node.values if v in self._carrying}
+        made = {v: self.words(replayer.golden(v)) for v in node.made if v in self._carrying}
+        yield Case(golden, made)
+        for seed in range(PROBES):
+            chance = torch.Generator().manual_seed(seed)
+            given = {v: probe(w, self.tape.values[v].home.dtype, seed % 2 > 0, chance) for v, w in golden.items()}
+            whole = self._try(node, given, torch.arange(self.batch), replayer)
+            if whole is not None:
+                yield Case(given, whole[0]) if self._apart_on(node, golden, made, given, whole[0], replayer) else None
+            elif seed % 2 == 0:
+                yield None  # special values it may refuse, and will in a trial
+
+    def _apart_on(
+        self, node: Node, golden: Words, made: Words, given: Words, expected: Words, replayer: Replayer
+    ) -> bool:
+        """Whether samples of which some are replaced give what they give among their own."""
+        some = torch.arange(self.batch) % 2 == 0
+        for chosen in (some, ~some):
+            where = chosen[:, None].to(self.tape.device)
+            mixed = {v: torch.where(where, given[v], w) for v, w in golden.items()}
+            found = self._try(node, mixed, torch.arange(self.batch), replayer)
+            if found is None or any(
+                not torch.equal(words, torch.where(where, expected[v], made[v])) for v, words in found[0].items()
+            ):
+                return False
+        return True
+
+    def _times(self, node: Node, rows: int, replayer: Replayer, case: Case, seed: int) -> list[float] | None:
+        """Times of calls on so many rows; None where one fails or gives other bits."""
+        order = torch.randperm(self.batch, generator=torch.Generator().manual_seed(seed))
+        times: list[float] = []
+        compared = 0
+        for first in range(0, self.batch, rows):
+            samples = order[torch.arange(first, first + rows) % self.batch]
+            found = self._try(node, case.given, samples, replayer)
+            if found is None or any(
+                not torch.equal(words, case.made[v].index_select(0, samples.to(words.device)))
+                for v, words in found[0].items()
+            ):
+                return None
+            times.append(found[1])
+            compared += sum(words.numel() for words in found[0].values())
+            if seed and compared >= COMPARED:
                 break
-        return spent / calls
+        return times
 
     def _try(
         self, node: Node, given: dict[int, Tensor], samples: Tensor, replayer: Replayer
@@ -251,12 +308,6 @@ class RowPlan:
         seconds = now() - start
         made = self.results(node, result, rows)
         return None if made is None else ({**made, **{w.new: parts[w.old] for w in node.writes}}, seconds)
-
-    def _scrambled(self, value: int, words: Tensor, chance: torch.Generator) -> Tensor:
-        """Floating-point samples with their elements in another order, other values as they are."""
-        if not self.tape.values[value].home.dtype.is_floating_point:
-            return words
-        return words[:, torch.randperm(words.shape[1], generator=chance).to(words.device)]
 
     def calls(self, node: int, rows: int) -> list[int] | None:
         """Sizes of the calls that run ``rows`` rows at the least measured cost; None where there is no size for it."""
@@ -288,3 +339,32 @@ def _batch(tape: Tape) -> int:
     """Samples of a batch: the first dimension that its inputs share, 0 where they do not."""
     sizes = {e.window.shape[0] if e.window.shape else 0 for e in tape.inputs.values()}
     return sizes.pop() if len(sizes) == 1 else 0
+
+
+def probe(words: Tensor, dtype: torch.dtype, special: bool, chance: torch.Generator) -> Tensor:
+    """Other samples for those in ``words``: random numbers and truths, or the samples of others where bits mean something."""
+    if dtype == torch.bool:
+        shape = (words.shape[0], words.shape[1] * words.element_size())
+        return torch.randint(2, shape, generator=chance, dtype=torch.uint8).to(words.device).view(words.dtype)
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        return words.roll(1 + int(torch.randint(words.shape[0] - 1, (), generator=chance)), 0)
+    golden = words.view(dtype)
+    scale = float(golden.nan_to_num(0, 0, 0).abs().mean(dtype=torch.float32).clamp(1e-3, 1e3))
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    found = (torch.randn(golden.shape, generator=chance, dtype=wide) * scale).to(dtype)
+    if special:
+        bits, width = found.view(_integers(dtype)), 8 * dtype.itemsize
+        infinity = torch.tensor(float("inf"), dtype=dtype).view(bits.dtype)
+        kinds = torch.tensor(SPECIAL, dtype=dtype).view(bits.dtype)
+        which = torch.randint(round(len(SPECIAL) / SPECIAL_SHARE), golden.shape, generator=chance)
+        bits.copy_(torch.where(which < len(SPECIAL), kinds[which.clamp(max=len(SPECIAL) - 1)], bits))
+        payload = torch.randint(
+            -(1 << (width - 1)), (1 << (width - 1)) - 1, golden.shape, generator=chance, dtype=bits.dtype
+        )
+        which = torch.randint(round(1 / SPECIAL_SHARE), golden.shape, generator=chance)
+        bits.copy_(torch.where(which == 0, payload | infinity, bits))
+    return found.to(words.device).view(words.dtype)
+
+
+def _integers(dtype: torch.dtype) -> torch.dtype:
+    return {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]

@@ -15,6 +15,9 @@ from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName, parse_site
 from unsilent.sites import Parameters
 
+WORD = 4
+"""Bytes of the elements that `Blocks` work on; a wider corrupted element counts at each of them."""
+
 
 def start_of(tape: Tape, parameters: Parameters, faults: Sequence[Fault]) -> Start:
     """What the faults touch; those of parameters are in memory already.
@@ -41,12 +44,14 @@ def _parameter(start: Start, tape: Tape, tensor: Tensor, fault: Fault) -> None:
     if tape.values[value].output:
         start.dirty[value] = tape.externals[value]
     offsets = _offsets(tensor, fault)
+    size = tensor.element_size()
+    places = (offsets[:, None] * size + np.arange(0, size, min(size, WORD))).ravel()
     before = start.offsets.get(value)
-    start.offsets[value] = offsets if before is None else np.concatenate([before, offsets])
+    start.offsets[value] = places if before is None else np.concatenate([before, places])
     if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
         start.struck.update(tape.values[value].readers)
         return
-    low, high = int(offsets.min()) * tensor.element_size(), (int(offsets.max()) + 1) * tensor.element_size()
+    low, high = int(offsets.min()) * size, (int(offsets.max()) + 1) * size
     for reader in tape.values[value].readers:
         spans = (_extent(w) for w in tape.nodes[reader].reads if w.value == value)
         if any(a < high and low < b for a, b in spans):

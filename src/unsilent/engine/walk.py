@@ -36,7 +36,7 @@ LONGEST_GAP = 16
 class Start:
     """Where the faults of a trial enter a tape.
 
-    ``struck``: operations that read corrupted memory of the model; ``offsets``: where in its storage, by value.
+    ``struck``: operations that read corrupted memory of the model; ``offsets``: at which bytes of its storage, by value.
     ``dirty``: values that differ from the beginning, private to the trial. ``entering``: faults on a value, from an
     operation on. ``operands``: faults on what one operation reads: which of its tensors, and the fault. ``memory`` puts the
     faults of parameters in place while a struck operation runs; None where they are in place all the time.
@@ -185,6 +185,7 @@ class Walk:
         return entry.last <= index and not entry.output
 
     def _forget_spent(self, values: frozenset[int], index: int) -> None:
+        self._replayer.drop(values, index)
         for value in values:
             entry = self._tape.values[value]
             if entry.last <= index and not entry.output:

@@ -41,11 +41,11 @@ class FaultModel:
 
     @property
     def text(self) -> str:
-        """The shortest text that re-creates this model."""
+        """The shortest text that re-creates this model and says what it does (``stuck`` always names its value)."""
         own = [
             f"{f.name}={getattr(self.value, f.name)}"
             for f in fields(self.value)  # type: ignore[arg-type]
-            if getattr(self.value, f.name) != f.default
+            if getattr(self.value, f.name) != f.default or f.name in self.value.told
         ]
         return ":".join(filter(None, (self.name, ",".join(filter(None, (*own, self.pattern.text))))))
 

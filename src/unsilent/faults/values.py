@@ -32,6 +32,7 @@ class ValueModel(ABC):
     """Base of the value models; immutable and hashable."""
 
     struck: ClassVar[str] = "elements"  # what a count counts, for messages
+    told: ClassVar[tuple[str, ...]] = ()  # parameters that a text always names, for the name does not say them
 
     @property
     def needs(self) -> str:
@@ -101,6 +102,7 @@ class Stuck(ValueModel):
 
     at: int = 1
     bits: str = "all"
+    told: ClassVar[tuple[str, ...]] = ("at",)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bits", _checked_bits(self.bits))

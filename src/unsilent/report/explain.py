@@ -39,10 +39,17 @@ def header(said: Explanation) -> list[str]:
     """What is recorded and what a fault costs on average."""
     model = next((row for row in said.rows if row.level == "model"), None)
     lines = [f"{clean(said.workload)}: what a fault makes the engine run again"]
-    if model is not None:
+    run = f"a plain run ({seconds(said.golden_seconds)})"
+    if said.engine == "plain":
+        return [*lines, f"the plain engine re-executes everything: {run} of each batch that a fault acts in"]
+    if not said.recorded:
+        lines.append(f"nothing could be recorded, so everything is re-executed: {run}")
+    elif model is not None:
+        took, again = _percent(model.seconds), _percent(model.remade)
+        again = f", {again} of these {took} % to make golden values again that are not held" if model.remade else ""
         lines.append(
             f"on average over elements, a fault re-executes at most {_percent(model.operations)} % of the operations and "
-            f"{_percent(model.seconds)} % of the CPU time of a plain run ({seconds(said.golden_seconds)})"
+            f"takes at most {took} % of the CPU time of {run}{again}"
         )
     setup = "" if said.setup_seconds is None else f", recorded and checked in {seconds(said.setup_seconds)} CPU"
     lines.append(f"{said.recorded} of {counted(said.batches, 'batch')} on tape, {said.operations:,} operations{setup}")
@@ -52,7 +59,8 @@ def header(said: Explanation) -> list[str]:
 def footer(said: Explanation, more: int) -> list[str]:
     """Memory, shortcuts, and why what is off is off."""
     lines = [f"… and {counted(more, 'more layer')}: --json has every row."] if more else []
-    lines.append(_memory(said.holding, said.remade))
+    if said.recorded:
+        lines.append(_memory(said.holding, said.remade))
     lines += [_shortcut(s) for s in said.shortcuts]
     batches: dict[str, list[int]] = {}
     for reason in said.reasons:
@@ -81,12 +89,18 @@ def shown_rows(rows: Sequence[Work]) -> tuple[list[Work], int]:
 
 
 def _memory(holding: Holding, remade: float) -> str:
-    said = "" if holding.announced is None else f" of {human_bytes(holding.announced)} allowed"
-    text = f"golden values: {human_bytes(holding.held)} held{said}"
+    several = holding.sharers > 1
+    text = f"golden values: {human_bytes(holding.held)} held" + (
+        f" in each of {holding.sharers} workers" if several else ""
+    )
+    if holding.announced is not None:
+        text += f" of {human_bytes(holding.announced)} allowed" + (" to all" if several else "")
     if holding.held < holding.wanted:
-        text += (
-            f", {human_bytes(holding.wanted)} wanted; making the rest again takes {_percent(remade)} % of a run a trial"
-        )
+        text += f", {human_bytes(holding.wanted)} wanted" + (" in each" if several else "")
+    if remade:
+        text += f"; making the rest again takes {_percent(remade)} % of a run a trial"
+    if holding.enough is not None:
+        text += f", which --memory '{human_bytes(holding.enough, up=True)}' avoids"
     return text
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from unsilent.report.info import Curves, Heat, Series, Split, few
 from unsilent.report.look import (
+    FIELD_NAMES,
     GREY,
     HEAT,
     INK,
@@ -57,15 +58,21 @@ def curves_figure(curves: Curves, measure: str = "PVF") -> Figure:
     return figure(traces, height, xaxis=scale, yaxis={**rows, "automargin": True})
 
 
-def heat_figure(heat: Heat, measure: str = "PVF") -> Figure:
-    """Layer x bit: colour is the estimate on a logarithmic scale, cells without a trial stay grey, zero is the palest colour."""
-    floor = floor_of([v for row in heat.estimate for v in row if v])
+def heat_floor(heats: Sequence[Heat]) -> float:
+    """Where the colours of some maps begin: one scale for all of them, so that a colour means the same number."""
+    return floor_of([v for heat in heats for row in heat.estimate for v in row if v])
+
+
+def heat_figure(heat: Heat, floor: float, measure: str = "PVF") -> Figure:
+    """Layer x bit: colour is the estimate on a logarithmic scale, cells without a trial stay grey, zero is the palest colour.
+
+    ``floor`` is the estimate at the palest colour (see `heat_floor`).
+    """
     colours = [[None if v is None else math.log10(max(v, floor)) for v in row] for row in heat.estimate]
     ticks = [10.0**k for k in range(math.ceil(math.log10(floor) - 1e-9), 1)]
     bar = {
         "tickvals": [math.log10(t) for t in ticks],
         "ticktext": [("≤ " if i == 0 else "") + percent(t) for i, t in enumerate(ticks)],
-        "title": {"text": measure, "side": "right"},
         "thickness": 12,
         "outlinewidth": 0,
         # Lying above the map: a map of one row has no room for it at its side, a phone none at all.
@@ -77,11 +84,11 @@ def heat_figure(heat: Heat, measure: str = "PVF") -> Figure:
         "xref": "container",
         "x": 0,
         "xanchor": "left",
-        "xpad": 0,
+        "xpad": 38,  # room for the half of the first tick's text that hangs over
         "yref": "container",
         "y": 1,
         "yanchor": "top",
-        "ypad": 4,
+        "ypad": 28,
     }
     trace = {
         "type": "heatmap",
@@ -103,8 +110,20 @@ def heat_figure(heat: Heat, measure: str = "PVF") -> Figure:
     told = [i for i, bit in enumerate(heat.bits) if len(heat.bits) <= 16 or bit % 4 == 0 or i == 0]
     return figure(
         [trace],
-        min(1500, 184 + max(14, min(26, 1200 // max(len(heat.layers), 1))) * len(heat.layers)),
-        margin={"l": 74, "r": 28, "t": 88, "b": 52},
+        min(1500, 192 + max(14, min(26, 1200 // max(len(heat.layers), 1))) * len(heat.layers)),
+        margin={"l": 74, "r": 28, "t": 96, "b": 52},
+        # The title of the bar: plotly cuts one that stands beside a lying bar, and lays one above it over the ticks.
+        title={
+            "text": label(measure),
+            "font": {"size": 13, "color": SOFT},
+            "xref": "container",
+            "x": 0,
+            "xanchor": "left",
+            "yref": "container",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 4},
+        },
         plot_bgcolor=GREY,
         shapes=[_separator(first) for _, first, _ in heat.fields[1:]],
         annotations=[_field(*run, len(heat.bits)) for run in heat.fields],
@@ -286,7 +305,7 @@ def _heat_hover(heat: Heat, measure: str) -> list[list[str]]:
     columns = [name for name, first, last in heat.fields for _ in range(first, last + 1)]
     return [
         [
-            f"{names[i]}<br>bit {bit} ({columns[j]})<br>"
+            f"{names[i]}<br>bit {bit} ({label(columns[j])})<br>"
             + ("no trial" if v is None else f"{measure} {100 * v:.3g} %")
             + f", n = {heat.n[i][j]:,}"
             for j, (bit, v) in enumerate(zip(heat.bits, heat.estimate[i], strict=True))
@@ -306,7 +325,12 @@ def _field(name: str, first: int, last: int, columns: int) -> Figure:
     if 8 * (last - first + 1) < columns and first == 0:
         # Too narrow for its name, which then leans over the names of the rows instead of over the next field.
         place |= {"x": last + 0.45, "xanchor": "right"}
-    return {"text": label(name), "showarrow": False, "font": {"size": 12, "color": SOFT}, **place}
+    return {
+        "text": label(FIELD_NAMES.get(name, name)),
+        "showarrow": False,
+        "font": {"size": 12, "color": SOFT},
+        **place,
+    }
 
 
 def _count(flips: int | None) -> str:

@@ -50,10 +50,17 @@ class FitRow:
         return self.reason or self.text.limits
 
 
-def check_rate(fit_per_bit: float) -> float:
-    """Return the rate if it is one; raises ``UsageError`` otherwise."""
+def check_rate(fit_per_bit: float, transient: bool = False) -> float:
+    """Return the rate if it is one and there is memory it speaks of; raises ``UsageError`` otherwise.
+
+    ``transient``: values of a run are struck.
+    """
     if not (math.isfinite(fit_per_bit) and fit_per_bit >= 0):
         raise UsageError(f"--fit-per-bit is {fit_per_bit!r}; expected failures per 1e9 hours and bit, 0 or more")
+    if transient:
+        raise UsageError(
+            "no FIT: values of a run have no rate per bit of memory; leave --fit-per-bit out or use --at 'param:*'"
+        )
     return fit_per_bit
 
 

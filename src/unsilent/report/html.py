@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.errors import UsageError
-from unsilent.report.figures import curves_figure, heat_figure, lookup_figure, split_figure
+from unsilent.report.figures import curves_figure, heat_figure, heat_floor, lookup_figure, split_figure
 from unsilent.report.fit import NEEDS, check_rate, fit_rows, surprise
 from unsilent.report.headline import headline
-from unsilent.report.info import BARS, curves, due_split, few, heat, outcome_split, split_rows
+from unsilent.report.info import BARS, curves, due_split, few, heats, outcome_split, pooled, split_rows
 from unsilent.report.jsonout import strict
 from unsilent.report.look import Figure
 from unsilent.report.tables import facts, few_marked, fit_table, lookup_table, numbers, result_columns, result_table
 from unsilent.report.terminal import FEW_TEXT, meaning
-from unsilent.report.text import clean, listed
+from unsilent.report.text import clean, counted, listed
 from unsilent.studies.records import PvfResult
 from unsilent.version import __version__
 
@@ -112,6 +112,10 @@ def page(result: PvfResult, fit_per_bit: float | None) -> dict[str, Any]:
         "confidence": f"{100 * result.confidence:g}",
         "curves": lines,
         "missing": listed(clean(name) for name in lines.missing),
+        "heats": [(f"heat-{i}", clean(one.dtype), counted(one.trials, "trial")) for i, one in enumerate(heats(result))],
+        "heat_trials": counted(sum(one.trials for one in result.heat_maps), "trial"),
+        "judged_once": result.unit == "batch" and (result.transient or result.batches == 1),
+        "pooled": pooled(result),
         "bars": BARS,
         "splits_left": split_rows(result)[1],
         "figures": drawn,
@@ -133,8 +137,9 @@ def figures(result: PvfResult) -> dict[str, Figure]:
     lines, splits, dues = curves(result), outcome_split(result), due_split(result)
     if lines.series:
         found["curves"] = curves_figure(lines, result.measure)
-    if result.heat_map is not None and result.heat_map.layers and result.heat_map.bits:
-        found["heat"] = heat_figure(heat(result.heat_map), result.measure)
+    maps = heats(result)
+    for number, one in enumerate(maps):
+        found[f"heat-{number}"] = heat_figure(one, heat_floor(maps), result.measure)
     if splits:
         found["outcomes"] = split_figure(splits, f"share of {_units(result)}")
     if dues:

@@ -77,8 +77,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Layer x bit, the highest bit first, with the runs of columns that belong to one field."""
+    """Layer x bit of one dtype, the highest bit first, with the runs of columns that belong to one field."""
 
+    dtype: str
+    trials: int
     layers: tuple[str, ...]
     bits: tuple[int, ...]
     fields: tuple[tuple[str, int, int], ...]
@@ -119,6 +121,23 @@ def rank(row: PvfRow) -> tuple[float, float]:
 def few(row: PvfRow) -> bool:
     """Whether so few faults decide this row that its interval may cover less than it says."""
     return 0 < row.incorrect_trials < FEW
+
+
+def pooled(result: PvfResult) -> bool:
+    """Whether a row sums up several targets: its counts are plain sums, its shares weighted by the law."""
+    return len({row.target for row in rows_of(result, main_level(result))}) > 1
+
+
+def itself(result: PvfResult) -> frozenset[str]:
+    """Components with layers beside one of their own name, which is what happens in the component itself."""
+    layers = [(row.target, row.parent) for row in result.rows if row.level == "layer"]
+    others = {parent for target, parent in layers if target != parent}
+    return frozenset(target for target, parent in layers if target == parent and parent in others)
+
+
+def name_of(row: PvfRow, own: frozenset[str]) -> str:
+    """The target's name, told apart from its component's; ``own`` is what `itself` found."""
+    return f"{row.target} (itself)" if row.level == "layer" and row.target == row.parent in own else row.target
 
 
 def curves(result: PvfResult) -> Curves:
@@ -172,12 +191,19 @@ def heat(heat_map: HeatMap) -> Heat:
         else:
             runs.append((name, column, column))
     return Heat(
+        heat_map.dtype,
+        heat_map.trials,
         heat_map.layers,
         bits,
         tuple(runs),
         tuple(tuple(row[i] for i in order) for row in heat_map.estimate),
         tuple(tuple(row[i] for i in order) for row in heat_map.n),
     )
+
+
+def heats(result: PvfResult) -> tuple[Heat, ...]:
+    """The heat maps that have something to show."""
+    return tuple(heat(found) for found in result.heat_maps if found.layers and found.bits)
 
 
 def _series(rows: Sequence[PvfRow]) -> list[Series]:

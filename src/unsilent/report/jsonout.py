@@ -12,7 +12,7 @@ from typing import Any
 
 from unsilent.report.fit import fit_rows
 from unsilent.report.headline import sentence
-from unsilent.studies.records import PvfResult
+from unsilent.studies.records import HeatMap, PvfResult
 
 SCHEMA = "unsilent/pvf/1"
 _SPEC = ("workload", "fault", "at", "per", "law", "unit", "judge", "confidence", "samples", "batches")
@@ -28,7 +28,7 @@ def to_json(result: PvfResult, *, fit_per_bit: float | None = None) -> dict[str,
     found |= {"trials_done": result.trials_done, "trials_planned": result.trials_planned}
     found |= {"measure": result.measure, "headline": sentence(result)}
     found["results"] = [_fields(row) for row in result.rows]
-    found["heat_map"] = _heat_map(result)
+    found["heat_maps"] = [_heat_map(heat_map) for heat_map in result.heat_maps]
     found["lookups"] = [_fields(row) | {"confidence": result.confidence, "unit": result.unit} for row in result.lookups]
     found["notes"] = list(result.notes)
     if fit_per_bit is not None:
@@ -71,11 +71,9 @@ def _fields(row: Any) -> dict[str, Any]:
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
-def _heat_map(result: PvfResult) -> dict[str, Any] | None:
-    found = result.heat_map
-    if found is None:
-        return None
+def _heat_map(found: HeatMap) -> dict[str, Any]:
     return {
+        "dtype": found.dtype,
         "layers": found.layers,
         "bits": found.bits,
         "fields": [found.fields.get(bit, "") for bit in found.bits],

@@ -30,6 +30,8 @@ OUTCOME_COLOURS = {
     "hang": "#A8CBE6",
 }
 OUTCOME_NAMES = {"sdc": "silent (SDC)", "due": "detectable (DUE)", "nonfinite": "non-finite"}
+FIELD_NAMES = {"value": "value bits"}
+"""Headings over the columns of a heat map, where they are longer than the name of the field."""
 MARKERS = ("circle", "square", "diamond", "cross", "x", "pentagon", "star")
 INK, SOFT, GRID, GREY = "#1f2933", "#5c6873", "#e8ebee", "#cfd5db"
 HEAT = [[0, "#FFF8EC"], [0.25, "#FDD49E"], [0.5, "#FC8D59"], [0.75, "#D7301F"], [1, "#5F0000"]]
@@ -54,8 +56,9 @@ def bottom_of(rows: Sequence[PvfRow] | Sequence[LookupRow]) -> float:
 
 
 def floor_of(values: Sequence[float]) -> float:
-    """Lower end of the colour scale: a power of ten, at most four decades down."""
-    return max(10.0 ** math.floor(math.log10(min(values, default=0.01))), 1e-4) if values else 1e-2
+    """Lower end of the colour scale: a power of ten, one to four decades down."""
+    lowest = min(values, default=0.01)
+    return min(max(10.0 ** math.floor(math.log10(lowest)), 1e-4), 0.1)
 
 
 def percent_ticks(bottom: float) -> Figure:

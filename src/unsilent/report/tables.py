@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from unsilent.report.fit import FitRow
-from unsilent.report.info import EVERYTHING, few, first_flips, rows_of
-from unsilent.report.terminal import accuracy_text
+from unsilent.report.info import EVERYTHING, few, first_flips, itself, name_of, rows_of
+from unsilent.report.terminal import accuracy_text, dtype_text
 from unsilent.report.text import amount, clean, counted, flips_text, seconds, share, shown
 from unsilent.studies.records import PvfResult, PvfRow
 
@@ -47,7 +47,8 @@ FEW_MARK = " †"
 
 def result_table(result: PvfResult) -> list[Line]:
     """All rows, in the order of the result."""
-    return [Line(clean(row.target), row.level, _result_cells(row), title=_title(row)) for row in result.rows]
+    own = itself(result)
+    return [Line(clean(name_of(row, own)), row.level, _result_cells(row), title=_title(row)) for row in result.rows]
 
 
 def few_marked(result: PvfResult) -> bool:
@@ -139,7 +140,7 @@ def facts(result: PvfResult) -> list[tuple[str, str]]:
         ("trials", trials),
         ("confidence", f"{100 * result.confidence:g} %"),
         ("seed", str(result.seed)),
-        ("device", f"{clean(result.device)}, {clean(result.dtype)}, {counted(result.threads, 'thread')}"),
+        ("device", f"{clean(result.device)}, {dtype_text(result)}, {counted(result.threads, 'thread')}"),
         ("versions", versions),
         ("time", f"{seconds(result.seconds)}, {seconds(result.cpu_seconds)} CPU"),
         ("one fault-free evaluation", seconds(result.golden_seconds)),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsilent.report.fit import NEEDS, applies, check_rate, fit_of
 from unsilent.report.headline import sentence
-from unsilent.report.info import few, rank, rows_of
+from unsilent.report.info import few, itself, name_of, pooled, rank, rows_of
 from unsilent.report.text import clean, counted, folded, listed, part, seconds, share, short, shown
 from unsilent.studies.records import PvfResult, PvfRow
 
@@ -24,6 +24,12 @@ TOP = 20
 """Rows of layers (and tensors) shown; the rest is counted."""
 NAME_WIDTH, NAME_LEAST = 48, 14
 FEW_TEXT = "fewer than ten faults decide this row: its interval may cover less than it says"
+
+POOLED_TEXT = (
+    "rows over several targets: sdc, due and deciding are plain sums, "
+    "{measure}% and silent are weighted by the law's shares"
+)
+"""Where counts stand beside shares; ``measure`` is the name of the column of estimates."""
 
 
 def render(result: PvfResult, console: Console, plain: bool, *, fit_per_bit: float | None = None) -> None:
@@ -40,7 +46,8 @@ def render(result: PvfResult, console: Console, plain: bool, *, fit_per_bit: flo
         _rich(console, main, columns, _cells)
         if layers:
             title = f"The {TOP} most vulnerable layers" if len(layers) == TOP else "Layers"
-            _rich(console, layers, columns, _cells, title)
+            own = itself(result)
+            _rich(console, layers, columns, _cells, title, lambda row: name_of(row, own))
         if fit_per_bit is not None:
             rate, single = fit_per_bit, [row for row in main if row.flips == 1]
             title = f"Failures per 1e9 hours at {rate:g} per bit (FIT)"
@@ -48,6 +55,8 @@ def render(result: PvfResult, console: Console, plain: bool, *, fit_per_bit: flo
     lines = [f"note: no FIT: {NEEDS}"] if lost else _no_fit(main, fit_per_bit)
     if any(few(row) for row in [*main, *layers]):
         lines.append(f"{'deciding below 10' if plain else '*'}: {FEW_TEXT}")
+    if plain and pooled(result):
+        lines.append(POOLED_TEXT.format(measure=result.measure.lower()))
     _lines(console, [*lines, *footer(result, more)], plain)
 
 
@@ -80,9 +89,14 @@ def footer(result: PvfResult, more: int) -> list[str]:
     lines.append(
         f"{100 * result.confidence:g} % intervals, n counts faults, differences rest on joint intervals; "
         f"{seconds(result.seconds)} ({seconds(result.cpu_seconds)} CPU) "
-        f"on {clean(result.device)}, {clean(result.dtype)}"
+        f"on {clean(result.device)}, {dtype_text(result)}"
     )
     return lines
+
+
+def dtype_text(result: PvfResult) -> str:
+    """The dtype of the model's numbers, or what was struck among the values of a run."""
+    return clean(result.dtype) + (" struck" if result.transient else "")
 
 
 def accuracy_text(info: Mapping[str, Any]) -> str:
@@ -137,6 +151,7 @@ def _rich(
     columns: Sequence[str],
     cells_of: Callable[[PvfRow], list[str]],
     title: str = "",
+    name_of: Callable[[PvfRow], str] = lambda row: row.target,
 ) -> None:
     from rich import box
     from rich.table import Table
@@ -158,7 +173,7 @@ def _rich(
             table.add_row(Text("\n".join(folded(short(clean(parent), NAME_WIDTH), width)), style="dim"))
         indent = "  " if row.parent and row.level != "component" else ""
         style = "bold" if row.level == "model" else ""
-        lines = folded(short(clean(row.target), NAME_WIDTH), width - len(indent))
+        lines = folded(short(clean(name_of(row)), NAME_WIDTH), width - len(indent))
         name = indent + f"\n{indent}".join(lines)
         if row.level == "model" and number and rows[number - 1].level != "model":
             table.add_section()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 
@@ -20,6 +20,12 @@ from unsilent.errors import UsageError, unknown
 from unsilent.faults.naming import KINDS, OPERANDS, PHASES, SiteName
 
 _ADDRESS = re.compile(r"(?:(?P<kind>[a-z]+):)?(?P<glob>[^\[\]:]+)(?:\[(?P<index>[^\[\]]*)\])?$")
+_EXAMPLES = {
+    "param": "param:* or param:layer1.0.conv1.weight",
+    "op": "op:* or op:layer1.*",
+    "input": "input:* or input:0",
+    "kv": "kv:* or kv:0/key",
+}
 _INDEX = re.compile(r"-?\d+|\.\.\.|(-?\d+)?:(-?\d+)?(:-?\d+)?")
 
 
@@ -35,6 +41,8 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Parse an address; raises ``UsageError`` for an unknown kind or an unreadable text."""
         match = _ADDRESS.match(text.strip())
+        if match is None and text.strip().rstrip(":") in KINDS:
+            raise UsageError(f"address {text!r} names nothing; expected {_EXAMPLES[text.strip().rstrip(':')]}")
         if match is None:
             raise UsageError(
                 f"cannot read address {text!r}; expected KIND:NAME-OR-GLOB or KIND:NAME[index], like param:*"
@@ -63,6 +71,7 @@ class Address:
         Raises ``UsageError`` when there is none, or when a lone module runs several.
         """
         stem, phase, operand = _operand(self.glob)
+        every = known
         known = [s for s in known if fnmatch.fnmatchcase(s.operand, operand) and fnmatch.fnmatchcase(s.phase, phase)]
         if _is_glob(stem):
             found = [s for s in known if _fits(s.name, stem)]
@@ -75,11 +84,17 @@ class Address:
                     f"{len(names)} operations of {stem!r} can be struck; name one ({_some(names)}) or all: 'op:{stem}#*'"
                 )
         if not found:
-            raise self._no_operation(stem, operand, known, others)
+            raise self._no_operation(stem, operand, every, others)
         return found
 
     def _no_operation(self, stem: str, operand: str, known: Sequence[SiteName], others: Collection[str]) -> UsageError:
-        names = [s.name for s in known]
+        there = [s for s in known if (_fits(s.name, stem) if _is_glob(stem) else stem in (s.name, s.layer))]
+        if there and operand != OPERANDS[0]:
+            what = repr(there[0].name) if len({s.name for s in there}) == 1 else f"no operation of {stem!r}"
+            has = "has no" if len({s.name for s in there}) == 1 else "has a"
+            can = [o for o in OPERANDS if any(s.operand == o for s in there)]
+            return UsageError(f"{what} {has} {operand} tensor operand that can be struck, only {', '.join(can)}")
+        names = list(dict.fromkeys(s.name for s in known if fnmatch.fnmatchcase(s.operand, operand)))
         module, mark, _ = stem.rpartition("#")
         module = module if mark else stem
         if stem in others or any(not mark and name.rpartition("#")[0] == stem for name in others):
@@ -95,6 +110,26 @@ class Address:
         if _is_glob(stem):
             return unknown("glob (it matches no operation)", stem, names)
         return unknown("module with operations", module, {n.rpartition("#")[0] for n in names})
+
+
+def component_hint(error: UsageError, addresses: Iterable[str], components: Mapping[str, Sequence[str]]) -> UsageError:
+    """The error of addresses that select nothing, and what to say instead where one of them is the name of a component."""
+    for text in addresses:
+        kind, colon, rest = text.strip().partition(":")
+        kind, rest = (kind, rest) if colon else ("param", kind)
+        name = rest.partition("/")[0].removesuffix(".*")
+        if (
+            kind in ("param", "op")
+            and name in components
+            and str(error).startswith("unknown ")
+            and f"'{name}" in str(error)
+        ):
+            globs = [glob.removeprefix("param:") for glob in components[name]]
+            instead = " ".join(f"--at '{kind}:{glob}'" for glob in globs if kind == "param" or _is_glob(glob))
+            return UsageError(
+                f"{name!r} is a component, and components are no addresses; say what is in it, like {instead or 'op:*'}"
+            )
+    return error
 
 
 def _fits(name: str, glob: str) -> bool:

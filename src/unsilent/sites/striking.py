@@ -17,8 +17,9 @@ from unsilent.sites.receipts import Hit
 
 
 def plain(tensor: Tensor) -> bool:
-    """Whether the tensor is what its memory holds: strided, and not a view that negates or conjugates it."""
-    return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_neg() or tensor.is_conj())
+    """Whether the tensor is what its memory holds: strided, with memory, and not a view that negates or conjugates it."""
+    special = tensor.is_nested or tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
+    return tensor.layout == torch.strided and not special
 
 
 def strikeable(tensor: Tensor) -> bool:

@@ -101,10 +101,14 @@ class Survey:
             return address.operations(known, self._others)
         if address.kind == "kv" and not known:
             raise UsageError(
-                "this workload has no key/value cache to strike: no call of a module is given past_key_values with elements"
+                "this workload has no key/value cache to strike: no call of a module is given past_key_values with elements; "
+                "for hf: give --with generate=N, for a workload of your own a run= that calls generate()"
             )
         names = {site.text.removeprefix(f"{site.kind}:"): site for site in known}
         if address.kind == "kv" and address.glob.isdecimal():
+            layers = list(dict.fromkeys(site.name for site in known))
+            if address.glob not in layers:
+                raise UsageError(f"unknown cache layer {address.glob}; there are {', '.join(layers)}")
             address = replace(address, glob=f"{address.glob}/*")
         return [names[name] for name in address.matching(names)]
 

@@ -11,10 +11,10 @@ from dataclasses import asdict
 
 import numpy as np
 
-from unsilent.campaigns.spec import TrialRow
+from unsilent.campaigns.spec import CampaignSpec, Description, TrialRow
 from unsilent.campaigns.store import Store
 from unsilent.outcomes.base import Outcome
-from unsilent.studies.hits import common_dtype, heat_map, lookup_rows, single_hits
+from unsilent.studies.hits import dtypes, heat_maps, lookup_rows, single_hits
 from unsilent.studies.records import PvfResult, PvfRow
 from unsilent.studies.rows import Group, layer_groups, make_rows, strata_groups
 from unsilent.studies.tallies import Question, Tally
@@ -71,14 +71,22 @@ def analyse(store: Store, question: Question) -> PvfResult:
         golden_seconds=description.golden_seconds,
         versions=description.versions,
         device=description.fingerprint.get("device", spec.device),
-        dtype=spec.dtype or common_dtype(description),
+        dtype=_dtype(spec, description),
         threads=spec.threads,
         rows=tuple(rows),
-        heat_map=heat_map(hits, description, unit),
+        heat_maps=heat_maps(hits, description, unit),
         lookups=lookup_rows(hits, description, unit, question.confidence, question.interval),
         transient=spec.transient,
         notes=(*description.notes, *_notes(rows, spec.transient)),
     )
+
+
+def _dtype(spec: CampaignSpec, description: Description) -> str:
+    """What a reader is told: the dtype of the model's numbers, or all that were struck among values of a run."""
+    struck = dtypes(description)
+    if spec.transient:
+        return " and ".join(filter(None, (", ".join(struck[:-1]), struck[-1])))
+    return spec.dtype or struck[0]
 
 
 def _reading(question: Question, usual: Question) -> list[str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from unsilent.campaigns.spec import Description, TensorInfo, TrialRow
 from unsilent.errors import StoreError
-from unsilent.faults import codec
+from unsilent.faults import Codec, codec
 from unsilent.outcomes.base import Outcome, incorrect
 from unsilent.statistics import Interval, Method, clustered, combine
 from unsilent.studies.records import HeatMap, LookupRow
@@ -61,31 +61,37 @@ def single_hits(rows: Iterable[TrialRow], description: Description) -> list[Sing
     return found
 
 
-def common_dtype(description: Description) -> str:
-    """The dtype most elements have."""
+def dtypes(description: Description) -> tuple[str, ...]:
+    """The dtypes of what may be struck, that of most elements first."""
     sizes: Counter[str] = Counter()
     for tensor in description.tensors:
         sizes[tensor.dtype] += tensor.elements
-    return sizes.most_common(1)[0][0]
+    return tuple(name for name, _ in sizes.most_common())
 
 
-def heat_map(hits: Sequence[SingleHit], description: Description, unit: str) -> HeatMap | None:
-    """Layer x bit position over the tensors of the commonest dtype.
+def heat_maps(hits: Sequence[SingleHit], description: Description, unit: str) -> tuple[HeatMap, ...]:
+    """A map for each dtype that a single flip fell on: bits of several layouts have no common axis."""
+    found = []
+    for name in dtypes(description):
+        flips = [h for h in hits if h.bit is not None and h.tensor.dtype == name]
+        if flips:
+            found.append(_heat_map(flips, codec(name), description, unit))
+    return tuple(found)
+
+
+def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: Description, unit: str) -> HeatMap:
+    """Layer x bit position over the tensors of one dtype.
 
     A cell that several targets share is weighted by their share of the law.
     """
-    flips = [h for h in hits if h.bit is not None and h.tensor.dtype == common_dtype(description)]
-    if not flips:
-        return None
     shares = {t.name: t.share for t in description.targets}
     cells: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for hit in flips:
         assert hit.bit is not None
         wrong, units = hit.incorrect(description.samples, unit)
         cells[hit.tensor.layer, hit.bit][hit.row.trial.target].append(wrong / units)
-    common = codec(common_dtype(description))
-    layers = tuple(dict.fromkeys(t.layer for t in description.tensors if t.dtype == common.name))
-    bits = tuple(range(common.bits))
+    layers = tuple(dict.fromkeys(t.layer for t in description.tensors if t.dtype == layout.name))
+    bits = tuple(range(layout.bits))
 
     def value(layer: str, bit: int) -> float | None:
         parts = cells.get((layer, bit))
@@ -95,12 +101,19 @@ def heat_map(hits: Sequence[SingleHit], description: Description, unit: str) -> 
         return float(sum(shares[name] * np.mean(seen) for name, seen in parts.items()) / weight)
 
     return HeatMap(
+        dtype=layout.name,
         layers=layers,
         bits=bits,
-        fields={b: common.field(b) for b in bits},
+        fields={b: _field(layout, b) for b in bits},
         estimate=tuple(tuple(value(layer, b) for b in bits) for layer in layers),
         n=tuple(tuple(sum(map(len, cells.get((layer, b), {}).values())) for b in bits) for layer in layers),
     )
+
+
+def _field(layout: Codec, bit: int) -> str:
+    """As the codec names it, but the digits of an integer are its value."""
+    name = layout.field(bit)
+    return "value" if layout.kind == "int" and name == "mantissa" else name
 
 
 Heats = NDArray[np.str_]

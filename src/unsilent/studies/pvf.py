@@ -18,6 +18,7 @@ from unsilent.campaigns import Budget, CampaignSpec, Means, Store, make_executor
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
+from unsilent.sizes import read_bytes
 from unsilent.studies.analysis import analyse
 from unsilent.studies.records import PvfResult
 from unsilent.studies.tallies import Question
@@ -116,7 +117,7 @@ def pvf(
     weights: str | None = None,
     jobs: int = 1,
     engine: str = "auto",
-    memory: int | None = None,
+    memory: int | str | None = None,
     store: str | Path | None = None,
     observer: Observer | None = None,
 ) -> PvfResult:
@@ -131,8 +132,8 @@ def pvf(
         law: ``per-element`` draws uniformly over elements, ``per-tensor`` over tensors first.
         unit: what one incorrect output is counted on, ``sample`` (default for parameters) or ``batch`` (default else).
         options, data, weights: for a named workload, what ``--with``, ``--data`` and ``--weights`` give it.
-        engine: ``auto`` runs only what a fault changes, ``plain`` everything; rows are the same, bit for bit. memory: bytes
-            that all workers may hold for that; default a quarter of what is free.
+        engine: ``auto`` runs only what a fault changes, ``plain`` everything; rows are the same, bit for bit. memory: what
+            all workers may hold for that, in bytes or as text (``"2GB"``); default a quarter of what is free.
         interval: ``wilson`` or ``clopper-pearson``, widened for faults that are scored on many samples.
         store: file to keep and resume from; default none.
 
@@ -140,6 +141,7 @@ def pvf(
         UsageError: input that does not fit; the golden run is not finite or not repeatable.
         StoreError: the store cannot be used.
     """
+    means = Means(engine, read_bytes(memory))
     question = Question.asked(unit, confidence, interval)
     _check_arguments(workload, judge)
     globs = (at,) if isinstance(at, str) else tuple(at)
@@ -165,7 +167,7 @@ def pvf(
         threads=threads,
     )
     with ExitStack() as stack:
-        executor = stack.enter_context(_executor(spec, workload, jobs, observer, Means(engine, memory)))
+        executor = stack.enter_context(_executor(spec, workload, jobs, observer, means))
         opened = stack.enter_context(Store(stack.enter_context(_file(store)), write=True))
         return run_pvf(spec, Budget(trials), executor, opened, question, observer, live)
 

@@ -53,14 +53,20 @@ class PvfRow:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """PVF by layer and bit position over trials that flipped one bit of the commonest dtype; None where no trial fell."""
+    """PVF by layer and bit position over the trials that flipped one bit of one dtype; None where no trial fell."""
 
+    dtype: str
     layers: tuple[str, ...]
     bits: tuple[int, ...]
     fields: Mapping[int, str]
-    """Bit position -> ``sign``, ``exponent`` or ``mantissa``."""
+    """Bit position -> ``sign``, ``exponent`` or ``mantissa``; of an integer ``sign`` or ``value``."""
     estimate: tuple[tuple[float | None, ...], ...]
     n: tuple[tuple[int, ...], ...]
+
+    @property
+    def trials(self) -> int:
+        """Trials in all cells."""
+        return sum(map(sum, self.n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +116,11 @@ class PvfResult:
     versions: Mapping[str, str]
     device: str
     dtype: str
+    """What ``--dtype`` asked, else the commonest dtype of the parameters; of values of a run every dtype struck."""
     threads: int
     rows: tuple[PvfRow, ...]
-    heat_map: HeatMap | None
+    heat_maps: tuple[HeatMap, ...]
+    """One for each dtype that single flips fell on, the dtype with most elements first."""
     lookups: tuple[LookupRow, ...]
     notes: tuple[str, ...] = field(default=())
     """Sentences a reader must see: what limits these numbers."""

@@ -3,7 +3,8 @@
 Nothing is downloaded and no code from the folder runs: local files only, no remote code, safetensors weights only.
 The model class is the first of the config's ``architectures``. Inputs come from a ``.npz`` whose arrays are named like
 the arguments of the model's ``forward``; without one they are synthetic and ``info`` says so: text from the Python
-reference if the folder has a tokenizer, else seeded random token ids or pixels.
+reference if the folder has a tokenizer, else seeded random token ids or pixels. One evaluation is one call of the model, or,
+with ``generate``, greedy generation with a key/value cache.
 
 Invariant: weights that the folder does not hold are an error; a randomly completed model measures nothing.
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 
 from unsilent.errors import UsageError
 from unsilent.workloads.base import Workload
+from unsilent.workloads.hf_generate import SEQUENCES, prepare, run_generate
 from unsilent.workloads.hf_inputs import Inputs, from_npz, synthetic
 from unsilent.workloads.training import check_count, parameter_count, workshop
 
@@ -36,6 +39,7 @@ def hf_folder(
     batch: int = 0,
     length: int = 32,
     seed: int = 0,
+    generate: int | None = None,
     data: str | None = None,
 ) -> Workload:
     """The model of a transformers folder; the judge follows from its architecture.
@@ -46,27 +50,34 @@ def hf_folder(
         batch: samples per batch; 0 for all in one.
         length: tokens per synthetic sample, cut to what the model takes.
         seed: of synthetic inputs.
+        generate: new tokens that are generated greedily for each sample; default: one call of the model.
         data: ``.npz`` of inputs.
 
     Raises:
-        UsageError: transformers is not installed, or folder, options or data do not fit.
+        UsageError: transformers is not installed, or folder, options or data do not fit; the model cannot generate.
     """
     ref = f"hf:{folder}"
     check_count(ref, "eval", eval, 100_000, "samples")
     check_count(ref, "length", length, 100_000, "tokens")
     with quiet(ref), workshop(seed):
         model = _model(ref, Path(folder).expanduser())
+        evaluate: Callable[[nn.Module, Any], Tensor] = run
+        if generate is not None:
+            length = prepare(ref, model, generate, length)
+            evaluate = partial(run_generate, tokens=generate)
         inputs = from_npz(ref, model, data) if data else synthetic(ref, model, folder, eval, length, seed)
+        if generate is not None and not data:  # it begins with the model's own first token
+            inputs = Inputs({k: v for k, v in inputs.arrays.items() if k != "decoder_input_ids"}, inputs.description)
         samples = len(next(iter(inputs.arrays.values())))
         check_count(ref, "batch", batch or samples, samples, "samples in all")
         batches = _split(inputs, batch or samples)
-        _try_out(ref, model, batches[0])
+        _try_out(ref, model, batches[0], evaluate)
     architecture = type(model).__name__
     return Workload(
         model,
         batches,
-        judge=_judge(architecture, model.config),
-        run=run,
+        judge=_judge(architecture, model.config) if generate is None else SEQUENCES,
+        run=evaluate,
         name=ref,
         components=_components(model),
         info={
@@ -75,6 +86,7 @@ def hf_folder(
             "synthetic_inputs": data is None,
             "parameters": parameter_count(model),
             "samples": samples,
+            **({} if generate is None else {"new_tokens": generate}),
         },
     )
 
@@ -160,10 +172,10 @@ def _split(inputs: Inputs, size: int) -> list[dict[str, Tensor]]:
 
 
 @torch.no_grad()
-def _try_out(ref: str, model: Any, batch: dict[str, Tensor]) -> None:
+def _try_out(ref: str, model: Any, batch: dict[str, Tensor], evaluate: Callable[[nn.Module, Any], Tensor]) -> None:
     """One run, so that inputs which do not fit are told now and in one line."""
     try:
-        run(model, batch)
+        evaluate(model, batch)
     except UsageError:
         raise
     except Exception as error:

@@ -101,6 +101,7 @@ HF = Entry(
         "batch": "samples per batch (all)",
         "length": "tokens per synthetic sample (32)",
         "seed": "seed of the synthetic inputs (0)",
+        "generate": "new tokens, generated greedily with a key/value cache (none: one call of the model)",
     },
     data="optional",
 )

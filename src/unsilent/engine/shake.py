@@ -1,0 +1,162 @@
+"""Does a tape know all that a run depends on? Everything is shaken, and tape and plain run must answer alike.
+
+A tape sees operations. What a run depends on besides, it cannot see: code that holds a parameter by itself (a kernel with a
+closure, compiled code, a view of numpy's made long ago). Two experiments tell. *Blind*: memory is struck while all operations
+run on golden values, so whoever notices reads behind our back. *Shaken*: all parameters and inputs are struck at once, and
+the plain run must give what the tape gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+from unsilent.engine.plain import same_outputs
+from unsilent.engine.replay import Replayer
+from unsilent.engine.tape import Tape, Unrecordable
+from unsilent.engine.values import private_copy
+from unsilent.faults import Fault
+from unsilent.sites import Parameters
+from unsilent.sites.inputs import named_inputs
+from unsilent.sites.memory import dtype_name
+from unsilent.sites.parameters import Site
+from unsilent.sites.striking import strikeable
+
+MOST = 1 << 14
+"""Elements of one tensor that are struck."""
+SPREAD = 0.5
+"""By what share of themselves floating-point numbers change at most when shaken strongly."""
+HIDDEN = "the output depends on parameters or inputs by something other than operations (compiled code?)"
+
+
+class Runs(Protocol):
+    """An engine, as far as it is needed here."""
+
+    parameters: Parameters
+    batches: Sequence[Any]
+    golden: list[Any]
+
+    def in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
+        """With the faults of parameters in place."""
+
+    def plainly(self, batch: int, faults: Sequence[Fault]) -> Any:
+        """The output of a plain run; faults of parameters are in place."""
+
+    def on_tape(self, batch: int, faults: Sequence[Fault]) -> Any:
+        """The same from the tape; raises `Diverged`."""
+
+
+def look_blindly(engine: Runs, batch: int, replayer: Replayer, outputs: Callable[[Any], Any]) -> None:
+    """Execute a tape on copies of the parameters, with the parameters themselves struck: that must give the golden output.
+
+    ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
+    """
+    tape = replayer.tape
+    live, own = tape.externals, set(tape.by_storage.values())
+    tape.externals = {v: private_copy(t) if v in own else t for v, t in live.items()}
+    try:
+        with engine.in_memory(shaken(engine.parameters, strongly=True)):
+            try:
+                found = outputs(replayer.fill(lambda value: False))
+            except Exception:
+                found = None
+    finally:
+        tape.externals = live
+    if found is None or not same_outputs(engine.golden[batch], found):
+        raise Unrecordable("an operation reads a parameter that it is not given")
+
+
+def shake(engine: Runs, batch: int, tape: Tape) -> None:
+    """Strike every parameter and input at once, strongly, and gently should the run then take another way.
+
+    Raises:
+        Unrecordable: plain run and tape differ; or both experiments failed although there is something to be suspected.
+    """
+    mixed = mixed_inputs(engine.batches[batch], batch)
+    for strongly in (True, False):
+        faults = [*shaken(engine.parameters, strongly), *mixed]
+        with engine.in_memory(faults):
+            try:
+                expected, found = engine.plainly(batch, faults), engine.on_tape(batch, faults)
+            except Exception:  # noqa: S112 - the run takes another way then, or fails
+                continue
+        if not same_outputs(expected, found):
+            raise Unrecordable(HIDDEN)
+        return
+    if tape.unexplained:
+        raise Unrecordable(
+            f"numbers that no operation made come into it{first_reader(tape)}, and where from could not be found out"
+        )
+    _strike_unread(engine, batch, tape)
+
+
+def _strike_unread(engine: Runs, batch: int, tape: Tape) -> None:
+    """Parameters that no operation reads must not change a thing."""
+    faults = [f for f in shaken(engine.parameters, strongly=True) if not _read(engine.parameters, f, tape)]
+    if not faults:
+        return
+    with engine.in_memory(faults):
+        try:
+            same = same_outputs(engine.golden[batch], engine.plainly(batch, faults))
+        except Exception:
+            same = False
+    if not same:
+        raise Unrecordable("a parameter that no operation reads changes the output")
+
+
+def _read(parameters: Parameters, fault: Fault, tape: Tape) -> bool:
+    return parameters.memory(fault).tensor.untyped_storage().data_ptr() in tape.by_storage
+
+
+def shaken(parameters: Parameters, strongly: bool) -> list[Fault]:
+    """Faults that change many elements of every tensor. Numbers keep their sign, indices are exchanged: the run goes on."""
+    chance = np.random.default_rng(0)
+    return list(_shaken(parameters.sites.values(), strongly, chance))
+
+
+def _shaken(sites: Any, strongly: bool, chance: np.random.Generator) -> Iterator[Fault]:
+    for site in sites:
+        elements = _elements(site, chance)
+        if not elements.size:
+            continue
+        memory, codec = site.memory, site.memory.codec
+        words = memory.read(elements)
+        if codec.kind == "int":
+            new = chance.permutation(words)
+        elif strongly:
+            values = np.asarray(codec.decode(words), np.float64)
+            least = float(np.abs(values[np.isfinite(values)]).mean()) if np.isfinite(values).any() else 0.0
+            moved = values * chance.uniform(1 - SPREAD, 1 + SPREAD, len(values))
+            new = codec.encode(np.where(values == 0, SPREAD * least or SPREAD, moved))
+        else:
+            new = words ^ words.dtype.type(1)
+        yield Fault(f"param:{site.name}", codec.name, memory.shape, elements, "set", new)
+
+
+def _elements(site: Site, chance: np.random.Generator) -> Any:
+    own = np.arange(int(np.prod(site.memory.shape)), dtype=np.int64) if site.elements is None else site.elements
+    return np.sort(chance.choice(own, MOST, replace=False)) if len(own) > MOST else own.copy()
+
+
+def mixed_inputs(batch: Any, step: int) -> list[Fault]:
+    """Faults that exchange a few elements of every input, so that all values are ones that do occur."""
+    faults = []
+    for name, tensor in named_inputs(batch):
+        if strikeable(tensor) and tensor.numel() > 1:
+            elements = np.unique(np.linspace(0, tensor.numel() - 1, 8).astype(np.int64))
+            shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+            swapped = np.ascontiguousarray(elements[::-1])
+            faults.append(Fault(f"input:{name}", dtype, shape, elements, "copy_from", swapped, step=step))
+    return faults
+
+
+def first_reader(tape: Tape) -> str:
+    """Where a tape first meets what came from nowhere, and by what Python had read tensors until then."""
+    met = min((r for v in tape.unexplained for r in tape.values[v].readers), default=None)
+    if met is None:
+        return ""
+    before = [n.name for n in tape.nodes[:met] if n.func is None]
+    return f", first read by {tape.nodes[met].name}" + (f" after Python read a tensor ({before[-1]})" if before else "")

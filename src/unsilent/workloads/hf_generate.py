@@ -1,0 +1,65 @@
+"""Greedy generation with a transformers model: the same tokens at every run, and only the new ones.
+
+What a folder says of sampling, beams and penalties is left out of account: only the numbers of its special tokens are taken.
+A sample ends as the model ends it, with its end token; the rest of its row is padding.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from unsilent.errors import UsageError
+from unsilent.workloads.training import check_count
+
+SEQUENCES = "exact-sequence"
+"""Judge of what is generated."""
+LONGEST = 100_000
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
+
+
+def prepare(ref: str, model: Any, tokens: int, length: int) -> int:
+    """Set a model up for ``tokens`` new tokens; returns how long a prompt of at most ``length`` may be.
+
+    Raises ``UsageError`` when the model cannot generate, or not so many.
+    """
+    if not getattr(model, "can_generate", bool)():
+        raise UsageError(
+            f"workload {ref!r}: {type(model).__name__} cannot generate text; leave --with generate={tokens} out"
+        )
+    shared = getattr(model.config, "is_encoder_decoder", False)  # prompt and new tokens are of two parts then
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    most = positions - 1 if isinstance(positions, int) else LONGEST
+    check_count(ref, "generate", tokens, most, "new tokens; prompt and new tokens share the model's positions")
+    transformers: Any = importlib.import_module("transformers")
+    known = {name: getattr(model.generation_config, name, None) for name in SPECIAL}
+    if known["pad_token_id"] is None:
+        end = known["eos_token_id"]
+        known["pad_token_id"] = end[0] if isinstance(end, (list, tuple)) else end
+    model.generation_config = transformers.GenerationConfig(**known)
+    return length if shared or not isinstance(positions, int) else min(length, positions - tokens)
+
+
+def run_generate(model: Any, batch: Mapping[str, Tensor], tokens: int) -> Tensor:
+    """The new tokens, int64 [n, at most ``tokens``]; the prompt is not among them."""
+    prompt = _Prompt()
+    made: Tensor = model.generate(
+        **batch, do_sample=False, num_beams=1, max_new_tokens=tokens, use_cache=True, logits_processor=[prompt]
+    )
+    return made[:, prompt.length :]
+
+
+class _Prompt:
+    """Given to ``generate``, sees how long rows are before the first new token: some models put a token of their own there."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._seen = False
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if not self._seen:
+            self.length, self._seen = input_ids.shape[1], True
+        return scores
