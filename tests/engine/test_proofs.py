@@ -106,9 +106,9 @@ class Break:
         self.calls: list[int] = []
         run = Replayer.run
 
-        def wrapper(replayer: Replayer, starts: Sequence[Start]) -> list[Holders | Diverged]:
+        def wrapper(replayer: Replayer, starts: Sequence[Start], packed: bool = True) -> list[Holders | Diverged]:
             self.calls.append(len(starts))
-            found = run(replayer, starts)
+            found = run(replayer, starts, packed)
             if not when(replayer, len(starts)):
                 return found
             return [f if isinstance(f, Diverged) else wrong(replayer, f) for f in found]
@@ -213,7 +213,7 @@ def test_a_tape_that_fails_where_it_did_not_is_found(monkeypatch: pytest.MonkeyP
     engine = made()
     packed(engine, trials("op", masked=False))
 
-    def failing(replayer: Replayer, starts: Sequence[Start]) -> list[Holders | Diverged]:
+    def failing(replayer: Replayer, starts: Sequence[Start], packed: bool = True) -> list[Holders | Diverged]:
         raise error
 
     monkeypatch.setattr(Replayer, "run", failing)

@@ -136,7 +136,8 @@ class CachedEngine(PlainEngine):
             replayer.release()
             with torch.no_grad():
                 replayer.fill(keep.__contains__)
-                replayer.try_blocks()
+                if not self._operations:  # for faults in parameters
+                    replayer.try_blocks()
             try:
                 self._check_hidden(i, replayer)
             except Unrecordable as why:
@@ -174,12 +175,12 @@ class CachedEngine(PlainEngine):
             if replayer is not None:
                 replayer.rows.measure(replayer)
 
-    def on_tape(self, batch: int, faults: Sequence[Fault]) -> Any:
-        """The same from the tape; raises `Diverged`."""
+    def on_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
+        """The same from the tape, on rows if they are ready and ``packed``; raises `Diverged`."""
         replayer = self.replayers[batch]
         assert replayer is not None
         try:
-            (found,) = self._take(batch, replayer, [faults], in_memory=True)
+            (found,) = self._take(batch, replayer, [faults], in_memory=True, packed=packed)
         finally:
             replayer.forget()
         if isinstance(found, Diverged):
@@ -306,11 +307,17 @@ class CachedEngine(PlainEngine):
         return found
 
     def _take(
-        self, batch: int, replayer: Replayer, many: Sequence[Sequence[Fault]], *, in_memory: bool = False
+        self,
+        batch: int,
+        replayer: Replayer,
+        many: Sequence[Sequence[Fault]],
+        *,
+        in_memory: bool = False,
+        packed: bool = True,
     ) -> list[Any]:
         """The outputs of some trials, from the tape; golden itself where nothing differs; `Diverged` where it must be run.
 
-        ``in_memory``: the faults of parameters are in place (of one trial, then).
+        ``packed``: on rows where that can be. ``in_memory``: the faults of parameters are in place (of one trial, then).
         """
         with torch.no_grad():
             starts = [start_of(replayer.tape, self.parameters, faults) for faults in many]
@@ -321,7 +328,7 @@ class CachedEngine(PlainEngine):
                         raise Diverged("a parameter is part of the output")
             return [
                 dirty if isinstance(dirty, Diverged) else assemble(replayer, dirty) if dirty else self.golden[batch]
-                for dirty in replayer.run(starts)
+                for dirty in replayer.run(starts, packed)
             ]
 
     # -- proofs ------------------------------------------------------------------------------------------------

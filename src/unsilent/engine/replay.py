@@ -149,13 +149,15 @@ class Replayer:
 
     # -- trials ------------------------------------------------------------------------------------------------
 
-    def run(self, starts: Sequence[Start]) -> list[Holders | Diverged]:
+    def run(self, starts: Sequence[Start], packed: bool = True) -> list[Holders | Diverged]:
         """Execute what depends on the faults of some trials (of one, if it strikes parameters).
+
+        ``packed``: on rows, where corruption stays within samples or there are several trials.
 
         Returns:
             for each trial, holders of the output's values that differ from golden, or why it must be run plainly.
         """
-        rows = len(starts) > 1 or any(s.entering or s.operands for s in starts)
+        rows = packed and (len(starts) > 1 or any(s.entering or s.operands for s in starts))
         if rows:
             self.rows.measure(self)
         return Walk(self, starts, self.rows if rows else None).run()

@@ -45,7 +45,7 @@ class Runs(Protocol):
     def plainly(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of a plain run; faults of parameters are in place."""
 
-    def on_tape(self, batch: int, faults: Sequence[Fault]) -> Any:
+    def on_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
         """The same from the tape; raises `Diverged`."""
 
 
@@ -80,7 +80,7 @@ def shake(engine: Runs, batch: int, tape: Tape) -> None:
         faults = [*shaken(engine.parameters, strongly), *mixed]
         with engine.in_memory(faults):
             try:
-                expected, found = engine.plainly(batch, faults), engine.on_tape(batch, faults)
+                expected, found = engine.plainly(batch, faults), engine.on_tape(batch, faults, packed=False)
             except Exception:  # noqa: S112 - the run takes another way then, or fails
                 continue
         if not same_outputs(expected, found):
