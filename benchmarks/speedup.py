@@ -16,13 +16,14 @@ from benchmarks.subjects import (
     Faults,
     Subject,
     draw,
+    draw_by_tensor,
     engines,
     ignoring,
     peer_methods,
     regions,
     setup_seconds,
 )
-from benchmarks.timing import Ratio, Times, clock, paired, ratio
+from benchmarks.timing import Ratio, Strata, Times, clock, paired, ratio
 from unsilent.engine.cached import CachedEngine
 
 CAMPAIGN = 1000
@@ -38,34 +39,42 @@ class Speedup:
     subject: str
     law: str
     times: dict[str, Times]
+    strata: Strata
     setup: float
     shares: Times
     diverged: int
     packs: dict[str, Times]
     """Seconds of packs of trials, one at a time and together."""
 
+    def _ratio(self, once: float) -> Ratio:
+        plain, auto = self.times["Unsilent, plain"], self.times["Unsilent, auto"]
+        return ratio(plain, auto, once, CAMPAIGN, self.strata)
+
     @property
     def alone(self) -> Ratio:
         """Plain over fast, without the set-up."""
-        return ratio(self.times["Unsilent, plain"], self.times["Unsilent, auto"])
+        return self._ratio(0.0)
 
     @property
     def charged(self) -> Ratio:
         """The same with the set-up spread over a campaign."""
-        return ratio(self.times["Unsilent, plain"], self.times["Unsilent, auto"], self.setup, CAMPAIGN)
+        return self._ratio(self.setup)
 
     @property
     def bound(self) -> float:
         """Speedup if a trial cost just the operations that depend on its fault, all of them and whole."""
-        return 1 / float(self.shares.mean())
+        return 1 / self.strata.mean(self.shares)
+
+    def _mean(self, seconds: Times) -> float:
+        return self.strata.mean(seconds) if len(seconds) == len(self.shares) else float(seconds.mean())
 
     def text(self) -> str:
         """A table."""
         forward = float(np.median(self.times["forward"]))
         lines = [f"\n{self.subject}: {self.law}; {len(self.shares)} faults"]
-        lines += [f"{'CPU of a trial, ms':34}{'n':>5}{'mean':>10}{'median':>10}{'mean / forward':>16}"]
+        lines += [f"{'CPU of a trial, ms':34}{'n':>5}{'mean':>10}{'mean / forward':>16}"]
         lines += [
-            f"  {name:32}{len(t):5}{t.mean() * 1e3:10.3f}{np.median(t) * 1e3:10.3f}{t.mean() / forward:16.3f}"
+            f"  {name:32}{len(t):5}{self._mean(t) * 1e3:10.3f}{self._mean(t) / forward:16.3f}"
             for name, t in self.times.items()
         ]
         facts = {
@@ -120,7 +129,7 @@ def measure(subject: Subject, rounds: int, device: str) -> list[Speedup]:
     bound = Bound(auto, device=device)
     found = []
     for law in LAWS:
-        faults = draw(regions(plain, law), rounds * subject.times, law.law)
+        faults, strata = draw_by_tensor(regions(plain, law), rounds * subject.times, law.law)
         charged = setup + first_excess(auto, faults[0], device)
         before = auto.diverged
         model, x = plain.model, plain.batches[0]
@@ -137,6 +146,6 @@ def measure(subject: Subject, rounds: int, device: str) -> list[Speedup]:
         shares = np.array([bound.share(f) for f in faults])
         left = auto.diverged - before
         packs = together(auto, regions(plain, law), law.law, max(3, rounds // 3), device)
-        found.append(Speedup(subject.name, law.title, times, charged, shares, left, packs))
+        found.append(Speedup(subject.name, law.title, times, strata, charged, shares, left, packs))
         print(found[-1].text(), flush=True)
     return found

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import unsilent
 from benchmarks import peers
 from benchmarks.models import calibrated, gpt
-from benchmarks.timing import clock
+from benchmarks.timing import Strata, clock
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import PlainEngine
-from unsilent.faults import Fault, fault_model
+from unsilent.faults import Fault, Region, fault_model
 from unsilent.workloads.base import InferenceWorkload
 
 Faults = tuple[Fault, ...]
@@ -62,6 +62,8 @@ LAWS = (
     Law("weights, uniform over layers", ("param:*.weight",), "per-tensor"),
     Law("neurons, uniform over outputs of convolutions and linear layers", ("op:*",), "per-element", neurons=True),
 )
+FEWEST = 3
+"""Faults drawn in every tensor."""
 LAYER_OPERATIONS = ("convolution", "addmm", "mm", "linear", "bmm", "_convolution", "mkldnn_convolution")
 
 
@@ -81,6 +83,20 @@ def draw(places: Sequence[Any], count: int, law: str = "per-element", seed: int 
     """Single bit flips, each a trial's list of faults."""
     model, rng = fault_model("bitflip"), np.random.default_rng(seed)
     return [model.draw(tuple(places), rng, law) for _ in range(count)]
+
+
+def draw_by_tensor(places: Sequence[Region], count: int, law: str) -> tuple[list[Faults], Strata]:
+    """About ``count`` faults under a law, at least `FEWEST` in every tensor, shuffled.
+
+    A trial's cost is a matter of its tensor, and few elements lie in the dearest ones: with faults drawn from all elements
+    the mean cost would hang on whether three or five of them fall there.
+    """
+    weights = np.array([r.numel if law == "per-element" else 1 for r in places], dtype=np.float64)
+    probability = weights / weights.sum()
+    counts = np.maximum(FEWEST, np.round(probability * count)).astype(np.int64)
+    of = np.random.default_rng(1).permutation(np.repeat(np.arange(len(places)), counts))
+    drawn = [iter(draw((r,), n, seed=i)) for i, (r, n) in enumerate(zip(places, counts.tolist(), strict=True))]
+    return [next(drawn[i]) for i in of], Strata(of, probability)
 
 
 def engines(workload: InferenceWorkload, device: str = "cpu") -> tuple[PlainEngine, CachedEngine]:

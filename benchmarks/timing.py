@@ -74,6 +74,25 @@ class Ratio(NamedTuple):
         return f"{self.value:.2f} ({self.low:.2f} – {self.high:.2f})"
 
 
+class Strata(NamedTuple):
+    """Items drawn stratum by stratum: the number of each one's stratum, [items], and the probability of every stratum."""
+
+    of: NDArray[np.int64]
+    probability: Times
+
+    def mean(self, values: Times) -> float:
+        """Expected value of an item drawn from all."""
+        return float(sum(p * values[self.of == s].mean() for s, p in enumerate(self.probability)))
+
+    def resampled(self, values: Times, seed: int) -> Times:
+        """Such means of bootstrap samples within every stratum, [resamples]; equal seeds pick equal items."""
+        rng, total = np.random.default_rng(seed), np.zeros(RESAMPLES)
+        for stratum, probability in enumerate(self.probability):
+            own = values[self.of == stratum]
+            total += probability * own[rng.integers(len(own), size=(RESAMPLES, len(own)))].mean(1)
+        return total
+
+
 def clock(device: str) -> Callable[[], float]:
     """CPU time of this process; on a GPU the wall time once all work is done."""
     if device == "cpu":
@@ -118,10 +137,10 @@ def paired(
     return {name: np.array(seconds) for name, seconds in times.items()}
 
 
-def ratio(top: Times, bottom: Times, once: float = 0.0, trials: int = 1000) -> Ratio:
-    """Total of ``top`` over total of ``bottom``, paired; ``once``: seconds that ``bottom`` pays once in so many trials."""
-    picks = np.random.default_rng(0).integers(len(top), size=(RESAMPLES, len(top)))
+def ratio(top: Times, bottom: Times, once: float = 0.0, trials: int = 1000, strata: Strata | None = None) -> Ratio:
+    """Mean of ``top`` over mean of ``bottom``, paired; ``once``: seconds that ``bottom`` pays once in so many trials."""
+    strata = strata or Strata(np.zeros(len(top), dtype=np.int64), np.ones(1))
     charge = once / trials
-    found = top[picks].mean(1) / (bottom[picks].mean(1) + charge)
-    low, high = np.quantile(found, [0.025, 0.975])
-    return Ratio(float(top.mean() / (bottom.mean() + charge)), float(low), float(high))
+    tops, bottoms = strata.resampled(top, seed=0), strata.resampled(bottom, seed=0) + charge
+    low, high = np.quantile(tops / bottoms, [0.025, 0.975])
+    return Ratio(strata.mean(top) / (strata.mean(bottom) + charge), float(low), float(high))
