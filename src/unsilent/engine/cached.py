@@ -12,7 +12,6 @@ run both ways.
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -43,8 +42,6 @@ from unsilent.workloads.base import InferenceWorkload
 
 NO_BLOCKS = "no operation is of a kind that can be computed in blocks"
 
-TIMED = 3
-"""Plain runs of a batch that are timed; the median counts."""
 PACK = 64
 """Trials that are given to the engine at a time."""
 PACK_BYTES = 64 << 20
@@ -81,33 +78,27 @@ class CachedEngine(PlainEngine):
         self.packing = Packing()
         self._ready: dict[int, Any] = {}
         """Outputs of the trial at hand that are known already, by batch."""
-        self._plain_seconds: list[float] = []
         self.record()
 
     def record(self) -> None:
         """Put every batch on a tape, and check each before it is trusted."""
         start = time.process_time()
-        self.replayers, self.reasons, self.ledger = [], {}, Ledger()
-        self._plain_seconds, self._ready, self._operations = [], {}, False
+        self.replayers, self.reasons = [], {}
+        self._ready, self._operations = {}, False
         self._shaken: set[object] = set()
         scratch = {id(t) for t, _ in self._scratch}
         self._watched = [t for t, _ in self._writes() if id(t) not in scratch]
         self._versions = self._count_writes()
-        for i, batch in enumerate(self.batches):
-            self._plain_seconds.append(statistics.median(self._timed(batch) for _ in range(TIMED)))
+        for i in range(len(self.batches)):
             try:
                 self.replayers.append(self._record(i))
             except Unrecordable as why:
                 self.reasons[i] = str(why)
                 self.replayers.append(None)
+        self.ledger = Ledger(self.batch_seconds)
         self._hold()
         self.notes = tuple(self.explained())
         self.setup_seconds = time.process_time() - start
-
-    def _timed(self, batch: Any) -> float:
-        begun = time.process_time()
-        self._run(batch)
-        return time.process_time() - begun
 
     def _record(self, i: int) -> Replayer:
         """One batch on a tape that gives the golden output, with the cost of every operation and no value held."""
@@ -285,9 +276,13 @@ class CachedEngine(PlainEngine):
         if batch in self._ready:
             return self._ready.pop(batch)
         replayer, key = self.replayers[batch], class_of(batch, faults)
-        if replayer is None or self.ledger.skips(key):
+        if replayer is None:
             return super()._evaluate(batch, faults)
         begun = time.process_time()
+        if self.ledger.skips(key):
+            output = super()._evaluate(batch, faults)
+            self.ledger.add_plain(key, time.process_time() - begun)
+            return output
         try:
             (found,) = self._take(batch, replayer, [faults], in_memory=True)
             if isinstance(found, Diverged):
@@ -302,7 +297,7 @@ class CachedEngine(PlainEngine):
                 self.ledger.add(key, now - begun, now - between)
         finally:
             replayer.forget()
-        self.ledger.add(key, time.process_time() - begun, self._plain_seconds[batch])
+        self.ledger.add(key, time.process_time() - begun)
         self.witnesses.add(batch, [list(faults)], 0, found is not self.golden[batch])
         return found
 

@@ -1,7 +1,8 @@
 """What trials cost by the shortcut and plainly, by class of site: the planner's measured costs.
 
 A class is one site (or so many sites at once) in one batch. Where the shortcut turned out dearer (trials that raise early, a
-first layer of a tiny model), the plain run is taken from then on. Rows are the same either way.
+first layer of a tiny model), the plain run is taken from then on. What a plain run costs is measured among the trials: warm
+caches make it cheaper than it was at set-up. Rows are the same either way.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from unsilent.faults import Fault
 
 ENOUGH = 3
 """Trials of a class before its costs are believed."""
-AGAIN = 50
-"""Plain trials of a class after which the shortcut is tried once more."""
-
+NEAR = 0.5
+"""Share of a plain run from which on a shortcut is compared with plain runs that were made among the trials."""
+COMPARED = 5
+"""So many of them, of each batch."""
+AGAIN = 64
+"""Trials of a class after which the other way is tried once more; then after twice as many, and so on."""
 MEMORY = 64
-"""Trials of a class after which half of what is known of it is forgotten."""
+"""Trials after which half of what is known is forgotten."""
 TRIED = 16
 """Trials each way before packing is decided."""
 
@@ -26,43 +30,81 @@ Class = tuple[str, int]
 
 @dataclass(slots=True)
 class Cost:
-    """CPU seconds of the trials of one class so far, and what they would have cost plainly."""
+    """CPU seconds of some trials."""
 
     trials: int = 0
-    shortcut: float = 0.0
-    plain: float = 0.0
-    skipped: int = 0
+    seconds: float = 0.0
+
+    def add(self, trials: int, seconds: float) -> None:
+        """So many more; what was long ago counts less."""
+        if self.trials >= MEMORY:
+            self.trials, self.seconds = self.trials // 2, self.seconds / 2
+        self.trials, self.seconds = self.trials + trials, self.seconds + seconds
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a trial."""
+        return self.seconds / max(self.trials, 1)
+
+
+@dataclass(slots=True)
+class Known:
+    """Costs of a class. ``failed``: plain runs that followed where the tape could not be gone to its end."""
+
+    shortcut: Cost
+    failed: Cost
+    asked: int = 0
 
 
 class Ledger:
-    """Costs by class of site."""
+    """Costs by class of site. ``guesses``: seconds of a plain run of each batch, until some were made among the trials."""
 
-    def __init__(self) -> None:
-        self.costs: dict[Class, Cost] = {}
+    def __init__(self, guesses: Sequence[float] = ()) -> None:
+        self.guesses = guesses
+        self.costs: dict[Class, Known] = {}
+        self.plain: dict[int, Cost] = {}
 
-    def add(self, key: Class, shortcut: float, plain: float) -> None:
-        """One more trial."""
-        cost = self.costs.setdefault(key, Cost())
-        if cost.trials >= MEMORY:  # what was long ago counts less
-            cost.trials, cost.shortcut, cost.plain = cost.trials // 2, cost.shortcut / 2, cost.plain / 2
-        cost.trials, cost.shortcut, cost.plain = cost.trials + 1, cost.shortcut + shortcut, cost.plain + plain
+    def add(self, key: Class, seconds: float, plain: float | None = None) -> None:
+        """One more trial by the shortcut; ``plain``: seconds of the plain run that had to follow, part of ``seconds``."""
+        known = self.costs.get(key)
+        if known is None:  # the first of its kind finds cold caches, and is no measure
+            self.costs[key] = Known(Cost(), Cost())
+            return
+        known.shortcut.add(1, seconds)
+        if plain is not None:
+            known.failed.add(1, plain)
+
+    def add_plain(self, key: Class, seconds: float) -> None:
+        """One more trial by a plain run."""
+        self.plain.setdefault(key[1], Cost()).add(1, seconds)
+
+    def relative(self, key: Class) -> float:
+        """Cost of the shortcut as a share of the plain run's, as far as it is known."""
+        known = self.costs.get(key)
+        if known is None or known.shortcut.trials < ENOUGH:
+            return 0.0
+        whole = self.plain.get(key[1])
+        plain = whole.mean if whole is not None else self.guesses[key[1]]
+        failing = min(1.0, known.failed.trials / known.shortcut.trials)  # such a run may be over early, by an error
+        expected = failing * known.failed.mean + (1 - failing) * plain
+        return known.shortcut.mean / expected if expected > 0 else 0.0
 
     def prefers_plain(self, key: Class) -> bool:
         """Whether the plain run was measured to be cheaper."""
-        cost = self.costs.get(key)
-        return cost is not None and cost.trials >= ENOUGH and cost.shortcut > cost.plain
+        return self.relative(key) > 1
 
     def skips(self, key: Class) -> bool:
         """Whether the next trial of the class is to be run plainly."""
-        if not self.prefers_plain(key):
+        relative = self.relative(key)
+        if relative < NEAR:
             return False
-        cost = self.costs[key]
-        cost.skipped += 1
-        return cost.skipped % AGAIN > 0
-
-    def plain_classes(self) -> list[str]:
-        """Classes that run plainly."""
-        return sorted({key[0] for key in self.costs if self.prefers_plain(key)})
+        known = self.costs[key]
+        known.asked += 1
+        turn = known.asked >= AGAIN and known.asked.bit_count() == 1
+        if self.prefers_plain(key):
+            return not turn
+        whole = self.plain.get(key[1])
+        return turn or whole is None or whole.trials < COMPARED
 
 
 class Packing:
@@ -81,12 +123,11 @@ class Packing:
     def pays(self) -> bool:
         """Whether it was measured to be cheaper."""
         one, many = self._tried[False], self._tried[True]
-        return many.trials >= TRIED and many.shortcut / many.trials < one.shortcut / max(one.trials, 1)
+        return many.trials >= TRIED and many.mean < one.mean
 
     def add(self, together: bool, trials: int, seconds: float) -> None:
         """What some trials cost."""
-        cost = self._tried[together]
-        cost.trials, cost.shortcut = cost.trials + trials, cost.shortcut + seconds
+        self._tried[together].add(trials, seconds)
 
 
 def class_of(batch: int, faults: Sequence[Fault]) -> Class:

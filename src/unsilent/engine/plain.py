@@ -66,6 +66,7 @@ class PlainEngine:
     Attributes:
         parameters: the model's sites. survey: those of a running evaluation. samples: number of samples of each batch.
         golden: golden outputs. golden_seconds: wall time of one fault-free evaluation.
+        batch_seconds: CPU time of its batches.
         notes: sentences for the reader of a report.
 
     Raises:
@@ -108,10 +109,12 @@ class PlainEngine:
         self.golden = first
         self.golden_hash = _hash(first)
         self.golden_seconds = 0.0
+        self.batch_seconds: list[float] = []
         for i, (one, batch) in enumerate(zip(first, self.batches, strict=True)):
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             two = self._run(batch)
             self.golden_seconds += time.perf_counter() - start
+            self.batch_seconds.append(time.process_time() - cpu)
             check_golden(one, two, i, partial(self._first_difference, batch))  # at once: its memory may be used again
         with user_code(self.workload.name):
             self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
