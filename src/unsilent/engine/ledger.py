@@ -8,16 +8,18 @@ caches make it cheaper than it was at set-up. Rows are the same either way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unsilent.faults import Fault
 
 ENOUGH = 3
 """Trials of a class before its costs are believed."""
 NEAR = 0.5
-"""Share of a plain run from which on a shortcut is compared with plain runs that were made among the trials."""
+"""Share of a plain run from which on a class is compared with plain runs of its own trials."""
 COMPARED = 5
-"""So many of them, of each batch."""
+"""So many of them."""
+WORTH = 0.95
+"""A shortcut that saves less is left: so few runs tell no smaller difference, and never to lose is more than to gain a little."""
 AGAIN = 64
 """Trials of a class after which the other way is tried once more; then after twice as many, and so on."""
 MEMORY = 64
@@ -51,24 +53,24 @@ class Cost:
 class Known:
     """Costs of a class. ``failed``: plain runs that followed where the tape could not be gone to its end."""
 
-    shortcut: Cost
-    failed: Cost
+    shortcut: Cost = field(default_factory=Cost)
+    failed: Cost = field(default_factory=Cost)
+    plain: Cost = field(default_factory=Cost)
     asked: int = 0
 
 
 class Ledger:
-    """Costs by class of site. ``guesses``: seconds of a plain run of each batch, until some were made among the trials."""
+    """Costs by class of site. ``guesses``: seconds of a plain run of each batch, until a class has had its own."""
 
     def __init__(self, guesses: Sequence[float] = ()) -> None:
         self.guesses = guesses
         self.costs: dict[Class, Known] = {}
-        self.plain: dict[int, Cost] = {}
 
     def add(self, key: Class, seconds: float, plain: float | None = None) -> None:
         """One more trial by the shortcut; ``plain``: seconds of the plain run that had to follow, part of ``seconds``."""
         known = self.costs.get(key)
         if known is None:  # the first of its kind finds cold caches, and is no measure
-            self.costs[key] = Known(Cost(), Cost())
+            self.costs[key] = Known()
             return
         known.shortcut.add(1, seconds)
         if plain is not None:
@@ -76,22 +78,21 @@ class Ledger:
 
     def add_plain(self, key: Class, seconds: float) -> None:
         """One more trial by a plain run."""
-        self.plain.setdefault(key[1], Cost()).add(1, seconds)
+        self.costs[key].plain.add(1, seconds)
 
     def relative(self, key: Class) -> float:
         """Cost of the shortcut as a share of the plain run's, as far as it is known."""
         known = self.costs.get(key)
         if known is None or known.shortcut.trials < ENOUGH:
             return 0.0
-        whole = self.plain.get(key[1])
-        plain = whole.mean if whole is not None else self.guesses[key[1]]
+        plain = known.plain.mean if known.plain.trials else self.guesses[key[1]]
         failing = min(1.0, known.failed.trials / known.shortcut.trials)  # such a run may be over early, by an error
         expected = failing * known.failed.mean + (1 - failing) * plain
         return known.shortcut.mean / expected if expected > 0 else 0.0
 
     def prefers_plain(self, key: Class) -> bool:
-        """Whether the plain run was measured to be cheaper."""
-        return self.relative(key) > 1
+        """Whether the plain run was measured to be no dearer."""
+        return self.relative(key) > WORTH
 
     def skips(self, key: Class) -> bool:
         """Whether the next trial of the class is to be run plainly."""
@@ -100,11 +101,10 @@ class Ledger:
             return False
         known = self.costs[key]
         known.asked += 1
-        turn = known.asked >= AGAIN and known.asked.bit_count() == 1
-        if self.prefers_plain(key):
-            return not turn
-        whole = self.plain.get(key[1])
-        return turn or whole is None or whole.trials < COMPARED
+        other = known.asked >= AGAIN and known.asked.bit_count() == 1
+        if relative > WORTH:
+            return not other
+        return other or known.plain.trials < COMPARED
 
 
 class Packing:
