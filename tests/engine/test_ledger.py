@@ -62,3 +62,12 @@ def test_a_class_that_has_become_cheaper_is_taken_up_again() -> None:
     for _ in range(40):
         found.add(KEY, 0.2)
     assert not found.prefers_plain(KEY)
+
+
+def test_a_shortcut_that_is_well_below_is_not_compared_class_by_class() -> None:
+    found, plainly = ledger(0.6)
+    assert sum(plainly) <= COMPARED + 3
+    for key in (("param:b", 0), ("param:c", 0)):
+        for _ in range(20):
+            assert not found.skips(key)
+            found.add(key, 0.6)

@@ -14,8 +14,8 @@ from unsilent.faults import Fault
 
 ENOUGH = 3
 """Trials of a class before its costs are believed."""
-NEAR = 0.5
-"""Share of a plain run from which on a class is compared with plain runs of its own trials."""
+NEAR, CLOSE = 0.5, 0.8
+"""Shares of a plain run from which on a shortcut is compared with plain runs among the trials: of its batch, of its own class."""
 COMPARED = 5
 """So many of them."""
 WORTH = 0.95
@@ -60,11 +60,12 @@ class Known:
 
 
 class Ledger:
-    """Costs by class of site. ``guesses``: seconds of a plain run of each batch, until a class has had its own."""
+    """Costs by class of site. ``guesses``: seconds of a plain run of each batch, until some were made among the trials."""
 
     def __init__(self, guesses: Sequence[float] = ()) -> None:
         self.guesses = guesses
         self.costs: dict[Class, Known] = {}
+        self._plain: dict[int, Cost] = {}
 
     def add(self, key: Class, seconds: float, plain: float | None = None) -> None:
         """One more trial by the shortcut; ``plain``: seconds of the plain run that had to follow, part of ``seconds``."""
@@ -79,13 +80,17 @@ class Ledger:
     def add_plain(self, key: Class, seconds: float) -> None:
         """One more trial by a plain run."""
         self.costs[key].plain.add(1, seconds)
+        self._plain.setdefault(key[1], Cost()).add(1, seconds)
 
     def relative(self, key: Class) -> float:
         """Cost of the shortcut as a share of the plain run's, as far as it is known."""
         known = self.costs.get(key)
         if known is None or known.shortcut.trials < ENOUGH:
             return 0.0
-        plain = known.plain.mean if known.plain.trials else self.guesses[key[1]]
+        batch = self._plain.get(key[1])
+        plain = self.guesses[key[1]] if batch is None else batch.mean
+        if known.plain.trials >= COMPARED:
+            plain = known.plain.mean
         failing = min(1.0, known.failed.trials / known.shortcut.trials)  # such a run may be over early, by an error
         expected = failing * known.failed.mean + (1 - failing) * plain
         return known.shortcut.mean / expected if expected > 0 else 0.0
@@ -104,7 +109,8 @@ class Ledger:
         other = known.asked >= AGAIN and known.asked.bit_count() == 1
         if relative > WORTH:
             return not other
-        return other or known.plain.trials < COMPARED
+        batch = self._plain.get(key[1])
+        return other or batch is None or batch.trials < COMPARED or (relative > CLOSE and known.plain.trials < COMPARED)
 
 
 class Packing:
