@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unsilent.statistics import clustered
+from unsilent.statistics import bounded_mean
 from unsilent.studies.records import HeatMap, LookupRow, PvfResult, PvfRow
 
 HOSTILE = (
@@ -42,7 +42,7 @@ def make_row(target, level="component", parent="", flips=1, estimate=0.01, low=0
         **counts,
         "elements": 1000,
         "bits": 32000,
-        "method": "Wilson, clustered by fault",
+        "method": "Gaffke, clustered by fault",
         "joint_low": low,
         "joint_high": high,
     }
@@ -112,7 +112,7 @@ def drawn_row(rng, target, level, parent, flips, rate, elements, bits=32, trials
     hit = rng.random(trials) < 1 - (1 - rate) ** flips
     wrong = rng.binomial(200, np.where(hit, rng.beta(0.8, 1.2, trials), 0.0))
     due = rng.binomial(wrong, 0.35)
-    found = clustered(wrong, np.full(trials, 200))
+    found = bounded_mean(wrong / 200)
     benign = int(rng.binomial(200 * trials - wrong.sum(), 0.2))
     return make_row(
         target,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unsilent.explained import Explanation, Holding, Shortcut, Work
+from unsilent.report.console import NAME_WIDTH, print_columns, print_lines
 from unsilent.report.text import clean, counted, folded, seconds, short
 from unsilent.sizes import human_bytes
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 TOP = 20
 """Layers shown; the rest is counted."""
-NAME_WIDTH = 48
 COLUMNS = ("elements", "faults %", "operations %", "CPU %")
 REASONS = 8
 """Different reasons told."""
@@ -27,12 +27,12 @@ REASONS = 8
 def render_explanation(explanation: Explanation, console: Console, plain: bool) -> None:
     """Write the explanation to the console."""
     rows, more = shown_rows(explanation.rows)
-    _lines(console, header(explanation), plain, "bold")
+    print_lines(console, header(explanation), plain, "bold")
     if plain:
         _plain(console, rows)
     else:
         _rich(console, rows)
-    _lines(console, footer(explanation, more), plain)
+    print_lines(console, footer(explanation, more), plain)
 
 
 def header(said: Explanation) -> list[str]:
@@ -132,26 +132,10 @@ def _cells(row: Work) -> list[str]:
     return [f"{row.elements:,}", *(_percent(share) for share in (row.share, row.operations, row.seconds))]
 
 
-def _lines(console: Console, lines: Sequence[str], plain: bool, first: str = "") -> None:
-    from rich.text import Text
-
-    for number, line in enumerate(lines):
-        style = first if number == 0 and not plain else ""
-        console.print(Text(f"# {line}" if plain else line, style=style), soft_wrap=plain)
-
-
 def _plain(console: Console, rows: Sequence[Work]) -> None:
-    from rich.text import Text
-
     names = ["level", "target", "parent", "elements", "faults%", "operations%", "cpu%"]
-    table = [names]
-    for row in rows:
-        cells = [row.level, row.name, row.parent, str(row.elements), *_cells(row)[1:]]
-        table.append(["_".join(clean(cell).split()) or "-" for cell in cells])
-    widths = [max(len(line[i]) for line in table) for i in range(len(names))]
-    for line in table:
-        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        console.print(Text(text), soft_wrap=True)
+    table = [[row.level, clean(row.name), clean(row.parent), str(row.elements), *_cells(row)[1:]] for row in rows]
+    print_columns(console, names, table)
 
 
 def _rich(console: Console, rows: Sequence[Work]) -> None:

@@ -10,7 +10,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from unsilent.report.info import Curves, Heat, Series, Split, few
+from unsilent.report.info import Curves, Heat, Series, Split
 from unsilent.report.look import (
     FIELD_NAMES,
     GREY,
@@ -289,8 +289,7 @@ def _hover(name: str, row: PvfRow, measure: str) -> str:
     limits = "" if row.estimate == 0 else f" {text.limits}"
     # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
     value = html.escape(f"{text.estimate} %{limits}", quote=False)
-    doubt = "<br>fewer than ten faults decide this" if few(row) else ""
-    return f"<b>{label(name, 60)}</b> · {flips_text(row.flips)}<br>{measure} {value}<br>n = {row.n:,} faults{doubt}"
+    return f"<b>{label(name, 60)}</b> · {flips_text(row.flips)}<br>{measure} {value}<br>n = {row.n:,} faults"
 
 
 def _split_hover(split: Split, kind: str) -> str:

@@ -21,11 +21,11 @@ from unsilent.errors import UsageError
 from unsilent.report.figures import curves_figure, heat_figure, heat_floor, lookup_figure, split_figure
 from unsilent.report.fit import NEEDS, check_rate, fit_rows, surprise
 from unsilent.report.headline import headline
-from unsilent.report.info import BARS, curves, due_split, few, heats, outcome_split, pooled, split_rows
+from unsilent.report.info import BARS, curves, due_split, heats, outcome_split, pooled, split_rows
 from unsilent.report.jsonout import strict
 from unsilent.report.look import Figure
-from unsilent.report.tables import facts, few_marked, fit_table, lookup_table, numbers, result_columns, result_table
-from unsilent.report.terminal import FEW_TEXT, meaning
+from unsilent.report.tables import facts, fit_table, lookup_table, numbers, result_columns, result_table
+from unsilent.report.terminal import meaning
 from unsilent.report.text import clean, counted, listed
 from unsilent.studies.records import PvfResult
 from unsilent.version import __version__
@@ -103,9 +103,6 @@ def page(result: PvfResult, fit_per_bit: float | None) -> dict[str, Any]:
         "meaning": capitalised(meaning(result)),
         "generator": f"{GENERATOR} {__version__}",
         "is_command": result.command.startswith("unsilent "),
-        "few_marked": few_marked(result),
-        "few_fits": any(few(found.row) for found in fits),
-        "few_text": FEW_TEXT,
         "units": _units(result),
         "headline": headline(result),
         "numbers": numbers(result),

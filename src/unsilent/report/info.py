@@ -25,8 +25,6 @@ PLACES = {
     "kv:*": "the key/value cache",
 }
 """Addresses that select all of a kind, in words."""
-FEW = 10
-"""Incorrect trials below which an interval for clustered counts is known to be optimistic."""
 OUTCOMES = ("masked", "benign", "sdc", "due")
 LEVELS = ("component", "layer", "tensor")
 
@@ -116,11 +114,6 @@ def first_flips(rows: Sequence[PvfRow]) -> int | None:
 def rank(row: PvfRow) -> tuple[float, float]:
     """Sort key: vulnerability; no estimate counts as lowest, ties go by the upper limit."""
     return (-1.0 if row.estimate is None else row.estimate, row.high)
-
-
-def few(row: PvfRow) -> bool:
-    """Whether so few faults decide this row that its interval may cover less than it says."""
-    return 0 < row.incorrect_trials < FEW
 
 
 def pooled(result: PvfResult) -> bool:

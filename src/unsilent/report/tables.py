@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unsilent.report.fit import FitRow
-from unsilent.report.info import EVERYTHING, few, first_flips, itself, name_of, rows_of
+from unsilent.report.info import EVERYTHING, first_flips, itself, name_of, rows_of
 from unsilent.report.terminal import accuracy_text, dtype_text
 from unsilent.report.text import amount, clean, counted, flips_text, seconds, share, shown
 from unsilent.studies.records import PvfResult, PvfRow
@@ -42,18 +42,10 @@ def result_columns(result: PvfResult) -> tuple[str, ...]:
     return ("target", "level", "part of", "flips", estimate, "interval %", *counts)
 
 
-FEW_MARK = " †"
-
-
 def result_table(result: PvfResult) -> list[Line]:
     """All rows, in the order of the result."""
     own = itself(result)
     return [Line(clean(name_of(row, own)), row.level, _result_cells(row), title=_title(row)) for row in result.rows]
-
-
-def few_marked(result: PvfResult) -> bool:
-    """Whether a legend for `FEW_MARK` is needed."""
-    return any(few(row) for row in result.rows)
 
 
 def _title(row: PvfRow) -> str:
@@ -68,7 +60,7 @@ def _result_cells(row: PvfRow) -> tuple[Cell, ...]:
     return (
         Cell(clean(row.parent)),
         Cell("–" if row.flips is None else f"{row.flips:,}", float(row.flips or 0)),
-        Cell(text.estimate + FEW_MARK * few(row), -1.0 if row.estimate is None else row.estimate),
+        Cell(text.estimate, -1.0 if row.estimate is None else row.estimate),
         Cell(text.limits, row.high),
         *(Cell(f"{c:,}", float(c)) for c in (row.n, row.masked, row.benign, row.sdc)),
         Cell(f"{row.due:,}", float(row.due), kinds),
@@ -88,7 +80,7 @@ def _fit_cells(found: FitRow) -> tuple[Cell, ...]:
     return (
         Cell(f"{found.row.bits:,}"),
         Cell(amount(found.raw)),
-        Cell(pvf.estimate + FEW_MARK * few(found.row)),
+        Cell(pvf.estimate),
         Cell(found.text.estimate),
         Cell(found.limits),
     )

@@ -8,13 +8,14 @@ from outside and are never read as rich markup (everything is built from `rich.t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from unsilent.report.console import print_columns, print_lines, print_table
 from unsilent.report.fit import NEEDS, applies, check_rate, fit_of
 from unsilent.report.headline import sentence
-from unsilent.report.info import few, itself, name_of, pooled, rank, rows_of
-from unsilent.report.text import clean, counted, folded, listed, part, seconds, share, short, shown
+from unsilent.report.info import itself, name_of, pooled, rank, rows_of
+from unsilent.report.text import clean, counted, listed, part, seconds, share, shown
 from unsilent.studies.records import PvfResult, PvfRow
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 TOP = 20
 """Rows of layers (and tensors) shown; the rest is counted."""
-NAME_WIDTH, NAME_LEAST = 48, 14
-FEW_TEXT = "fewer than ten faults decide this row: its interval may cover less than it says"
 
 POOLED_TEXT = (
     "rows over several targets: sdc, due and deciding are plain sums, "
@@ -39,25 +38,23 @@ def render(result: PvfResult, console: Console, plain: bool, *, fit_per_bit: flo
     main = [*rows_of(result, "component"), *rows_of(result, "model")]
     layers, more = top_layers(result, repeats=plain)
     columns = ("flips", f"{result.measure} %", *COLUMNS)
-    _lines(console, header(result), plain, "bold")
+    print_lines(console, header(result), plain, "bold")
     if plain:
         _plain(console, [*main, *layers], fit_per_bit, result.measure.lower())
     else:
-        _rich(console, main, columns, _cells)
+        print_table(console, main, columns, _cells)
         if layers:
             title = f"The {TOP} most vulnerable layers" if len(layers) == TOP else "Layers"
             own = itself(result)
-            _rich(console, layers, columns, _cells, title, lambda row: name_of(row, own))
+            print_table(console, layers, columns, _cells, title, lambda row: name_of(row, own))
         if fit_per_bit is not None:
             rate, single = fit_per_bit, [row for row in main if row.flips == 1]
             title = f"Failures per 1e9 hours at {rate:g} per bit (FIT)"
-            _rich(console, single, FIT_COLUMNS, lambda row: _fit_cells(row, rate), title)
+            print_table(console, single, FIT_COLUMNS, lambda row: _fit_cells(row, rate), title)
     lines = [f"note: no FIT: {NEEDS}"] if lost else _no_fit(main, fit_per_bit)
-    if any(few(row) for row in [*main, *layers]):
-        lines.append(f"{'deciding below 10' if plain else '*'}: {FEW_TEXT}")
     if plain and pooled(result):
         lines.append(POOLED_TEXT.format(measure=result.measure.lower()))
-    _lines(console, [*lines, *footer(result, more)], plain)
+    print_lines(console, [*lines, *footer(result, more)], plain)
 
 
 def header(result: PvfResult) -> list[str]:
@@ -137,50 +134,6 @@ def _no_fit(rows: Sequence[PvfRow], fit_per_bit: float | None) -> list[str]:
     return [f"note: no FIT for {listed(names)}: {', '.join(reasons)}"] if names else []
 
 
-def _lines(console: Console, lines: Sequence[str], plain: bool, first: str = "") -> None:
-    from rich.text import Text
-
-    for number, line in enumerate(lines):
-        style = first if number == 0 and not plain else ""
-        console.print(Text(f"# {line}" if plain else line, style=style), soft_wrap=plain)
-
-
-def _rich(
-    console: Console,
-    rows: Sequence[PvfRow],
-    columns: Sequence[str],
-    cells_of: Callable[[PvfRow], list[str]],
-    title: str = "",
-    name_of: Callable[[PvfRow], str] = lambda row: row.target,
-) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    gap = 1 if console.width >= 100 else 0  # beside the one that the box has
-    cells = [cells_of(row) for row in rows]
-    wide = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    room = console.width - sum(wide) - (2 * gap + 1) * (len(columns) + 1) - 1
-    width = max(NAME_LEAST, min(room, NAME_WIDTH))
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", padding=(0, gap))
-    table.add_column("target", overflow="fold", min_width=NAME_LEAST)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    parent = ""
-    for number, row in enumerate(rows):
-        if row.level in ("layer", "tensor") and row.parent != parent:
-            parent = row.parent
-            table.add_row(Text("\n".join(folded(short(clean(parent), NAME_WIDTH), width)), style="dim"))
-        indent = "  " if row.parent and row.level != "component" else ""
-        style = "bold" if row.level == "model" else ""
-        lines = folded(short(clean(name_of(row)), NAME_WIDTH), width - len(indent))
-        name = indent + f"\n{indent}".join(lines)
-        if row.level == "model" and number and rows[number - 1].level != "model":
-            table.add_section()
-        table.add_row(*(Text(cell, style=style) for cell in (name, *cells[number])))
-    console.print(table)
-
-
 COLUMNS = ("interval %", "n", "silent", "due %")
 """Behind the number of flips and the estimate."""
 FIT_COLUMNS = ("bits", "FIT", "interval")
@@ -189,13 +142,13 @@ FIT_COLUMNS = ("bits", "FIT", "interval")
 def _cells(row: PvfRow) -> list[str]:
     text = shown(row.estimate, row.low, row.high)
     flips = "–" if row.flips is None else str(row.flips)
-    value = text.estimate + ("*" if few(row) else "")
+    value = text.estimate
     return [flips, value, text.limits, f"{row.n:,}", share(row.silent_share), due_text(row)]
 
 
 def _fit_cells(row: PvfRow, fit_per_bit: float) -> list[str]:
     found = fit_of(row, fit_per_bit)
-    return [f"{row.bits:,}", found.text.estimate + ("*" if few(row) and not found.reason else ""), found.limits]
+    return [f"{row.bits:,}", found.text.estimate, found.limits]
 
 
 def due_text(row: PvfRow) -> str:
@@ -206,8 +159,6 @@ def due_text(row: PvfRow) -> str:
 
 
 def _plain(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None, measure: str) -> None:
-    from rich.text import Text
-
     names = [
         "level",
         "target",
@@ -224,11 +175,7 @@ def _plain(console: Console, rows: Sequence[PvfRow], fit_per_bit: float | None, 
     ]
     if fit_per_bit is not None:
         names += ["fit", "fit_low", "fit_high"]
-    table = [names, *([_joined(cell) for cell in _plain_cells(row, fit_per_bit)] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(names))]
-    for line in table:
-        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        console.print(Text(text), soft_wrap=True)
+    print_columns(console, names, [_plain_cells(row, fit_per_bit) for row in rows])
 
 
 def _plain_cells(row: PvfRow, fit_per_bit: float | None) -> list[str]:
@@ -242,8 +189,3 @@ def _plain_cells(row: PvfRow, fit_per_bit: float | None) -> list[str]:
         return [*cells, "", "", ""]
     fit = fit_of(row, fit_per_bit).text
     return [*cells, *(cell.replace(",", "") for cell in (fit.estimate, fit.low, fit.high))]
-
-
-def _joined(cell: str) -> str:
-    """One word: blanks become ``_``, ``-`` for nothing, so that columns can be split at blanks."""
-    return "_".join(cell.replace("< ", "<").replace(" %", "%").split()) or "-"

@@ -53,6 +53,42 @@ def shown(estimate: float | None, low: float, high: float, scale: float = 100.0)
     return Shown(_text(estimate * scale, places, ROUND_HALF_EVEN), lower, upper)
 
 
+def signed(estimate: float | None, low: float, high: float, scale: float = 100.0) -> Shown:
+    """A difference and its limits times ``scale`` (100: percentage points), as `shown` does, each with its sign.
+
+    >>> signed(-0.0031, -0.0046, -0.0018)
+    Shown(estimate='-0.31', low='-0.46', high='-0.18')
+    """
+    places = _places((high - low) * scale / 2)
+    value = NO_TRIAL if estimate is None else _sign(_text(estimate * scale, places, ROUND_HALF_EVEN))
+    lower, upper = _text(low * scale, places, ROUND_FLOOR), _text(high * scale, places, ROUND_CEILING)
+    return Shown(value, _sign(lower), _sign(upper))
+
+
+def factor(estimate: float | None, low: float, high: float) -> Shown:
+    """A ratio and its limits, two digits each; ``–`` where it has no value, ``inf`` where nothing bounds it.
+
+    >>> factor(0.5, 0.2449, math.inf)
+    Shown(estimate='0.50', low='0.24', high='inf')
+    """
+
+    def digits(value: float, rounding: str) -> str:
+        places = 1 - math.floor(math.log10(value)) if 0 < value < math.inf else 0
+        return _text(value, places, rounding)
+
+    value = "–" if estimate is None else digits(estimate, ROUND_HALF_EVEN)
+    return Shown(value, digits(low, ROUND_FLOOR), digits(high, ROUND_CEILING))
+
+
+def chance(p: float | None) -> str:
+    """A p value, rounded up to two digits; ``–`` where there is none."""
+    if p is None:
+        return "–"
+    if p < 1e-4:
+        return "<0.0001"
+    return _text(p, 1 - math.floor(math.log10(p)), ROUND_CEILING) if p < 1 else "1"
+
+
 def share(value: float | None) -> str:
     """A share in percent, without decimals; ``–`` where there is nothing to share."""
     return "–" if value is None else f"{100 * value:.0f} %"
@@ -148,6 +184,11 @@ def _escape(c: str) -> str:
     if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
         return c.encode("ascii", "backslashreplace").decode() if ord(c) > 127 else f"\\x{ord(c):02x}"
     return c
+
+
+def _sign(number: str) -> str:
+    """A number with ``+`` where it is above 0."""
+    return number if number.startswith("-") or number == "0" else f"+{number}"
 
 
 def _places(half_width: float) -> int:

@@ -1,7 +1,7 @@
 """From stored trials to estimates: everything a report shows, computed from a store alone.
 
-Every estimate carries an interval that knows that one fault is scored on many samples (`statistics.clustered`); sums over
-targets are weighted by their share of the sampling law (`statistics.combine`).
+Every estimate carries an interval that knows that one fault is scored on many samples; sums over targets are weighted by
+their share of the sampling law (`statistics.stratified`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from unsilent.studies.hits import dtypes, heat_maps, lookup_rows, single_hits
 from unsilent.studies.records import PvfResult, PvfRow
 from unsilent.studies.rows import Group, layer_groups, make_rows, strata_groups
 from unsilent.studies.tallies import Question, Tally
-
-FEW = 10
-"""Incorrect trials below which an interval for clustered counts is known to be optimistic."""
 
 
 def analyse(store: Store, question: Question) -> PvfResult:
@@ -75,7 +72,7 @@ def analyse(store: Store, question: Question) -> PvfResult:
         threads=spec.threads,
         rows=tuple(rows),
         heat_maps=heat_maps(hits, description, unit),
-        lookups=lookup_rows(hits, description, unit, question.confidence, question.interval),
+        lookups=lookup_rows(hits, description, unit, question.confidence),
         transient=spec.transient,
         notes=(*description.notes, *_notes(rows, spec.transient)),
     )
@@ -97,12 +94,6 @@ def _reading(question: Question, usual: Question) -> list[str]:
 
 def _notes(rows: Sequence[PvfRow], transient: bool) -> list[str]:
     notes = []
-    rare = dict.fromkeys(r.target for r in rows if r.level == "component" and 0 < r.incorrect_trials < FEW)
-    if rare:
-        notes.append(
-            f"Fewer than {FEW} faults gave an incorrect output in some rows ({', '.join(rare)}): "
-            "their intervals may cover less than they say; run more trials."
-        )
     if (
         not transient
         and rows

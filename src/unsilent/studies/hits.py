@@ -15,7 +15,7 @@ from unsilent.campaigns.spec import Description, TensorInfo, TrialRow
 from unsilent.errors import StoreError
 from unsilent.faults import Codec, codec
 from unsilent.outcomes.base import Outcome, incorrect
-from unsilent.statistics import Interval, Method, clustered, combine
+from unsilent.statistics import Stratum, stratified
 from unsilent.studies.records import HeatMap, LookupRow
 
 
@@ -117,6 +117,7 @@ def _field(layout: Codec, bit: int) -> str:
 
 
 Heats = NDArray[np.str_]
+NOTHING = Stratum.of([])
 
 
 def heat_classes(counts: Sequence[int]) -> Heats:
@@ -131,7 +132,7 @@ def heat_classes(counts: Sequence[int]) -> Heats:
 
 
 def lookup_rows(
-    hits: Sequence[SingleHit], description: Description, unit: str, confidence: float, method: Method
+    hits: Sequence[SingleHit], description: Description, unit: str, confidence: float
 ) -> tuple[LookupRow, ...]:
     """PVF of hot, warm and cold embedding rows over all tables that were looked up."""
     tables = {
@@ -146,21 +147,18 @@ def lookup_rows(
     total = sum(t.elements for t, _ in tables.values())
     out = []
     for heat in ("hot", "warm", "cold"):
-        groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        groups: dict[str, list[float]] = defaultdict(list)
         for hit in mine:
             tensor, classes = tables[hit.tensor.site]
             if classes[hit.element // prod(tensor.shape[1:])] == heat:
-                groups[hit.row.trial.target].append(hit.incorrect(description.samples, unit))
+                wrong, units = hit.incorrect(description.samples, unit)
+                groups[hit.row.trial.target].append(wrong / units)
         rows = sum(int((classes == heat).sum()) for _, classes in tables.values())
         if not rows:
             continue
-        weights = np.array([shares[name] * _part(name, heat, tables.values(), description) for name in groups])
-        parts = [_interval(g, confidence, method) for g in groups.values()]
-        whole = (
-            combine(list(weights / weights.sum()), parts, confidence, method)
-            if parts
-            else _interval((), confidence, method)
-        )
+        weights = {name: shares[name] * _part(name, heat, tables.values(), description) for name in groups}
+        mass = sum(weights.values())
+        whole = stratified([Stratum.of(g, weights[name] / mass) for name, g in groups.items()] or [NOTHING], confidence)
         out.append(
             LookupRow(
                 heat=heat,
@@ -190,8 +188,3 @@ def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], de
 
     struck = sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables if owner(t) == own)
     return struck / info.elements
-
-
-def _interval(scored: Sequence[tuple[int, int]], confidence: float, method: Method) -> Interval:
-    wrong, units = np.array(scored, np.int64).reshape(-1, 2).T
-    return clustered(wrong, units, confidence, method)

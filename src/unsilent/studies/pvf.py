@@ -64,7 +64,7 @@ def python_call(spec: CampaignSpec, trials: int) -> str:
     return f"unsilent.pvf(workload, {arguments})"
 
 
-def command_line(spec: CampaignSpec, trials: int) -> str:
+def command_line(spec: CampaignSpec, trials: int, shard: tuple[int, int] = (1, 1)) -> str:
     """The exact command that asks for this campaign."""
     words = ["unsilent", "pvf", spec.workload]
     for key, value in spec.options:
@@ -77,7 +77,8 @@ def command_line(spec: CampaignSpec, trials: int) -> str:
     for name in ("data", "weights", "fault", "per", "law", "judge", "device", "dtype", "threads", "seed"):
         if (value := getattr(spec, name)) != getattr(default, name) or name == "seed":
             words += [f"--{name}", str(value)]
-    return shlex.join([*words, "--trials", str(trials)])
+    part = ["--shard", f"{shard[0]}/{shard[1]}"] if shard != (1, 1) else []
+    return shlex.join([*words, "--trials", str(trials), *part])
 
 
 def run_pvf(
@@ -90,7 +91,7 @@ def run_pvf(
     live: bool = False,
 ) -> PvfResult:
     """Run (or resume) a campaign and answer the question from its store."""
-    command = (python_call if live else command_line)(spec, budget.trials)
+    command = python_call(spec, budget.trials) if live else command_line(spec, budget.trials, budget.shard)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
     return analyse(store, question)
 
@@ -106,7 +107,7 @@ def pvf(
     law: str = "per-element",
     unit: str | None = None,
     confidence: float = 0.95,
-    interval: str = "wilson",
+    interval: str = "clopper-pearson",
     judge: str | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -134,7 +135,7 @@ def pvf(
         options, data, weights: for a named workload, what ``--with``, ``--data`` and ``--weights`` give it.
         engine: ``auto`` runs only what a fault changes, ``plain`` everything; rows are the same, bit for bit. memory: what
             all workers may hold for that, in bytes or as text (``"2GB"``); default a quarter of what is free.
-        interval: ``wilson`` or ``clopper-pearson``, widened for faults that are scored on many samples.
+        interval: ``clopper-pearson`` (Gaffke's generalisation for faults scored on many samples and for strata) or ``wilson``.
         store: file to keep and resume from; default none.
 
     Raises:
@@ -142,7 +143,7 @@ def pvf(
         StoreError: the store cannot be used.
     """
     means = Means(engine, read_bytes(memory))
-    question = Question.asked(unit, confidence, interval)
+    question = Question(unit, confidence, interval)
     _check_arguments(workload, judge)
     globs = (at,) if isinstance(at, str) else tuple(at)
     live = not isinstance(workload, str)

@@ -29,11 +29,16 @@ class Group:
     bits: Counter[int]
     """Bits by the width of the elements they belong to."""
 
-    def silent(self, question: Question) -> float | None:
+    @property
+    def strata(self) -> list[tuple[float, Tally]]:
+        """Shares and tallies."""
+        return list(zip(self.shares, self.tallies, strict=True))
+
+    def silent(self) -> float | None:
         """Share of the incorrect units that are silent, weighted like the estimate."""
         if len(self.tallies) == 1:
             return self.tallies[0].silent
-        wrong = [s * (question.estimate(t).estimate or 0.0) for s, t in zip(self.shares, self.tallies, strict=True)]
+        wrong = [s * float(t.shares.mean()) if t.shares.size else 0.0 for s, t in self.strata]
         if not sum(wrong):
             return None
         return sum(w * (t.silent or 0.0) for w, t in zip(wrong, self.tallies, strict=True)) / sum(wrong)
@@ -97,8 +102,8 @@ def make_rows(groups: Iterable[Group], question: Question) -> list[PvfRow]:
 
 
 def _row(group: Group, question: Question, family: int) -> PvfRow:
-    interval = question.combined(group.shares, group.tallies)
-    joint = question.jointly(family).combined(group.shares, group.tallies)
+    interval = question.estimate(group.strata)
+    joint = question.jointly(family).estimate(group.strata)
     tally = Tally.joined(group.tallies)
     totals = tally.totals()
     due = {o.name.lower(): totals[o.name.lower()] for o in Outcome if o.due}
@@ -122,7 +127,7 @@ def _row(group: Group, question: Question, family: int) -> PvfRow:
         elements=group.elements,
         bits=sum(group.bits.values()),
         method=interval.method,
-        silent_share=group.silent(question),
+        silent_share=group.silent(),
         incorrect_trials=int((tally.incorrect > 0).sum()),
         joint_low=joint.low,
         joint_high=joint.high,

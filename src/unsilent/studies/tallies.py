@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +11,12 @@ from numpy.typing import NDArray
 from unsilent.campaigns.spec import TrialRow
 from unsilent.errors import UsageError, unknown
 from unsilent.outcomes.base import Outcome
-from unsilent.statistics import Interval, Method, clustered, combine
+from unsilent.statistics import Interval, Stratum, stratified, wilson
 
 UNITS = ("sample", "batch")
-INTERVALS = ("wilson", "clopper-pearson")
+INTERVALS = ("clopper-pearson", "wilson")
+WILSON_FROM = 20
+"""Trials with and without an incorrect output that Wilson's interval needs: it covers .94 or more then, .84 without (at 95 %)."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,9 @@ class Question:
     unit: str | None = None
     """``sample`` or ``batch``; None: what is usual for the campaign (see `of`)."""
     confidence: float = 0.95
-    interval: Method = "wilson"
+    interval: str = "clopper-pearson"
+    """``clopper-pearson`` (its generalisation where one fault is scored on many samples, and for strata), or ``wilson``
+    where that holds: one stratum of trials that are right or wrong as a whole, `WILSON_FROM` of either."""
 
     def __post_init__(self) -> None:
         if self.unit not in (None, *UNITS):
@@ -35,25 +38,20 @@ class Question:
         if not 0.5 <= self.confidence < 1:
             raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
 
-    @classmethod
-    def asked(cls, unit: str | None, confidence: float, interval: str) -> Question:
-        """From texts; raises ``UsageError`` for what there is not."""
-        return cls(unit, confidence, cast(Method, interval))
-
     def of(self, transient: bool) -> Question:
         """The question put to a campaign: samples are counted where parameters are struck, else the one batch that is."""
         return replace(self, unit=self.unit or ("batch" if transient else "sample"))
 
-    def estimate(self, tally: Tally) -> Interval:
-        """PVF with its interval."""
-        return clustered(tally.incorrect, tally.sizes, self.confidence, self.interval)
-
-    def combined(self, shares: Sequence[float], tallies: Sequence[Tally]) -> Interval:
-        """PVF over several targets, weighted by their share of the law."""
-        if len(tallies) == 1:
-            return self.estimate(tallies[0])
-        weights = [share / sum(shares) for share in shares]
-        return combine(weights, [self.estimate(t) for t in tallies], self.confidence, self.interval)
+    def estimate(self, strata: Sequence[tuple[float, Tally]]) -> Interval:
+        """PVF over strata with their shares of the law, which are taken relative to their sum."""
+        total = sum(share for share, _ in strata)
+        parts = [Stratum.of(tally.shares, share / total) for share, tally in strata]
+        if self.interval == "wilson" and len(parts) == 1:
+            (part,) = parts
+            wrong, right = (float(part.counts[part.values == v].sum()) for v in (1.0, 0.0))
+            if wrong + right == part.n and min(wrong, right) >= WILSON_FROM:
+                return wilson(wrong, part.n, self.confidence)
+        return stratified(parts, self.confidence)
 
     def jointly(self, rows: int) -> Question:
         """The same at the confidence that makes ``rows`` intervals hold together (Bonferroni)."""
@@ -77,6 +75,13 @@ class Tally:
         """Units a trial, without those it spared."""
         units: NDArray[np.int64] = self.classes[:, : Outcome.SPARED].sum(1)
         return units
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """Share of the units of each trial that are incorrect; trials that judged none are left out."""
+        sizes = self.sizes
+        some = sizes > 0
+        return self.incorrect[some] / sizes[some]
 
     @property
     def silent(self) -> float | None:

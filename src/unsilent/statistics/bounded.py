@@ -1,0 +1,131 @@
+"""Intervals for the mean of outcomes between 0 and 1: single trials, trials of many samples, strata, unequal weights.
+
+One fault is scored on many samples, so an outcome is the share of samples it makes wrong, any number from 0 to 1; faults are
+independent, samples are not. Where all outcomes are 0 or 1 this is the interval of Clopper & Pearson (1934).
+
+Gaffke's bound (N. Gaffke 2005, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
+variable", Math. Methods Statist. 14:451; Learned-Miller & Thomas 2019, arXiv 1905.06208) puts one more outcome, the worst
+there can be, beside those seen, and takes the quantile of their mean under uniform Dirichlet weights. That its level
+holds for every distribution on [0, 1] is a conjecture: proven for outcomes of 0 and 1, and not refuted in the searches of the
+second source, nor in ours (docs/statistics.md has the coverage).
+
+Strata are sampled at different rates. A trial of stratum h, of weight W_h and with n_h of all N trials, counts ``F + (W_h N /
+n_h) (x - f_h)`` with any f_h fixed before its trials and ``F = sum W_h f_h``: the mean is the stratified estimate whatever f_h
+is, and it varies least with f_h near the stratum's own mean. So one worst outcome, that of the stratum with the coarsest
+trials, stands for all that was not seen in any.
+
+Invariants: ``0 <= low <= estimate <= high <= 1``; no event still gives an upper limit above 0; no data gives estimate None and
+[0, 1]; swapping right and wrong mirrors the interval of one stratum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.statistics.dirichlet import Floats, quantile
+from unsilent.statistics.intervals import Interval, check_confidence
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """Outcomes of the trials of one stratum.
+
+    Attributes:
+        weight: its probability under the law that the estimate is about.
+        values, counts: distinct outcomes in [0, 1] and how often each was seen, float64[m].
+        centre: f_h above, fixed before these trials were run (from a pilot).
+    """
+
+    weight: float
+    values: Floats
+    counts: Floats
+    centre: float = 0.0
+
+    @classmethod
+    def of(cls, outcomes: NDArray[Any] | Sequence[float], weight: float = 1.0, centre: float = 0.0) -> Self:
+        """From one outcome a trial; raises ``ValueError`` for one outside of [0, 1]."""
+        values, counts = np.unique(np.asarray(outcomes, dtype=np.float64), return_counts=True)
+        if values.size and not (values[0] >= 0 and values[-1] <= 1):
+            raise ValueError(f"outcomes must lie between 0 and 1, got {values[0]} to {values[-1]}")
+        return cls(weight, values, counts.astype(np.float64), centre)
+
+    @property
+    def n(self) -> int:
+        """Trials."""
+        return int(self.counts.sum())
+
+    @property
+    def mean(self) -> float:
+        """Mean outcome; needs trials."""
+        return float(self.counts @ self.values / self.counts.sum())
+
+    @property
+    def variance(self) -> float:
+        """Variance of an outcome, unbiased; 0.0 for one trial."""
+        return float(self.counts @ (self.values - self.mean) ** 2) / max(self.n - 1, 1)
+
+
+def bounded_mean(outcomes: NDArray[Any] | Sequence[float], confidence: float = 0.95) -> Interval:
+    """The mean of independent outcomes in [0, 1], float64[n].
+
+    >>> bounded_mean([0, 0, 1, 0]).method
+    'Clopper-Pearson'
+    """
+    return stratified([Stratum.of(outcomes)], confidence)
+
+
+def stratified(strata: Iterable[Stratum], confidence: float = 0.95) -> Interval:
+    """``sum W_h p_h`` from trials of each stratum; the weights are not negative and sum to 1.
+
+    A stratum without trials may be anything from 0 to 1: its weight is added to the upper limit and the estimate is None
+    (unless its weight is 0). The reported ``n`` counts trials.
+    """
+    check_confidence(confidence)
+    strata = [s for s in strata if s.weight != 0]
+    total = math.fsum(s.weight for s in strata)
+    if any(not s.weight > 0 for s in strata) or not math.isclose(total, 1.0, abs_tol=1e-6):
+        raise ValueError(f"weights must be at least 0 and sum to 1; their sum is {total!r}")
+    known = [s for s in strata if s.n]
+    label = _label(strata)
+    if not known:
+        return Interval(None, 0.0, 1.0, confidence, 0, label)
+    seen = min(1.0, math.fsum(s.weight for s in known))
+    found = _known(known, seen, confidence, label)
+    if len(known) == len(strata):
+        return found
+    return replace(found, estimate=None, high=min(1.0, found.high + 1 - seen))
+
+
+def _known(strata: Sequence[Stratum], seen: float, confidence: float, label: str) -> Interval:
+    """`stratified` of strata that all have trials, over a whole of ``seen``."""
+    n = sum(s.n for s in strata)
+    rates = [s.weight * n / s.n for s in strata]
+    offset = math.fsum(s.weight * s.centre for s in strata)
+    values = np.concatenate([offset + rate * (s.values - s.centre) for rate, s in zip(rates, strata, strict=True)])
+    counts = np.concatenate([s.counts for s in strata])
+    worst = max(offset + rate * (1 - s.centre) for rate, s in zip(rates, strata, strict=True))
+    best = min(offset - rate * s.centre for rate, s in zip(rates, strata, strict=True))
+    estimate = min(seen, math.fsum(s.weight * s.mean for s in strata))
+    tail = (1 - confidence) / 2
+    low = quantile(*_merged(values, counts, best), tail)
+    high = quantile(*_merged(values, counts, worst), 1 - tail)
+    return Interval(estimate, max(0.0, min(low, estimate)), min(seen, max(high, estimate)), confidence, n, label)
+
+
+def _merged(values: Floats, counts: Floats, extra: float) -> tuple[Floats, Floats]:
+    """Distinct values with their counts, one more trial of ``extra`` among them."""
+    distinct, where = np.unique(np.append(values, extra), return_inverse=True)
+    return distinct, np.bincount(where, np.append(counts, 1.0)).astype(np.float64)
+
+
+def _label(strata: Sequence[Stratum]) -> str:
+    whole = all(bool(np.isin(s.values, (0.0, 1.0)).all()) for s in strata)
+    if len(strata) == 1:
+        return "Clopper-Pearson" if whole else "Gaffke, clustered by fault"
+    return "Gaffke, stratified" if whole else "Gaffke, stratified, clustered by fault"

@@ -1,0 +1,119 @@
+"""Whether two numbers differ: difference and ratio of two estimates, paired or not, and many such questions at once.
+
+Sources: Zou & Donner 2008, Statistics in Medicine 27:1693 (limits of a difference from those of its parts); Donner & Zou 2012,
+Statistical Methods in Medical Research 21:347 (of a ratio); Holm 1979.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from unsilent.statistics.bounded import Stratum, stratified
+from unsilent.statistics.intervals import Interval
+
+_FINEST, _LOG_STEP = 1e-9, 1e-6
+
+
+def difference(one: Interval, other: Interval) -> Interval:
+    """``one - other`` of independent estimates at the same confidence; limits lie in [-1, 1]; ``n``: the smaller one.
+
+    >>> from unsilent.statistics import wilson
+    >>> round(difference(wilson(56, 70), wilson(48, 80)).low, 4)
+    0.0524
+    """
+    _alike(one, other)
+    low = _part(one, other, -1, one.low, other.high)
+    high = _part(one, other, 1, one.high, other.low)
+    estimate = None if one.estimate is None or other.estimate is None else one.estimate - other.estimate
+    return Interval(estimate, low, high, one.confidence, min(one.n, other.n), "difference (Zou & Donner)")
+
+
+def _part(one: Interval, other: Interval, sign: int, mine: float, theirs: float) -> float:
+    """One limit of a difference; without an estimate the limits themselves are all there is."""
+    if one.estimate is None or other.estimate is None:
+        return mine - theirs
+    return one.estimate - other.estimate + sign * math.hypot(mine - one.estimate, theirs - other.estimate)
+
+
+def ratio(one: Interval, other: Interval) -> Interval:
+    """``one / other`` of independent estimates at the same confidence; from 0 to infinity, None where ``other`` is 0."""
+    _alike(one, other)
+    n, label = min(one.n, other.n), "ratio (Donner & Zou)"
+    if one.estimate is None or other.estimate is None:
+        high = one.high / other.low if other.low > 0 else math.inf
+        return Interval(None, one.low / other.high, high, one.confidence, n, label)
+    p, q = one.estimate, other.estimate
+    return Interval(
+        estimate=p / q if q > 0 else None,
+        low=max(0.0, _quotient(p, q, one.low, other.high, -1)),
+        high=_quotient(p, q, one.high, other.low, 1),
+        confidence=one.confidence,
+        n=n,
+        method=label,
+    )
+
+
+def _quotient(p: float, q: float, mine: float, theirs: float, sign: int) -> float:
+    """Where the limit of ``p - x q`` is 0: a root of ``x^2 t (2q - t) - 2 x p q + m (2p - m)``, t and m the limits used."""
+    a, c = theirs * (2 * q - theirs), mine * (2 * p - mine)
+    root = math.sqrt(max(0.0, (p * q) ** 2 - a * c))
+    if sign < 0:
+        return c / (p * q + root) if p * q + root > 0 else 0.0
+    if theirs <= 0:
+        return math.inf
+    return (p * q + root) / a if a > 0 else math.inf
+
+
+def paired(differences: NDArray[Any] | Sequence[float], confidence: float = 0.95) -> Interval:
+    """Mean difference of outcomes that share their faults, each from -1 to 1, float64[n]."""
+    return paired_strata([(1.0, differences)], confidence)
+
+
+def paired_strata(strata: Iterable[tuple[float, NDArray[Any] | Sequence[float]]], confidence: float = 0.95) -> Interval:
+    """``sum W_h d_h`` over strata of a weight and `paired` differences each; the weights sum to 1.
+
+    Most differences are 0, so that is what every stratum is measured from (`Stratum.centre`).
+    """
+    parts = [Stratum.of((np.asarray(d, dtype=np.float64) + 1) / 2, weight, centre=0.5) for weight, d in strata]
+    shifted = stratified(parts, confidence)
+    estimate = None if shifted.estimate is None else 2 * shifted.estimate - 1
+    method = "paired difference (Gaffke)"
+    return replace(shifted, estimate=estimate, low=2 * shifted.low - 1, high=2 * shifted.high - 1, method=method)
+
+
+def p_value(interval_at: Callable[[float], Interval], null: float = 0.0) -> float:
+    """The smallest error level from 1e-9 at which an interval of that confidence leaves ``null`` out; 1 where none does."""
+
+    def outside(log_level: float) -> float:
+        """How far ``null`` lies outside of the interval; below 0 inside. Intervals of a greater level are narrower."""
+        found = interval_at(1 - math.exp(log_level))
+        return max(found.low - null, null - found.high)
+
+    least, most = math.log(_FINEST), math.log1p(-_FINEST)
+    if outside(least) > 0:
+        return _FINEST
+    if outside(most) <= 0:
+        return 1.0
+    return min(1.0, math.exp(brentq(outside, least, most, xtol=_LOG_STEP)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values: below alpha they hold together, whatever depends on what."""
+    order = np.argsort(p_values)
+    adjusted, worst = [0.0] * len(order), 0.0
+    for rank, i in enumerate(order.tolist()):
+        worst = max(worst, min(1.0, p_values[i] * (len(order) - rank)))
+        adjusted[i] = worst
+    return adjusted
+
+
+def _alike(one: Interval, other: Interval) -> None:
+    if not math.isclose(one.confidence, other.confidence):
+        raise ValueError(f"intervals at {one.confidence} and {other.confidence} cannot be compared")

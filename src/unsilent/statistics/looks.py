@@ -1,0 +1,30 @@
+"""Stopping when the number looks good, without losing the level: looks declared in advance, each with a share of the error.
+
+A row's trials grow from look to look by a fixed factor, and the interval of look ``i`` has confidence ``1 - alpha * share(i)``
+with ``sum share(i) = 1``: the chance that any look misses is at most alpha (Bonferroni over an endless series of looks, so
+that a budget can be raised whenever one likes). The first look has most of it, since the plan is made so that it suffices.
+"""
+
+from __future__ import annotations
+
+import math
+
+FIRST = 0.75
+"""Share of the error that the first look may make."""
+GROWTH = 1.5
+"""Trials of a look relative to the one before."""
+
+
+def share(look: int) -> float:
+    """Part of alpha that look 0, 1, 2 … may spend; all together 1."""
+    return FIRST if look == 0 else (1 - FIRST) / (look * (look + 1))
+
+
+def confidence_at(look: int, confidence: float) -> float:
+    """Confidence of the interval of one look, where any of them may be the last."""
+    return 1 - (1 - confidence) * share(look)
+
+
+def size_at(look: int, first: int) -> int:
+    """Trials of a stratum at a look that had ``first`` at look 0."""
+    return math.ceil(first * GROWTH**look)

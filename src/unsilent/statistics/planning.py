@@ -1,0 +1,97 @@
+"""How many trials: for one share, and for strata whose variances a pilot has shown.
+
+Sources: Leveugle et al. 2009 (DATE, sample size of a finite fault population); Neyman 1934 (allocation in proportion to weight
+times deviation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaincinv
+
+from unsilent.statistics.bounded import Stratum
+from unsilent.statistics.intervals import check_confidence, normal_quantile
+
+LEAST = 10
+"""Trials of a stratum at least."""
+_COARSEST, _FINEST, _COARSENESSES = 1.0, 1e-3, 60
+
+
+def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5, population: int | None = None) -> int:
+    """Trials after which a normal interval of a ``share`` has this half-width; without repeats where a population is given.
+
+    >>> sample_size(0.01, population=8_630_000)
+    9594
+    """
+    check_confidence(confidence)
+    if not (half_width > 0 and 0 <= share <= 1):
+        raise ValueError(f"need a half-width above 0 and a share from 0 to 1, got {half_width!r} and {share!r}")
+    needed = normal_quantile(confidence) ** 2 * share * (1 - share) / half_width**2
+    if population is not None:
+        needed = population / (1 + (population - 1) / needed) if needed else 0.0
+    return max(1, math.ceil(round(needed, 6)))
+
+
+def expected_half_width(variance: float, coarsest: float, confidence: float) -> float:
+    """Half-width to be expected of `stratified`, whose estimate has this variance.
+
+    ``coarsest``: the most that one trial moves the estimate, the greatest ``W_h / n_h``. As if the variance came from a Poisson
+    number of such steps: with hardly any variance it is the limit of no events, with much of it the normal interval.
+    """
+    tail = (1 - confidence) / 2
+    steps = variance / coarsest**2
+    low = float(gammaincinv(steps, tail)) if steps > 0 else 0.0
+    return coarsest * (float(gammaincinv(steps + 1, 1 - tail)) - low) / 2
+
+
+def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.95) -> tuple[int, ...]:
+    """Fewest trials of each stratum for which the expected half-width is at most ``half_width``.
+
+    ``pilot``: its trials show means and variances. Every stratum gets trials in proportion to its weight, since what it has
+    not shown may be there all the same, and those that vary more by Neyman's rule.
+
+    Raises:
+        ValueError: the half-width is not above 0, or the pilot has a stratum without trials.
+    """
+    if not half_width > 0 or any(not s.n for s in pilot):
+        raise ValueError("need a half-width above 0 and a trial of each stratum")
+    weights = np.array([s.weight for s in pilot])
+    spread = weights * np.sqrt([s.variance for s in pilot])
+    empty = expected_half_width(0.0, 1.0, confidence)
+    best: NDArray[np.float64] | None = None
+    for coarse in np.geomspace(_COARSEST, _FINEST, _COARSENESSES) * half_width / empty:
+        sizes = _sizes(weights, spread, float(coarse), half_width, confidence)
+        if best is None or sizes.sum() < best.sum():
+            best = sizes
+    assert best is not None
+    return tuple(int(n) for n in best)
+
+
+def _sizes(
+    weights: NDArray[np.float64], spread: NDArray[np.float64], coarse: float, half_width: float, confidence: float
+) -> NDArray[np.float64]:
+    """Sizes where no trial moves the estimate by more than ``coarse``, with as much Neyman allocation as is needed."""
+    base = np.maximum(weights / coarse, LEAST)
+
+    def sizes(scale: float) -> NDArray[np.float64]:
+        return np.ceil(np.maximum(base, scale * spread))
+
+    def wide(scale: float) -> bool:
+        n = sizes(scale)
+        return expected_half_width(float((spread**2 / n).sum()), float((weights / n).max()), confidence) > half_width
+
+    low, high = 0.0, 1.0
+    if not wide(0.0) or not spread.any():
+        return sizes(0.0)
+    while wide(high):
+        low, high = high, 4 * high
+        if high > 1e18:
+            return np.full(weights.size, np.inf)  # as coarse as this it never gets there
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if wide(middle) else (low, middle)
+    return sizes(high)
