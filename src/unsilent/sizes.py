@@ -69,3 +69,11 @@ def human_bytes(number: int, *, up: bool = False) -> str:
     scale = 10.0 ** max(0, 3 - len(str(int(value))))
     shown = (math.ceil if up else round)(value * scale) / scale
     return f"{shown:g} {_UNITS[power - 1]}"
+
+
+def lasting(seconds: float) -> str:
+    """A time in words, to two digits at most: ``40 s``, ``3 min``, ``2.5 h``, ``12 days``."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size or (unit == "h" and seconds >= size):
+            return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.2g} s"

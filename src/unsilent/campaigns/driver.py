@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.rounds import Planner, current, trials_of
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
+from unsilent.sizes import lasting
+
+MOST_EXHAUSTIVE = 20_000_000
+"""Trials of an exhaustive campaign at most: a store of some ten gigabytes."""
+PROBES = 16
+"""Trials of each target that its time is estimated from."""
 
 
 @dataclass(frozen=True)
@@ -17,18 +25,31 @@ class Budget:
     """How much may be spent; raising it extends a campaign. ``trials`` is per stratum (target and number of flips)."""
 
     trials: int = 1000
+    shard: tuple[int, int] = (1, 1)
+    """Part I of N: of every stratum the trials I-1, I-1+N, I-1+2N …, so that each part is a fair sample of the whole."""
 
     def __post_init__(self) -> None:
         if self.trials < 1:
             raise UsageError(f"--trials is {self.trials}; expected 1 or more")
+        part, parts = self.shard
+        if not 1 <= part <= parts:
+            raise UsageError(f"--shard is {part}/{parts}; expected I/N with I from 1 to N, like 2/4")
+        if part > self.trials:
+            raise UsageError(f"--shard {part}/{parts} of --trials {self.trials} is empty; ask for fewer parts")
 
 
 def plan(spec: CampaignSpec, description: Description, budget: Budget) -> Iterator[TrialId]:
     """All trials, one of every stratum after the other, so that a campaign cut short is even over its strata."""
-    for k in range(budget.trials):
-        for target in description.targets:
-            for flips in spec.flips:
-                yield TrialId(target.name, flips, k)
+    part, parts = budget.shard
+    ends = [
+        (t.name, flips, t.slots if spec.exhaustive else budget.trials)
+        for t in description.targets
+        for flips in spec.flips
+    ]
+    for k in range(part - 1, max(end for *_, end in ends), parts):
+        for target, flips, end in ends:
+            if k < end:
+                yield TrialId(target, flips, k)
 
 
 def run_campaign(
@@ -37,10 +58,13 @@ def run_campaign(
     executor: Executor,
     store: Store,
     *,
+    planner: Planner | None = None,
     observer: Observer | None = None,
     command: str = "",
 ) -> None:
     """Bind the store to the campaign and run every planned trial it does not hold yet.
+
+    With a ``planner`` that is, round for round, what it decides from the complete rounds before; else ``budget`` says all.
 
     Rows are committed as soon as a proof covers them. The time since the executor was made, its set-up included, is added to
     the store's where rows were: asking again for what is there already costs nothing that a report should tell.
@@ -49,10 +73,45 @@ def run_campaign(
     description = executor.describe()
     store.bind(spec, description)
     store.note_budget(budget.trials, command)
+    if spec.exhaustive:
+        _probe(description, budget, executor, store, watcher)
+    if planner is None:
+        _run(plan(spec, description, budget), executor, store, watcher)
+        return
+    while True:
+        _run(trials_of(current(store.rounds()).values()), executor, store, watcher)
+        decided = planner.decide(description, store)
+        if not decided:
+            return
+        store.add_round(decided)
+
+
+def _probe(description: Description, budget: Budget, executor: Executor, store: Store, watcher: Observer) -> None:
+    """Say how long all faults will take, from a few trials of each target; refuse what is more than can be stored."""
+    total = sum(t.slots for t in description.targets)
+    if total > MOST_EXHAUSTIVE:
+        plain = total * description.golden_seconds
+        raise UsageError(
+            f"--exhaustive would run {total:,} trials (at most {lasting(plain)} of CPU time), {MOST_EXHAUSTIVE:,} is the most; "
+            "narrow it with --at or --fault bitflip:bits=30, or sample: --rel 20%"
+        )
+    begun = time.perf_counter()
+    first = [TrialId(t.name, 1, k) for t in description.targets for k in range(min(PROBES, t.slots))]
+    new = _run(first, executor, store, watcher)
+    if new:
+        each = (time.perf_counter() - begun) / new
+        left = (total // budget.shard[1]) - len(first)
+        watcher.say(
+            f"{total:,} single faults: about {lasting(max(0, left) * each)} more, at {1e3 * each:.2g} ms each ({new} tried)"
+        )
+
+
+def _run(trials: Iterable[TrialId], executor: Executor, store: Store, watcher: Observer) -> int:
+    """Run and store the trials that are not there yet; how many those were."""
     done = store.done()
-    todo = (t for t in plan(spec, description, budget) if t not in done)
-    total = budget.trials * len(description.targets) * len(spec.flips)
-    watcher.planned(sum(t.k < budget.trials for t in done), total)
+    wanted = list(trials)
+    todo = [t for t in wanted if t not in done]
+    watcher.planned(len(wanted) - len(todo), len(wanted))
     stored = 0
     try:
         for rows in executor.run(todo):
@@ -67,3 +126,4 @@ def run_campaign(
     finally:
         if stored:
             store.note_usage(*executor.spent())
+    return stored

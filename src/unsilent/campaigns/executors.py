@@ -3,6 +3,7 @@
 inline      in this process; for live objects and for debugging. Exceptions are outcomes; a crash or a hang is not survived.
 serial      one worker process; crash and hang are outcomes of the trial that was running.
 processes   several worker processes.
+ray         the same on the nodes of a Ray cluster; what happens to a node is nobody's outcome, its trials run elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
 from unsilent.errors import UsageError, unknown
 
-EXECUTORS = ("serial", "processes")
+EXECUTORS = ("serial", "processes", "ray")
 INSIDE = "UNSILENT_INSIDE_WORKER"
 """Set in the environment of worker processes: a campaign must not start campaigns."""
 
@@ -57,25 +58,37 @@ class Executor(Protocol):
 
 
 def make_executor(
-    name: str,
+    name: str | None,
     spec: CampaignSpec,
     *,
     jobs: int = 1,
     deadline: float | None = None,
     observer: Observer | None = None,
     means: Means | None = None,
+    address: str | None = None,
 ) -> Executor:
-    """The executor of that name; raises ``UsageError`` for an unknown one or for jobs that do not fit it."""
+    """The executor of that name, default by ``jobs``; raises ``UsageError`` for an unknown one or for jobs that do not fit.
+
+    ``address`` is that of an existing Ray cluster, which asks for ``ray``.
+    """
     if INSIDE in os.environ:
         raise UsageError(
             "a worker that loads this file starts a campaign itself; put that call under: if __name__ == '__main__':"
         )
+    name = name or ("ray" if address is not None else "processes" if jobs > 1 else "serial")
     if name not in EXECUTORS:
         raise unknown("executor", name, EXECUTORS)
+    if address is not None and name != "ray":
+        raise UsageError(f"--ray {address} is for --executor ray, this is --executor {name}; leave one of them out")
     if jobs < 1:
         raise UsageError(f"--jobs is {jobs}; expected 1 or more")
     if name == "serial" and jobs > 1:
         raise UsageError(f"--executor serial runs one job, --jobs is {jobs}; use --executor processes")
     if deadline is not None and deadline <= 0:
         raise UsageError(f"--deadline is {deadline}; expected seconds above 0")
-    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer or Silent(), means=means or Means())
+    observer, means = observer or Silent(), means or Means()
+    if name == "ray":
+        from unsilent.campaigns.ray_executor import RayExecutor
+
+        return RayExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, means=means, address=address)
+    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, means=means)

@@ -16,6 +16,9 @@ class Observer(Protocol):
     def planned(self, done: int, total: int) -> None:
         """How many trials are stored, and how many there will be."""
 
+    def say(self, sentence: str) -> None:
+        """Something worth knowing before it goes on."""
+
     def trial(self, row: TrialRow) -> None:
         """A trial ended."""
 
@@ -29,6 +32,8 @@ class Silent:
     def loading(self, description: str, done: float, total: float) -> None: ...
 
     def planned(self, done: int, total: int) -> None: ...
+
+    def say(self, sentence: str) -> None: ...
 
     def trial(self, row: TrialRow) -> None: ...
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -65,14 +65,22 @@ class ProcessExecutor:
     """``jobs`` workers, started lazily: the first trains and describes, the others follow when there is work.
 
     Rows are handed out once their worker has proven that the model is intact and trials leave no trace; rows of a worker
-    that is lost before that are run again.
+    that is lost before that are run again. ``environment`` is that of the workers, the driver's own when None.
     """
 
     def __init__(
-        self, spec: CampaignSpec, *, jobs: int, deadline: float | None, observer: Observer, means: Means
+        self,
+        spec: CampaignSpec,
+        *,
+        jobs: int,
+        deadline: float | None,
+        observer: Observer,
+        means: Means,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._spec, self._jobs, self._observer = spec, jobs, observer
-        self._deadline, self._means = deadline, replace(means, jobs=jobs)
+        self._deadline, self._means = deadline, replace(means, jobs=max(jobs, means.jobs))
+        self._environment = environment
         self._pack = 1
         self._explanation: Json | None = None
         self._suspects: set[TrialId] = set()
@@ -94,6 +102,7 @@ class ProcessExecutor:
                 [sys.executable, "-m", "unsilent.campaigns.worker", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                env=self._environment,
                 start_new_session=True,  # a group of its own: Ctrl-C is for the driver, a kill reaches its children too
             )
         worker = _Worker(self._count, process, Connection(ours.detach()))
@@ -118,6 +127,11 @@ class ProcessExecutor:
             self._await_ready(self._spawn())
         assert self._description is not None
         return self._description
+
+    @property
+    def pack(self) -> int:
+        """How many trials a worker may run together; known once it has described itself."""
+        return self._pack
 
     def explain(self) -> Json:
         """What the engine of a worker does."""
@@ -196,7 +210,7 @@ class ProcessExecutor:
             return worker.release() if proven else []
         return []
 
-    def _feed(self, worker: _Worker, source: _Refillable) -> None:
+    def _feed(self, worker: _Worker, source: Refillable) -> None:
         """Keep a little work queued at the worker, so that it never waits for the driver; without work, ask for proof."""
         want = max(self._pack, min(LARGEST_CHUNK, int(CHUNK_SECONDS / self._pace)))
         if len(worker.waiting) > want // 2 or (worker.waiting and worker.waiting[0] in self._suspects):
@@ -211,7 +225,7 @@ class ProcessExecutor:
             worker.proving = True
             self._send(worker, ("prove",))
 
-    def _chunk(self, worker: _Worker, want: int, source: _Refillable) -> list[TrialId]:
+    def _chunk(self, worker: _Worker, want: int, source: Refillable) -> list[TrialId]:
         """The next trials for a worker; a suspect goes alone to a worker that has nothing else to do."""
         chunk: list[TrialId] = []
         for trial in islice(source, want):
@@ -235,7 +249,7 @@ class ProcessExecutor:
         """Run trials on all workers; rows come together as they are proven."""
         self.describe()
         backlog: deque[TrialId] = deque()
-        source = _Refillable(backlog, iter(trials))
+        source = Refillable(backlog, iter(trials))
         while True:
             for worker in [w for w in self._workers if w.ready]:
                 self._feed(worker, source)
@@ -245,6 +259,7 @@ class ProcessExecutor:
             if len(self._workers) < self._jobs and len(working) == len(self._workers):
                 self._spawn()
             yield from self._collect(backlog)
+            yield []  # who asked may stop here, also during a long trial
 
     def _collect(self, backlog: deque[TrialId]) -> Iterator[list[TrialRow]]:
         """Wait for messages or a deadline, and deal with what came."""
@@ -355,17 +370,24 @@ def _how(process: subprocess.Popen[bytes]) -> str:
     return f" (signal {-code})" if code < 0 else f" (exit code {code})"
 
 
-class _Refillable:
+class Refillable:
     """An iterator that stops when both sources are empty and goes on when one fills again."""
 
     def __init__(self, backlog: deque[TrialId], trials: Iterator[TrialId]) -> None:
         self._backlog, self._trials = backlog, trials
 
+    def any_left(self) -> bool:
+        """Whether there is a next one now."""
+        for trial in self:
+            self.put_back(trial)
+            return True
+        return False
+
     def put_back(self, trial: TrialId) -> None:
         """Have it come next again."""
         self._backlog.appendleft(trial)
 
-    def __iter__(self) -> _Refillable:
+    def __iter__(self) -> Refillable:
         return self
 
     def __next__(self) -> TrialId:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import accumulate
 from typing import Any, TypeVar
 
+from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
@@ -15,6 +16,7 @@ from unsilent.outcomes.base import Outcome
 
 T = TypeVar("T")
 MOST_SAMPLES = 10**8
+MOST_TRIALS = 10**12
 
 
 class Damaged(ValueError):
@@ -53,6 +55,20 @@ def read_description(text: Any) -> Description:
             parse_site(tensor.site)
         except UsageError as error:
             raise Damaged(f"its description has a tensor of no site: {error}") from None
+    return found
+
+
+def read_round(text: Any, strata: Set[str]) -> list[CellPlan]:
+    """What a look decided; ``strata``: names there are. Raises ``Damaged``."""
+    found = _parsed(list[CellPlan], text, "rounds")
+    for plan in found:
+        numbers = [*plan.start.values(), *plan.first.values(), plan.look]
+        if not plan.start or not set(plan.start) <= strata or not set(plan.first) <= set(plan.start):
+            raise Damaged("its rounds speak of targets that there are not")
+        if plan.first and not set(plan.start) == set(plan.first) == set(plan.centre):
+            raise Damaged("its rounds leave out a stratum")
+        if not all(0 <= n < MOST_TRIALS for n in numbers) or not all(0 <= c <= 1 for c in plan.centre.values()):
+            raise Damaged("its rounds have impossible numbers")
     return found
 
 

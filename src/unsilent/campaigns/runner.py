@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 import torch
@@ -128,7 +128,19 @@ class TrialRunner:
             campaign=self.campaign,
             fingerprint=self.fingerprint,
             targets=tuple(
-                TargetInfo(t.name, t.level, t.component, t.layer, t.share, t.elements, t.bits_by_width)
+                TargetInfo(
+                    name=t.name,
+                    level=t.level,
+                    component=t.component,
+                    layer=t.layer,
+                    share=t.share,
+                    elements=t.elements,
+                    bits_by_width=t.bits_by_width,
+                    group=t.group,
+                    bits=t.bits,
+                    dtype=t.regions[0].dtype if t.bits or self.spec.strata != "none" else "",
+                    slots=self._slots(t) if self.spec.exhaustive else 0,
+                )
                 for t in self.targets.values()
             ),
             tensors=tensor_infos(self.regions, self.components),
@@ -154,9 +166,32 @@ class TrialRunner:
         target = self.targets.get(trial.target)
         if target is None:
             raise unknown("target", trial.target, self.targets)
+        if self.spec.exhaustive:
+            return self._nth(target, trial)
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
         step, people = self._evaluations[target.name].pick(rng)
-        return step, self._model(target.bit, trial.flips).draw(people, rng, self.spec.law)
+        return step, self._model(target.bits, trial.flips).draw(people, rng, self.spec.law)
+
+    def _nth(self, target: Target, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
+        """One of all faults: in an order in which every part of a campaign is spread evenly over them."""
+        evaluations, model, slots = (
+            self._evaluations[target.name],
+            self._model(target.bits, trial.flips),
+            self._slots(target),
+        )
+        if not 0 <= trial.k < slots:
+            raise UsageError(f"trial {trial} is not there; {target.name!r} has {slots} single faults, numbered from 0")
+        number = trial.k * stride(slots) % slots
+        for step, people in zip(evaluations.steps, evaluations.populations, strict=True):
+            if number < (here := model.capacity(people)):
+                return step, model.nth(people, number)
+            number -= here
+        raise AssertionError("slots are counted population by population")
+
+    def _slots(self, target: Target) -> int:
+        """Single faults of a target over all its batches."""
+        model = self._model(target.bits, 1)
+        return sum(model.capacity(people) for people in self._evaluations[target.name].populations)
 
     def run(self, trial: TrialId) -> TrialRow:
         """One trial: draw, inject, evaluate, undo."""
@@ -212,15 +247,29 @@ class TrialRunner:
 
     def _make_targets(self) -> tuple[Target, ...]:
         spec, plain = self.spec, fault_model(self.spec.fault)
-        return make_targets(self.regions, self.components, spec.per, spec.law, lambda r: plain.value.ways(r) > 0)
+        if spec.exhaustive and spec.law != "per-element":
+            raise UsageError(f"--exhaustive weighs all elements alike, --law is {spec.law}; leave it out")
+        if spec.exhaustive and (plain.name != "bitflip" or spec.flips != (1,)):
+            raise UsageError(
+                f"--exhaustive tries single bit flips, found --fault {plain.text} with flips "
+                f"{', '.join(map(str, spec.flips))}; use bitflip, or bitflip:bits=… for some of them"
+            )
+        if spec.strata == "bits" and (plain.text != "bitflip" or spec.flips != (1,)):
+            raise UsageError(
+                "--strata bits needs one flip of any bit, found --fault {plain.text} with flips "
+                f"{', '.join(map(str, spec.flips))}; leave it out"
+            )
+        return make_targets(
+            self.regions, self.components, spec.per, spec.law, lambda r: plain.value.ways(r) > 0, spec.strata
+        )
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a runner lives as long as its worker
-    def _model(self, bit: int | None, flips: int | None) -> FaultModel:
+    def _model(self, bits: tuple[int, ...] | None, flips: int | None) -> FaultModel:
         text = self.spec.fault
-        if bit is not None:
+        if bits is not None:
             if "bits=" in text:
                 raise UsageError(f"--per bit chooses the bits itself; leave bits= out of --fault {text!r}")
-            text += f"{',' if ':' in text else ':'}bits={bit}"
+            text += f"{',' if ':' in text else ':'}bits={'+'.join(map(str, bits))}"
         model = fault_model(text)
         return model if flips is None else model.with_count(flips)
 
@@ -238,11 +287,11 @@ class TrialRunner:
         for target in self.targets.values():
             for people in self._evaluations[target.name].populations:
                 for flips in self.spec.flips:
-                    self._model(target.bit, flips).draw(people, np.random.default_rng(0), self.spec.law)
+                    self._model(target.bits, flips).draw(people, np.random.default_rng(0), self.spec.law)
 
     def _capacity(self, target: Target, flips: int) -> int:
         """How many flips fit into the target: into every batch of it, for they act in one."""
-        model = self._model(target.bit, flips)
+        model = self._model(target.bits, flips)
         return min(model.capacity(people) for people in self._evaluations[target.name].populations)
 
     def _fingerprint(self) -> dict[str, str]:
@@ -257,6 +306,14 @@ class TrialRunner:
             canonical({k: list(v) for k, v in self.components.items()}).encode()
         )
         return found
+
+
+def stride(slots: int) -> int:
+    """A step through ``slots`` numbers that meets each once, never near the last ones: the golden section, made coprime."""
+    step = max(1, round(slots * 0.6180339887498949))
+    while gcd(step, slots) != 1:
+        step += 1
+    return step
 
 
 def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -44,6 +44,12 @@ class CampaignSpec:
     dtype: str | None = None
     threads: int = 1
     study: str = "pvf"
+    strata: str = "none"
+    """``bits``: trials are drawn in classes of bits of every target, so that each can be given its own number of them;
+    ``dtype``: in each of its dtypes."""
+
+    exhaustive: bool = False
+    """Every fault there is once, instead of drawn ones."""
 
     def to_json(self) -> Json:
         """Plain JSON values."""
@@ -111,7 +117,15 @@ class TargetInfo:
     share: float
     elements: int
     bits_by_width: tuple[tuple[int, int], ...]
-    """Pairs of an element width and the bits that elements of it have here."""
+    """Pairs of an element width and the bits that may be struck in elements of it."""
+    group: str = ""
+    """What is reported: itself, or the target that it is a stratum of."""
+    bits: tuple[int, ...] | None = None
+    """Bits that are struck; None for all of them."""
+    dtype: str = ""
+    """The only dtype, where that is known."""
+    slots: int = 0
+    """Distinct single faults there are, where they are all to be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +196,15 @@ def canonical(value: Any) -> str:
 def campaign_hash(spec: CampaignSpec, fingerprint: Mapping[str, str]) -> str:
     """32 hex digits that name the campaign."""
     return xxhash.xxh3_128_hexdigest(canonical({"spec": spec.identity(), "fingerprint": dict(fingerprint)}).encode())
+
+
+def differences(
+    there: tuple[CampaignSpec, Description], here: tuple[CampaignSpec, Description]
+) -> Iterator[tuple[str, tuple[Any, Any] | None]]:
+    """What makes two campaigns two: values of the spec that differ with both values, then keys of the fingerprint with None."""
+    (old, then), (new, now) = ((spec.identity(), found.fingerprint) for spec, found in (there, here))
+    yield from ((key, (old[key], new[key])) for key in new if old[key] != new[key])
+    yield from ((key, None) for key in {**then, **now} if then.get(key) != now.get(key))
 
 
 def trial_seed(campaign: str, seed: int, trial: TrialId) -> int:

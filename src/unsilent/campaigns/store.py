@@ -10,20 +10,22 @@ import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 from unsilent.campaigns.locking import FileLock
-from unsilent.campaigns.reading import Damaged, read_description, read_row, read_spec
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.campaigns.reading import Damaged, read_description, read_round, read_row, read_spec
+from unsilent.campaigns.rounds import CellPlan
+from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow, differences
 from unsilent.errors import StoreError
 
 APPLICATION_ID = 0x556E7369  # "Unsi"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE campaign (
     id INTEGER PRIMARY KEY CHECK (id = 1), hash TEXT NOT NULL, spec TEXT NOT NULL, description TEXT NOT NULL
@@ -35,6 +37,7 @@ CREATE TABLE trial (
     seconds REAL NOT NULL, worker INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX trial_identity ON trial (target, IFNULL(flips, 0), k);
+CREATE TABLE round (cells TEXT NOT NULL);
 CREATE TABLE usage (seconds REAL NOT NULL, cpu_seconds REAL NOT NULL);
 """
 
@@ -133,11 +136,9 @@ class Store:
             )
 
     def _difference(self, spec: CampaignSpec, description: Description) -> str:
-        mine, old = spec.identity(), self.spec.identity()
-        changed = [f"{k}: {old.get(k)!r} there, {mine[k]!r} now" for k in mine if mine[k] != old.get(k)]
-        now, then = description.fingerprint, self.description.fingerprint
-        changed += [f"{k} changed" for k in now if now[k] != then.get(k)]
-        return "; ".join(changed[:4]) or "unknown difference"
+        found = islice(differences((self.spec, self.description), (spec, description)), 4)
+        told = (f"{key}: {v[0]!r} there, {v[1]!r} now" if v else f"{key} changed" for key, v in found)
+        return "; ".join(told) or "unknown difference"
 
     @property
     def spec(self) -> CampaignSpec:
@@ -167,6 +168,17 @@ class Store:
         row = self._one("SELECT trials, command FROM budget ORDER BY trials DESC, rowid DESC LIMIT 1")
         return (int(row[0]), str(row[1])) if row else (0, "")
 
+    def add_round(self, cells: Sequence[CellPlan]) -> None:
+        """Remember what a look decided, before any trial of it is run."""
+        with self._errors(), self._db:
+            self._db.execute("INSERT INTO round VALUES (?)", (json.dumps([c.to_json() for c in cells]),))
+
+    def rounds(self) -> list[list[CellPlan]]:
+        """All decisions, the first one first; none in a campaign that was planned at once."""
+        with self._errors():
+            names = {t.name for t in self.description.targets}
+            return [read_round(row[0], names) for row in self._db.execute("SELECT cells FROM round ORDER BY rowid")]
+
     def note_usage(self, seconds: float, cpu_seconds: float) -> None:
         """Add the time that one session of trials took, its set-up included."""
         with self._errors(), self._db:
@@ -180,13 +192,13 @@ class Store:
     # -- trials ------------------------------------------------------------------------------------------------
 
     def add(self, rows: Iterable[TrialRow]) -> None:
-        """Commit rows together; raises ``StoreError`` on a full disk, keeping all that was committed before."""
+        """Commit rows together, taking one at a time; raises ``StoreError`` on a full disk, keeping what was committed before."""
         with self._errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._db.executemany(
                     "INSERT INTO trial VALUES (?,?,?,?,?,?,?,?,?,?)",
-                    [
+                    (
                         (
                             *r.trial,
                             r.faults,
@@ -198,7 +210,7 @@ class Store:
                             r.worker,
                         )
                         for r in rows
-                    ],
+                    ),
                 )
                 self._db.execute("COMMIT")
             except BaseException:
@@ -230,8 +242,9 @@ class Store:
     def _select(self, clause: str, values: tuple[Any, ...] = ()) -> Iterator[TrialRow]:
         samples = self.description.samples
         columns = "target, flips, k, faults, codes, incorrect_batches, severity, error, seconds, worker"
-        with self._errors():
-            for r in self._db.execute(f"SELECT {columns} FROM trial {clause}", values):  # noqa: S608 - constants
+        query = f"SELECT {columns} FROM trial {clause}"  # noqa: S608 - constants
+        with self._errors(), closing(self._db.execute(query, values)) as found:
+            for r in found:
                 yield read_row(r, samples)
 
     # -- plumbing ----------------------------------------------------------------------------------------------

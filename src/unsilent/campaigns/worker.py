@@ -36,7 +36,7 @@ def main(fd: int, driver: int) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)
     except BaseException as error:
-        connection.send(("failed", _portable(error)))
+        connection.send(("failed", portable(error)))
 
 
 def _serve(connection: Connection) -> None:
@@ -62,7 +62,7 @@ def _serve(connection: Connection) -> None:
             connection.send(("row", runner.lost(*message[1:]), time.process_time(), runner.unproven == 0))
 
 
-def _portable(error: BaseException) -> UnsilentError:
+def portable(error: BaseException) -> UnsilentError:
     """An error that crosses the process border: ours as they are, anything else as a report of a defect."""
     if isinstance(error, UnsilentError):
         return error

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
+from unsilent.errors import UsageError
+
 Workload = Annotated[
     str,
     typer.Argument(help="Built-in name, file.py:name, package.module:name or hf:DIR.", show_default=False),
 ]
+StoreOrCard = Annotated[Path, typer.Argument(help="A campaign store, or a card.", show_default=False)]
 StoreFile = Annotated[Path, typer.Argument(help="A campaign store.", show_default=False)]
 With = Annotated[list[str] | None, typer.Option("--with", help="Option of the workload, key=value; repeat for more.")]
 Data = Annotated[Optional[str], typer.Option(help="Data file for workloads that take one.")]  # noqa: UP045
@@ -29,7 +33,13 @@ Dtype = Annotated[Optional[str], typer.Option(help="Run the model in this floati
 Threads = Annotated[
     int, typer.Option(help="CPU threads per worker (part of a campaign's identity: results depend on it).")
 ]
-Executor = Annotated[Optional[str], typer.Option(help="serial or processes.", show_default="by --jobs")]  # noqa: UP045
+Executor = Annotated[Optional[str], typer.Option(help="serial, processes or ray.", show_default="by --jobs")]  # noqa: UP045
+Ray = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        help="A Ray cluster to run trials on, like 10.0.0.1:6379.", show_default="--executor ray makes its own here"
+    ),
+]
 Deadline = Annotated[
     float | None,
     typer.Option(help="Seconds after which a trial hangs.", show_default="20x golden, at least 10"),
@@ -42,7 +52,7 @@ Unit = Annotated[
     ),
 ]
 Confidence = Annotated[float, typer.Option(help="Confidence of every interval.")]
-Interval = Annotated[str, typer.Option(help="wilson or clopper-pearson.")]
+Interval = Annotated[str, typer.Option(help="clopper-pearson, or wilson where that holds.")]
 FitPerBit = Annotated[float | None, typer.Option(help="Raw FIT (failures per 1e9 hours) of one bit of memory.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Where the report goes.", show_default="beside the store")]
 Engine = Annotated[
@@ -58,3 +68,11 @@ Explain = Annotated[
         "--explain", help="Run no trial: say what faults make the engine run again, and which shortcuts are on."
     ),
 ]
+
+
+def refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
+    """Raise ``UsageError`` where one of these parameters of a verb was given and would be ignored."""
+    words = {p.name: p.opts[0] if p.opts[0][0] == "-" else p.human_readable_name for p in context.command.params}
+    given = [words[name] for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        raise UsageError(f"{why}: leave out {', '.join(given)}")

@@ -65,6 +65,9 @@ class LineDisplay(NoDisplay):
         self._said = self._began = time.monotonic()
         print(f"{total:,} trials" + (f", {done:,} of them stored already" if done else ""), file=sys.stderr)
 
+    def say(self, sentence: str) -> None:
+        print(sentence, file=sys.stderr)
+
     def trial(self, row: TrialRow) -> None:
         self._done += 1
         now = time.monotonic()
@@ -115,7 +118,13 @@ class BarDisplay(NoDisplay):
     def planned(self, done: int, total: int) -> None:
         if self._loading is not None:
             self._progress.remove_task(self._loading)
+            self._loading = None
+        if self._trials is not None:
+            self._progress.remove_task(self._trials)
         self._trials = self._progress.add_task("trials", completed=done, total=total, rate="")
+
+    def say(self, sentence: str) -> None:
+        self._progress.console.print(sentence, markup=False)
 
     def trial(self, row: TrialRow) -> None:
         assert self._trials is not None

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -23,7 +23,7 @@ ENGINES = ("auto", "plain")
 
 
 OF_TRIALS = (
-    "trials", "assertion", "unit", "confidence", "interval", "fit_per_bit", "deadline", "store", "html",
+    "trials", "ci", "rel", "shard", "assertion", "unit", "confidence", "interval", "fit_per_bit", "deadline", "store", "html",
 )  # fmt: skip
 """Options that mean nothing where no trial is run."""
 
@@ -31,7 +31,35 @@ OF_TRIALS = (
 def pvf(
     context: typer.Context,
     workload: o.Workload,
-    trials: Annotated[int, typer.Option(help="Trials per target and number of flips.")] = 1000,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            help="Trials per target and number of flips; with --ci or --rel the most there may be.",
+            show_default="1000; 200000 with --ci or --rel",
+        ),
+    ] = None,
+    ci: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Run until every row's interval has this half-width, like 0.1%."),
+    ] = None,
+    rel: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="The same relative to the estimate, like 20%; --ci (default 0.02%) is always enough."),
+    ] = None,
+    strata: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="bits: draw within classes of bits, as many in each as it takes; or none.",
+            show_default="bits with --ci or --rel and single flips",
+        ),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Run part I of N, like 2/4; unsilent merge joins the stores.", show_default="1/1, all"),
+    ] = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Try every single bit flip there is; narrow it with --at or bits=.")
+    ] = False,
     flips: Annotated[str | None, typer.Option(help="Faults per trial, like 1,8,128.", show_default="1")] = None,
     fault: Annotated[
         str, typer.Option(help="Fault model, like bitflip:bits=exponent; see unsilent faults.")
@@ -59,7 +87,7 @@ def pvf(
     ] = None,
     unit: o.Unit = None,
     confidence: o.Confidence = 0.95,
-    interval: o.Interval = "wilson",
+    interval: o.Interval = "clopper-pearson",
     fit_per_bit: o.FitPerBit = None,
     with_: o.With = None,
     data: o.Data = None,
@@ -67,6 +95,7 @@ def pvf(
     seed: o.Seed = 0,
     jobs: o.Jobs = 1,
     executor: o.Executor = None,
+    ray: o.Ray = None,
     threads: o.Threads = 1,
     deadline: o.Deadline = None,
     engine: o.Engine = "auto",
@@ -88,59 +117,59 @@ def pvf(
     from unsilent.cli.progress import make_observer
     from unsilent.report.fit import check_rate
     from unsilent.studies.gates import Gate
-    from unsilent.studies.pvf import make_spec, run_pvf
+    from unsilent.studies.precision import Precision
+    from unsilent.studies.pvf import EACH, MOST, make_spec, run_pvf
     from unsilent.studies.tallies import Question
 
     if explain:
-        _refuse_of_trials(context)
-    question = Question.asked(unit, confidence, interval)
+        o.refuse(context, OF_TRIALS, "--explain runs no trial")
+    question = Question(unit, confidence, interval)
+    precision = Precision.parse(ci, rel)
+    budget = Budget(trials if trials is not None else (MOST if precision else EACH), _part(shard))
+    if exhaustive and (precision or trials is not None):
+        raise UsageError("--exhaustive runs every fault there is: leave out --trials, --ci and --rel")
+    if precision and shard is not None:
+        raise UsageError("--shard goes with --trials alone: where --ci or --rel stop is decided from all trials")
     gates = [Gate.parse(text) for text in assertion or ()]
     if threads < 1:
         raise UsageError(f"--threads is {threads}; expected 1 or more")
     spec = make_spec(
         fault, _numbers(flips), workload=workload, options=_pairs(with_), data=data, weights=weights,
         at=tuple(at or ("param:*",)), per=per, law=law, judge=judge, seed=seed, device=_device(device), dtype=dtype,
-        threads=threads,
+        threads=threads, strata=strata, exhaustive=exhaustive,
+        adaptive=precision is not None,
     )  # fmt: skip
     if fit_per_bit is not None:
         check_rate(fit_per_bit, spec.transient)
     means = _means(engine, memory)
-    chosen = executor or ("processes" if jobs > 1 else "serial")
     if explain:
         with make_observer(quiet=quiet, plain=plain or as_json) as observer:
             return show_explanation(
-                make_executor(chosen, spec, jobs=jobs, observer=observer, means=means), as_json, plain
+                make_executor(executor, spec, jobs=jobs, observer=observer, means=means, address=ray), as_json, plain
             )
     path = store or Path(default_store("pvf", spec))
     page = report_path(path, html)
-    budget = Budget(trials)
     observer = make_observer(quiet=quiet, plain=plain or as_json)
     with (
         observer,
         Store(path, write=True) as opened,
-        make_executor(chosen, spec, jobs=jobs, deadline=deadline, observer=observer, means=means) as running,
+        make_executor(
+            executor, spec, jobs=jobs, deadline=deadline, observer=observer, means=means, address=ray
+        ) as running,
     ):
         for gate in gates:
             gate.check(spec, running.describe())
-        result = run_pvf(spec, budget, running, opened, question, observer)
+        result = run_pvf(spec, budget, running, opened, question, observer, precision=precision)
     failures = [line for gate in gates for line in gate.failures(result)]
-    report = show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit, failures=failures)
+    show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit, failures=failures)
     if not as_json:
         mark = "# " if plain else ""
-        print(f"\n{mark}Report: {report}\n{mark}Store:  {result.store}")
+        print(f"\n{mark}Report: {page}\n{mark}Store:  {result.store}")
     for line in failures:
         print(f"unsilent: assertion failed: {line}", file=sys.stderr)
-    return 1 if failures else 0
-
-
-def _refuse_of_trials(context: typer.Context) -> None:
-    """Options that were given and that ``--explain`` would ignore."""
-    words = {p.name: p.opts[0] for p in context.command.params}
-    given = [
-        words[name] for name in OF_TRIALS if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    ]
-    if given:
-        raise UsageError(f"--explain runs no trial: leave out {', '.join(given)}")
+    for line in result.short:
+        print(f"unsilent: {line}", file=sys.stderr)
+    return 1 if failures or result.short else 0
 
 
 def _means(engine: str, memory: str | None) -> Means:
@@ -173,7 +202,7 @@ def report_path(store: Path, html: Path | None) -> Path:
 
     Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
     """
-    from unsilent.report.html import is_ours
+    from unsilent.report.pages import is_ours
 
     path = html or (store.with_suffix(".html") if store.suffix == ".sqlite" else Path(f"{store}.html"))
     if path.resolve() == store.resolve():
@@ -187,28 +216,29 @@ def report_path(store: Path, html: Path | None) -> Path:
 
 def show(
     result: PvfResult,
-    page: Path,
+    page: Path | None,
     *,
     as_json: bool,
     plain: bool,
     fit_per_bit: float | None,
     failures: Sequence[str] = (),
-) -> Path:
-    """Print a result (table or JSON) and write its HTML report."""
+) -> None:
+    """Print a result (table or JSON) and write its HTML report, where one is wanted."""
     if as_json:
         from unsilent.report.jsonout import to_json
 
         told = to_json(result, fit_per_bit=fit_per_bit)
-        print(json.dumps({**told, "report": str(page), "failed_assertions": list(failures)}, indent=2))
+        print(json.dumps({**told, "report": page and str(page), "failed_assertions": list(failures)}, indent=2))
     else:
         from rich.console import Console
 
         from unsilent.report.terminal import render
 
         render(result, Console(), plain=plain, fit_per_bit=fit_per_bit)
-    from unsilent.report.html import write_html
+    if page is not None:
+        from unsilent.report.html import write_html
 
-    return write_html(result, page, fit_per_bit=fit_per_bit)
+        write_html(result, page, fit_per_bit=fit_per_bit)
 
 
 def default_store(verb: str, spec: CampaignSpec) -> str:
@@ -228,6 +258,15 @@ def _numbers(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(f"--flips is {text!r}; expected whole numbers joined by commas, like 1,8,128") from None
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 1, 1
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if not found:
+        raise UsageError(f"cannot read --shard {text!r}; expected I/N, like 2/4")
+    return int(found[1]), int(found[2])
 
 
 def _pairs(items: list[str] | None) -> tuple[tuple[str, str], ...]:

@@ -9,34 +9,65 @@ from typing import Annotated, Optional
 import typer
 
 from unsilent.cli import options as o
+from unsilent.errors import UsageError
+
+OF_STORES = ("other", "unit", "confidence", "interval", "fit_per_bit", "card", "html")
+"""Parameters that mean nothing where a card is shown."""
 
 
 def report(
-    store: o.StoreFile,
+    context: typer.Context,
+    store: o.StoreOrCard,
+    other: Annotated[
+        Path | None, typer.Argument(help="A second store: it is B, and compared with the first.", show_default=False)
+    ] = None,
     unit: o.Unit = None,
     confidence: o.Confidence = 0.95,
-    interval: o.Interval = "wilson",
+    interval: o.Interval = "clopper-pearson",
     fit_per_bit: o.FitPerBit = None,
+    card: Annotated[
+        Path | None,
+        typer.Option("--card", help="Write a card to share instead of the report: FILE.json, and FILE.html beside it."),
+    ] = None,
     html: o.Html = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
 ) -> int:
-    """Show a stored campaign again: table and HTML report, in any unit and at any confidence."""
+    """Show a stored campaign again: table and HTML report, in any unit and at any confidence.
+
+    With two stores: what differs between them. With a card: what it says, once its checksum holds.
+    """
     from unsilent.campaigns import Store
+    from unsilent.cli import showing
     from unsilent.cli.pvf import report_path, show
     from unsilent.report.fit import check_rate
     from unsilent.studies.analysis import analyse
+    from unsilent.studies.card import is_card
     from unsilent.studies.tallies import Question
 
-    page = report_path(store, html)
-    question = Question.asked(unit, confidence, interval)
+    if is_card(store):
+        o.refuse(context, OF_STORES, "a card is shown as it is, it holds no trials")
+        showing.show_card(store, as_json, plain)
+        return 0
+    question = Question(unit, confidence, interval)
+    if other is not None:
+        o.refuse(context, ("card", "fit_per_bit"), "two stores are compared")
+        showing.compare_stores(store, other, question, html, as_json, plain)
+        return 0
+    made = showing.card_paths(store, card) if card else None
+    page = report_path(store, html) if html or not card else None
+    if made and page and page.resolve() == made[1].resolve():
+        raise UsageError(f"the card's page and the report would both be {page}; give another --html")
     with Store(store) as opened:
         if fit_per_bit is not None:
             check_rate(fit_per_bit, opened.spec.transient)
         result = analyse(opened, question)
+    if made:
+        showing.write_card(store, question, *made)
     show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit)
     if not as_json:
-        print(f"\n{'# ' if plain else ''}Report: {page}")
+        paths = {"Report": page, "Card": card, "Page": made and made[1]}
+        print("\n" + "\n".join(f"{'# ' if plain else ''}{name}: {path}" for name, path in paths.items() if path))
     return 0
 
 

@@ -71,6 +71,25 @@ class Codec:
             raise UsageError(f"bits={bits} names no bit of {self.name}, which has bits {self.describe()}")
         return found
 
+    @property
+    def classes(self) -> dict[str, tuple[int, ...]]:
+        """All bits, sorted by how much a flip is expected to do: strata for sampling, never an answer.
+
+        The top exponent bit makes a weight huge, those below it mostly zero, the low ones change its size; few mantissa
+        bits change more than an eighth. An integer's value bits are halved.
+        """
+        top = self.mantissa + self.exponent
+        cuts = {"sign": (top, self.bits if self.signed else top)}
+        if self.exponent:
+            middle = self.mantissa + (self.exponent - 1) // 2
+            cuts |= {"exponent-top": (top - 1, top), "exponent-high": (middle, top - 1)}
+            cuts |= {"exponent-low": (self.mantissa, middle)}
+            fine = max(0, self.mantissa - 3)
+            cuts |= {"mantissa-high": (fine, self.mantissa), "mantissa-low": (0, fine)}
+        else:
+            cuts |= {"value-high": (self.mantissa // 2, self.mantissa), "value-low": (0, self.mantissa // 2)}
+        return {name: tuple(range(low, high)) for name, (low, high) in cuts.items() if high > low}
+
     def describe(self) -> str:
         """The layout in words, such as ``0-31: mantissa 0-22, exponent 23-30, sign 31``."""
         runs = {"mantissa": (0, self.mantissa), "exponent": (self.mantissa, self.exponent)}

@@ -29,6 +29,7 @@ from unsilent.faults.record import Fault
 from unsilent.faults.values import VALUES, ValueModel
 
 Regions = Sequence[Region] | Population
+_NO_CHANCE = np.random.default_rng(0)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,14 @@ class FaultModel:
         return tuple(
             self._fault(people.regions[picks.region[a]], slots, Picks(*(p[a:b] for p in picks)), rng)
             for a, b in itertools.pairwise(bounds)
+        )
+
+    def nth(self, regions: Regions, number: int) -> tuple[Fault, ...]:
+        """The single fault of a slot, ``0 <= number < capacity(regions)``; the value model must leave nothing to chance."""
+        people = population(regions)
+        picks = people.slots(self.value.ways, self.value).locate(np.array([number]))
+        return (
+            self._fault(people.regions[picks.region[0]], people.slots(self.value.ways, self.value), picks, _NO_CHANCE),
         )
 
     def _fault(self, region: Region, slots: Slots, picks: Picks, rng: np.random.Generator) -> Fault:

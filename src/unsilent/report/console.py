@@ -8,15 +8,32 @@ other line behind ``# ``: fit for pipes. Names come from outside and are never r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from unsilent.report.text import clean, folded, short
-from unsilent.studies.records import PvfRow
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 NAME_WIDTH, NAME_LEAST = 48, 14
+
+
+class Named(Protocol):
+    """What every row of a table has, whatever its cells are."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def level(self) -> str: ...
+    @property
+    def parent(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=Named)
+
+
+def _target(row: Named) -> str:
+    return row.target
 
 
 def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str = "") -> None:
@@ -41,11 +58,11 @@ def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequenc
 
 def print_table(
     console: Console,
-    rows: Sequence[PvfRow],
+    rows: Sequence[Row],
     columns: Sequence[str],
-    cells_of: Callable[[PvfRow], list[str]],
+    cells_of: Callable[[Row], list[str]],
     title: str = "",
-    name_of: Callable[[PvfRow], str] = lambda row: row.target,
+    name_of: Callable[[Row], str] = _target,
 ) -> None:
     """One line a row: its name, layers and tensors under what they belong to, and its cells; a rule before the model."""
     from rich import box

@@ -6,12 +6,11 @@ its text.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 from unsilent.report.fit import fit_rows
 from unsilent.report.headline import sentence
+from unsilent.strictjson import strict
 from unsilent.studies.records import HeatMap, PvfResult
 
 SCHEMA = "unsilent/pvf/1"
@@ -42,22 +41,6 @@ def to_json(result: PvfResult, *, fit_per_bit: float | None = None) -> dict[str,
     plain = strict(found)
     assert isinstance(plain, dict)
     return plain
-
-
-def strict(value: Any) -> Any:
-    """The same value made of dicts, lists, text, numbers, booleans and None alone."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted((strict(item) for item in value), key=str)
-    item = getattr(value, "item", None)  # numpy scalars and one-element tensors
-    return strict(item()) if callable(item) and getattr(value, "shape", None) == () else str(value)
 
 
 def _spec(result: PvfResult) -> dict[str, Any]:

@@ -43,6 +43,9 @@ def shown(estimate: float | None, low: float, high: float, scale: float = 100.0)
     '< 0.39'
     """
     bottom, top = low * scale, high * scale
+    if estimate == low == high:  # not an estimate
+        exact = f"{top:.4g}"
+        return Shown(exact, exact, exact)
     # Of an upper limit alone two digits are told.
     places = _places((top - bottom) / 2) if estimate != 0 or top <= 0 else 1 - math.floor(math.log10(top))
     lower, upper = _text(bottom, places, ROUND_FLOOR), _text(top, places, ROUND_CEILING)
@@ -127,6 +130,11 @@ def flips_text(flips: int | None) -> str:
     if flips is None:
         return "as the fault model draws"
     return counted(flips, "flip")
+
+
+def flips_count(flips: int | None) -> str:
+    """The number alone."""
+    return "–" if flips is None else f"{flips:,}"
 
 
 def clean(name: object) -> str:

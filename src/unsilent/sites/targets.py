@@ -21,6 +21,7 @@ from unsilent.sites.parameters import Parameters
 
 LEVELS = ("component", "layer", "tensor", "bit")
 LAWS = ("per-element", "per-tensor")
+STRATA = ("none", "bits", "dtype")
 OTHER = "other"
 
 
@@ -29,6 +30,7 @@ class Target:
     """One group of elements a campaign strikes.
 
     ``share``: probability that one fault drawn over the whole selection falls here (sums to 1 over all targets).
+    ``bits``: those that are struck, None for all. ``group``: what is reported, where it was split into strata.
     """
 
     name: str
@@ -37,7 +39,8 @@ class Target:
     layer: str
     regions: tuple[Region, ...]
     share: float
-    bit: int | None = None
+    bits: tuple[int, ...] | None = None
+    group: str = ""
 
     @property
     def elements(self) -> int:
@@ -50,7 +53,7 @@ class Target:
         found: Counter[int] = Counter()
         for region in self.regions:
             width = codec(region.dtype).bits
-            found[width] += region.size * (1 if self.bit is not None else width)
+            found[width] += region.size * (width if self.bits is None else len(self.bits))
         return tuple(sorted(found.items()))
 
 
@@ -121,8 +124,12 @@ def make_targets(
     per: str,
     law: str,
     strikeable: Callable[[Region], bool] = lambda region: True,
+    strata: str = "none",
 ) -> tuple[Target, ...]:
     """Split the selected regions into targets; shares follow ``law`` and sum to 1.
+
+    ``strata`` splits every target further, each part a target of its own: ``dtype`` by dtype, so that all bits of a part are
+    equally likely; ``bits`` by classes of them as well (`Codec.classes`).
 
     ``strikeable`` says whether a fault model can strike a tensor at all (exponent bits of an integer: no); a tensor that it
     cannot is in no target and has no share.
@@ -133,13 +140,15 @@ def make_targets(
         raise unknown("--per", per, LEVELS)
     if law not in LAWS:
         raise unknown("--law", law, LAWS)
+    if strata not in STRATA:
+        raise unknown("--strata", strata, STRATA)
     regions = [r for r in selected if strikeable(r)] or selected  # none at all: drawing says why
     total = sum(r.size for r in regions)
     found: dict[str, list[Target]] = {}
     for region in regions:
         share = region.size / total if law == "per-element" else 1 / len(regions)
         site = parse_site(region.site)
-        for piece in _pieces(region, site, component_of(site, components), per, share):
+        for piece in _pieces(region, site, component_of(site, components), per, strata, share):
             found.setdefault(piece.name, []).append(piece)
     return tuple(_joined(pieces) for pieces in found.values())
 
@@ -168,12 +177,25 @@ def check_components(parameters: Parameters, components: Mapping[str, Sequence[s
             )
 
 
-def _pieces(region: Region, site: SiteName, component: str, per: str, share: float) -> list[Target]:
+def _pieces(region: Region, site: SiteName, component: str, per: str, strata: str, share: float) -> list[Target]:
     layer, tensor = site.layer, site.label
+    layout = codec(region.dtype)
     if per == "bit":
-        width = codec(region.dtype).bits
         # Layers of several dtypes are split by dtype, so that every target is uniform over its elements.
         stem = layer if region.dtype == "float32" else f"{layer}/{region.dtype}"
-        return [Target(f"{stem}/bit{b}", per, component, layer, (region,), share / width, b) for b in range(width)]
+        names = {f"{stem}/bit{b}": (b,) for b in range(layout.bits)}
+        return [
+            Target(name, per, component, layer, (region,), share / layout.bits, bits, name)
+            for name, bits in names.items()
+        ]
     name = {"component": component, "layer": layer, "tensor": tensor}[per]
-    return [Target(name, per, component, layer if per != "component" else "", (region,), share)]
+    layer = layer if per != "component" else ""
+    if strata == "none":
+        return [Target(name, per, component, layer, (region,), share, None, name)]
+    stem = name if region.dtype == "float32" else f"{name}/{region.dtype}"
+    if strata == "dtype":
+        return [Target(stem, per, component, layer, (region,), share, None, name)]
+    return [
+        Target(f"{stem}/{part}", per, component, layer, (region,), share * len(bits) / layout.bits, bits, name)
+        for part, bits in layout.classes.items()
+    ]

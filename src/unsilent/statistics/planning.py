@@ -18,7 +18,8 @@ from unsilent.statistics.intervals import check_confidence, normal_quantile
 
 LEAST = 10
 """Trials of a stratum at least."""
-_COARSEST, _FINEST, _COARSENESSES = 1.0, 1e-3, 60
+_COARSENESSES = np.geomspace(1.0, 1e-3, 14)
+_HALVINGS = 16
 
 
 def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5, population: int | None = None) -> int:
@@ -63,7 +64,7 @@ def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.
     spread = weights * np.sqrt([s.variance for s in pilot])
     empty = expected_half_width(0.0, 1.0, confidence)
     best: NDArray[np.float64] | None = None
-    for coarse in np.geomspace(_COARSEST, _FINEST, _COARSENESSES) * half_width / empty:
+    for coarse in _COARSENESSES * half_width / empty:
         sizes = _sizes(weights, spread, float(coarse), half_width, confidence)
         if best is None or sizes.sum() < best.sum():
             best = sizes
@@ -84,14 +85,15 @@ def _sizes(
         n = sizes(scale)
         return expected_half_width(float((spread**2 / n).sum()), float((weights / n).max()), confidence) > half_width
 
-    low, high = 0.0, 1.0
     if not wide(0.0) or not spread.any():
         return sizes(0.0)
+    low = 0.0
+    high = normal_quantile(confidence) ** 2 * float(spread.sum()) / half_width**2  # what a normal interval would need
     while wide(high):
-        low, high = high, 4 * high
+        low, high = high, 2 * high
         if high > 1e18:
             return np.full(weights.size, np.inf)  # as coarse as this it never gets there
-    for _ in range(40):
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if wide(middle) else (low, middle)
     return sizes(high)

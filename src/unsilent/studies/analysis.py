@@ -9,33 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import numpy as np
-
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialRow
+from unsilent.campaigns.spec import CampaignSpec, Description
 from unsilent.campaigns.store import Store
-from unsilent.outcomes.base import Outcome
+from unsilent.statistics.looks import confidence_at
 from unsilent.studies.hits import dtypes, heat_maps, lookup_rows, single_hits
 from unsilent.studies.records import PvfResult, PvfRow
-from unsilent.studies.rows import Group, layer_groups, make_rows, strata_groups
-from unsilent.studies.tallies import Question, Tally
+from unsilent.studies.rows import Group, layer_groups, make_rows, target_groups
+from unsilent.studies.stored import Stored
+from unsilent.studies.tallies import Question
 
 
 def analyse(store: Store, question: Question) -> PvfResult:
     """Everything a report shows, from a store alone."""
     spec, description = store.spec, store.description
     question = question.of(spec.transient)
-    grouped: dict[tuple[str, int | None], list[TrialRow]] = {}
-    for row in store.rows():
-        grouped.setdefault((row.trial.target, row.trial.flips), []).append(row)
     unit = question.unit or "sample"
-    tallies = {key: Tally.of(rows, description.samples, unit) for key, rows in grouped.items()}
-    empty = Tally(np.zeros((0, len(Outcome)), np.int64))
+    stored = Stored(store, unit)
     groups: list[Group] = []
     for flips in spec.flips:
-        groups += strata_groups([(t, tallies.get((t.name, flips), empty)) for t in description.targets], flips)
-    hits = [hit for rs in grouped.values() for hit in single_hits(rs, description)]
+        groups += target_groups(stored, flips)
+    hits = [hit for rows in stored.rows.values() for hit in single_hits(rows, description)]
+    counting = [hit for hit in hits if stored.counts(hit.row)]
     if spec.per == "component" and 1 in spec.flips:
-        groups += layer_groups([h for h in hits if h.row.trial.flips == 1], description, question)
+        groups += layer_groups([h for h in counting if h.row.trial.flips == 1], stored)
     rows = make_rows(groups, question)
     budget, asked = store.budget()
     command = (
@@ -61,8 +57,8 @@ def analyse(store: Store, question: Question) -> PvfResult:
         campaign=description.campaign,
         samples=sum(description.samples),
         batches=len(description.samples),
-        trials_done=sum(len(r) for r in grouped.values()),
-        trials_planned=budget * len(description.targets) * len(spec.flips),
+        trials_done=stored.trials,
+        trials_planned=_planned(stored, budget),
         seconds=seconds,
         cpu_seconds=cpu,
         golden_seconds=description.golden_seconds,
@@ -72,10 +68,25 @@ def analyse(store: Store, question: Question) -> PvfResult:
         threads=spec.threads,
         rows=tuple(rows),
         heat_maps=heat_maps(hits, description, unit),
-        lookups=lookup_rows(hits, description, unit, question.confidence),
+        lookups=lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
         transient=spec.transient,
         notes=(*description.notes, *_notes(rows, spec.transient)),
     )
+
+
+def _planned(stored: Stored, budget: int) -> int:
+    """Trials of all strata, as far as is known."""
+    if stored.plans:
+        return sum(plan.size for plan in stored.plans.values())
+    if stored.spec.exhaustive:
+        return sum(t.slots for t in stored.description.targets)
+    return budget * len(stored.description.targets) * len(stored.spec.flips)
+
+
+def _over_looks(stored: Stored, confidence: float) -> float:
+    """Confidence of an interval of its own, where a campaign may have stopped at any look."""
+    looks = [plan.look for plan in stored.plans.values() if plan.first]
+    return confidence_at(max(looks), confidence) if looks else confidence
 
 
 def _dtype(spec: CampaignSpec, description: Description) -> str:

@@ -180,7 +180,7 @@ def lookup_rows(
 def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: Description) -> float:
     """Which part of a target's elements are embedding rows of this class."""
     info = next(t for t in description.targets if t.name == target)
-    own = {"component": info.component, "tensor": info.name}.get(info.level, info.layer)
+    own = {"component": info.component, "tensor": info.group}.get(info.level, info.layer)
 
     def owner(tensor: TensorInfo) -> str:
         names = {"component": tensor.component, "tensor": tensor.site.removeprefix("param:")}

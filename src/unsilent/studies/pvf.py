@@ -11,6 +11,7 @@ import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
 from unsilent.sizes import read_bytes
 from unsilent.studies.analysis import analyse
+from unsilent.studies.precision import Precision, PrecisionPlanner
 from unsilent.studies.records import PvfResult
 from unsilent.studies.tallies import Question
 
@@ -28,8 +30,21 @@ if TYPE_CHECKING:
     from unsilent.workloads.base import InferenceWorkload
 
 
-def make_spec(fault: str = "bitflip", flips: Sequence[int] | None = None, **values: object) -> CampaignSpec:
+EACH, MOST = 1000, 200_000
+"""Trials per target and number of flips: of a campaign that is planned at once, and at most where a precision is asked."""
+
+
+def make_spec(
+    fault: str = "bitflip",
+    flips: Sequence[int] | None = None,
+    *,
+    strata: str | None = None,
+    adaptive: bool = False,
+    **values: object,
+) -> CampaignSpec:
     """A checked spec: fault model and flips are read together, texts are made canonical.
+
+    ``strata`` None: classes of bits where a precision is asked (``adaptive``) of single flips of any bit, else none.
 
     Raises ``UsageError`` when flips are given both here and in the fault model, are repeated or below 1.
     """
@@ -49,14 +64,17 @@ def make_spec(fault: str = "bitflip", flips: Sequence[int] | None = None, **valu
         counts = tuple(flips)
     else:
         counts = (None,) if model.counted else (1,)
-    return CampaignSpec(fault=model.text, flips=counts, **values)  # type: ignore[arg-type]
+    if strata is None:
+        single = model.text == "bitflip" and counts == (1,) and values.get("per") != "bit"
+        strata = "dtype" if values.get("exhaustive") else "bits" if adaptive and single else "none"
+    return CampaignSpec(fault=model.text, flips=counts, strata=strata, **values)  # type: ignore[arg-type]
 
 
-def python_call(spec: CampaignSpec, trials: int) -> str:
-    """The exact call for a live workload, which no command can name."""
+def python_call(spec: CampaignSpec, budget: Mapping[str, object]) -> str:
+    """The exact call for a live workload, which no command can name; ``budget``: trials, precision, strata."""
     default = CampaignSpec(spec.workload)
-    given = {"trials": trials, "flips": list(spec.flips) if None not in spec.flips else None}
-    names = ("fault", "at", "per", "law", "judge", "device", "dtype", "threads")
+    given = {**budget, "flips": list(spec.flips) if None not in spec.flips else None}
+    names = ("fault", "at", "per", "law", "judge", "device", "dtype", "threads", "exhaustive")
     given |= {name: getattr(spec, name) for name in names if getattr(spec, name) != getattr(default, name)}
     arguments = ", ".join(
         f"{key}={value!r}" for key, value in {**given, "seed": spec.seed}.items() if value is not None
@@ -64,7 +82,7 @@ def python_call(spec: CampaignSpec, trials: int) -> str:
     return f"unsilent.pvf(workload, {arguments})"
 
 
-def command_line(spec: CampaignSpec, trials: int, shard: tuple[int, int] = (1, 1)) -> str:
+def command_line(spec: CampaignSpec, budget: Mapping[str, object]) -> str:
     """The exact command that asks for this campaign."""
     words = ["unsilent", "pvf", spec.workload]
     for key, value in spec.options:
@@ -77,8 +95,24 @@ def command_line(spec: CampaignSpec, trials: int, shard: tuple[int, int] = (1, 1
     for name in ("data", "weights", "fault", "per", "law", "judge", "device", "dtype", "threads", "seed"):
         if (value := getattr(spec, name)) != getattr(default, name) or name == "seed":
             words += [f"--{name}", str(value)]
-    part = ["--shard", f"{shard[0]}/{shard[1]}"] if shard != (1, 1) else []
-    return shlex.join([*words, "--trials", str(trials), *part])
+    words += ["--exhaustive"] if spec.exhaustive else []
+    for key, given in budget.items():
+        words += [f"--{key}", str(given)]
+    return shlex.join(words)
+
+
+def _budget(spec: CampaignSpec, budget: Budget, precision: Precision | None) -> dict[str, object]:
+    """What says how many trials there are, by the names of its options."""
+    found: dict[str, object] = {} if spec.exhaustive else {"trials": budget.trials}
+    if precision is not None:
+        found = {"ci": f"{precision.absolute:g}", **({"rel": f"{precision.relative:g}"} if precision.relative else {})}
+        found |= {"trials": budget.trials} if budget.trials != MOST else {}
+    if budget.shard != (1, 1):
+        found["shard"] = "{}/{}".format(*budget.shard)
+    flips = [f for f in spec.flips if f is not None] or None
+    if spec.strata != make_spec(spec.fault, flips, adaptive=precision is not None, per=spec.per, workload="").strata:
+        found["strata"] = spec.strata
+    return found
 
 
 def run_pvf(
@@ -89,17 +123,29 @@ def run_pvf(
     question: Question,
     observer: Observer | None = None,
     live: bool = False,
+    precision: Precision | None = None,
 ) -> PvfResult:
-    """Run (or resume) a campaign and answer the question from its store."""
-    command = python_call(spec, budget.trials) if live else command_line(spec, budget.trials, budget.shard)
-    run_campaign(spec, budget, executor, store, observer=observer, command=command)
-    return analyse(store, question)
+    """Run (or resume) a campaign and answer the question from its store; ``precision``: until all rows have it."""
+    planner = None if precision is None else PrecisionPlanner(precision, question, budget.trials)
+    command = (python_call if live else command_line)(spec, _budget(spec, budget, precision))
+    run_campaign(spec, budget, executor, store, planner=planner, observer=observer, command=command)
+    found = analyse(store, question)
+    if planner is None or not planner.short:
+        return found
+    rows = ", ".join(planner.short)
+    return replace(
+        found, short=(f"--trials {budget.trials} is not enough for {precision}: wider are {rows}; ask for more",)
+    )
 
 
 def pvf(
     workload: str | InferenceWorkload,
     *,
-    trials: int = 1000,
+    trials: int | None = None,
+    ci: float | str | None = None,
+    rel: float | str | None = None,
+    strata: str | None = None,
+    exhaustive: bool = False,
     flips: int | Sequence[int] | None = None,
     fault: str | FaultModel = "bitflip",
     at: str | Sequence[str] = "param:*",
@@ -127,7 +173,10 @@ def pvf(
     Args:
         workload: a live workload (run in this process) or what the command line takes (run in worker processes, so that
             a crash or a hang is an outcome).
-        trials: per target and number of flips. flips: faults per trial, default one.
+        trials: per target and number of flips (default 1000), or the most there may be where ``ci`` or ``rel`` is given.
+        ci, rel: run until every row's interval has this half-width, or this one relative to its estimate. strata: ``bits``
+            draws within classes of bits (default where a precision is asked of single flips), ``none``.
+        exhaustive: every single bit flip there is. flips: faults per trial, default one.
         at: what is struck: globs over parameters, or over what one evaluation computes: ``op:*``, ``input:*``, ``kv:*``.
         per: what a target is: ``component``, ``layer``, ``tensor`` or ``bit``.
         law: ``per-element`` draws uniformly over elements, ``per-tensor`` over tensors first.
@@ -144,6 +193,7 @@ def pvf(
     """
     means = Means(engine, read_bytes(memory))
     question = Question(unit, confidence, interval)
+    precision = Precision.parse(*(None if x is None else str(x) for x in (ci, rel)))
     _check_arguments(workload, judge)
     globs = (at,) if isinstance(at, str) else tuple(at)
     live = not isinstance(workload, str)
@@ -166,11 +216,15 @@ def pvf(
         device=device,
         dtype=dtype,
         threads=threads,
+        strata=strata,
+        exhaustive=exhaustive,
+        adaptive=precision is not None,
     )
+    budget = Budget(trials if trials is not None else MOST if precision else EACH)
     with ExitStack() as stack:
         executor = stack.enter_context(_executor(spec, workload, jobs, observer, means))
         opened = stack.enter_context(Store(stack.enter_context(_file(store)), write=True))
-        return run_pvf(spec, Budget(trials), executor, opened, question, observer, live)
+        return run_pvf(spec, budget, executor, opened, question, observer, live, precision)
 
 
 def _check_arguments(workload: object, judge: object) -> None:
@@ -186,7 +240,7 @@ def _executor(
     spec: CampaignSpec, workload: str | InferenceWorkload, jobs: int, observer: Observer | None, means: Means
 ) -> Executor:
     if isinstance(workload, str):
-        return make_executor("processes" if jobs > 1 else "serial", spec, jobs=jobs, observer=observer, means=means)
+        return make_executor(None, spec, jobs=jobs, observer=observer, means=means)
     if jobs != 1:
         raise UsageError("a live workload runs in this process, jobs must be 1; name it as 'file.py:name' for more")
     from unsilent.campaigns.inline import InlineExecutor

@@ -124,6 +124,8 @@ class PvfResult:
     lookups: tuple[LookupRow, ...]
     notes: tuple[str, ...] = field(default=())
     """Sentences a reader must see: what limits these numbers."""
+    short: tuple[str, ...] = ()
+    """Sentences on rows that were not allowed enough trials for the precision that was asked."""
     transient: bool = False
     """Whether values of one evaluation were struck (operations, inputs, caches) rather than parameters."""
 

@@ -3,95 +3,128 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from unsilent.campaigns.spec import Description, TargetInfo
+from unsilent.campaigns.spec import TargetInfo, TensorInfo, TrialRow
 from unsilent.outcomes.base import Outcome
 from unsilent.studies.hits import SingleHit
 from unsilent.studies.records import PvfRow
-from unsilent.studies.tallies import Question, Tally
-
-Strata = Sequence[tuple[TargetInfo, Tally]]
+from unsilent.studies.stored import NOTHING, Stored
+from unsilent.studies.tallies import Question, Sample, Tally, Weighed
 
 
 @dataclass(frozen=True)
 class Group:
-    """What one row is about: one or several strata with their shares, and the memory they stand for."""
+    """What one row is about: one or several strata with their trials, and the memory they stand for."""
 
     name: str
     level: str
     parent: str
     flips: int | None
-    shares: tuple[float, ...]
-    tallies: tuple[Tally, ...]
+    targets: tuple[TargetInfo, ...]
+    sample: Sample
     elements: int
     bits: Counter[int]
     """Bits by the width of the elements they belong to."""
 
     @property
-    def strata(self) -> list[tuple[float, Tally]]:
-        """Shares and tallies."""
-        return list(zip(self.shares, self.tallies, strict=True))
+    def tally(self) -> Tally:
+        """All its trials together."""
+        return Tally.joined(s.tally for s in self.sample.strata)
 
     def silent(self) -> float | None:
         """Share of the incorrect units that are silent, weighted like the estimate."""
-        if len(self.tallies) == 1:
-            return self.tallies[0].silent
-        wrong = [s * float(t.shares.mean()) if t.shares.size else 0.0 for s, t in self.strata]
+        strata = self.sample.strata
+        if len(strata) == 1:
+            return strata[0].tally.silent
+        wrong = [s.share * float(s.tally.shares.mean()) if s.tally.shares.size else 0.0 for s in strata]
         if not sum(wrong):
             return None
-        return sum(w * (t.silent or 0.0) for w, t in zip(wrong, self.tallies, strict=True)) / sum(wrong)
+        return sum(w * (s.tally.silent or 0.0) for w, s in zip(wrong, strata, strict=True)) / sum(wrong)
 
 
-def strata_groups(strata: Strata, flips: int | None) -> list[Group]:
+def target_groups(stored: Stored, flips: int | None) -> list[Group]:
     """The targets of one number of flips, what they belong to, and the model; coarse levels first."""
-    level = strata[0][0].level
-    groups = [_rolled_up("model", "model", "", strata, flips)]
+    targets = stored.description.targets
+    level = targets[0].level
+    found = [_rolled_up("model", "model", "", targets, stored, flips)]
     if level != "component":
-        for name in dict.fromkeys(t.component for t, _ in strata):
-            members = [(t, y) for t, y in strata if t.component == name]
-            groups.append(_rolled_up(name, "component", "", members, flips))
+        for name, members in _by(targets, lambda t: t.component):
+            found.append(_rolled_up(name, "component", "", members, stored, flips))
     if level in ("tensor", "bit"):
-        for name in dict.fromkeys(t.layer for t, _ in strata):
-            members = [(t, y) for t, y in strata if t.layer == name]
-            groups.append(_rolled_up(name, "layer", members[0][0].component, members, flips))
-    for target, tally in strata:
-        parent = {"component": "", "layer": target.component}.get(level, target.layer)
-        groups.append(_rolled_up(target.name, level, parent, [(target, tally)], flips))
-    return groups
+        for name, members in _by(targets, lambda t: t.layer):
+            found.append(_rolled_up(name, "layer", members[0].component, members, stored, flips))
+    for name, members in _by(targets, lambda t: t.group):
+        parent = {"component": "", "layer": members[0].component}.get(level, members[0].layer)
+        found.append(_rolled_up(name, level, parent, members, stored, flips))
+    return found
 
 
-def _rolled_up(name: str, level: str, parent: str, members: Strata, flips: int | None) -> Group:
+def _by(targets: Sequence[TargetInfo], key: Callable[[TargetInfo], str]) -> list[tuple[str, list[TargetInfo]]]:
+    found: dict[str, list[TargetInfo]] = {}
+    for target in targets:
+        found.setdefault(key(target), []).append(target)
+    return list(found.items())
+
+
+def _rolled_up(
+    name: str, level: str, parent: str, members: Sequence[TargetInfo], stored: Stored, flips: int | None
+) -> Group:
     bits: Counter[int] = Counter()
-    for target, _ in members:
+    for target in members:
         bits.update(dict(target.bits_by_width))
-    # Elements of bit targets are the same ones again at every position.
-    elements = sum(t.elements for t, _ in members if len(members) == 1 or t.level != "bit" or t.name.endswith("/bit0"))
-    return Group(
-        name, level, parent, flips, tuple(t.share for t, _ in members), tuple(y for _, y in members), elements, bits
-    )
+    # Targets by bits have the same elements again at every position.
+    elements = sum(t.elements for t in members if len(members) == 1 or t.bits is None or 0 in t.bits)
+    return Group(name, level, parent, flips, tuple(members), stored.sample(members, flips), elements, bits)
 
 
-def layer_groups(hits: Sequence[SingleHit], description: Description, question: Question) -> list[Group]:
+def layer_groups(hits: Sequence[SingleHit], stored: Stored) -> list[Group]:
     """Layers of a campaign per component: the trials whose one fault fell in that layer.
 
     Given the layer that was hit, such a trial is a uniform draw from it, so the estimate is fair; its n is whatever chance gave.
     """
     if not hits:
         return []
-    elements: Counter[tuple[str, str]] = Counter()
-    bits: dict[tuple[str, str], Counter[int]] = {}
+    description = stored.description
+    tensors: dict[tuple[str, str], list[TensorInfo]] = {}
     for tensor in description.tensors:
-        key = (tensor.component, tensor.layer)
-        elements[key] += tensor.elements
-        bits.setdefault(key, Counter())[tensor.width] += tensor.elements * tensor.width
+        tensors.setdefault((tensor.component, tensor.layer), []).append(tensor)
     groups = []
-    for (component, layer), size in elements.items():
-        mine = [h.row for h in hits if (h.tensor.component, h.tensor.layer) == (component, layer)]
-        tally = Tally.of(mine, description.samples, question.unit or "sample")
-        groups.append(Group(layer, "layer", component, 1, (1.0,), (tally,), size, bits[component, layer]))
+    for (component, layer), own in tensors.items():
+        rows: dict[str, list[TrialRow]] = {}
+        for hit in hits:
+            if (hit.tensor.component, hit.tensor.layer) == (component, layer):
+                rows.setdefault(hit.row.trial.target, []).append(hit.row)
+        targets = tuple(t for t in description.targets if t.component == component and _share(t, own, stored.spec.law))
+        strata = tuple(
+            Weighed(
+                _share(t, own, stored.spec.law),
+                Tally.of(rows[t.name], description.samples, stored.unit) if t.name in rows else NOTHING,
+            )
+            for t in targets
+        )
+        bits = Counter[int]()
+        for tensor in own:
+            bits[tensor.width] += tensor.elements * tensor.width
+        look = stored.look([component], 1)
+        whole = stored.sample([t for t in description.targets if t.component == component], 1)
+        sample = Sample(strata, None if look == -1 else look, whole.complete)
+        groups.append(Group(layer, "layer", component, 1, targets, sample, sum(t.elements for t in own), bits))
     return groups
+
+
+def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float:
+    """Which part of the law's mass in these tensors is in the bits of a target."""
+    mass = {t.site + t.dtype: float(t.elements) if law == "per-element" else 1.0 for t in tensors}
+    if not target.dtype:
+        return 1.0
+    mine = sum(
+        mass[t.site + t.dtype] * (1 if target.bits is None else len(target.bits) / t.width)
+        for t in tensors
+        if t.dtype == target.dtype
+    )
+    return mine / sum(mass.values())
 
 
 def make_rows(groups: Iterable[Group], question: Question) -> list[PvfRow]:
@@ -102,9 +135,9 @@ def make_rows(groups: Iterable[Group], question: Question) -> list[PvfRow]:
 
 
 def _row(group: Group, question: Question, family: int) -> PvfRow:
-    interval = question.estimate(group.strata)
-    joint = question.jointly(family).estimate(group.strata)
-    tally = Tally.joined(group.tallies)
+    interval = question.estimate(group.sample)
+    joint = question.jointly(family).estimate(group.sample)
+    tally = group.tally
     totals = tally.totals()
     due = {o.name.lower(): totals[o.name.lower()] for o in Outcome if o.due}
     return PvfRow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from unsilent.campaigns.spec import TrialRow
 from unsilent.errors import UsageError, unknown
 from unsilent.outcomes.base import Outcome
 from unsilent.statistics import Interval, Stratum, stratified, wilson
+from unsilent.statistics.looks import confidence_at
 
 UNITS = ("sample", "batch")
 INTERVALS = ("clopper-pearson", "wilson")
@@ -42,10 +44,20 @@ class Question:
         """The question put to a campaign: samples are counted where parameters are struck, else the one batch that is."""
         return replace(self, unit=self.unit or ("batch" if transient else "sample"))
 
-    def estimate(self, strata: Sequence[tuple[float, Tally]]) -> Interval:
-        """PVF over strata with their shares of the law, which are taken relative to their sum."""
-        total = sum(share for share, _ in strata)
-        parts = [Stratum.of(tally.shares, share / total) for share, tally in strata]
+    def estimate(self, sample: Sample) -> Interval:
+        """PVF over strata with their shares of the law, which are taken relative to their sum.
+
+        Of a campaign that may stop at any of its looks the interval holds over all of them.
+        """
+        strata, look = sample.strata, sample.look
+        total = sum(s.share for s in strata)
+        parts = [Stratum.of(s.tally.shares, s.share / total, s.centre) for s in strata]
+        if sample.complete:
+            exact = math.fsum(p.weight * p.mean for p in parts)
+            return Interval(exact, exact, exact, self.confidence, sum(p.n for p in parts), "exhaustive")
+        if look is not None:
+            found = stratified(parts, confidence_at(look, self.confidence))
+            return replace(found, confidence=self.confidence, method=f"{found.method}, look {look + 1}")
         if self.interval == "wilson" and len(parts) == 1:
             (part,) = parts
             wrong, right = (float(part.counts[part.values == v].sum()) for v in (1.0, 0.0))
@@ -56,6 +68,27 @@ class Question:
     def jointly(self, rows: int) -> Question:
         """The same at the confidence that makes ``rows`` intervals hold together (Bonferroni)."""
         return replace(self, confidence=1 - (1 - self.confidence) / max(rows, 1))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The trials behind one row. ``look``: at which look they count, None where a campaign was planned at once.
+
+    ``complete``: they are all faults there are, so that nothing is estimated.
+    """
+
+    strata: tuple[Weighed, ...]
+    look: int | None = None
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A stratum of a row: its share of the law, its trials, and what their mean was expected to be before they were run."""
+
+    share: float
+    tally: Tally
+    centre: float = 0.0
 
 
 @dataclass(frozen=True)

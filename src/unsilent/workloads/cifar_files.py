@@ -5,11 +5,8 @@ Invariant: weight files are never unpickled beyond tensors (``weights_only=True`
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +14,7 @@ from torch import Tensor
 
 from unsilent.errors import UsageError
 from unsilent.workloads.npz import read_npz
+from unsilent.workloads.saved_files import read_saved
 
 
 def read_images(path: str, classes: int) -> tuple[Tensor, Tensor]:
@@ -40,24 +38,7 @@ def read_images(path: str, classes: int) -> tuple[Tensor, Tensor]:
 
 def read_weights(path: str) -> dict[str, Tensor]:
     """Name -> tensor of a weights file, without a ``module.`` prefix; anything else is a ``UsageError``."""
-    from safetensors.torch import load_file
-
-    where = Path(path).expanduser()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch remarks on old pickle protocols; what counts is what was loaded
-            if where.suffix == ".safetensors":
-                whole: Any = load_file(where)
-            else:
-                whole = torch.load(where, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except pickle.UnpicklingError:
-        raise UsageError(
-            f"{path} is damaged or holds more than tensors; it is not loaded, for that could run code in it"
-        ) from None
-    except Exception as error:  # a damaged pickle can raise anything
-        raise UsageError(f"{path} is not a sound weights file: {(str(error).splitlines() or [''])[0]}") from None
+    whole = read_saved(path, "weights")
     if isinstance(whole, Mapping) and isinstance(whole.get("state_dict"), Mapping):
         whole = whole["state_dict"]
     if not isinstance(whole, Mapping) or not all(isinstance(tensor, Tensor) for tensor in whole.values()):

@@ -1,0 +1,241 @@
+"""Joins stores of one campaign that were made apart: trials are independent of each other, so their union is the campaign.
+
+Stores are files from anywhere and are read through `Store` alone. Rows stream: every store gives them in canonical order, so
+that one row a store is in memory. They are written in one transaction, everything or nothing; a store that is new is made under
+another name first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from unsilent.campaigns.locking import FileLock
+from unsilent.campaigns.rounds import CellPlan
+from unsilent.campaigns.spec import TrialId, TrialRow, campaign_hash, differences
+from unsilent.campaigns.store import Store, temporary_name
+from unsilent.errors import StoreError, UsageError
+
+CONTENT = ("trial", "faults", "codes", "incorrect_batches", "severity", "error")
+"""Names of what `TrialRow.content` holds."""
+_SHARD = re.compile(r" --shard \d+/\d+")
+Order = tuple[str, bool, int, int]
+
+
+@dataclass
+class Part:
+    """What one store gave: its trials, and how many of them no store before it held."""
+
+    store: Path
+    trials: int = 0
+    new: int = 0
+
+    @property
+    def duplicates(self) -> int:
+        """Trials that another store held as well, with the same content."""
+        return self.trials - self.new
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The joined store: how many trials it held before, and what each store gave."""
+
+    store: Path
+    campaign: str
+    before: int
+    parts: tuple[Part, ...]
+
+    @property
+    def trials(self) -> int:
+        """Trials that it holds now."""
+        return self.before + sum(part.new for part in self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "schema": "unsilent/merge/1",
+            "store": str(self.store),
+            "campaign": self.campaign,
+            "trials": self.trials,
+            "before": self.before,
+            "inputs": [
+                {"store": str(p.store), "trials": p.trials, "new": p.new, "duplicates": p.duplicates}
+                for p in self.parts
+            ],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{p.store}: {p.trials} trials, {p.new} new, {p.duplicates} duplicates" for p in self.parts]
+        held = f", {self.before} of them held before" if self.before else ""
+        return "\n".join([*lines, f"{self.store}: {self.trials} trials{held}"])
+
+
+def merge_stores(out: Path, paths: Sequence[Path]) -> Merged:
+    """Join the stores ``paths`` into ``out``, which is made, or extended where it is a store of the same campaign.
+
+    Raises:
+        UsageError: a file is named twice. StoreError: the stores hold different campaigns, or one trial with different ends
+            (``out`` is left as it was then); one of them cannot be used, or ``out`` cannot be written.
+    """
+    _check_names(out, paths)
+    with ExitStack() as stack:
+        sources = [stack.enter_context(Store(path)) for path in paths]
+        if not out.exists():
+            _check_campaigns(sources)
+            return _make(out, sources)
+        with Store(out) as held:
+            _check_campaigns([held, *sources])
+        # The writer closes last, so that it can fold its log into the file.
+        with Store(out, write=True) as target, Store(out) as held:
+            merged = _fill(target, out, [held, *sources])
+        return Merged(out, merged.campaign, merged.parts[0].trials, merged.parts[1:])
+
+
+def _check_names(out: Path, paths: Sequence[Path]) -> None:
+    seen = {out.resolve()}
+    for path in paths:
+        if path.resolve() in seen:
+            where = "it is what the others are joined into" if path.resolve() == out.resolve() else "once is enough"
+            raise UsageError(f"{path} is named twice; {where}")
+        seen.add(path.resolve())
+
+
+def _check_campaigns(stores: Sequence[Store]) -> None:
+    """Raise ``StoreError`` unless all stores hold the same campaign."""
+    first, *others = [(store.path, store.spec, store.description) for store in stores]
+    for path, spec, found in (first, *others):
+        if found.campaign != campaign_hash(spec, found.fingerprint):
+            raise StoreError(f"{path} is damaged: its campaign is not the one that its spec makes; restore a copy")
+        if found.campaign != first[2].campaign:
+            told = [
+                f"{key}: {v[0]!r} and {v[1]!r}" if v else f"other {key}"
+                for key, v in islice(differences(first[1:], (spec, found)), 4)
+            ]
+            raise StoreError(
+                f"{first[0]} and {path} hold different campaigns ({'; '.join(told)}); "
+                "only trials of one campaign can be joined"
+            )
+        for part in ("samples", "targets", "tensors"):
+            if getattr(found, part) != getattr(first[2], part):
+                raise StoreError(
+                    f"{first[0]} and {path} name the same campaign with other {part}, so one of them is damaged; restore a copy"
+                )
+
+
+def _make(out: Path, sources: Sequence[Store]) -> Merged:
+    """A new store, which has its name once it is whole."""
+    lock, temporary = FileLock(out), temporary_name(out)
+    beside = [temporary.with_name(temporary.name + ending) for ending in ("", "-wal", "-shm", "-journal")]
+    try:
+        _check_free(out)
+        with Store(temporary, write=True) as target:
+            target.bind(sources[0].spec, sources[0].description)
+            merged = _fill(target, out, sources)
+        if any(path.exists() for path in beside[1:]):
+            raise StoreError(f"cannot write {out} (the disk is full?); free space and run the same command again")
+        os.replace(temporary, out)
+        return merged
+    except StoreError as error:
+        raise StoreError(str(error).replace(str(temporary), str(out))) from None
+    except OSError as error:
+        raise StoreError(f"cannot write {out} ({error.strerror}); choose another place") from None
+    finally:
+        for path in beside:
+            path.unlink(missing_ok=True)
+        lock.release()
+
+
+def _check_free(out: Path) -> None:
+    """A log that a removed store left behind would be taken for the new one's."""
+    for path in (out, *(out.with_name(out.name + ending) for ending in ("-wal", "-journal"))):
+        if path.exists():
+            raise StoreError(f"{path} is in the way of the new store {out}; move it away or choose another name")
+
+
+def _fill(target: Store, out: Path, sources: Sequence[Store]) -> Merged:
+    """Add to ``target`` what it lacks; where it is the first of ``sources`` itself, what the others hold beyond it."""
+    parts = tuple(Part(store.path) for store in sources)
+    extends = sources[0].path == target.path
+    rounds = _rounds(sources)
+    target.add(row for number, row in _union(sources, parts) if number or not extends)
+    _carry_books(target, [s for s, part in zip(sources, parts, strict=True) if part.new and s.path != target.path])
+    for decided in rounds[len(target.rounds()) :]:
+        target.add_round(decided)
+    return Merged(out, target.description.campaign, 0, parts)
+
+
+def _carry_books(target: Store, sources: Sequence[Store]) -> None:
+    """Time spent, of every store that gave a trial, and the largest budget that any of them was asked."""
+    seconds = [store.usage() for store in sources]
+    if seconds:
+        target.note_usage(sum(wall for wall, _ in seconds), sum(cpu for _, cpu in seconds))
+    trials, command = max((store.budget() for store in sources), key=itemgetter(0), default=(0, ""))
+    if trials > target.budget()[0]:
+        target.note_budget(trials, _SHARD.sub("", command))
+
+
+def _rounds(stores: Sequence[Store]) -> list[list[CellPlan]]:
+    """What the looks of the campaign decided: of the store that went furthest, where the others stopped on the same way.
+
+    Raises ``StoreError`` where they parted: a decision holds for all trials of a campaign.
+    """
+    decided = [store.rounds() for store in stores]
+    most = max(range(len(stores)), key=lambda i: len(decided[i]))
+    for store, rounds in zip(stores, decided, strict=True):
+        if rounds != decided[most][: len(rounds)]:
+            raise StoreError(
+                f"{stores[most].path} and {store.path} hold rounds that were decided differently, by another precision or "
+                "other trials; join stores before the campaign goes on, or leave one out"
+            )
+    return decided[most]
+
+
+def _union(sources: Sequence[Store], parts: Sequence[Part]) -> Iterator[tuple[int, TrialRow]]:
+    """Every trial once, in canonical order, with the number of the first store that holds it; ``parts`` are counted."""
+    with ExitStack() as stack:  # a query that is left open after an error would hold its file
+        streams = [stack.enter_context(closing(_rows(store, number))) for number, store in enumerate(sources)]
+        for _, group in groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
+            (_, number, row), *again = group
+            for _, other, copy in again:
+                parts[other].trials += 1
+                _check_equal(row, copy, sources[number].path, sources[other].path)
+            parts[number].trials += 1
+            parts[number].new += 1
+            yield number, row
+
+
+def _rows(store: Store, number: int) -> Generator[tuple[Order, int, TrialRow], None, None]:
+    """The trials of a store in ascending order, each of them one that its campaign has."""
+    targets, flips = {t.name for t in store.description.targets}, set(store.spec.flips)
+    last: Order | None = None
+    for row in store.rows():
+        place = _order(row.trial)
+        if row.trial.target not in targets or row.trial.flips not in flips or row.trial.k < 0:
+            raise StoreError(f"{store.path} is damaged: its campaign has no trial {row.trial}; restore a copy")
+        if last is not None and place <= last:
+            raise StoreError(f"{store.path} is damaged: trial {row.trial} is there twice; restore a copy")
+        last = place
+        yield place, number, row
+
+
+def _order(trial: TrialId) -> Order:
+    """Sorts trials as SQLite does: by target, then no number of flips before any, then k."""
+    return trial.target, trial.flips is not None, trial.flips or 0, trial.k
+
+
+def _check_equal(one: TrialRow, two: TrialRow, where: Path, other: Path) -> None:
+    """Raise ``StoreError`` for one trial with two ends."""
+    for column, a, b in zip(CONTENT, one.content(), two.content(), strict=True):
+        if a != b:
+            raise StoreError(
+                f"trial {one.trial} differs between {where} and {other} (column {column}), so a machine does not compute "
+                "what the campaign's fingerprint says; replay it on both and leave one store out"
+            )

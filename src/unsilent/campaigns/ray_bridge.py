@@ -1,0 +1,273 @@
+"""The one process of ours that talks to Ray: ``python -m unsilent.campaigns.ray_bridge FD`` relays between driver and actors.
+
+Ray takes over the process that joins a cluster: it prints on stdout, replaces signal handlers and ends the process when
+the head node is gone. None of that may happen to the writer of a store, so it happens here.
+
+Driver to bridge: ``("start", Cluster, Job)``, ``("hire", number, cpus)``, ``("give", number, trials, asked)``,
+``("drop", number)``, ``("look",)``. Bridge to driver: ``("connected",)``, ``("news", number, events, cpu, our cpu)``,
+``("gone", number, why, unfit)``, ``("seen", nodes)``, ``("failed", error)``. It ends when the driver closes the line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unsilent.campaigns.line import Line, Message
+from unsilent.campaigns.ray_launch import Cluster
+from unsilent.campaigns.ray_supervisor import CLOSE_SECONDS, Job, Supervisor
+from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.worker import portable
+from unsilent.errors import UsageError
+
+LOOK_SECONDS = 0.05
+"""How soon an order of the driver is seen while answers are awaited."""
+PAUSE = 0.1
+PAUSE_EACH = 0.004
+"""Seconds between two calls to one actor: some, and more the more actors there are."""
+SILENCE = 60.0
+"""Seconds after which an actor that does not answer at all is given up. It answers every ``PAUSE``, whatever trials do."""
+OBJECT_STORE = 80 * 2**20
+"""Bytes. Ray's least; rows go through it where many come at once."""
+LONGEST_FOLDER = 30
+"""Ray puts sockets below its folder, and their path must stay below 108 characters."""
+ENDING_SECONDS = 20.0
+
+
+@dataclass(eq=False)
+class _Member:
+    """An actor: its open call, and what the next one will bring."""
+
+    number: int
+    handle: Any
+    call: Any = None
+    since: float = 0.0
+    answered: bool = False
+    trials: list[TrialId] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+
+class Bridge:
+    """Hires supervisors on the cluster and keeps one call open to each."""
+
+    def __init__(self, line: Line, cluster: Cluster, job: Job) -> None:
+        self._line, self._cluster, self._job = line, cluster, job
+        self._crew: dict[int, _Member] = {}
+
+    def serve(self) -> None:
+        """Relay until the driver is gone (``EOFError``)."""
+        while True:
+            message = self._line.receive(0.0 if self._crew else 1.0)
+            while message is not None:
+                self._obey(message)
+                message = self._line.receive(0.0)
+            self._relay()
+
+    def _obey(self, message: Message) -> None:
+        kind = message[0]
+        if kind == "hire":
+            self._hire(message[1], message[2])
+        elif kind == "give" and message[1] in self._crew:  # else it is gone, which the driver has been told
+            member = self._crew[message[1]]
+            member.trials += message[2]
+            member.asked += message[3]
+        elif kind == "drop" and message[1] in self._crew:
+            self.dismiss([self._crew.pop(message[1])])
+        elif kind == "look":
+            self._line.send("seen", _nodes())
+
+    def _hire(self, number: int, cpus: int) -> None:
+        import ray
+
+        room = max((int(node["CPU"] // cpus) for node in _nodes()), default=1)
+        sharers = max(1, min(self._job.means.jobs, room))  # of one node's memory
+        job = replace(self._job, means=replace(self._job.means, jobs=sharers))
+        actor: Any = ray.remote(Supervisor)
+        handle = actor.options(
+            num_cpus=cpus,
+            num_gpus=1 if self._job.spec.device.startswith("cuda") else 0,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        ).remote(job)
+        self._crew[number] = member = _Member(number, handle)
+        self._call(member)
+
+    def _call(self, member: _Member) -> None:
+        pause = max(PAUSE, PAUSE_EACH * len(self._crew))
+        member.call = member.handle.exchange.remote(member.trials, member.asked, pause)
+        member.trials, member.asked, member.since = [], [], time.monotonic()
+
+    def _relay(self) -> None:
+        """Pass on what actors have answered, and call them again."""
+        import ray
+
+        open_calls = {member.call: member for member in self._crew.values()}
+        if not open_calls:
+            return
+        ready, _ = ray.wait(list(open_calls), num_returns=1, timeout=LOOK_SECONDS)
+        if ready:
+            ready, _ = ray.wait(list(open_calls), num_returns=len(open_calls), timeout=0)
+        for call in ready:
+            self._answer(open_calls.pop(call))
+        now = time.monotonic()
+        for member in open_calls.values():
+            if member.answered and now - member.since > SILENCE:
+                self._lose(member, f"it has not answered for {SILENCE:.0f} s")
+
+    def _answer(self, member: _Member) -> None:
+        import ray
+
+        try:
+            events, cpu = ray.get(member.call)
+        except ray.exceptions.RayTaskError:
+            raise  # a defect of ours
+        except ray.exceptions.RayError as error:
+            unfit = bool(getattr(error, "_actor_init_failed", False))
+            self._lose(member, _why(str(error), unfit), unfit)
+            return
+        member.answered = True
+        self._line.send("news", member.number, events, cpu, time.process_time())
+        self._call(member)
+
+    def _lose(self, member: _Member, why: str, unfit: bool = False) -> None:
+        import ray
+
+        del self._crew[member.number]
+        ray.kill(member.handle)  # it may live on somewhere, and nobody listens any more
+        self._line.send("gone", member.number, why, unfit)
+
+    def dismiss(self, members: list[_Member]) -> None:
+        """End these actors, each worker with all that it has started."""
+        import ray
+
+        closing = [member.handle.close.remote() for member in members if member.answered]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS + 1)
+        for member in members:
+            ray.kill(member.handle)
+
+    def dismiss_all(self) -> None:
+        """End what is left."""
+        self.dismiss(list(self._crew.values()))
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """Address and CPUs of the nodes that are alive."""
+    import ray
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [{"node": n["NodeManagerAddress"], "CPU": n["Resources"].get("CPU", 0.0)} for n in alive]
+
+
+def _why(text: str, unfit: bool) -> str:
+    """A few words out of Ray's many."""
+    if unfit:
+        return text.strip().splitlines()[-1].strip()
+    found = re.search(r"The actor is dead because ([^.\n]+)", text)
+    return found[1].strip() if found else text.strip().splitlines()[0].strip()
+
+
+@contextmanager
+def joined(cluster: Cluster) -> Iterator[None]:
+    """In the cluster: an existing one, or one of our own on this machine, which ends with the block and leaves no file."""
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
+    folder = None
+    try:
+        if cluster.address is not None:
+            ray.init(address=cluster.address, **quiet)
+        else:
+            base = tempfile.gettempdir()
+            folder = tempfile.mkdtemp(prefix="unsilent-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp")  # noqa: S108
+            ray.init(
+                address="local",
+                num_cpus=cluster.cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE,
+                _temp_dir=folder,
+                # As with other executors, it is the kernel that ends what takes too much memory, and it takes the worker.
+                _system_config={"memory_monitor_refresh_ms": 0},
+                **quiet,
+            )
+        yield
+    finally:
+        ray.shutdown()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(line: Line) -> None:
+    message = line.receive(ENDING_SECONDS)
+    assert message is not None
+    _, cluster, job = message
+    with ExitStack() as stack:
+        with _told(cluster):
+            stack.enter_context(joined(cluster))
+        line.send("connected")
+        bridge = Bridge(line, cluster, job)
+        try:
+            bridge.serve()
+        finally:
+            threading.Thread(target=_end_at_last, daemon=True).start()
+            bridge.dismiss_all()
+
+
+@contextmanager
+def _told(cluster: Cluster) -> Iterator[None]:
+    """What joining raises, as one line for the user."""
+    try:
+        yield
+    except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
+        raise UsageError(_refusal(cluster, error)) from None
+
+
+def _refusal(cluster: Cluster, error: BaseException) -> str:
+    said, cause = "", error.__cause__
+    while cause is not None:  # they say what Ray's last line does not
+        said += f"{cause}\n"
+        cause = cause.__cause__
+    if cluster.address is None:
+        return f"cannot start Ray on this machine: {' '.join(str(error).split())}"
+    if "token" in said.lower():
+        advice = "it asks for another token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+    elif "grpc" in f"{said}{error}":
+        advice = "ray:// needs an extra of Ray's: pip install 'ray[client]', or give the head node's host:port"
+    else:
+        advice = " ".join(str(error).split())
+    return f"cannot join the Ray cluster at {cluster.address}: {advice}"
+
+
+def _end_at_last() -> None:
+    """Where Ray itself does not come to an end."""
+    time.sleep(ENDING_SECONDS)
+    os.killpg(0, signal.SIGKILL)
+
+
+def main(fd: int) -> None:
+    """Serve one driver until it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
+    os.set_inheritable(fd, False)
+    line = Line(fd)
+    try:
+        _serve(line)
+    except EOFError:
+        pass  # the driver has closed the line, or is gone
+    except BaseException as error:
+        line.send("failed", portable(error))
+    line.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,190 @@
+"""The actor that runs on a node of a Ray cluster: it keeps one worker process there, as the executor of processes does.
+
+What a trial does to its process is thus that trial's outcome, by the same rules as on one machine; what happens to the
+actor or its node is not, and its trials are run elsewhere. The actor's only caller (`unsilent.campaigns.ray_bridge`) has
+one call open at any time, `exchange`: it brings trials and takes what happened since. Events, oldest first:
+
+``("loading", what, done, total)``, ``("ready", description, pack, node)``, ``("row", row)``, ``("proven", [trial, ...])``,
+``("lost", trial, why)``, ``("explained", json)``, ``("salvaged",)``, ``("failed", error, node)``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.processes import ProcessExecutor
+from unsilent.campaigns.spec import CampaignSpec, Means, TrialId, TrialRow
+from unsilent.campaigns.worker import portable
+
+Event = tuple[Any, ...]
+CLOSE_SECONDS = 2.0
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Set by Ray for its own purposes. They decide how many threads a workload is trained with, so they are the driver's."""
+GIVEN = ("PYTHONPATH", "UNSILENT_CACHE")
+"""What a worker elsewhere gets of the driver's environment, where it is set."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a supervisor is for, and the place that its worker should find itself in: the driver's, as far as it is there."""
+
+    spec: CampaignSpec
+    deadline: float | None
+    means: Means
+    folder: str
+    environment: Mapping[str, str]
+    local: bool
+    """Whether the node is the driver's machine, so that its whole environment holds."""
+
+    def environ(self, own: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a worker under an actor whose own is ``own``."""
+        if self.local:
+            found = dict(self.environment)
+        else:
+            found = {key: value for key, value in own.items() if not key.startswith("RAY_") and key not in THREADS}
+            found |= self.environment
+        if self.spec.device.startswith("cuda") and "CUDA_VISIBLE_DEVICES" in own:
+            found["CUDA_VISIBLE_DEVICES"] = own["CUDA_VISIBLE_DEVICES"]  # the one that Ray has given us
+        return found
+
+
+def given(own: Mapping[str, str], local: bool) -> dict[str, str]:
+    """What a job carries of the driver's environment ``own``: to other machines, no more than they need."""
+    return dict(own) if local else {key: own[key] for key in (*THREADS, *GIVEN) if key in own}
+
+
+class Supervisor(Silent):
+    """One worker, run by a thread of its own, so that neither waits for the other."""
+
+    def __init__(self, job: Job) -> None:
+        self._inbox: deque[TrialId] = deque()
+        self._asked: deque[str] = deque()
+        self._events: list[Event] = []
+        self._changed = threading.Condition()
+        self._urgent = False
+        self._cpu = 0.0
+        # The kernel ends a worker with the thread that started it, so this thread lives as long as the actor.
+        self._thread = threading.Thread(target=self._serve, args=(job,), daemon=True)
+        self._thread.start()
+
+    # -- for the bridge ----------------------------------------------------------------------------------------
+
+    def exchange(self, trials: list[TrialId], asked: list[str], pause: float) -> tuple[list[Event], float]:
+        """Take trials and questions (``explain``, ``salvage``); return events and CPU seconds so far.
+
+        Waits ``pause`` seconds at most, so that events are told together; what others wait for is told at once.
+        """
+        with self._changed:
+            self._inbox.extend(trials)
+            self._asked.extend(asked)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._urgent, pause)
+            events, self._events, self._urgent = self._events, [], False
+            return events, self._cpu
+
+    def close(self) -> None:
+        """End the worker, and whatever it has started."""
+        with self._changed:
+            self._asked.append("close")
+            self._changed.notify_all()
+        self._thread.join(CLOSE_SECONDS)
+
+    # -- what the executor tells -------------------------------------------------------------------------------
+
+    def loading(self, description: str, done: float, total: float) -> None:
+        """Only the last of these matters."""
+        with self._changed:
+            if self._events and self._events[-1][0] == "loading":
+                self._events.pop()
+            self._events.append(("loading", description, done, total))
+
+    def trial(self, row: TrialRow) -> None:
+        """A trial ended; it is not proven yet."""
+        self._tell("row", row)
+
+    def worker_lost(self, trial: TrialId, why: str) -> None:
+        """That is the trial's outcome."""
+        self._tell("lost", trial, why)
+
+    def _tell(self, *event: Any, urgent: bool = False) -> None:
+        with self._changed:
+            self._events.append(event)
+            if urgent:
+                self._hurry()
+
+    def _hurry(self) -> None:
+        with self._changed:
+            self._urgent = True
+            self._changed.notify_all()
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _serve(self, job: Job) -> None:
+        node = socket.gethostname()
+        try:
+            if os.path.isdir(job.folder):
+                os.chdir(job.folder)
+            environment = job.environ(os.environ)
+            with ProcessExecutor(
+                job.spec, jobs=1, deadline=job.deadline, observer=self, means=job.means, environment=environment
+            ) as executor:
+                description = executor.describe()
+                self._count(executor)
+                self._tell("ready", description, executor.pack, node, urgent=True)
+                while (asked := self._next()) != "close":
+                    self._do(asked, executor)
+        except BaseException as error:
+            self._tell("failed", portable(error), node, urgent=True)
+
+    def _next(self) -> str:
+        with self._changed:
+            self._changed.wait_for(lambda: self._asked or self._inbox)
+            return self._asked.popleft() if self._asked else "run"
+
+    def _do(self, asked: str, executor: ProcessExecutor) -> None:
+        if asked == "explain":
+            self._tell("explained", executor.explain(), urgent=True)
+        elif asked == "salvage":
+            self._prove(executor.salvage())
+            self._tell("salvaged", urgent=True)
+        else:
+            self._run(executor)
+
+    def _run(self, executor: ProcessExecutor) -> None:
+        """Run what is in the inbox until it is empty and all is proven, or something else is asked for good."""
+        for rows in executor.run(_Emptying(self._inbox)):
+            self._count(executor)
+            self._prove(rows)
+            if self._asked:
+                return
+        self._hurry()
+
+    def _prove(self, rows: list[TrialRow]) -> None:
+        if rows:
+            self._tell("proven", [row.trial for row in rows])
+
+    def _count(self, executor: ProcessExecutor) -> None:
+        self._cpu += executor.spent()[1]
+
+
+class _Emptying:
+    """Takes from a deque; stops when it is empty, and goes on when it has filled again."""
+
+    def __init__(self, items: deque[TrialId]) -> None:
+        self._items = items
+
+    def __iter__(self) -> _Emptying:
+        return self
+
+    def __next__(self) -> TrialId:
+        try:
+            return self._items.popleft()
+        except IndexError:
+            raise StopIteration from None

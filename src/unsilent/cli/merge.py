@@ -1,0 +1,29 @@
+"""``unsilent merge OUT STORE STORE…``: joins stores of one campaign that were made on several machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unsilent.cli import options as o
+
+
+def merge(
+    out: Annotated[
+        Path, typer.Argument(help="The store to make, or one of the same campaign to extend.", show_default=False)
+    ],
+    stores: Annotated[list[Path], typer.Argument(help="Stores of one campaign.", show_default=False)],
+    as_json: o.Json = False,
+) -> int:
+    """Join stores of one campaign: trials that several hold are taken once, and must have ended the same.
+
+    Nothing is written when the stores hold different campaigns, or one trial with different ends.
+    """
+    from unsilent.campaigns.merging import merge_stores
+
+    merged = merge_stores(out, stores)
+    print(json.dumps(merged.to_json(), indent=2) if as_json else merged)
+    return 0

@@ -1,0 +1,95 @@
+"""What ``unsilent report`` does beside showing one store: two stores compared, cards written and shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unsilent.cli.pvf import report_path
+from unsilent.errors import UsageError
+
+if TYPE_CHECKING:
+    from unsilent.studies.tallies import Question
+
+
+def compare_stores(store: Path, other: Path, question: Question, html: Path | None, as_json: bool, plain: bool) -> None:
+    """Print how B differs from A and write the HTML page."""
+    from unsilent.campaigns import Store
+    from unsilent.report.comparison_html import write_comparison
+    from unsilent.studies.comparison import compare
+
+    page = comparison_path(store, other, html)
+    with Store(store) as one, Store(other) as two:
+        found = compare(one, two, question)
+    if as_json:
+        from unsilent.report.comparison_json import comparison_json
+
+        print(json.dumps({**comparison_json(found), "report": str(page)}, indent=2))
+    else:
+        from rich.console import Console
+
+        from unsilent.report.comparison_terminal import render_comparison
+
+        render_comparison(found, Console(), plain)
+    write_comparison(found, page)
+    if not as_json:
+        print(f"\n{'# ' if plain else ''}Report: {page}")
+
+
+def comparison_path(store: Path, other: Path, html: Path | None) -> Path:
+    """Where a comparison goes: as asked, else ``A-vs-B.html`` beside A; raises ``UsageError`` as `report_path` does."""
+    if html is None:
+        return report_path(store.with_name(f"{store.stem}-vs-{other.stem}.sqlite"), None)
+    report_path(other, html)
+    return report_path(store, html)
+
+
+def card_paths(store: Path, card: Path) -> tuple[Path, Path]:
+    """Where a card and its page go; checked before anything is read.
+
+    Raises ``UsageError`` for a name that does not end in ``.json``, the store itself, a folder that is not there, or a page
+    of somebody else in the way.
+    """
+    from unsilent.report.pages import is_ours
+
+    page = card.with_suffix(".html")
+    if card.suffix != ".json":
+        raise UsageError(
+            f"--card is {str(card)!r}; expected a name that ends in .json (the page beside it ends in .html)"
+        )
+    if store.resolve() in (card.resolve(), page.resolve()):
+        raise UsageError(f"the card would overwrite the store {store}; give another --card")
+    if not card.parent.is_dir() or card.is_dir() or page.is_dir():
+        raise UsageError(f"cannot write the card {card}: no such folder, or it is one; give another --card")
+    if page.exists() and not is_ours(page):
+        raise UsageError(f"{page} is there and is no page of ours; give another --card")
+    return card, page
+
+
+def write_card(store: Path, question: Question, card: Path, page: Path) -> None:
+    """Write a card and its page."""
+    from unsilent.campaigns import Store
+    from unsilent.report.card_html import write_card_page
+    from unsilent.report.pages import write_file
+    from unsilent.studies.card import card_text, make_card
+
+    with Store(store) as opened:
+        made = make_card(opened, question)
+    write_file(card_text(made).encode(), card, "the card")
+    write_card_page(made, page)
+
+
+def show_card(path: Path, as_json: bool, plain: bool) -> None:
+    """Print a card that somebody shared."""
+    from unsilent.studies.card import card_json, read_card
+
+    card = read_card(path)
+    if as_json:
+        print(json.dumps(card_json(card), indent=2))
+    else:
+        from rich.console import Console
+
+        from unsilent.report.card_terminal import render_card
+
+        render_card(card, Console(), plain)

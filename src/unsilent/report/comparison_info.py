@@ -1,0 +1,145 @@
+"""What is shown of a comparison, as plain values and sentences: shared by terminal, HTML and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unsilent.report.headline import Part
+from unsilent.report.info import EVERYTHING, first_flips, main_level, rows_of
+from unsilent.report.text import chance, clean, counted, factor, flips_text, shown, signed
+from unsilent.studies.comparison import ComparedRow, Comparison
+
+NAMED = 4
+"""Targets that a sentence names."""
+TOP = 20
+"""Layers and tensors that are shown where there are many."""
+
+
+def rows_at(found: Comparison, level: str) -> list[ComparedRow]:
+    """The rows of one level: targets in the order of A, each with its numbers of flips ascending."""
+    place = {id(row): i for i, row in enumerate(rows_of(found.a, level))}
+    return sorted((row for row in found.rows if row.level == level), key=lambda row: place[id(row.a)])
+
+
+def top_rows(found: Comparison, repeats: bool = False) -> tuple[list[ComparedRow], int]:
+    """The `TOP` layer and tensor rows that are least like chance, grouped by component, and how many rows are left.
+
+    A component that is one layer of the same name and numbers is said already, unless ``repeats``.
+    """
+    said = set() if repeats else {_numbers(row) for row in rows_at(found, "component")}
+    rows = [*rows_at(found, "layer"), *rows_at(found, "tensor")]
+    rows = [row for row in rows if row.target != row.parent or _numbers(row) not in said]
+    kept = sorted((row for row in rows if row.p is not None), key=surprise)[:TOP]
+    groups = list(dict.fromkeys(row.parent for row in kept))
+    return sorted(kept, key=lambda row: groups.index(row.parent)), len(rows) - len(kept) + len(rows_at(found, "bit"))
+
+
+def surprise(row: ComparedRow) -> tuple[float, float]:
+    """Sort key: what is least like chance first, among equals the greater difference."""
+    return 1.0 if row.p is None else row.p, -abs(row.difference.estimate or 0.0)
+
+
+def verdict(row: ComparedRow) -> str:
+    """What B is against A: ``higher``, ``lower``, or nothing where no difference is shown."""
+    if not row.differs:
+        return ""
+    return "higher" if (row.difference.estimate or 0.0) > 0 else "lower"
+
+
+def cells(row: ComparedRow) -> list[str]:
+    """A row as text: both estimates in percent, difference in points, ratio, p after correction, verdict."""
+    apart = signed(row.difference.estimate, row.difference.low, row.difference.high)
+    times = factor(row.ratio.estimate, row.ratio.low, row.ratio.high)
+    both = [shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b)]
+    return [*both, apart.estimate, apart.limits, times.estimate, times.limits, chance(row.adjusted), verdict(row)]
+
+
+def headline(found: Comparison) -> tuple[Part, ...]:
+    """The finding in a few words; names are parts of their own."""
+    if found.identical:
+        return (Part("Every trial of A and B is the same: all differences are 0."),)
+    model = rows_at(found, "model")
+    first = [row for row in model if row.flips == first_flips([row.a for row in model]) and row.p is not None]
+    level = main_level(found.a)
+    rows = rows_at(found, level) if level != "model" else []
+    return (
+        *(_whole(found, first[0]) if first else (Part("A and B share no target that both struck."),)),
+        *_parts(rows),
+    )
+
+
+def sentence(found: Comparison) -> str:
+    """The headline as plain text, names in backquotes."""
+    return "".join(f"`{part.text}`" if part.name else part.text for part in headline(found))
+
+
+def how_many(found: Comparison) -> list[str]:
+    """One line a level: how many of its rows differ after correction."""
+    lines = []
+    for level in dict.fromkeys(row.level for row in found.rows):
+        rows = [row for row in found.rows if row.level == level and row.p is not None]
+        if rows:
+            lines.append(f"{level}: {sum(row.differs for row in rows):,} of {counted(len(rows), 'row')} differ")
+    return lines
+
+
+def pairing(found: Comparison) -> str:
+    """Which rows rest on the same faults in both campaigns."""
+    paired = sum(row.paired for row in found.rows)
+    if not paired:
+        return "no row is paired: A and B struck faults of their own"
+    rows = "every row is" if paired == len(found.rows) else f"{paired:,} of {counted(len(found.rows), 'row')} are"
+    return f"{rows} paired: the same faults struck A and B, and differences are taken trial by trial"
+
+
+def missing(found: Comparison) -> list[str]:
+    """Which rows only one of both has, one line a side."""
+    lines = []
+    for side, rows in (("A", found.only_a), ("B", found.only_b)):
+        names = [f"{clean(row.target)} ({row.level}{_flips(row.flips)})" for row in rows]
+        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+        if names:
+            lines.append(f"only {side} has {', '.join(names[:NAMED])}{more}")
+    return lines
+
+
+def _whole(found: Comparison, row: ComparedRow) -> tuple[Part, ...]:
+    where = "the whole model" if found.a.at == found.b.at == EVERYTHING else "all that was struck"
+    where += "" if row.flips is None else f" at {flips_text(row.flips)}"
+    a, b = (shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
+    apart = signed(row.difference.estimate, row.difference.low, row.difference.high)
+    points = f"{apart.estimate} points {apart.limits}"
+    if row.differs:
+        return (Part(f"{found.a.measure} of {where} is {verdict(row)} in B: {b} % against {a} %, {points}."),)
+    return (Part(f"No difference is shown in {found.a.measure} of {where}: A {a} %, B {b} %, {points}."),)
+
+
+def _parts(rows: Sequence[ComparedRow]) -> tuple[Part, ...]:
+    """Which rows of the main level differ."""
+    rows = [row for row in rows if row.p is not None]
+    if not rows:
+        return ()
+    apart = sorted((row for row in rows if row.differs), key=surprise)
+    level = rows[0].a.level
+    start = f" After correction, {len(apart):,} of {counted(len(rows), f'{level} row')} differ"
+    if not apart:
+        return (Part(f"{start}."),)
+    parts = [Part(f"{start} (points): ")]
+    for number, row in enumerate(apart[:NAMED]):
+        parts += [Part(", ")] if number else []
+        parts += [Part(clean(row.target), True), Part(f" {_flips(row.flips)}{signed_points(row)}")]
+    more = f" and {len(apart) - NAMED:,} more" if len(apart) > NAMED else ""
+    return (*parts, Part(f"{more}."))
+
+
+def signed_points(row: ComparedRow) -> str:
+    """The difference alone."""
+    return signed(row.difference.estimate, row.difference.low, row.difference.high).estimate
+
+
+def _flips(flips: int | None) -> str:
+    return "" if flips is None else f"x{flips:,} "
+
+
+def _numbers(row: ComparedRow) -> tuple[object, ...]:
+    return row.target, row.flips, row.difference, row.ratio, row.a.n, row.b.n

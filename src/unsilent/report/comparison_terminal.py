@@ -1,0 +1,111 @@
+"""A comparison in the terminal: what A and B are, both numbers of each row, difference, ratio and whether they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from unsilent.report.comparison_info import TOP, cells, how_many, missing, pairing, rows_at, sentence, top_rows
+from unsilent.report.console import print_columns, print_lines, print_table
+from unsilent.report.info import itself, name_of
+from unsilent.report.terminal import meaning
+from unsilent.report.text import clean, counted, factor, flips_count, short, shown, signed
+from unsilent.studies.comparison import Change, ComparedRow, Comparison
+from unsilent.studies.records import PvfResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = ("A %", "B %", "B - A", "interval", "B / A", "interval", "p", "B is")
+NARROW = 100
+"""Columns of a console that has no room for ratios."""
+PLAIN = (
+    *("level", "target", "parent", "flips", "a%", "a_n", "b%", "b_n", "points", "low", "high"),
+    *("ratio", "ratio_low", "ratio_high", "p", "b_is", "paired"),
+)
+VALUE = 40
+"""Characters of a value that is told as changed."""
+
+
+def render_comparison(found: Comparison, console: Console, plain: bool) -> None:
+    """Write the comparison to the console."""
+    main = [*rows_at(found, "component"), *rows_at(found, "model")]
+    layers, more = top_rows(found, repeats=plain)
+    print_lines(console, header(found), plain, "bold")
+    if plain:
+        print_columns(console, PLAIN, [_plain(row) for row in [*main, *layers]])
+    else:
+        _tables(found, console, main, layers)
+    print_lines(console, footer(found, more), plain)
+
+
+def _tables(found: Comparison, console: Console, main: Sequence[ComparedRow], layers: Sequence[ComparedRow]) -> None:
+    """Without columns that would say the same in every row, or for which there is no room."""
+    shown = {
+        "flips": len({row.flips for row in found.rows}) > 1,
+        "paired": any(row.paired for row in found.rows),
+        "ratio": console.width >= NARROW,
+    }
+    ratio = slice(4, 4 if shown["ratio"] else 6)
+    columns = list(COLUMNS)
+    del columns[ratio]
+    columns = [*(["flips"] if shown["flips"] else []), *columns, *(["paired"] if shown["paired"] else [])]
+
+    def cells_of(row: ComparedRow) -> list[str]:
+        told = cells(row)
+        del told[ratio]
+        first = [flips_count(row.flips)] if shown["flips"] else []
+        return [*first, *told, *(["yes" if row.paired else "no"] if shown["paired"] else [])]
+
+    print_table(console, main, columns, cells_of)
+    if layers:
+        own = itself(found.a)
+        title = f"The {TOP} layers least like chance" if len(layers) == TOP else "Layers"
+        print_table(console, layers, columns, cells_of, title, lambda row: name_of(row.a, own))
+
+
+def header(found: Comparison) -> list[str]:
+    """What is compared, and the finding."""
+    a = found.a
+    return [
+        f"{meaning(a)}: B against A, {clean(a.fault)}",
+        f"A: {_campaign(a)}",
+        f"B: {_campaign(found.b)}",
+        f"unit {clean(a.unit)}, judge {clean(a.judge)}, law {clean(a.law)}, per {clean(a.per)}",
+        *([f"not the same: {', '.join(map(change_text, found.changes))}"] if found.changes else []),
+        sentence(found),
+    ]
+
+
+def footer(found: Comparison, more: int) -> list[str]:
+    """What is not shown, how to read it, and what limits it."""
+    lines = [f"… and {counted(more, 'more row')}: --json and the HTML report have every row."] if more else []
+    lines += missing(found)
+    lines.append(f"{'; '.join(how_many(found))} (p after Holm's correction for the rows of a level)")
+    lines.append(f"{100 * found.confidence:g} % intervals, B - A in percentage points; {pairing(found)}")
+    return lines + [f"note: {clean(note)}" for note in found.notes]
+
+
+def change_text(change: Change) -> str:
+    """``dtype (none, bfloat16)``; of hashes the first digits tell them apart."""
+    return f"{clean(change.what)} ({_value(change.a)}, {_value(change.b)})"
+
+
+def _value(text: str) -> str:
+    hashed = len(text) >= 16 and set(text) <= set("0123456789abcdef")
+    return text[:8] if hashed else short(clean(text), VALUE)
+
+
+def _campaign(result: PvfResult) -> str:
+    struck = f"{result.trials_done:,} trials on {counted(result.samples, 'sample')}"
+    return f"{clean(result.store)}, {clean(result.workload)} at {clean(result.at)}, {struck}, {clean(result.dtype)}"
+
+
+def _plain(row: ComparedRow) -> list[str]:
+    a, b = (shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
+    apart = signed(row.difference.estimate, row.difference.low, row.difference.high)
+    times = factor(row.ratio.estimate, row.ratio.low, row.ratio.high)
+    *_, p, differs = cells(row)
+    names = [row.level, clean(row.target), clean(row.parent), flips_count(row.flips)]
+    told = [a, str(row.a.n), b, str(row.b.n), apart.estimate, apart.low, apart.high]
+    return [*names, *told, times.estimate, times.low, times.high, p, differs or "-", "yes" if row.paired else "no"]

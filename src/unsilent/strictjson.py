@@ -1,0 +1,23 @@
+"""Values as strict JSON: what any program can read again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def strict(value: Any) -> Any:
+    """The same value made of dicts, lists, text, numbers, booleans and None alone."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((strict(item) for item in value), key=str)
+    item = getattr(value, "item", None)  # numpy scalars and one-element tensors
+    return strict(item()) if callable(item) and getattr(value, "shape", None) == () else str(value)

@@ -1,0 +1,214 @@
+"""Campaigns that stop when every reported row is precise enough: which trials a look asks for next.
+
+A pilot of every stratum shows where outcomes vary; what it shows fixes the trials of look 0 (Neyman's allocation, and enough
+everywhere for what the pilot did not show). If a row then is not precise enough, its strata grow from look to look by a fixed
+factor. All is decided from complete rounds, so it depends on neither jobs nor executor nor interruptions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from unsilent.campaigns.rounds import Cell, CellPlan
+from unsilent.campaigns.spec import Description
+from unsilent.campaigns.store import Store
+from unsilent.errors import UsageError
+from unsilent.statistics import Interval, Stratum
+from unsilent.statistics.looks import GROWTH, confidence_at, size_at
+from unsilent.statistics.planning import allocate, expected_half_width
+from unsilent.studies.rows import Group, target_groups
+from unsilent.studies.stored import Stored
+from unsilent.studies.tallies import Question
+
+PILOT = 24
+"""Trials of each stratum before anything is decided."""
+MARGIN = 0.9
+"""A plan aims a little below what is asked, since the pilot's variances are estimates."""
+FLOOR = 0.0002
+"""Half-width that is enough where a relative one is asked: a share of zero has none."""
+AFRESH = 3.0
+"""A tighter precision that needs so many times more trials is planned anew, with all that is known as its pilot."""
+_FARTHEST = 40
+_NUMBER = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(%?)\s*")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The half-width asked of every reported row: ``max(relative * estimate, absolute)``."""
+
+    absolute: float
+    relative: float = 0.0
+
+    @classmethod
+    def parse(cls, ci: str | None, rel: str | None) -> Precision | None:
+        """From the texts of ``--ci`` and ``--rel`` (``0.1%``, ``0.001``); None where neither is given."""
+        if ci is None and rel is None:
+            return None
+        absolute = FLOOR if ci is None else _share("--ci", ci, "0.1% or 0.001")
+        return cls(absolute, 0.0 if rel is None else _share("--rel", rel, "20% or 0.2"))
+
+    def aim(self, estimate: float) -> float:
+        """The half-width that is enough for this estimate."""
+        return max(self.absolute, self.relative * estimate)
+
+    def met(self, found: Interval) -> bool:
+        """Whether an interval is narrow enough."""
+        return found.estimate is not None and found.half_width <= self.aim(found.estimate)
+
+    def __str__(self) -> str:
+        floor = f"±{100 * self.absolute:.4g} points"
+        return f"±{100 * self.relative:.4g} % of the estimate, at least {floor}" if self.relative else floor
+
+
+def _share(option: str, text: str, like: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    try:
+        value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise UsageError(f"{option} is {text!r}; expected a share between 0 and 1, like {like}")
+    return value
+
+
+@dataclass
+class PrecisionPlanner:
+    """Decides the rounds of a campaign.
+
+    Attributes:
+        most: trials that a target may have at a number of flips, its pilot included.
+        short: rows that stay wider than asked because of ``most``, as sentences.
+    """
+
+    precision: Precision
+    question: Question
+    most: int
+    short: tuple[str, ...] = ()
+
+    def decide(self, description: Description, store: Store) -> list[CellPlan]:
+        """The next round; empty where all rows are precise enough, or would need more than ``most``.
+
+        Raises:
+            UsageError: the plan of look 0 needs more than ``most``; says what is needed and what can be had.
+        """
+        question = self.question.of(store.spec.transient)
+        stored = Stored(store, question.unit or "sample")
+        asked = f"{self.precision} at {question.confidence:g} per {question.unit}"
+        if not stored.plans:
+            return self._pilots(stored, asked)
+        groups = [g for flips in stored.spec.flips for g in target_groups(stored, flips)]
+        if any(not plan.first for plan in stored.plans.values()):
+            return self._planned(stored, groups, asked)
+        wide = [g for g in groups if not self.precision.met(question.estimate(g.sample))]
+        self.short = ()
+        if not wide:
+            return []
+        growing = dict.fromkeys(stored.plans, 0)
+        for group in wide:
+            looks = self._looks(group)
+            for target in group.targets:
+                cell = target.group, group.flips
+                growing[cell] = max(growing[cell], looks)
+        renewed = any(plan.asked != asked for plan in stored.plans.values())
+        if renewed and GROWTH ** max(growing.values()) > AFRESH:
+            return self._planned(stored, groups, asked)
+        return self._grown(stored, wide, growing)
+
+    def _pilots(self, stored: Stored, asked: str) -> list[CellPlan]:
+        strata: dict[str, list[str]] = {}
+        for target in stored.description.targets:
+            strata.setdefault(target.group, []).append(target.name)
+        return [
+            CellPlan(group, flips, asked, dict.fromkeys(names, PILOT), {}, {})
+            for flips in stored.spec.flips
+            for group, names in strata.items()
+        ]
+
+    def _planned(self, stored: Stored, groups: Sequence[Group], asked: str) -> list[CellPlan]:
+        """Look 0 of every cell, from all trials so far."""
+        pilots = {(name, flips): p.counting(name).stop for (_, flips), p in stored.plans.items() for name in p.start}
+        known = {cell: stored.pilot(*cell, upto) for cell, upto in pilots.items()}
+        sizes = dict.fromkeys(known, 0)
+        for group in groups:
+            cells = [(t.name, group.flips) for t in group.targets]
+            total = sum(t.share for t in group.targets)
+            strata = [replace(known[c], weight=t.share / total) for c, t in zip(cells, group.targets, strict=True)]
+            aim = MARGIN * self.precision.aim(sum(s.weight * s.mean for s in strata))
+            for cell, n in zip(cells, self._enough(strata, [sizes[c] for c in cells], aim), strict=True):
+                sizes[cell] = n
+        plans = []
+        for (group_name, flips), plan in stored.plans.items():
+            names = list(plan.start)
+            plans.append(
+                CellPlan(
+                    group_name,
+                    flips,
+                    asked,
+                    {name: pilots[name, flips] for name in names},
+                    {name: sizes[name, flips] for name in names},
+                    {name: known[name, flips].mean for name in names},
+                )
+            )
+        self._check(plans, known, stored)
+        return plans
+
+    def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float) -> list[int]:
+        """These sizes where they reach the aim already, else at least those of the best allocation."""
+        level = confidence_at(0, self.question.confidence)
+        if all(sizes) and _expected(strata, sizes, level) <= aim:
+            return list(sizes)
+        return [max(a, b) for a, b in zip(sizes, allocate(strata, aim, level), strict=True)]
+
+    def _check(self, plans: Sequence[CellPlan], known: dict[Cell, Stratum], stored: Stored) -> None:
+        shares = {t.name: t.share for t in stored.description.targets}
+        for plan in plans:
+            needed = plan.size
+            if needed <= self.most:
+                continue
+            total = sum(shares[name] for name in plan.first)
+            strata = [replace(known[name, plan.flips], weight=shares[name] / total) for name in plan.first]
+            room = self.most - sum(plan.start.values())
+            scale = max(room, 1) / sum(plan.first.values())
+            sizes = [max(1, math.floor(scale * n)) for n in plan.first.values()]
+            width = _expected(strata, sizes, confidence_at(0, self.question.confidence))
+            raise UsageError(
+                f"{self.precision} of {plan.group!r} needs about {needed:,} trials, --trials allows {self.most:,}, which "
+                f"give about ±{100 * width:.2g} points; ask for --trials {math.ceil(1.2 * needed)} or a coarser --ci or --rel"
+            )
+
+    def _looks(self, group: Group) -> int:
+        """After how many more looks a row is expected to be precise enough."""
+        now = group.sample.look or 0
+        total = sum(s.share for s in group.sample.strata)
+        strata = [Stratum.of(s.tally.shares, s.share / total, s.centre) for s in group.sample.strata]
+        aim = self.precision.aim(sum(s.weight * s.mean for s in strata))
+        for more in range(1, _FARTHEST):
+            level = confidence_at(now + more, self.question.confidence)
+            if _expected(strata, [s.n * GROWTH**more for s in strata], level) <= aim:
+                return more
+        return _FARTHEST
+
+    def _grown(self, stored: Stored, wide: Sequence[Group], growing: dict[Cell, int]) -> list[CellPlan]:
+        """The cells of wide rows some looks on, as far as they may."""
+        found = []
+        for cell, plan in stored.plans.items():
+            look = plan.look + growing[cell]
+            while look > plan.look and _size(plan, look) > self.most:
+                look -= 1
+            if look > plan.look:
+                found.append(replace(plan, look=look))
+        if not found:
+            self.short = tuple(f"{g.name}{'' if g.flips is None else f' at {g.flips} flips'}" for g in wide)
+        return found
+
+
+def _size(plan: CellPlan, look: int) -> int:
+    return sum(plan.start.values()) + sum(size_at(look, n) for n in plan.first.values())
+
+
+def _expected(strata: Sequence[Stratum], sizes: Sequence[float], confidence: float) -> float:
+    variance = sum(s.weight**2 * s.variance / n for s, n in zip(strata, sizes, strict=True))
+    return expected_half_width(variance, max(s.weight / n for s, n in zip(strata, sizes, strict=True)), confidence)

@@ -1,0 +1,36 @@
+"""Reading ``.pt``, ``.th`` and ``.safetensors`` of the user's own: tensors and plain containers, nothing else is unpickled."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unsilent.errors import UsageError
+
+
+def read_saved(path: str | Path, kind: str) -> Any:
+    """What ``torch.save`` or safetensors put into a file, on the CPU; ``kind`` says in errors what it should be ("weights").
+
+    Raises ``UsageError`` when it cannot be read, is damaged, or would have to run code.
+    """
+    from safetensors.torch import load_file
+
+    where = Path(path).expanduser()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch remarks on old pickle protocols; what counts is what was loaded
+            if where.suffix == ".safetensors":
+                return load_file(where)
+            return torch.load(where, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except pickle.UnpicklingError:
+        raise UsageError(
+            f"{path} is damaged or holds more than tensors; it is not loaded, for that could run code in it"
+        ) from None
+    except Exception as error:  # a damaged pickle can raise anything
+        raise UsageError(f"{path} is not a sound {kind} file: {(str(error).splitlines() or [''])[0]}") from None

@@ -1,0 +1,131 @@
+"""Every single bit flip through the product, against loops over the model; and campaigns that stop when they are precise."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import pytest
+
+import unsilent
+from conftest import unsilent_cli
+from studies.test_truth import row, sizes, truth, workload  # noqa: F401 - fixtures
+from unsilent.campaigns import Store
+from unsilent.errors import UsageError
+from unsilent.studies.precision import PILOT, Precision
+
+
+def test_all_flips_are_the_truth(workload, truth, sizes, tmp_path):  # noqa: F811
+    from oracles.pvf_oracle import pvf_by_module
+
+    result = unsilent.pvf(workload, exhaustive=True, store=tmp_path / "all.sqlite")
+    for name, value in pvf_by_module(truth).items():
+        got = row(result, name)
+        assert got.estimate == got.low == got.high == pytest.approx(value, abs=1e-12)
+        assert got.method == "exhaustive"
+    assert result.trials_done == result.trials_planned == len(truth)
+    with Store(tmp_path / "all.sqlite") as store:
+        struck = {(f["site"], f["elements"][0], f["operands"][0]) for r in store.rows() for f in json.loads(r.faults)}
+    assert len(struck) == len(truth)
+
+
+def test_part_of_all_flips_is_a_sample_of_them(workload, truth, tmp_path):  # noqa: F811
+    """What was killed on its way has seen all parts alike."""
+    path = tmp_path / "part.sqlite"
+    whole = unsilent.pvf(workload, exhaustive=True, store=path)
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM trial WHERE k >= 300")
+    with Store(path) as store:
+        from unsilent.studies.analysis import analyse
+        from unsilent.studies.tallies import Question
+
+        part = analyse(store, Question())
+    for name in ("first", "norm", "last"):
+        exact, got = row(whole, name), row(part, name)
+        assert got.low <= exact.estimate <= got.high
+        assert got.method != "exhaustive" or got.n == exact.n
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"fault": "zero"}, "tries single bit flips"),
+        ({"flips": 2}, "tries single bit flips"),
+        ({"law": "per-tensor"}, "weighs all elements alike"),
+    ],
+)
+def test_what_cannot_be_exhausted_is_refused(workload, more, words):  # noqa: F811
+    with pytest.raises(UsageError, match=words):
+        unsilent.pvf(workload, exhaustive=True, **more)
+
+
+def test_every_row_becomes_as_precise_as_asked(workload, truth, sizes, tmp_path):  # noqa: F811
+    from oracles.pvf_oracle import pvf_by_module
+
+    result = unsilent.pvf(workload, rel="20%", ci="0.5%", store=tmp_path / "s.sqlite")
+    exact = pvf_by_module(truth)
+    for name in ("first", "norm", "last"):
+        got = row(result, name)
+        assert (got.high - got.low) / 2 <= max(0.2 * got.estimate, 0.005)
+        assert abs(got.estimate - exact[name]) < 2.5 * (got.high - got.low) / 2
+        assert "look" in got.method
+    assert result.short == ()
+    assert "--rel" not in result.command
+    assert "rel='0.2'" in result.command or "rel=" in result.command
+    even = 3 * Precision(0.0, 0.2).aim(1.0) ** -2 * 3.84 * (1 / min(exact.values()) - 1)
+    assert result.trials_done < even
+
+
+def test_more_precision_goes_on_and_less_runs_nothing(workload, tmp_path):  # noqa: F811
+    path = tmp_path / "s.sqlite"
+    first = unsilent.pvf(workload, ci="4%", store=path)
+    again = unsilent.pvf(workload, ci="6%", store=path)
+    assert again.trials_done == first.trials_done
+    assert again.rows == first.rows
+    finer = unsilent.pvf(workload, ci="1.5%", store=path)
+    assert finer.trials_done > 2 * first.trials_done
+    assert all((r.high - r.low) / 2 <= 0.015 for r in finer.rows if r.level in ("model", "component"))
+    with Store(path) as store:
+        rounds = store.rounds()
+    assert [bool(cells[0].first) for cells in rounds[:2]] == [False, True]
+    assert all(n == PILOT for cell in rounds[0] for n in cell.start.values())
+
+
+def test_what_the_budget_cannot_reach_is_said_before_it_is_spent(workload, tmp_path):  # noqa: F811
+    path = tmp_path / "s.sqlite"
+    with pytest.raises(UsageError, match=r"needs about [0-9,]+ trials, --trials allows 600, which give about ±") as error:
+        unsilent.pvf(workload, ci="0.1%", trials=600, store=path)
+    assert "\n" not in str(error.value)
+    with Store(path) as store:
+        assert len(store.done()) <= 600 * 3
+    reached = float(str(error.value).split("give about ±")[1].split()[0])
+    result = unsilent.pvf(workload, ci=f"{1.3 * reached}%", trials=900, store=path)
+    assert result.rows
+
+
+@pytest.mark.parametrize("text", ["0", "x", "200%", "-1%", "1e-400"])
+def test_nonsense_precision_is_refused(text):
+    with pytest.raises(UsageError, match="expected a share between 0 and 1"):
+        Precision.parse(text, None)
+
+
+def test_strata_need_single_flips(workload):  # noqa: F811
+    with pytest.raises(UsageError, match="needs one flip of any bit"):
+        unsilent.pvf(workload, trials=10, strata="bits", flips=8)
+
+
+def test_adaptive_rows_do_not_depend_on_jobs_or_kills(tiny, tmp_path):
+    exports = []
+    for name, more in (("serial", []), ("two", ["--jobs", "2"]), ("plain", ["--engine", "plain"])):
+        store = tmp_path / f"{name}.sqlite"
+        done = unsilent_cli("pvf", f"{tiny}:make", "--ci", "3%", "--store", store, "--quiet", "--plain", *more)
+        assert done.returncode == 0, done.stderr
+        exports.append(unsilent_cli("export", store, "--canonical").stdout)
+    cut = tmp_path / "serial.sqlite"
+    with sqlite3.connect(cut) as db:
+        db.execute("DELETE FROM trial WHERE rowid % 3 = 0")
+        db.execute("DELETE FROM round WHERE rowid > 1")
+    done = unsilent_cli("pvf", f"{tiny}:make", "--ci", "3%", "--store", cut, "--quiet", "--plain")
+    assert done.returncode == 0, done.stderr
+    exports.append(unsilent_cli("export", cut, "--canonical").stdout)
+    assert len(set(exports)) == 1
