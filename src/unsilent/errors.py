@@ -41,6 +41,11 @@ class StoreError(UnsilentError):
     """A campaign store cannot be used."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's text that says something, else its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sorts ``add.2`` before ``add.10``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unsilent.statistics import bounded_mean
+from unsilent.statistics import Interval, bounded_mean
+from unsilent.statistics.comparing import difference, ratio
+from unsilent.studies.comparison import Change, ComparedRow, Comparison, Estimated
 from unsilent.studies.records import HeatMap, LookupRow, PvfResult, PvfRow
 
 HOSTILE = (
@@ -257,3 +259,77 @@ def corners(demo):
             heat_maps=(HeatMap("bfloat16", ("a",), (0, 15), {0: "mantissa", 15: "sign"}, ((None, 0.0),), ((0, 9),)),),
         ),
     }
+
+
+def make_compared(a, b, p=0.5, paired=False, alpha=0.05):
+    """B against A with limits made from those of both rows; ``p`` counts as corrected already."""
+    one, other = (Interval(r.estimate, r.low, r.high, r.confidence, r.n, r.method) for r in (a, b))
+    apart, times = difference(other, one), ratio(other, one)
+    p = None if apart.estimate is None else p
+    return ComparedRow(
+        a=a,
+        b=b,
+        difference=Estimated(apart.estimate, apart.low, apart.high),
+        ratio=Estimated(times.estimate, times.low, times.high),
+        p=p,
+        adjusted=p,
+        differs=p is not None and p < alpha,
+        paired=paired,
+        method=apart.method,
+    )
+
+
+def make_comparison(a, b, rows=None, **more):
+    """Two results with the same rows, every third one called different."""
+    if rows is None:
+        pairs = enumerate(zip(a.rows, b.rows, strict=True))
+        rows = [make_compared(r, s, p=0.5 if i % 3 else 0.001, paired=i % 2 == 1) for i, (r, s) in pairs]
+    fields = {
+        "changes": (Change("dtype", "float32", "bfloat16"), Change("weights", "3f" * 16, "a0" * 16)),
+        "only_a": (),
+        "only_b": (),
+        "command": "unsilent report pvf.sqlite other.sqlite",
+        "identical": False,
+    }
+    return Comparison(a=a, b=b, rows=tuple(rows), **{**fields, **more})
+
+
+def softer(result):
+    """The same rows with 40 % more of everything."""
+    rows = [
+        row if row.estimate is None else replace(row, estimate=min(1.4 * row.estimate, 1), high=min(1.4 * row.high, 1))
+        for row in result.rows
+    ]
+    return replace(result, rows=tuple(rows), store="other.sqlite", campaign="a0" * 16, dtype="bfloat16")
+
+
+@pytest.fixture
+def compared():
+    return make_compared
+
+
+@pytest.fixture
+def comparison():
+    return make_comparison
+
+
+@pytest.fixture(scope="session")
+def comparisons(demo, hostile, corners):
+    """Name -> comparison: an ordinary one, a hostile one, and the corners."""
+    found = {name: make_comparison(one, softer(one)) for name, one in {"demo": demo, **corners}.items()}
+    bad = HOSTILE[1]
+    changes = tuple(Change(name, name, name) for name in HOSTILE)
+    found["hostile"] = make_comparison(
+        hostile,
+        softer(hostile),
+        changes=changes,
+        notes=HOSTILE,
+        command=bad,
+        only_a=hostile.rows[:9],
+        only_b=hostile.rows,
+    )
+    found["hostile"] = replace(found["hostile"], rows=tuple(replace(r, method=bad) for r in found["hostile"].rows))
+    found["same"] = make_comparison(
+        demo, demo, [make_compared(r, r, 1.0, True) for r in demo.rows], identical=True, changes=()
+    )
+    return found

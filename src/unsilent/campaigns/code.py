@@ -1,7 +1,7 @@
 """A fingerprint of the user's code: whatever of it could change a row, beside weights, inputs and golden outputs.
 
-It covers the user's file, every loaded module that is not installed (standard library, site-packages, this package), and
-the functions a live workload holds, with their constants, defaults and what they close over.
+It covers the user's file (Python, or an exported program), every loaded module that is not installed (standard library,
+site-packages, this package), and the functions a live workload holds, with their constants, defaults and what they close over.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ def code_fingerprint(workload: str, live: Any, judge: Any) -> str:
     file, _, name = workload.rpartition(":")
     if name and file.endswith(".py") and Path(file).is_file():
         digest.update(Path(file).read_bytes())
+    if workload.endswith(".pt2") and (program := Path(workload).expanduser()).is_file():
+        with program.open("rb") as opened:  # it may be too large to be in memory twice
+            while piece := opened.read(1 << 20):
+                digest.update(piece)
     for name, path in sorted(_user_modules().items()):
         digest.update(f"{name}={xxhash.xxh3_128_hexdigest(path.read_bytes())};".encode())
     for part in (getattr(live, "_run", None), getattr(type(live), "run", None), judge):

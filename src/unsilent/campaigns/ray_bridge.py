@@ -134,7 +134,7 @@ class Bridge:
             raise  # a defect of ours
         except ray.exceptions.RayError as error:
             unfit = bool(getattr(error, "_actor_init_failed", False))
-            self._lose(member, _why(str(error), unfit), unfit)
+            self._lose(member, _why(error, unfit), unfit)
             return
         member.answered = True
         self._line.send("news", member.number, events, cpu, time.process_time())
@@ -170,12 +170,12 @@ def _nodes() -> list[dict[str, Any]]:
     return [{"node": n["NodeManagerAddress"], "CPU": n["Resources"].get("CPU", 0.0)} for n in alive]
 
 
-def _why(text: str, unfit: bool) -> str:
+def _why(error: Exception, unfit: bool) -> str:
     """A few words out of Ray's many."""
     if unfit:
-        return text.strip().splitlines()[-1].strip()
-    found = re.search(r"The actor is dead because ([^.\n]+)", text)
-    return found[1].strip() if found else text.strip().splitlines()[0].strip()
+        return str(error).strip().splitlines()[-1].strip()
+    found = re.search(r"The actor is dead because ([^.\n]+)", str(error))
+    return found[1].strip() if found else type(error).__name__
 
 
 @contextmanager

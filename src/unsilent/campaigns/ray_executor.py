@@ -189,7 +189,7 @@ class RayExecutor:
             raise UnsilentError(
                 f"{self._stillborn} workers were lost while loading ({why}); run the workload alone to see why"
             )
-        self._unlucky.update(one.given)
+        self._unlucky.update(list(one.given))
         for trial in one.given:
             if self._unlucky[trial] >= MOST_LOSSES:
                 raise UnsilentError(

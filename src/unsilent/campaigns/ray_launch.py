@@ -20,7 +20,7 @@ from unsilent.campaigns.ray_supervisor import Job
 from unsilent.errors import UnsilentError, UsageError
 
 KNOCK_SECONDS = 5.0
-JOIN_SECONDS = 30.0
+JOIN_SECONDS = 15.0
 LOCAL_SECONDS = 120.0
 END_SECONDS = 15.0
 _PLACE = re.compile(r"(?:ray://)?(\[[0-9A-Fa-f:]+\]|[^\s/:\[\]]+):([0-9]{1,5})")
@@ -82,6 +82,7 @@ class Link:
             self.send("start", cluster, job)
             self._join(LOCAL_SECONDS if cluster.address is None else JOIN_SECONDS)
         except BaseException:
+            os.killpg(self._process.pid, signal.SIGKILL)  # it may wait inside Ray, where it hears nothing
             self.close()
             raise
 

@@ -68,6 +68,8 @@ class CampaignSpec:
             values["workload"] = f"{PurePath(file).name}:{name}"
         elif self.workload.startswith("hf:"):
             values["workload"] = f"hf:{PurePath(self.workload[3:]).name}"
+        elif self.workload.endswith(".pt2"):
+            values["workload"] = PurePath(self.workload).name
         for key in ("data", "weights"):
             values[key] = PurePath(values[key]).name if values[key] else None
         values["device"] = self.device.partition(":")[0]

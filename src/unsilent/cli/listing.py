@@ -31,7 +31,7 @@ def workloads(as_json: o.Json = False) -> int:
         ("workload", "what it is", "options (--with)"),
     )
     print("\nYour own: file.py:name or package.module:name (a workload, or a function making one),")
-    print("or hf:DIR for a local transformers folder.")
+    print("hf:DIR for a local transformers folder, or FILE.pt2 for a program of torch.export.")
     return 0
 
 

@@ -12,7 +12,7 @@ from unsilent.errors import UsageError
 
 Workload = Annotated[
     str,
-    typer.Argument(help="Built-in name, file.py:name, package.module:name or hf:DIR.", show_default=False),
+    typer.Argument(help="Built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", show_default=False),
 ]
 StoreOrCard = Annotated[Path, typer.Argument(help="A campaign store, or a card.", show_default=False)]
 StoreFile = Annotated[Path, typer.Argument(help="A campaign store.", show_default=False)]
@@ -72,7 +72,7 @@ Explain = Annotated[
 
 def refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
     """Raise ``UsageError`` where one of these parameters of a verb was given and would be ignored."""
-    words = {p.name: p.opts[0] if p.opts[0][0] == "-" else p.human_readable_name for p in context.command.params}
+    words = {p.name: p.opts[0] if p.opts[0][0] == "-" else p.opts[0].upper() for p in context.command.params}
     given = [words[name] for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
     if given:
         raise UsageError(f"{why}: leave out {', '.join(given)}")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from unsilent.report.card_terminal import header, ordered
+from unsilent.report.card_terminal import HASHES, header, ordered
 from unsilent.report.pages import render_page, write_page
 from unsilent.report.tables import Cell, Line
 from unsilent.report.terminal import accuracy_text
@@ -66,7 +66,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
     return [
         ("campaign", clean(card.campaign)),
         *((name, clean(value)) for name, value in asked if value),
-        *((f"{clean(key)} (fingerprint)", clean(value)) for key, value in card.fingerprint.items()),
+        *((f"fingerprint of {key}", clean(card.fingerprint[key])) for key in HASHES if key in card.fingerprint),
         ("device", f"{clean(card.device)}, {clean(card.dtype)}, {counted(card.threads, 'thread')}"),
         ("versions", versions),
         *((clean(key), clean(value)) for key, value in card.info.items()),

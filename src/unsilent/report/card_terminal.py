@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from unsilent.report.console import print_columns, print_lines, print_table
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PLAIN = ("level", "target", "parent", "flips", "low%", "high%", "n", "silent")
+HASHES = ("weights", "inputs", "golden", "code", "components")
+"""Fingerprints that are shown; the others are told as device, threads and versions."""
 
 
 def render_card(card: Card, console: Console, plain: bool) -> None:
@@ -40,7 +43,7 @@ def ordered(card: Card) -> list[CardRow]:
     )
 
 
-def _is_more(row: CardRow, said: set[tuple[object, ...]]) -> bool:
+def _is_more(row: CardRow, said: Set[tuple[object, ...]]) -> bool:
     """Whether a layer is not just a component of one layer again."""
     return row.target != row.parent or (row.target, row.flips, row.estimate, row.n) not in said
 
@@ -58,8 +61,7 @@ def header(card: Card) -> list[str]:
 
 def footer(card: Card) -> list[str]:
     """How to measure it again, and what limits it."""
-    hashes = ("weights", "inputs", "golden", "code")
-    prints = ", ".join(f"{key} {clean(card.fingerprint[key])}" for key in hashes if key in card.fingerprint)
+    prints = ", ".join(f"{key} {clean(card.fingerprint[key])}" for key in HASHES if key in card.fingerprint)
     versions = ", ".join(f"{clean(name)} {clean(version)}" for name, version in card.versions.items())
     return [
         f"{100 * card.confidence:g} % intervals, n counts faults",

@@ -8,7 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unsilent.report.comparison_info import cells, headline, how_many, missing, pairing, rows_at, surprise, verdict
+from unsilent.report.comparison_info import (
+    TOP,
+    cells,
+    headline,
+    how_many,
+    missing,
+    pairing,
+    rows_at,
+    second_line,
+    surprise,
+    top_rows,
+    verdict,
+)
 from unsilent.report.info import BARS, itself, main_level, name_of
 from unsilent.report.look import INK, SERIES_COLOURS, Figure, figure, label, labels
 from unsilent.report.pages import capitalised, render_page, write_page
@@ -22,7 +34,6 @@ TEMPLATE = "comparison.html.jinja"
 HIGHER, LOWER, SAME = SERIES_COLOURS[1], SERIES_COLOURS[0], "#8a97a3"
 COLOURS = {"higher": HIGHER, "lower": LOWER, "": SAME}
 NAMES = {"higher": "B higher", "lower": "B lower", "": "no difference shown"}
-LAYERS = 20
 COLUMNS = (
     "target",
     "level",
@@ -59,12 +70,13 @@ def page(found: Comparison) -> dict[str, Any]:
         "meaning": capitalised(meaning(found.a)),
         "confidence": f"{100 * found.confidence:g}",
         "headline": headline(found),
+        "second_line": second_line(found),
         "numbers": numbers(found),
         "level": level,
         "flips_counts": [(f"forest-{i}", flips_text(f)) for i, f in enumerate(_flips(found, level))],
         "left": max((len(_of(found, level, f)) - BARS for f in _flips(found, level)), default=0),
         "bars": BARS,
-        "layers": LAYERS,
+        "layers": TOP,
         "how_many": how_many(found),
         "pairing": capitalised(pairing(found)),
         "missing": missing(found),
@@ -103,9 +115,9 @@ def figures(found: Comparison) -> dict[str, Figure]:
         kept = sorted(_of(found, level, flips), key=surprise)[:BARS]
         rows = [row for row in _of(found, level, flips) if row in kept]
         drawn[f"forest-{number}"] = forest(rows + (_of(found, "model", flips) if level != "model" else []))
-    layers = [row for row in rows_at(found, "layer") if row.p is not None]
-    if level != "layer" and len(layers) > 1:
-        drawn["layers"] = forest(sorted(layers, key=surprise)[:LAYERS], several=len({r.flips for r in layers}) > 1)
+    layers = [row for row in top_rows(found)[0] if row.level != level]
+    if layers:
+        drawn["layers"] = forest(layers, several=len({row.flips for row in layers}) > 1)
     return drawn
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unsilent.report.headline import Part
 from unsilent.report.info import EVERYTHING, first_flips, main_level, rows_of
-from unsilent.report.text import chance, clean, counted, factor, flips_text, shown, signed
+from unsilent.report.text import chance, clean, factor, flips_text, shown, signed
 from unsilent.studies.comparison import ComparedRow, Comparison
 
 NAMED = 4
@@ -55,22 +55,36 @@ def cells(row: ComparedRow) -> list[str]:
 
 
 def headline(found: Comparison) -> tuple[Part, ...]:
-    """The finding in a few words; names are parts of their own."""
+    """The finding for all that was struck; names are parts of their own."""
     if found.identical:
         return (Part("Every trial of A and B is the same: all differences are 0."),)
     model = rows_at(found, "model")
     first = [row for row in model if row.flips == first_flips([row.a for row in model]) and row.p is not None]
+    return _whole(found, first[0]) if first else (Part("Nothing was struck in both A and B."),)
+
+
+def second_line(found: Comparison) -> tuple[Part, ...]:
+    """Which rows of the main level differ; nothing where that is said already."""
     level = main_level(found.a)
-    rows = rows_at(found, level) if level != "model" else []
-    return (
-        *(_whole(found, first[0]) if first else (Part("A and B share no target that both struck."),)),
-        *_parts(rows),
-    )
+    rows = [row for row in rows_at(found, level) if row.p is not None and level != "model"]
+    if found.identical or not rows:
+        return ()
+    apart = sorted((row for row in rows if row.differs), key=surprise)
+    start = f"After correction, {len(apart):,} of {len(rows):,} {level} rows differ"
+    if not apart:
+        return (Part(f"{start}."),)
+    parts = [Part(f"{start} (points): ")]
+    for number, row in enumerate(apart[:NAMED]):
+        parts += [Part(", ")] if number else []
+        points = signed(row.difference.estimate, row.difference.low, row.difference.high).estimate
+        parts += [Part(clean(row.target), True), Part(f" {_flips(row.flips)}{points}")]
+    more = f" and {len(apart) - NAMED:,} more" if len(apart) > NAMED else ""
+    return (*parts, Part(f"{more}."))
 
 
-def sentence(found: Comparison) -> str:
-    """The headline as plain text, names in backquotes."""
-    return "".join(f"`{part.text}`" if part.name else part.text for part in headline(found))
+def sentence(parts: Sequence[Part]) -> str:
+    """Pieces as plain text, names in backquotes."""
+    return "".join(f"`{part.text}`" if part.name else part.text for part in parts)
 
 
 def how_many(found: Comparison) -> list[str]:
@@ -79,7 +93,7 @@ def how_many(found: Comparison) -> list[str]:
     for level in dict.fromkeys(row.level for row in found.rows):
         rows = [row for row in found.rows if row.level == level and row.p is not None]
         if rows:
-            lines.append(f"{level}: {sum(row.differs for row in rows):,} of {counted(len(rows), 'row')} differ")
+            lines.append(f"{level}: {sum(row.differs for row in rows):,} of {len(rows):,} rows differ")
     return lines
 
 
@@ -88,7 +102,7 @@ def pairing(found: Comparison) -> str:
     paired = sum(row.paired for row in found.rows)
     if not paired:
         return "no row is paired: A and B struck faults of their own"
-    rows = "every row is" if paired == len(found.rows) else f"{paired:,} of {counted(len(found.rows), 'row')} are"
+    rows = "every row is" if paired == len(found.rows) else f"{paired:,} of {len(found.rows):,} rows are"
     return f"{rows} paired: the same faults struck A and B, and differences are taken trial by trial"
 
 
@@ -112,29 +126,6 @@ def _whole(found: Comparison, row: ComparedRow) -> tuple[Part, ...]:
     if row.differs:
         return (Part(f"{found.a.measure} of {where} is {verdict(row)} in B: {b} % against {a} %, {points}."),)
     return (Part(f"No difference is shown in {found.a.measure} of {where}: A {a} %, B {b} %, {points}."),)
-
-
-def _parts(rows: Sequence[ComparedRow]) -> tuple[Part, ...]:
-    """Which rows of the main level differ."""
-    rows = [row for row in rows if row.p is not None]
-    if not rows:
-        return ()
-    apart = sorted((row for row in rows if row.differs), key=surprise)
-    level = rows[0].a.level
-    start = f" After correction, {len(apart):,} of {counted(len(rows), f'{level} row')} differ"
-    if not apart:
-        return (Part(f"{start}."),)
-    parts = [Part(f"{start} (points): ")]
-    for number, row in enumerate(apart[:NAMED]):
-        parts += [Part(", ")] if number else []
-        parts += [Part(clean(row.target), True), Part(f" {_flips(row.flips)}{signed_points(row)}")]
-    more = f" and {len(apart) - NAMED:,} more" if len(apart) > NAMED else ""
-    return (*parts, Part(f"{more}."))
-
-
-def signed_points(row: ComparedRow) -> str:
-    """The difference alone."""
-    return signed(row.difference.estimate, row.difference.low, row.difference.high).estimate
 
 
 def _flips(flips: int | None) -> str:

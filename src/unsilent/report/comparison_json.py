@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unsilent.report.comparison_info import sentence
+from unsilent.report.comparison_info import headline, second_line, sentence
 from unsilent.strictjson import strict
 from unsilent.studies.comparison import ComparedRow, Comparison, Estimated
 from unsilent.studies.records import PvfResult, PvfRow
@@ -30,7 +30,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
             "command": found.command,
             "spec": {key: getattr(found.a, key) for key in _COMMON} | {"flips": found.a.spec["flips"]},
             "measure": found.a.measure,
-            "headline": sentence(found),
+            "headline": " ".join(sentence(parts) for parts in (headline(found), second_line(found)) if parts),
             "identical": found.identical,
             "a": _side(found.a),
             "b": _side(found.b),

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unsilent.report.comparison_info import TOP, cells, how_many, missing, pairing, rows_at, sentence, top_rows
-from unsilent.report.console import print_columns, print_lines, print_table
+from unsilent.report.comparison_info import (
+    TOP,
+    cells,
+    headline,
+    how_many,
+    missing,
+    pairing,
+    rows_at,
+    second_line,
+    sentence,
+    top_rows,
+)
+from unsilent.report.console import NAME_LEAST, print_columns, print_lines, print_table, room
 from unsilent.report.info import itself, name_of
 from unsilent.report.terminal import meaning
 from unsilent.report.text import clean, counted, factor, flips_count, short, shown, signed
@@ -17,8 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COLUMNS = ("A %", "B %", "B - A", "interval", "B / A", "interval", "p", "B is")
-NARROW = 100
-"""Columns of a console that has no room for ratios."""
+RATIO = 4
+"""Where the two columns of the ratio begin."""
 PLAIN = (
     *("level", "target", "parent", "flips", "a%", "a_n", "b%", "b_n", "points", "low", "high"),
     *("ratio", "ratio_low", "ratio_high", "p", "b_is", "paired"),
@@ -40,28 +51,25 @@ def render_comparison(found: Comparison, console: Console, plain: bool) -> None:
 
 
 def _tables(found: Comparison, console: Console, main: Sequence[ComparedRow], layers: Sequence[ComparedRow]) -> None:
-    """Without columns that would say the same in every row, or for which there is no room."""
-    shown = {
-        "flips": len({row.flips for row in found.rows}) > 1,
-        "paired": any(row.paired for row in found.rows),
-        "ratio": console.width >= NARROW,
-    }
-    ratio = slice(4, 4 if shown["ratio"] else 6)
-    columns = list(COLUMNS)
-    del columns[ratio]
-    columns = [*(["flips"] if shown["flips"] else []), *columns, *(["paired"] if shown["paired"] else [])]
+    """Without columns that would say the same in every row, and without ratios where there is no room for them."""
+    rows = [*main, *layers]
+    with_flips = len({row.flips for row in found.rows}) > 1
+    with_pairs = any(row.paired for row in found.rows)
 
-    def cells_of(row: ComparedRow) -> list[str]:
-        told = cells(row)
-        del told[ratio]
-        first = [flips_count(row.flips)] if shown["flips"] else []
-        return [*first, *told, *(["yes" if row.paired else "no"] if shown["paired"] else [])]
+    def line(names_or_cells: Sequence[str], flips: str, paired: str, ratios: bool) -> list[str]:
+        found = [*names_or_cells[:RATIO], *names_or_cells[RATIO if ratios else RATIO + 2 :]]
+        return [*([flips] if with_flips else []), *found, *([paired] if with_pairs else [])]
 
-    print_table(console, main, columns, cells_of)
+    def cells_of(row: ComparedRow, ratios: bool) -> list[str]:
+        return line(cells(row), flips_count(row.flips), "yes" if row.paired else "no", ratios)
+
+    ratios = room(console, line(COLUMNS, "flips", "paired", True), [cells_of(r, True) for r in rows]) >= NAME_LEAST
+    columns = line(COLUMNS, "flips", "paired", ratios)
+    print_table(console, main, columns, lambda row: cells_of(row, ratios))
     if layers:
         own = itself(found.a)
         title = f"The {TOP} layers least like chance" if len(layers) == TOP else "Layers"
-        print_table(console, layers, columns, cells_of, title, lambda row: name_of(row.a, own))
+        print_table(console, layers, columns, lambda r: cells_of(r, ratios), title, lambda r: name_of(r.a, own))
 
 
 def header(found: Comparison) -> list[str]:
@@ -73,7 +81,7 @@ def header(found: Comparison) -> list[str]:
         f"B: {_campaign(found.b)}",
         f"unit {clean(a.unit)}, judge {clean(a.judge)}, law {clean(a.law)}, per {clean(a.per)}",
         *([f"not the same: {', '.join(map(change_text, found.changes))}"] if found.changes else []),
-        sentence(found),
+        *(sentence(parts) for parts in (headline(found), second_line(found)) if parts),
     ]
 
 

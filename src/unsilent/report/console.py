@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NAME_WIDTH, NAME_LEAST = 48, 14
+WIDE = 100
+"""Columns of a console on which cells stand further apart."""
 
 
 class Named(Protocol):
@@ -69,11 +71,10 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    gap = 1 if console.width >= 100 else 0  # beside the one that the box has
     cells = [cells_of(row) for row in rows]
-    wide = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    room = console.width - sum(wide) - (2 * gap + 1) * (len(columns) + 1) - 1
-    width = max(NAME_LEAST, min(room, NAME_WIDTH))
+    roomy = console.width >= WIDE and room(console, columns, cells, 1) >= NAME_LEAST
+    gap = 1 if roomy else 0  # beside the one that the box has
+    width = max(NAME_LEAST, min(room(console, columns, cells, gap), NAME_WIDTH))
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", padding=(0, gap))
     table.add_column("target", overflow="fold", min_width=NAME_LEAST)
     for name in columns:
@@ -91,6 +92,12 @@ def print_table(
             table.add_section()
         table.add_row(*(Text(cell, style=style) for cell in (name, *cells[number])))
     console.print(table)
+
+
+def room(console: Console, columns: Sequence[str], cells: Sequence[Sequence[str]], gap: int = 0) -> int:
+    """Columns that are left for names beside these cells."""
+    wide = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    return console.width - sum(wide) - (2 * gap + 1) * (len(columns) + 1) - 1
 
 
 def _joined(cell: str) -> str:

@@ -62,6 +62,9 @@ def signed(estimate: float | None, low: float, high: float, scale: float = 100.0
     >>> signed(-0.0031, -0.0046, -0.0018)
     Shown(estimate='-0.31', low='-0.46', high='-0.18')
     """
+    if estimate == low == high:  # not an estimate
+        exact = _sign(f"{estimate * scale:.4g}")
+        return Shown(exact, exact, exact)
     places = _places((high - low) * scale / 2)
     value = NO_TRIAL if estimate is None else _sign(_text(estimate * scale, places, ROUND_HALF_EVEN))
     lower, upper = _text(low * scale, places, ROUND_FLOOR), _text(high * scale, places, ROUND_CEILING)
@@ -74,6 +77,9 @@ def factor(estimate: float | None, low: float, high: float) -> Shown:
     >>> factor(0.5, 0.2449, math.inf)
     Shown(estimate='0.50', low='0.24', high='inf')
     """
+
+    if estimate is not None and math.isclose(low, high, rel_tol=1e-12):  # not an estimate
+        return Shown(*[f"{estimate:.4g}"] * 3)
 
     def digits(value: float, rounding: str) -> str:
         places = 1 - math.floor(math.log10(value)) if 0 < value < math.inf else 0

@@ -58,7 +58,7 @@ class Stratum:
     @property
     def n(self) -> int:
         """Trials."""
-        return int(self.counts.sum())
+        return round(float(self.counts.sum()))
 
     @property
     def mean(self) -> float:

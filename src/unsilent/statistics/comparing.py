@@ -81,11 +81,13 @@ def paired_strata(strata: Iterable[tuple[float, NDArray[Any] | Sequence[float]]]
 
     Most differences are 0, so that is what every stratum is measured from (`Stratum.centre`).
     """
-    parts = [Stratum.of((np.asarray(d, dtype=np.float64) + 1) / 2, weight, centre=0.5) for weight, d in strata]
-    shifted = stratified(parts, confidence)
-    estimate = None if shifted.estimate is None else 2 * shifted.estimate - 1
-    method = "paired difference (Gaffke)"
-    return replace(shifted, estimate=estimate, low=2 * shifted.low - 1, high=2 * shifted.high - 1, method=method)
+    seen = [(weight, np.asarray(d, dtype=np.float64)) for weight, d in strata if weight]
+    shifted = stratified([Stratum.of((d + 1) / 2, weight, centre=0.5) for weight, d in seen], confidence)
+    low, high, method = 2 * shifted.low - 1, 2 * shifted.high - 1, "paired difference (Gaffke)"
+    if shifted.estimate is None:
+        return replace(shifted, low=low, high=high, method=method)
+    estimate = math.fsum(weight * float(d.mean()) for weight, d in seen)  # not shifted back: 0 stays 0
+    return replace(shifted, estimate=estimate, low=min(low, estimate), high=max(high, estimate), method=method)
 
 
 def p_value(interval_at: Callable[[float], Interval], null: float = 0.0) -> float:

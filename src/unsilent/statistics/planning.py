@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv
 
-from unsilent.statistics.bounded import Stratum
-from unsilent.statistics.intervals import check_confidence, normal_quantile
+from unsilent.statistics.bounded import Stratum, stratified
+from unsilent.statistics.intervals import Interval, check_confidence, normal_quantile
 
 LEAST = 10
 """Trials of a stratum at least."""
@@ -38,7 +39,7 @@ def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5,
 
 
 def expected_half_width(variance: float, coarsest: float, confidence: float) -> float:
-    """Half-width to be expected of `stratified`, whose estimate has this variance.
+    """Half-width to be expected, roughly, of `stratified` where its estimate has this variance.
 
     ``coarsest``: the most that one trial moves the estimate, the greatest ``W_h / n_h``. As if the variance came from a Poisson
     number of such steps: with hardly any variance it is the limit of no events, with much of it the normal interval.
@@ -49,8 +50,15 @@ def expected_half_width(variance: float, coarsest: float, confidence: float) -> 
     return coarsest * (float(gammaincinv(steps + 1, 1 - tail)) - low) / 2
 
 
+def foreseen(pilot: Sequence[Stratum], sizes: Sequence[int], confidence: float) -> Interval:
+    """The interval of so many trials of each stratum that end as those of the pilot did."""
+    return stratified(
+        [replace(s, counts=s.counts * (n / s.counts.sum())) for s, n in zip(pilot, sizes, strict=True)], confidence
+    )
+
+
 def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.95) -> tuple[int, ...]:
-    """Fewest trials of each stratum for which the expected half-width is at most ``half_width``.
+    """About the fewest trials of each stratum for which the half-width that is foreseen is at most ``half_width``.
 
     ``pilot``: its trials show means and variances. Every stratum gets trials in proportion to its weight, since what it has
     not shown may be there all the same, and those that vary more by Neyman's rule.
@@ -69,7 +77,10 @@ def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.
         if best is None or sizes.sum() < best.sum():
             best = sizes
     assert best is not None
-    return tuple(int(n) for n in best)
+    found = tuple(int(n) for n in best)
+    while (wide := foreseen(pilot, found, confidence).half_width) > half_width:
+        found = tuple(math.ceil(n * max(1.02, wide / half_width)) for n in found)
+    return found
 
 
 def _sizes(

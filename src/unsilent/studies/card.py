@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.strictjson import strict
 from unsilent.studies.analysis import analyse
+from unsilent.studies.precision import Precision
 from unsilent.studies.tallies import UNITS, Question
 
 SCHEMA = "unsilent-pvf-card"
@@ -82,13 +85,14 @@ class Card:
 
 
 def make_card(store: Store, question: Question) -> Card:
-    """The card of a stored campaign; raises ``UsageError`` while trials of it are missing, for no command makes half of it."""
+    """The card of a stored campaign; raises ``UsageError`` where no single command makes just these trials again."""
     result, description = analyse(store, question), store.description
     if result.trials_done < result.trials_planned:
         raise UsageError(
             f"{store.path} has {result.trials_done:,} of {result.trials_planned:,} planned trials, which no command makes "
             f"again; finish it first: {result.command}"
         )
+    _check_plan(store, result.command, question.of(store.spec.transient))
     names = tuple(CardRow.__dataclass_fields__)
     values = {
         "schema": SCHEMA,
@@ -104,6 +108,21 @@ def make_card(store: Store, question: Question) -> Card:
     }
     plain = strict(values)
     return _card(json.dumps({**plain, "sha256": checksum(plain)}), f"the card of {store.path}")
+
+
+def _check_plan(store: Store, command: str, question: Question) -> None:
+    """A campaign in rounds depends on the precision that was asked when it was planned, and on how its trials were read then."""
+    planned = {plan.asked for cells in store.rounds() for plan in cells}
+    if not planned or not command.startswith("unsilent "):
+        return
+    words = shlex.split(command)
+    given = dict(pairwise(words))
+    asked = f"{Precision.parse(given.get('--ci'), given.get('--rel'))} at {question.confidence:g} per {question.unit}"
+    if planned != {asked}:
+        raise UsageError(
+            f"{store.path} was planned for {' and '.join(sorted(planned))}, the card would say {asked}, and no command makes "
+            "that again; give --confidence and --unit as they were, or run it anew with the last --ci or --rel"
+        )
 
 
 def checksum(values: Mapping[str, Any]) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xxhash
 
-from unsilent.campaigns.spec import TrialRow, differences
+from unsilent.campaigns.spec import TrialRow
+from unsilent.campaigns.spec import differences as changed
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.statistics import Interval
@@ -159,9 +160,8 @@ def key_of(row: PvfRow) -> Key:
 
 
 def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) -> ComparedRow:
-    exact = one.sample.complete and other.sample.complete
-    paired = not exact and shares_faults(one, other)
-    interval_at = _paired(one.sample, other.sample) if paired else _unpaired(one.sample, other.sample, question)
+    exact, paired = _exact(one, other), shares_faults(one, other)
+    interval_at = differences_at(one, other, question)
     apart = interval_at(question.confidence)
     times = ratio(question.estimate(other.sample), question.estimate(one.sample))
     p = None if apart.estimate is None else p_value(interval_at)
@@ -176,6 +176,13 @@ def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) 
         paired=paired,
         method="exhaustive" if exact else apart.method,
     )
+
+
+def differences_at(one: Side, other: Side, question: Question) -> Callable[[float], Interval]:
+    """The interval of the difference by its confidence; paired where that can be."""
+    if shares_faults(one, other):
+        return _paired(one.sample, other.sample)
+    return _unpaired(one.sample, other.sample, question)
 
 
 def _unpaired(one: Sample, other: Sample, question: Question) -> Callable[[float], Interval]:
@@ -200,11 +207,21 @@ def _paired(one: Sample, other: Sample) -> Callable[[float], Interval]:
 
 
 def shares_faults(one: Side, other: Side) -> bool:
-    """Whether both rest on the very same faults in the same trials, with the same weights."""
-    if len(one.sample.strata) != len(other.sample.strata) or one.trials != other.trials or not all(one.trials):
+    """Whether both rest on a sample of the very same faults in the same trials, with the same weights."""
+    if (
+        _exact(one, other)
+        or len(one.sample.strata) != len(other.sample.strata)
+        or one.trials != other.trials
+        or not all(one.trials)
+    ):
         return False
     mine, theirs = ([s.share for s in side.sample.strata] for side in (one, other))
     return bool(np.allclose(np.divide(mine, sum(mine)), np.divide(theirs, sum(theirs)), rtol=1e-12))
+
+
+def _exact(one: Side, other: Side) -> bool:
+    """Whether both tried every fault there is, so that nothing is left to estimate."""
+    return one.sample.complete and other.sample.complete
 
 
 def _same_outcomes(one: Side, other: Side) -> bool:
@@ -286,7 +303,7 @@ def _changes(one: Store, other: Store) -> list[Change]:
     """What else was not the same: of what was asked, then of what was found (hashes, versions)."""
     there, here = one.description, other.description
     found: dict[str, Change] = {}
-    for key, values in differences((one.spec, there), (other.spec, here)):
+    for key, values in changed((one.spec, there), (other.spec, here)):
         name = FILES.get(key, key) if values else key
         both = values or (there.fingerprint.get(key), here.fingerprint.get(key))
         if key not in REFUSED:

@@ -18,7 +18,7 @@ from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.statistics import Interval, Stratum
 from unsilent.statistics.looks import GROWTH, confidence_at, size_at
-from unsilent.statistics.planning import allocate, expected_half_width
+from unsilent.statistics.planning import allocate, foreseen
 from unsilent.studies.rows import Group, target_groups
 from unsilent.studies.stored import Stored
 from unsilent.studies.tallies import Question
@@ -94,8 +94,12 @@ class PrecisionPlanner:
         Raises:
             UsageError: the plan of look 0 needs more than ``most``; says what is needed and what can be had.
         """
-        question = self.question.of(store.spec.transient)
-        stored = Stored(store, question.unit or "sample")
+        unit = self.question.of(store.spec.transient).unit or "sample"
+        return self.after(Stored(store, unit))
+
+    def after(self, stored: Stored) -> list[CellPlan]:
+        """The next round after these trials."""
+        question = self.question.of(stored.spec.transient)
         asked = f"{self.precision} at {question.confidence:g} per {question.unit}"
         if not stored.plans:
             return self._pilots(stored, asked)
@@ -135,8 +139,11 @@ class PrecisionPlanner:
         for group in groups:
             cells = [(t.name, group.flips) for t in group.targets]
             total = sum(t.share for t in group.targets)
-            strata = [replace(known[c], weight=t.share / total) for c, t in zip(cells, group.targets, strict=True)]
-            aim = MARGIN * self.precision.aim(sum(s.weight * s.mean for s in strata))
+            strata = [
+                replace(known[c], weight=t.share / total, centre=known[c].mean)
+                for c, t in zip(cells, group.targets, strict=True)
+            ]
+            aim = MARGIN * self.precision.aim(_cautious(strata))
             for cell, n in zip(cells, self._enough(strata, [sizes[c] for c in cells], aim), strict=True):
                 sizes[cell] = n
         plans = []
@@ -158,7 +165,7 @@ class PrecisionPlanner:
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float) -> list[int]:
         """These sizes where they reach the aim already, else at least those of the best allocation."""
         level = confidence_at(0, self.question.confidence)
-        if all(sizes) and _expected(strata, sizes, level) <= aim:
+        if all(sizes) and foreseen(strata, sizes, level).half_width <= aim:
             return list(sizes)
         return [max(a, b) for a, b in zip(sizes, allocate(strata, aim, level), strict=True)]
 
@@ -169,11 +176,14 @@ class PrecisionPlanner:
             if needed <= self.most:
                 continue
             total = sum(shares[name] for name in plan.first)
-            strata = [replace(known[name, plan.flips], weight=shares[name] / total) for name in plan.first]
+            strata = [
+                replace(known[name, plan.flips], weight=shares[name] / total, centre=plan.centre[name])
+                for name in plan.first
+            ]
             room = self.most - sum(plan.start.values())
             scale = max(room, 1) / sum(plan.first.values())
             sizes = [max(1, math.floor(scale * n)) for n in plan.first.values()]
-            width = _expected(strata, sizes, confidence_at(0, self.question.confidence))
+            width = foreseen(strata, sizes, confidence_at(0, self.question.confidence)).half_width
             raise UsageError(
                 f"{self.precision} of {plan.group!r} needs about {needed:,} trials, --trials allows {self.most:,}, which "
                 f"give about ±{100 * width:.2g} points; ask for --trials {math.ceil(1.2 * needed)} or a coarser --ci or --rel"
@@ -187,7 +197,8 @@ class PrecisionPlanner:
         aim = self.precision.aim(sum(s.weight * s.mean for s in strata))
         for more in range(1, _FARTHEST):
             level = confidence_at(now + more, self.question.confidence)
-            if _expected(strata, [s.n * GROWTH**more for s in strata], level) <= aim:
+            sizes = [math.ceil(s.n * GROWTH**more) for s in strata]
+            if foreseen(strata, sizes, level).half_width <= aim:
                 return more
         return _FARTHEST
 
@@ -205,10 +216,11 @@ class PrecisionPlanner:
         return found
 
 
+def _cautious(strata: Sequence[Stratum]) -> float:
+    """The estimate less its standard error: a relative half-width must suffice for what it may turn out to be."""
+    estimate = sum(s.weight * s.mean for s in strata)
+    return max(0.0, estimate - math.sqrt(sum(s.weight**2 * s.variance / s.n for s in strata)))
+
+
 def _size(plan: CellPlan, look: int) -> int:
     return sum(plan.start.values()) + sum(size_at(look, n) for n in plan.first.values())
-
-
-def _expected(strata: Sequence[Stratum], sizes: Sequence[float], confidence: float) -> float:
-    variance = sum(s.weight**2 * s.variance / n for s, n in zip(strata, sizes, strict=True))
-    return expected_half_width(variance, max(s.weight / n for s, n in zip(strata, sizes, strict=True)), confidence)

@@ -6,7 +6,6 @@ Invariant: weight files are never unpickled beyond tensors (``weights_only=True`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import torch

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, first_line
 from unsilent.workloads.base import Workload
 from unsilent.workloads.hf_generate import SEQUENCES, prepare, run_generate
 from unsilent.workloads.hf_inputs import Inputs, from_npz, synthetic
@@ -184,11 +184,6 @@ def _try_out(ref: str, model: Any, batch: dict[str, Tensor], evaluate: Callable[
             f"workload {ref!r}: {type(model).__name__} cannot run on {given}: {first_line(error)}; "
             "try batch=1 or other inputs with --data"
         ) from None
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _judge(architecture: str, config: Any) -> str:

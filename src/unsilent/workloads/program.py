@@ -1,127 +1,142 @@
-"""A program of ``torch.export`` as an ordinary module: its parameters under their original names, struck like any other.
+"""A program of ``torch.export`` as an ordinary module: parameters and operations under the names of the original model.
 
 What ``ExportedProgram.module()`` gives cannot be used as it stands: it refuses ``eval()``, prints to stderr when its code raises,
-holds constants outside of buffers, and unties shared weights as soon as it is converted. `Program` takes over its tensors and
-its generated code, and nothing else.
+holds constants outside of buffers, unties shared weights as soon as it is converted, and runs all operations in one module.
+`Program` takes over its tensors and its graph, and nothing else.
 """
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Self
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from unsilent.errors import UsageError
+from unsilent.workloads.program_code import Code, owners
 
-Convert = Callable[[Tensor], Tensor]
-Slot = tuple[dict[str, Any], str]
-"""Where a module holds a tensor: its table of parameters or buffers, and the key."""
+Slots = list[tuple[dict[str, Any], str]]
+"""Where modules hold one tensor: tables of parameters or buffers, with the key."""
 
 
-class Program(nn.Module):
-    """The module of an exported program, on the CPU.
+class Scope(nn.Module):
+    """One module of the original model: its tensors, and the place where its operations are called.
 
-    Every tensor that the program stores is a parameter or a buffer, constants that export lifted out of the code too. Tied
-    weights stay tied when it is moved, and devices that are written into the code follow it.
+    Every tensor is a parameter or a buffer, also constants that export lifted out of the code: they are memory of the program,
+    and move with the others then. It has no public name of its own, for a model may have a module of that name.
+    """
+
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        for name, parameter in source._parameters.items():
+            self.register_parameter(name, parameter)
+        for name, buffer in source._buffers.items():
+            self.register_buffer(name, buffer)
+        for name, child in source._modules.items():
+            self.add_module(name, Scope(child) if type(child) is nn.Module else child)
+        for name, value in vars(source).items():
+            if isinstance(value, Tensor):
+                self.register_buffer(name, value)
+            elif isinstance(value, torch.ScriptObject):
+                setattr(self, name, value)
+
+    def forward(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One operation, as part of this module."""
+        return operation(*args, **kwargs)
+
+
+class Program(Scope):
+    """The module of an exported program, on the CPU and in eval mode.
+
+    Tied weights stay tied when it is moved or converted, and devices that are written into the code follow it.
 
     Args:
         exported: what ``torch.export.load`` gave.
     """
 
     def __init__(self, exported: ExportedProgram) -> None:
-        super().__init__()
-        with quiet_warnings():
+        with warnings_off():
             module: Any = exported.module()
-        for name, child in module.named_children():
-            self.add_module(name, child)
-        for name, parameter in module.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in module.named_buffers(recurse=False):
-            self.register_buffer(name, buffer)
-        for name, value in list(vars(module).items()):
-            if isinstance(value, (Tensor, torch.ScriptObject)):
-                setattr(self, name, value)
-        _register_constants(self)
-        _tie(_twins(self))
-        self._code = Code(module.graph)
-        self.to("cpu")
-        self.eval()
+            super().__init__(module)
+            _tie(_twins(self))
+            for path in owners(module.graph):
+                _enter(self, path)
+            self._program = Code(self, module.graph)
+            self.to("cpu").eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One call, with the inputs of the original model."""
-        return self._code.function(self, *args, **kwargs)
-
-    @property
-    def code(self) -> Code:
-        """What runs."""
-        return self._code
+        return self._program.function(self, *args, **kwargs)
 
     @property
     def _in_spec(self) -> Any:
-        return self._code.in_spec  # the generated code looks for it here
+        return self._program.in_spec  # the generated code looks for it here
 
     @property
     def _out_spec(self) -> Any:
-        return self._code.out_spec
+        return self._program.out_spec
 
-    def _apply(self, fn: Convert, recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves or converts all tensors; raises ``UsageError`` for a type that the code does not allow."""
         twins, before = _twins(self), _kinds(self)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         _tie(twins)
-        after = _kinds(self)
-        if after != before:
-            self._code.check_kind(after)
-        for tensor in _tensors(self):
-            self._code = self._code.on(tensor.device)
-            break
+        if (after := _kinds(self)) != before:
+            self._program.check_kinds(after)
+        if (tensor := next(_tensors(self), None)) is not None:
+            with warnings_off():
+                self._program = self._program.on(self, tensor.device)
         return self
 
 
-class Code:
-    """The code that was generated for a graph; never changed, and shared by copies of its program.
+def code_of(program: Program) -> Code:
+    """What a program runs."""
+    return program._program
 
-    Attributes:
-        graph: what it was made from. function: ``function(module, *inputs)``. in_spec, out_spec: nesting of inputs and outputs.
-    """
 
-    def __init__(self, graph: fx.Graph, device: torch.device | None = None) -> None:
-        self.graph, self._device = graph, device
-        made = fx.GraphModule(_Anything(), graph)
-        self.function: Callable[..., Any] = type(made).forward
-        self.in_spec, self.out_spec = made._in_spec, made._out_spec
+@contextmanager
+def warnings_off() -> Iterator[None]:
+    """torch warns of its own insides while it makes modules of programs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
-    def __deepcopy__(self, memo: object) -> Code:
-        return self
 
-    def on(self, device: torch.device) -> Code:
-        """The same with every device that is written into it replaced by ``device``."""
-        if device == self._device:
-            return self
-        with quiet_warnings():
-            graph = copy.deepcopy(self.graph)
-        for node in graph.nodes:
-            node.args, node.kwargs = (
-                fx.node.map_aggregate(part, lambda v: device if isinstance(v, torch.device) else v)
-                for part in (node.args, node.kwargs)
-            )
-        return Code(graph, device)
+def _enter(module: nn.Module, path: str) -> None:
+    """Make the modules on a path that hold no tensor and are therefore missing."""
+    for name in path.split("."):
+        if name not in module._modules:
+            module.add_module(name, Scope(nn.Module()))
+        module = module.get_submodule(name)
 
-    def check_kind(self, kinds: set[torch.dtype]) -> None:
-        """Raise ``UsageError`` where another floating-point type than ``kinds`` is written into the code."""
-        for node in self.graph.nodes:
-            written: list[torch.dtype] = []
-            fx.node.map_aggregate((node.args, node.kwargs), lambda v, w=written: w.append(v) if is_float(v) else None)
-            if other := [t for t in written if t not in kinds]:
-                raise UsageError(
-                    f"the program cannot run in {_short(kinds)}, for {_short(other)} is written into it ({node.name}); "
-                    "leave --dtype out, or export the model in that type"
-                )
-"""
-"""
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    return chain(module.parameters(), module.buffers())
+
+
+def _kinds(module: nn.Module) -> set[torch.dtype]:
+    return {t.dtype for t in _tensors(module) if t.is_floating_point()}
+
+
+def _twins(program: nn.Module) -> list[Slots]:
+    """Parameters, or buffers, that are the same memory under several names."""
+    found: dict[tuple[Any, ...], Slots] = {}
+    for module in program.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and tensor.numel():
+                    kind = (tensor.dtype, isinstance(tensor, nn.Parameter))
+                    place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), *kind)
+                    found.setdefault(place, []).append((table, name))
+    return [slots for slots in found.values() if len(slots) > 1]
+
+
+def _tie(twins: list[Slots]) -> None:
+    """Make one tensor object of each of them again."""
+    for (first, key), *others in twins:
+        for table, name in others:
+            table[name] = first[key]

@@ -6,6 +6,7 @@ A reference is one of
     path/to/file.py:name       an object in the user's own file, or a function (or class) that makes one
     package.module:name        the same in an importable module
     hf:DIR                     a local transformers folder
+    path/to/model.pt2          a program of torch.export
 
 Built-in factories and the user's functions are called alike: every keyword parameter is an option (``--with
 key=value``, converted by its annotation or default), except ``data``, ``weights`` and ``progress``, which are passed
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from unsilent.errors import UsageError, unknown
 from unsilent.named import convert
 from unsilent.workloads.user import find, user_code
-from unsilent.workloads.zoo import HF, ZOO, Entry
+from unsilent.workloads.zoo import EXPORTED, HF, ZOO, Entry
 
 if TYPE_CHECKING:
     from unsilent.workloads.base import InferenceWorkload
@@ -48,7 +49,7 @@ def load(
     """Make the workload that ``ref`` names (see the module's docstring).
 
     Args:
-        ref: built-in name, ``file.py:name``, ``module:name`` or ``hf:DIR``.
+        ref: built-in name, ``file.py:name``, ``module:name``, ``hf:DIR`` or ``file.pt2``.
         options: ``--with`` values as texts.
         data: path given to a workload that takes data of the user's own.
         weights: path given to a workload that takes weights of the user's own.
@@ -63,6 +64,8 @@ def load(
     chosen = {key: value for key, value in given.items() if value is not None}
     if ref.startswith("hf:"):
         return _builtin(HF, ref, options or {}, chosen, {"folder": ref[3:]})
+    if ref.endswith(".pt2"):
+        return _builtin(EXPORTED, ref, options or {}, chosen, {"program": ref})
     if ref in ZOO:
         return _builtin(ZOO[ref], ref, options or {}, chosen, ZOO[ref].preset)
     if ":" not in ref and "/" not in ref and not ref.endswith(".py"):

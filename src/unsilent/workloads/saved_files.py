@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, first_line
 
 
 def read_saved(path: str | Path, kind: str) -> Any:
@@ -33,4 +33,4 @@ def read_saved(path: str | Path, kind: str) -> Any:
             f"{path} is damaged or holds more than tensors; it is not loaded, for that could run code in it"
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
-        raise UsageError(f"{path} is not a sound {kind} file: {(str(error).splitlines() or [''])[0]}") from None
+        raise UsageError(f"{path} is not a sound {kind} file: {first_line(error)}") from None

@@ -106,3 +106,12 @@ HF = Entry(
     data="optional",
 )
 """The entry behind every ``hf:DIR``."""
+
+EXPORTED = Entry(
+    "FILE.pt2",
+    _HERE + "exported:exported",
+    "a program of torch.export; the file is code",
+    {},
+    data="optional",
+)
+"""The entry behind every ``FILE.pt2``."""

@@ -1,0 +1,110 @@
+"""``FILE.pt2``: a program that ``torch.export.save`` wrote, with inputs of the user's own.
+
+Such a file is code, as a user's Python file is: torch compiles what it says, and unpickles parts of it. It is loaded where the
+user names it, and never because a store does. Inputs are only ever read as data.
+
+Invariant: the program runs as it was exported. Names, sizes and types that are fixed in it are checked, not bent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unsilent.errors import UsageError, first_line
+from unsilent.outcomes import judge
+from unsilent.outcomes.judges import decision_tensor
+from unsilent.workloads.base import Workload, call_model
+from unsilent.workloads.exported_inputs import FORMS, Takes
+from unsilent.workloads.hf_folder import NUMERIC
+from unsilent.workloads.program import Program, code_of, warnings_off
+from unsilent.workloads.training import parameter_count, workshop
+
+INPUTS = "inputs.pt"
+"""Name of the inputs beside a program."""
+
+
+def exported(*, program: str, data: str | None = None) -> Workload:
+    """An exported program on the batches of ``data``; the judge follows from the shape of its output.
+
+    Args:
+        program: file of ``torch.export.save``. data: file of ``torch.save`` or safetensors; default ``inputs.pt`` beside it.
+
+    Raises:
+        UsageError: the program cannot be loaded or was exported in training mode; inputs are not there or do not fit.
+    """
+    ref, path = program, Path(program).expanduser()
+    inputs = Path(data).expanduser() if data else path.with_name(INPUTS)
+    with workshop(0):
+        module, takes = _load(ref, path)
+        if name := code_of(module).dropout():
+            raise UsageError(f"workload {ref!r} was exported in training mode ({name} is on); export model.eval()")
+        if data is None and not inputs.exists():
+            raise UsageError(
+                f"workload {ref!r} needs inputs: torch.save them as {INPUTS} beside it, or give --data FILE; expected {FORMS}"
+            )
+        batches = takes.read(inputs)
+        output = _try_out(ref, module, batches[0])
+    return Workload(
+        module,
+        batches,
+        judge=_judge(output),
+        name=ref,
+        info={
+            "description": f"exported program {path.name}",
+            "data": f"{inputs.name}, {len(batches)} batch{'es' if len(batches) > 1 else ''} of the user's own",
+            "parameters": parameter_count(module),
+        },
+    )
+
+
+def _load(ref: str, path: Path) -> tuple[Program, Takes]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UsageError(f"workload {ref!r}: cannot read {path}: {error.strerror}") from None
+    try:
+        with file, warnings_off(), _silent():
+            loaded = torch.export.load(file)
+            module = Program(loaded)
+            return module, Takes(loaded, module)
+    except Exception as error:  # a damaged file, or one of another version, can raise anything
+        told = first_line(error)
+        why = "" if "warnings above" in told else f" ({told})"
+        raise UsageError(
+            f"workload {ref!r} is no exported program that torch {torch.__version__} can load{why}; "
+            "write it with torch.export.save of this version"
+        ) from None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """torch logs a traceback of each way of reading that fails."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@torch.no_grad()
+def _try_out(ref: str, module: Program, batch: dict[str, Any]) -> Any:
+    """One run, so that inputs which do not fit are told now and in one line."""
+    try:
+        return call_model(module, batch)
+    except Exception as error:
+        raise UsageError(f"workload {ref!r} cannot run on batch 0 of its inputs: {first_line(error)}") from None
+
+
+def _judge(output: Any) -> str:
+    """By the shape of what judges look at: a row of scores a sample, a row of tokens, or any other values."""
+    found = decision_tensor(output, judge(NUMERIC), 0)
+    if found.ndim == 2 and found.shape[1] > 1:
+        return "top1" if found.is_floating_point() else "exact-sequence"
+    return NUMERIC

@@ -1,0 +1,136 @@
+"""Inputs for an exported program: a file of the user's own, checked against what the program takes.
+
+A program is fixed: names, nesting and types of its inputs, and all sizes that were not exported as dynamic. Every batch is held
+against that before the first one runs, and what does not fit is said in the words of the file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import _pytree
+
+from unsilent.errors import UsageError
+from unsilent.workloads.program import Program, code_of
+from unsilent.workloads.program_code import short
+from unsilent.workloads.saved_files import read_saved
+
+MOST = 2**40
+"""Sizes from here on count as unlimited."""
+FORMS = (
+    "a tensor or a dict of inputs by name (one batch), or a list of batches: tensors, tuples of all inputs, or dicts"
+)
+
+
+class Takes:
+    """What a program takes: names of its inputs, their nesting, and what it was exported with in place of each tensor.
+
+    Args:
+        exported: the program as it was loaded. program: the module that was made of it.
+    """
+
+    def __init__(self, exported: ExportedProgram, program: Program) -> None:
+        code = code_of(program)
+        self.names = list(inspect.signature(code.function).parameters)[1:]
+        positional, by_name = code.in_spec.children()
+        self._specs = dict(zip(self.names, [*positional.children(), *by_name.children()], strict=True))
+        specs = [s for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+        values = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
+        self._leaves = [values[s.arg.name] for s in specs]
+        self._ranges = {str(symbol): found for symbol, found in exported.range_constraints.items()}
+        starts = dict(zip(self.names, self._leaves, strict=False)) if len(self._leaves) == len(self.names) else {}
+        self._fixed = {k: v for k, v in starts.items() if not isinstance(v, (Tensor, torch.SymInt, torch.SymFloat))}
+
+    def read(self, path: Path) -> list[dict[str, Any]]:
+        """The batches of a file, as inputs by name; raises ``UsageError`` for one that does not fit."""
+        whole = read_saved(path, "inputs")
+        batches = list(whole) if isinstance(whole, (tuple, list)) else [whole]
+        if not batches:
+            raise UsageError(f"{path} holds no batch; expected {FORMS}")
+        return [self._checked(batch, f"{path}, batch {i}") for i, batch in enumerate(batches)]
+
+    def _checked(self, batch: Any, where: str) -> dict[str, Any]:
+        given = {**self._fixed, **self._named(batch, where)}
+        if missing := [name for name in self.names if name not in given]:
+            raise UsageError(f"{where} has no {missing[0]!r}; {self._expected()}")
+        leaves = iter(self._leaves)
+        for name, spec in self._specs.items():
+            for value in _flat(given[name], spec, f"{where}: {name!r}"):
+                self._check(value, next(leaves), f"{where}: {name!r}")
+        return {name: given[name] for name in self.names}
+
+    def _named(self, batch: Any, where: str) -> Mapping[str, Any]:
+        """The inputs of a batch by name; fixed ones may be left out."""
+        if isinstance(batch, Mapping):
+            if extra := [key for key in batch if key not in self.names]:
+                raise UsageError(f"{where} has {extra[0]!r}, which the program does not take; {self._expected()}")
+            return batch
+        values = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+        free = [name for name in self.names if name not in self._fixed]
+        for names in (self.names, free):
+            if len(values) == len(names):
+                return dict(zip(names, values, strict=True))
+        raise UsageError(f"{where} holds {len(values)} of {len(free)} inputs; {self._expected()}")
+
+    def _expected(self) -> str:
+        return f"the program takes {', '.join(self.names)}; expected {FORMS}"
+
+    def _check(self, value: Any, exported: Any, what: str) -> None:
+        """Raise ``UsageError`` where a value is not what stood in its place when the program was exported."""
+        if not isinstance(exported, Tensor):
+            free = isinstance(exported, (torch.SymInt, torch.SymFloat))
+            if not isinstance(value, Tensor) and (free or value == exported):
+                return
+            raise UsageError(
+                f"{what} is {value!r}, but the program was exported with {exported!r}, which is fixed in it"
+            )
+        sizes = [self._size(size) for size in exported.shape]
+        wanted = f"{short(exported.dtype)} [{', '.join(told for told, _ in sizes)}]"
+        if not isinstance(value, Tensor):
+            raise UsageError(f"{what} is {type(value).__name__}, the program takes {wanted}; expected {FORMS}")
+        fits = len(sizes) == value.ndim and all(
+            n in allowed for n, (_, allowed) in zip(value.shape, sizes, strict=True)
+        )
+        if not fits or value.dtype != exported.dtype:
+            advice = "give such inputs" if fits else "give such inputs, or export with dynamic_shapes"
+            raise UsageError(
+                f"{what} is {short(value.dtype)} {list(value.shape)}, the program takes {wanted}; {advice}"
+            )
+
+    def _size(self, size: Any) -> tuple[str, range]:
+        """A size as text, and what it may be; sizes that follow from others are left to the program's own check."""
+        if isinstance(size, int):
+            return str(size), range(size, size + 1)
+        found = self._ranges.get(str(size))
+        low, high = (_whole(found.lower, 0), _whole(found.upper, MOST)) if found else (0, MOST)
+        return f"{low} to {high}" if high < MOST else f"{low} or more" if low else "any", range(low, high + 1)
+
+
+def _flat(value: Any, spec: Any, what: str) -> list[Any]:
+    """The values that are nested in an input, in the program's order."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a tensor in place of a dict is taken apart, with no more than a warning
+            found = _pytree.tree_flatten_spec(value, spec)
+    except Exception:  # whatever else a tuple in place of a dict makes of it
+        found = []
+    if len(found) != spec.num_leaves:
+        told = " ".join(str(spec).split())
+        raise UsageError(f"{what} nests otherwise than what the program was exported with, {told}")
+    return found
+
+
+def _whole(bound: Any, default: int) -> int:
+    """A bound of torch's; infinities are the default."""
+    try:
+        return int(bound)
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        return default

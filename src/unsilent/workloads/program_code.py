@@ -1,0 +1,106 @@
+"""The code of an exported program: Python that fx generates from its graph, and what is written into it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._ops import OpOverload
+
+from unsilent.errors import UsageError
+
+
+class Code:
+    """What a program runs; never changed, and shared by copies of the program.
+
+    Args:
+        program: the module whose tensors the graph names. graph: as ``ExportedProgram.module()`` gives it.
+
+    Attributes:
+        function: ``function(program, *inputs)``. in_spec, out_spec: how inputs and outputs nest.
+    """
+
+    def __init__(self, program: nn.Module, graph: fx.Graph) -> None:
+        self._graph = graph
+        made: Any = fx.GraphModule(program, _scoped(graph))
+        self.function: Callable[..., Any] = type(made).forward
+        self.in_spec, self.out_spec = made._in_spec, made._out_spec
+
+    def __deepcopy__(self, memo: object) -> Code:
+        return self
+
+    def on(self, program: nn.Module, device: torch.device) -> Code:
+        """The same with every device that is written into it replaced by ``device``, for a program that is there."""
+        if all(v == device for _, v in self._written() if isinstance(v, torch.device)):
+            return self
+        graph = copy.deepcopy(self._graph)
+        for node in graph.nodes:
+            node.args, node.kwargs = (
+                fx.node.map_aggregate(part, lambda v: device if isinstance(v, torch.device) else v)
+                for part in (node.args, node.kwargs)
+            )
+        return Code(program, graph)
+
+    def check_kinds(self, kinds: set[torch.dtype]) -> None:
+        """Raise ``UsageError`` where a floating-point type beside ``kinds`` is written into the code."""
+        for node, kind in self._written():
+            if isinstance(kind, torch.dtype) and kind.is_floating_point and kind not in kinds:
+                raise UsageError(
+                    f"the exported program cannot run in {', '.join(sorted(map(short, kinds)))}, for {short(kind)} is "
+                    f"written into it ({node.name}); leave --dtype out, or export the model in that type"
+                )
+
+    def dropout(self) -> str | None:
+        """The first dropout that was left on, by its name in the code."""
+        for node in self._graph.nodes:
+            if isinstance(node.target, OpOverload) and "dropout" in node.target.name():
+                names = (argument.name for argument in node.target._schema.arguments)
+                given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+                if given.get("train") and given.get("p"):
+                    return str(node.name)
+        return None
+
+    def _written(self) -> Iterator[tuple[fx.Node, Any]]:
+        """Nodes with the values that are written into their arguments."""
+        for node in self._graph.nodes:
+            for value in _values((node.args, node.kwargs)):
+                yield node, value
+
+
+def short(dtype: torch.dtype) -> str:
+    """``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """What is nested in the arguments of a node."""
+    for item in value.values() if isinstance(value, Mapping) else value:
+        if isinstance(item, (tuple, list, Mapping)):
+            yield from _values(item)
+        else:
+            yield item
+
+
+def _scoped(graph: fx.Graph) -> fx.Graph:
+    """A copy of the graph in which every operation is called by the module that it belonged to."""
+    scoped = copy.deepcopy(graph)
+    for node in scoped.nodes:
+        if isinstance(node.target, OpOverload) and (path := _owner(node)):
+            node.args = (node.target, *node.args)
+            node.op, node.target = "call_module", path
+    return scoped
+
+
+def owners(graph: fx.Graph) -> list[str]:
+    """Paths of the modules that operations belong to."""
+    return sorted({_owner(node) for node in graph.nodes if isinstance(node.target, OpOverload)} - {""})
+
+
+def _owner(node: fx.Node) -> str:
+    """Path of the innermost module that an operation was traced in; empty for the model itself, or where none is noted."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack and stack[0][0] == "" else ""
+    return path.partition("@")[0]  # a second call of a module

@@ -1,0 +1,363 @@
+"""Campaigns on Ray: the same store as anywhere, and lost actors, nodes and clusters cost time alone. Real clusters, real kills."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import TINY, command, unsilent_cli
+from unsilent.campaigns import CampaignSpec, Store, TrialId, make_executor, ray_executor, ray_launch
+from unsilent.campaigns.observer import Silent
+from unsilent.cli.main import run
+from unsilent.errors import UnsilentError, UsageError
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+RAGGED = (
+    TINY
+    + """
+
+def by_node():
+    \"\"\"Other weights where the environment says so.\"\"\"
+    model = Tiny()
+    with torch.no_grad():
+        model.last.bias += float(os.environ.get("ODD", "0"))
+    return unsilent.Workload(model, batches(), name="by_node")
+"""
+)
+ASK = ("ragged.py:make", "--with", "sleep=0.01", "--engine", "plain", "--trials", 100, "--plain")
+"""300 trials of 10 ms at least."""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def canonical(path: str | Path) -> str:
+    done = unsilent_cli("export", path, "--canonical")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def stored(path: str) -> int:
+    """Trials in a store that is being written."""
+    with contextlib.suppress(Exception), Store(path) as store:
+        return len(store.done())
+    return 0
+
+
+def processes(name: str) -> dict[int, int]:
+    """Processes whose command begins so, and their parents."""
+    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()[1:]
+    rows = [line.split(None, 2) for line in found]
+    return {int(pid): int(parent) for pid, parent, args in rows if args.startswith(name)}
+
+
+def descendants(pid: int) -> set[int]:
+    parents = processes("")
+    found = {pid}
+    while more := {p for p, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "ragged.py").write_text(RAGGED)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Canonical export of an undisturbed serial run."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "ragged.py").write_text(RAGGED)
+    done = unsilent_cli("pvf", *ASK, "--store", "whole.sqlite", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return canonical(folder / "whole.sqlite")
+
+
+class Nodes:
+    """A cluster on this machine, as an administrator would start it: ``ray start`` and a token."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.address = f"{socket.gethostbyname('localhost')}:{port}"
+        self.tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._folder, self._started = folder, []
+        self.head = self.start(
+            "--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", "--num-cpus=0"
+        )
+        self.node = self.start()
+
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+        """A node, not in the driver's folder; of one CPU where nothing else is said."""
+        words = words or (f"--address={self.address}", "--num-cpus=1")
+        node = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", *words, "--block",
+             "--disable-usage-stats", "--object-store-memory=80000000"],
+            env={**os.environ, **self.tokens, **variables},
+            cwd=self._folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        self._started.append(node)
+        assert node.stdout is not None
+        said = b""
+        while b"Ray runtime started" not in said:
+            line = node.stdout.readline()
+            assert line, said.decode()
+            said += line
+        return node
+
+    def stop(self, node: subprocess.Popen[bytes]) -> None:
+        """Like a cut power cord."""
+        for pid in [node.pid, *descendants(node.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        node.wait()
+        assert node.stdout is not None
+        node.stdout.close()
+        self._started.remove(node)
+
+    def stop_all(self) -> None:
+        for node in reversed(list(self._started)):
+            self.stop(node)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    path = Path("/tmp") / f"ray-{secrets.token_hex(4)}"  # Ray's sockets need a short path
+    path.mkdir()
+    nodes = Nodes(path)
+    yield nodes
+    nodes.stop_all()
+    subprocess.run(["rm", "-rf", path], check=True)
+
+
+@pytest.fixture
+def member(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """The cluster, with its token in the environment."""
+    for key, value in cluster.tokens.items():
+        monkeypatch.setenv(key, value)
+    return cluster
+
+
+def started(*words: object, **kwargs: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **kwargs,
+    )
+
+
+def test_serial_processes_and_ray_give_the_same_store(folder):
+    found = []
+    for name, jobs in (("serial", 1), ("processes", 2), ("ray", 2)):
+        done = unsilent_cli(
+            "pvf", "digits-cnn", "--with", "eval=64", "--trials", 60, "--flips", "1,8",
+            "--executor", name, "--jobs", jobs, "--store", f"{name}.sqlite", "--json", "--quiet",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        assert json.loads(done.stdout)["results"]
+        found.append(canonical(f"{name}.sqlite"))
+    assert found[0] == found[1] == found[2]
+    assert found[0].count("\n") > 300
+
+
+def test_a_killed_actor_and_an_interrupt_lose_nothing(folder, member, whole):
+    ask = ("pvf", *ASK, "--ray", member.address, "--store", "s.sqlite", "--json")
+    process = started(*ask)
+    wait_until(lambda: stored("s.sqlite") > 10)
+    (actor,) = processes("ray::Supervisor")
+    os.kill(actor, signal.SIGKILL)
+    wait_until(lambda: stored("s.sqlite") > 21)  # the tenth trial of the next worker
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "was lost (its worker process has died);" in said
+    assert said.strip().endswith("run the same command again to go on")
+    assert out == ""
+    assert 21 < stored("s.sqlite") < 300
+    done = unsilent_cli(*ask)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["results"]
+    assert canonical("s.sqlite") == whole
+
+
+class Listening(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+
+def test_a_node_with_another_fingerprint_is_refused(folder, member):
+    odd, observer = member.start(ODD="1"), Listening()
+    spec = CampaignSpec("ragged.py:by_node")
+    with make_executor("ray", spec, jobs=2, observer=observer, address=member.address) as executor:
+        target = executor.describe().targets[0].name
+        until_said = itertools.takewhile(
+            lambda trial: not observer.said, (TrialId(target, 1, k) for k in itertools.count())
+        )
+        rows = [row for batch in executor.run(until_said) for row in batch]
+        more = [TrialId(target, 2, k) for k in range(50)]
+        rows += [row for batch in executor.run(more) for row in batch]
+    member.stop(odd)
+    assert observer.said == [
+        f"node {socket.gethostname()} does not reproduce the golden fingerprint (weights, golden differ): its worker is not used"
+    ]
+    assert sorted(r.trial.k for r in rows if r.trial.flips == 1) == list(range(len(rows) - 50))
+    assert {r.worker for r in rows} == {0}
+
+
+def test_a_lost_node_loses_nothing(folder, member, whole):
+    another = member.start()
+    process = started("pvf", *ASK, "--ray", member.address, "--store", "s.sqlite")
+    wait_until(lambda: stored("s.sqlite") > 10)
+    (parent,) = processes("ray::Supervisor").values()
+    member.stop(another if parent in descendants(another.pid) else member.node)
+    member.node = another if another.poll() is None else member.node
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "was lost (its node has died);" in said
+    assert canonical("s.sqlite") == whole
+
+
+def test_no_room_is_said(folder, member, monkeypatch):
+    monkeypatch.setattr(ray_executor, "PATIENCE", 2.0)
+    spec = CampaignSpec("ragged.py:make", threads=64)
+    with make_executor(None, spec, address=member.address) as executor, pytest.raises(UnsilentError) as refused:
+        executor.describe()
+    assert str(refused.value) == (
+        f"no worker has found a place on the Ray cluster at {member.address} for 2 s (2 nodes, the largest with 1 CPUs; "
+        "a worker takes 64); what was stored is safe: run the same command again when there is room"
+    )
+
+
+def test_another_token_is_refused(folder, cluster, capsys, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert run(["pvf", "ragged.py:make", "--ray", cluster.address, "--quiet"]) == 2
+    assert capsys.readouterr().err == (
+        f"unsilent: error: cannot join the Ray cluster at {cluster.address}: it asks for another token: "
+        "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH\n"
+    )
+
+
+def test_a_lost_cluster_is_one_line(folder, member):
+    """The last test of this cluster: it loses its head."""
+    process = started(
+        "pvf", *ASK, "--ray", member.address, "--store", "s.sqlite", "--quiet",
+        env={**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "3"},
+    )  # fmt: skip
+    wait_until(lambda: stored("s.sqlite") > 10)
+    member.stop(member.head)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said == (
+        f"unsilent: error: the Ray cluster at {member.address} is lost; "
+        "what was stored is safe: run the same command again when it is back\n"
+    )
+    assert stored("s.sqlite") > 10
+
+
+# -- a cluster of our own ------------------------------------------------------------------------------------------
+
+
+def listening(pids: set[int]) -> set[str]:
+    """Addresses on which these processes listen, in the kernel's hexadecimal."""
+    sockets = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            sockets |= {os.readlink(f) for f in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                found.add(words[1].partition(":")[0])
+    return found
+
+
+def test_a_local_cluster_listens_on_loopback_and_leaves_nothing(folder, monkeypatch):
+    """Not even when the driver is killed."""
+    monkeypatch.setenv("HOME", str(folder))
+    before = set(Path("/tmp").glob("unsilent-ray-*"))
+    process = started("pvf", *ASK, "--executor", "ray", "--store", "s.sqlite")
+    wait_until(lambda: stored("s.sqlite") > 0)
+    ours = descendants(process.pid)
+    assert listening(ours) == {"0100007F", "0000000000000000FFFF00000100007F"}
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not any(Path(f"/proc/{p}/exe").exists() for p in ours))
+    assert set(Path("/tmp").glob("unsilent-ray-*")) == before
+    assert not (folder / ".ray").exists()
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ray", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1 (Connection refused); check the address"),
+        (("--ray", "ray://127.0.0.1:1"), "no Ray cluster answers at ray://127.0.0.1:1"),
+        (("--ray", "somewhere"), "--ray is 'somewhere'; expected the head node's host:port"),
+        (("--ray", "127.0.0.1:99999"), "--ray is '127.0.0.1:99999'; expected the head node's host:port"),
+        (("--ray", "127.0.0.1:1", "--executor", "serial"), "--ray 127.0.0.1:1 is for --executor ray"),
+    ],
+)
+def test_a_wrong_address_is_one_line(capsys, folder, words, said):
+    start = time.monotonic()
+    assert run(["pvf", "ragged.py:make", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"unsilent: error: {said}")
+    assert err.count("\n") == 1
+    assert time.monotonic() - start < 10
+
+
+def test_a_listener_that_is_no_cluster(monkeypatch):
+    monkeypatch.setattr(ray_launch, "JOIN_SECONDS", 2.0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with (
+            make_executor("ray", CampaignSpec("digits-cnn"), address=address) as executor,
+            pytest.raises(UsageError, match="is it Ray that answers there"),
+        ):
+            executor.describe()
+
+
+def test_a_missing_extra_is_one_line(capsys, folder, monkeypatch):
+    monkeypatch.setattr(ray_launch, "find_spec", lambda name: None)
+    assert run(["pvf", "ragged.py:make", "--executor", "ray"]) == 2
+    assert capsys.readouterr().err == "unsilent: error: --executor ray needs an extra: pip install 'unsilent[ray]'\n"

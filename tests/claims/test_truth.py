@@ -1,0 +1,246 @@
+"""Do the intervals cover, and are the estimates unbiased? Repeated campaigns against the truth of every single bit flip.
+
+A small trained model gives the truth (`--exhaustive`); 20,000 campaigns of each design are drawn from that table and go through
+the product's own planning and interval code. Run with ``make claims``; the figures are in docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+
+import numpy as np
+import pytest
+
+import unsilent
+from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, importance, stratified, wilson
+from unsilent.statistics.looks import confidence_at
+from unsilent.statistics.planning import allocate
+from unsilent.studies.precision import Precision, PrecisionPlanner
+from unsilent.studies.rows import target_groups
+from unsilent.studies.tallies import WILSON_FROM
+
+REPEATS = int(os.environ.get("UNSILENT_REPEATS", 20_000))
+WORKERS = int(os.environ.get("UNSILENT_WORKERS", 2))
+SLACK = 3 * (0.05 * 0.95 / REPEATS) ** 0.5
+"""Three Monte-Carlo errors of a coverage of 95 %."""
+EXPECTED = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+COMPONENTS = ("layer0", "layer1", "layer2")
+FOCUS = {
+    "sign": 4,
+    "exponent-top": 30,
+    "exponent-high": 2,
+    "exponent-low": 2,
+    "mantissa-high": 0.3,
+    "mantissa-low": 0.03,
+}
+"""How risky classes of bits are thought to be, for the importance design; a guess, and half of the proposal."""
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """All flips, and an adaptive campaign of the same model for its strata."""
+    from claims import small_mlp
+
+    folder = tmp_path_factory.mktemp("truth")
+    workload = small_mlp.make()
+    unsilent.pvf(workload, exhaustive=True, store=folder / "all.sqlite")
+    unsilent.pvf(workload, ci="5%", store=folder / "adaptive.sqlite")
+    return folder / "all.sqlite", folder / "adaptive.sqlite"
+
+
+@cache
+def table(stores):
+    from claims.simulated import Table
+
+    return Table(*stores)
+
+
+def faults_of(stores, component: str) -> np.ndarray:
+    """Shares of wrong samples of every fault of a component, which are all equally likely."""
+    known = table(stores)
+    return np.concatenate([known.shares[t.name] for t in known.description.targets if t.component == component])
+
+
+def in_parallel(job, stores, *more) -> list:
+    """``job(stores, seeds, *more)`` over all repeats, in several processes."""
+    chunks = np.array_split(np.arange(REPEATS), WORKERS * 20)
+    with ProcessPoolExecutor(WORKERS) as pool:
+        return [
+            found for part in pool.map(job, *zip(*((stores, c, *more) for c in chunks), strict=True)) for found in part
+        ]
+
+
+def say(design: str, limits: np.ndarray, truth: float, extra: str = "") -> float:
+    """Print what a design reached; ``limits`` float64[repeats, 3]: low, estimate, high. Its coverage."""
+    low, estimate, high = limits.T
+    covered = float(((low <= truth) & (truth <= high)).mean())
+    error = estimate.std() / len(estimate) ** 0.5
+    bias = (estimate.mean() - truth) / error if error else 0.0
+    sides = f"low above {np.mean(low > truth):.4f} high below {np.mean(high < truth):.4f}"
+    relative = f"bias {bias:+.1f} errors ({(estimate.mean() / truth - 1) * 100:+.2f} %)"
+    width = f"half-width/truth {np.median(high - low) / 2 / truth:.2f} {extra}"
+    print(f"{design:58} cover {covered:.4f} {sides} {relative} {width}", flush=True)
+    return covered
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize("expected", EXPECTED)
+def test_uniform_faults_right_or_wrong_as_a_whole(stores, component, expected):
+    """One unit a trial (a batch): Clopper-Pearson, Wilson where the product uses it, and Wilson everywhere."""
+    truth = float((faults_of(stores, component) > 0).mean())
+    n = max(1, round(expected / truth))
+    counts = np.random.default_rng(1).binomial(n, truth, REPEATS)
+    known = {k: (clopper_pearson(k, n), wilson(k, n)) for k in np.unique(counts).tolist()}
+
+    def limits(choose):
+        chosen = {k: choose(k, *both) for k, both in known.items()}
+        return np.array([(chosen[k].low, k / n, chosen[k].high) for k in counts.tolist()])
+
+    name = f"{component}: {n} batches, expecting {expected:g}"
+    exact = say(f"{name}, Clopper-Pearson", limits(lambda k, c, w: c), truth)
+    used = say(f"{name}, --interval wilson", limits(lambda k, c, w: w if min(k, n - k) >= WILSON_FROM else c), truth)
+    say(f"{name}, Wilson whatever comes", limits(lambda k, c, w: w), truth)
+    assert exact >= 0.95 - SLACK
+    assert used >= 0.935 - SLACK
+
+
+@pytest.mark.parametrize(("p", "n"), [(0.02, 1500), (0.05, 800), (0.3, 80), (0.5, 60), (0.5, 400)])
+def test_wilson_where_it_is_used(p, n):
+    """Enough of either kind: Wilson takes over, and must hold."""
+    counts = np.random.default_rng(2).binomial(n, p, REPEATS)
+    chosen = {
+        k: (wilson if min(k, n - k) >= WILSON_FROM else clopper_pearson)(k, n) for k in np.unique(counts).tolist()
+    }
+    limits = np.array([(chosen[k].low, k / n, chosen[k].high) for k in counts.tolist()])
+    share = np.mean([min(k, n - k) >= WILSON_FROM for k in counts])
+    assert say(f"p = {p}, n = {n}, Wilson in {share:.0%}", limits, p) >= 0.935 - SLACK
+
+
+def clustered(stores, seeds, component, n):
+    faults, found, known = faults_of(stores, component), [], {}
+    for seed in seeds:
+        drawn = np.sort(faults[np.random.default_rng(seed).integers(faults.size, size=n)])
+        key = drawn.tobytes()
+        if key not in known:
+            known[key] = bounded_mean(drawn)
+        found.append((known[key].low, known[key].estimate, known[key].high))
+    return found
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize("expected", EXPECTED)
+def test_uniform_faults_scored_on_many_samples(stores, component, expected):
+    faults = faults_of(stores, component)
+    n = max(1, round(expected / float(faults.mean())))
+    limits = np.array(in_parallel(clustered, stores, component, n))
+    name = f"{component}: {n} faults x 64 samples, n p = {expected:g}"
+    assert say(name, limits, float(faults.mean())) >= 0.95 - SLACK
+
+
+def two_stage(stores, seeds, component, total):
+    known, found = table(stores), []
+    targets = [t for t in known.description.targets if t.component == component]
+    mass = sum(t.share for t in targets)
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+
+        def strata(sizes, centres, rng=rng):
+            return [
+                Stratum.of(known.shares[t.name][rng.integers(known.shares[t.name].size, size=n)], t.share / mass, c)
+                for t, n, c in zip(targets, sizes, centres, strict=True)
+            ]
+
+        pilot = strata([24] * len(targets), [0.0] * len(targets))
+        centres = [s.mean for s in pilot]
+        sizes = np.array(allocate(pilot, 0.3 * known.truth[component]))
+        sizes = np.maximum(1, np.round(sizes * total / sizes.sum())).astype(int)
+        got = stratified(strata(sizes, centres))
+        found.append((got.low, got.estimate, got.high))
+    return found
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize("expected", EXPECTED)
+def test_strata_allocated_by_a_pilot(stores, component, expected):
+    """As many trials as the uniform design has, sorted by classes of bits; beside an oracle that knows all variances."""
+    known = table(stores)
+    faults = faults_of(stores, component)
+    total = max(12, round(expected / float(faults.mean())))
+    limits = np.array(in_parallel(two_stage, stores, component, total))
+    targets = [t for t in known.description.targets if t.component == component]
+    spread = sum(t.share * known.shares[t.name].std() for t in targets) / sum(t.share for t in targets)
+    oracle = 1.96 * spread / total**0.5 / known.truth[component]
+    name = f"{component}: {total} faults in strata, n p = {expected:g}"
+    assert say(name, limits, known.truth[component], f"oracle {oracle:.2f}") >= 0.95 - SLACK
+
+
+def weighted(stores, seeds, component, n):
+    known, found = table(stores), []
+    targets = [t for t in known.description.targets if t.component == component]
+    law = np.array([t.share for t in targets]) / sum(t.share for t in targets)
+    focus = law * [FOCUS[t.name.rpartition("/")[2]] for t in targets]
+    proposal = 0.5 * law + 0.5 * focus / focus.sum()
+    ratios = law / proposal  # at most 2
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        which = rng.choice(len(targets), size=n, p=proposal)
+        shares = np.array([rng.choice(known.shares[targets[i].name]) for i in which])
+        got = importance(shares, ratios[which], float(ratios.max()))
+        found.append((got.low, got.estimate, got.high))
+    return found
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize("expected", EXPECTED)
+def test_importance_sampling(stores, component, expected):
+    faults = faults_of(stores, component)
+    n = max(2, round(expected / float(faults.mean())))
+    limits = np.array(in_parallel(weighted, stores, component, n))
+    name = f"{component}: {n} faults from a proposal, n p = {expected:g}"
+    assert say(name, limits, float(faults.mean())) >= 0.95 - SLACK
+
+
+def adaptive(stores, seeds, absolute, relative):
+    from claims.simulated import Remembering, campaign
+
+    known, found = table(stores), []
+    for seed in seeds:
+        question = Remembering(unit="sample")
+        sim = campaign(known, PrecisionPlanner(Precision(absolute, relative), question, 10**9), int(seed))
+        rows = {}
+        for group in target_groups(sim, 1):
+            got = question.estimate(group.sample)
+            first = stratified(
+                [
+                    Stratum.of(s.tally.shares, s.share / sum(x.share for x in group.sample.strata), s.centre)
+                    for s in sim.at(group, 0).strata
+                ],
+                confidence_at(0, 0.95),
+            )
+            rows[group.name] = (got.low, got.estimate, got.high, first.low, first.estimate, first.high)
+        found.append((rows, sim.trials, max(p.look for p in sim.plans.values())))
+    return found
+
+
+@pytest.mark.parametrize(("absolute", "relative"), [(0.0002, 0.2), (0.01, 0.0)])
+def test_campaigns_that_stop_when_they_are_precise(stores, absolute, relative):
+    """Pilot, allocation, looks, stopping: at the look that stopped them, and at the first look whatever came after."""
+    found = in_parallel(adaptive, stores, absolute, relative)
+    trials, looks = np.array([t for _, t, _ in found]), np.bincount([k for *_, k in found])
+    print(
+        f"{Precision(absolute, relative)}: {trials.mean():.0f} trials (sd {trials.std():.0f}), stopped at look {looks.tolist()}"
+    )
+    limits = defaultdict(list)
+    for rows, *_ in found:
+        for name, values in rows.items():
+            limits[name].append(values)
+    for name, values in limits.items():
+        truth = table(stores).truth[name]
+        at_end, at_first = np.array(values)[:, :3], np.array(values)[:, 3:]
+        assert say(f"{name}: {Precision(absolute, relative)}, when it stopped", at_end, truth) >= 0.95 - SLACK
+        assert say(f"{name}: … at the first look ({confidence_at(0, 0.95):.2%})", at_first, truth) >= 0.95 - SLACK
+        error = at_first[:, 1].std() / REPEATS**0.5
+        assert abs(at_first[:, 1].mean() - truth) <= 4 * error  # unbiased, as its size was fixed before

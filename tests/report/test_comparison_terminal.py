@@ -1,0 +1,102 @@
+"""A comparison in the terminal: golden text, widths, and names that try to be markup."""
+
+import io
+
+from rich.console import Console
+
+from unsilent.report.comparison_info import how_many, pairing, top_rows
+from unsilent.report.comparison_terminal import PLAIN, render_comparison
+from unsilent.report.text import chance, factor, signed
+
+
+def text_of(found, plain=False, width=120):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    render_comparison(found, console, plain)
+    return console.file.getvalue()
+
+
+def test_plain_is_stable(comparison, compared, result, row, no_trial):
+    a = [row("emb", estimate=0.02, low=0.01, high=0.03), no_trial("none"), row("model", "model", estimate=0.015)]
+    b = [row("emb", estimate=0.06, low=0.05, high=0.08), no_trial("none"), row("model", "model", estimate=0.016)]
+    rows = [compared(x, y, p) for x, y, p in zip(a, b, (0.0004, 0.9, 0.7), strict=True)]
+    found = comparison(
+        result(a), result(b, store="b.sqlite"), rows, notes=("mind this",), only_b=(row("new", "layer"),)
+    )
+    assert text_of(found, plain=True, width=60).splitlines() == [
+        "# parameter vulnerability factor (PVF): B against A, bitflip",
+        "# A: pvf.sqlite, dlrm at param:*, 6,000 trials on 2,048 samples, float32",
+        "# B: b.sqlite, dlrm at param:*, 6,000 trials on 2,048 samples, float32",
+        "# unit sample, judge top1, law per-element, per component",
+        "# not the same: dtype (float32, bfloat16), weights (3f3f3f3f, a0a0a0a0)",
+        "# No difference is shown in PVF of the whole model at 1 flip: A 1.5 %, B 1.6 %, +0.1 points [-1.2, +1.3].",
+        "# After correction, 1 of 1 component rows differ (points): `emb` x1 +4.0.",
+        "level      target  parent  flips  a%        a_n  b%        b_n  points    low   high  ratio  ratio_low  ratio_high  "
+        "p        b_is    paired",
+        "component  emb     -       1      2.0       500  6.0       500  +4.0      +2.5  +6.3  3.0    1.9        6.4         "
+        "0.00040  higher  no",
+        "component  none    -       1      no_trial  0    no_trial  0    no_trial  -100  +100  –      0          inf         "
+        "–        -       no",
+        "model      model   -       1      1.5       500  1.6       500  +0.1      -1.2  +1.3  1.1    0.29       4.1         "
+        "0.70     -       no",
+        "# only B has new (layer x1)",
+        "# component: 1 of 1 rows differ; model: 0 of 1 rows differ (p after Holm's correction for the rows of a level)",
+        "# 95 % intervals, B - A in percentage points; no row is paired: A and B struck faults of their own",
+        "# note: mind this",
+    ]
+
+
+def test_columns_of_a_pipe_never_shift(comparisons):
+    for name, found in comparisons.items():
+        lines = [line for line in text_of(found, plain=True).splitlines() if line[0] != "#"]
+        assert {len(line.split()) for line in lines} == {len(PLAIN)}, name
+
+
+def test_lines_fit_and_every_verdict_stays(comparisons):
+    for name, found in comparisons.items():
+        for width in (80, 100, 200):
+            text = text_of(found, width=width)
+            assert max(len(line.rstrip()) for line in text.splitlines()) <= width, (name, width)
+            main = [r for r in found.rows if r.level in ("component", "model")]
+            told = text.split("Layers")[0].split("The 20 layers")[0]
+            assert told.count(" higher ") + told.count(" lower ") >= sum(r.differs for r in main), (name, width)
+
+
+def test_names_are_not_markup(comparisons):
+    for plain in (False, True):
+        text = text_of(comparisons["hostile"], plain, width=200)
+        assert "[red]x[/red]" in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+
+
+def test_itself(comparisons):
+    text = text_of(comparisons["same"])
+    assert "Every trial of A and B is the same: all differences are 0." in text
+    assert "every row is paired" in text
+    assert "higher" not in text
+    assert "not the same" not in text
+
+
+def test_layers_least_like_chance_come_first(comparisons, comparison, compared, result, row):
+    layers = [row(f"l{i:02}", "layer", "enc") for i in range(50)]
+    rows = [compared(r, r, p=(i + 1) / 60) for i, r in enumerate(layers)]
+    top, more = top_rows(comparison(result(layers), result(layers), rows[::-1]))
+    assert {r.target for r in top} == {f"l{i:02}" for i in range(20)}
+    assert more == 30
+    assert "… and 30 more rows" in text_of(comparison(result(layers), result(layers), rows))
+    assert how_many(comparison(result(layers), result(layers), rows)) == ["layer: 2 of 50 rows differ"]
+
+
+def test_pairing_is_told(comparisons):
+    demo = comparisons["demo"]
+    paired = sum(r.paired for r in demo.rows)
+    assert pairing(demo).startswith(f"{paired} of {len(demo.rows)} rows are paired")
+    assert text_of(demo).count(" yes") >= sum(r.paired for r in demo.rows if r.level in ("component", "model"))
+
+
+def test_numbers_as_text():
+    assert signed(0.5, -0.5, 1.0).limits == "[-50, +100]"
+    assert signed(None, -1, 1).estimate == "no trial"
+    assert signed(0.02, 0.02, 0.02).limits == "[+2, +2]"
+    assert (factor(2.004, 1.002, 4.009).limits, factor(None, 0.0, float("inf")).estimate) == ("[1.0, 4.1]", "–")
+    assert [chance(p) for p in (None, 1.0, 0.0123, 0.5, 1e-9)] == ["–", "1", "0.013", "0.50", "<0.0001"]
