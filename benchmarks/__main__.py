@@ -7,9 +7,9 @@ import platform
 
 import torch
 
-from benchmarks import cached_trial, plain_trial
+from benchmarks import cached_trial, plain_trial, time_to_answer
 
-BENCHMARKS = {"plain_trial": plain_trial.main, "cached_trial": cached_trial.main}
+BENCHMARKS = {"plain_trial": plain_trial.main, "cached_trial": cached_trial.main, "time_to_answer": time_to_answer.main}
 PARTS = cached_trial.PARTS
 """Of ``cached_trial``; run alone only when they are named."""
 

@@ -116,7 +116,7 @@ def test_the_engine_is_explained_as_by_serial(ran: Ran, folder: None) -> None:
 
 def test_wall_and_cpu_time_are_told_since_last_asked(ran: Ran) -> None:
     assert all(wall > 0 and cpu > 0 for wall, cpu in ran.spent)
-    wall, cpu = ran.executor.spent()
+    _, cpu = ran.executor.spent()
     assert 0 <= cpu < sum(cpu for _, cpu in ran.spent)
 
 

@@ -36,7 +36,7 @@ def test_plain_is_stable(comparison, compared, result, row, no_trial):
         "0.00040  higher  no",
         "component  none    -       1      no_trial  0    no_trial  0    no_trial  -100  +100  –      0          inf         "
         "–        -       no",
-        "model      model   -       1      1.5       500  1.6       500  +0.1      -1.2  +1.3  1.1    0.29       4.1         "
+        "model      model   -       1      1.5       500  1.6       500  +0.1      -1.2  +1.3  1.1    0.26       4.1         "
         "0.70     -       no",
         "# only B has new (layer x1)",
         "# component: 1 of 1 rows differ; model: 0 of 1 rows differ (p after Holm's correction for the rows of a level)",

@@ -93,7 +93,9 @@ def test_more_precision_goes_on_and_less_runs_nothing(workload, tmp_path):  # no
 
 def test_what_the_budget_cannot_reach_is_said_before_it_is_spent(workload, tmp_path):  # noqa: F811
     path = tmp_path / "s.sqlite"
-    with pytest.raises(UsageError, match=r"needs about [0-9,]+ trials, --trials allows 600, which give about ±") as error:
+    with pytest.raises(
+        UsageError, match=r"needs about [0-9,]+ trials, --trials allows 600, which give about ±"
+    ) as error:
         unsilent.pvf(workload, ci="0.1%", trials=600, store=path)
     assert "\n" not in str(error.value)
     with Store(path) as store:
@@ -129,3 +131,32 @@ def test_adaptive_rows_do_not_depend_on_jobs_or_kills(tiny, tmp_path):
     assert done.returncode == 0, done.stderr
     exports.append(unsilent_cli("export", cut, "--canonical").stdout)
     assert len(set(exports)) == 1
+
+
+def test_one_batch_a_trial_asks_the_same_question(workload, truth):  # noqa: F811
+    """The batch is drawn with the fault, the others are spared; estimates stay those of all samples."""
+    from oracles.pvf_oracle import pvf_by_module
+
+    result = unsilent.pvf(workload, trials=3000, one_batch=True, seed=2)
+    for name, value in pvf_by_module(truth).items():
+        got = row(result, name)
+        assert got.n == 3000
+        assert got.units == 3000 * 7  # of two batches of seven
+        assert abs(got.estimate - value) < 4 * (got.high - got.low) / 3.92
+    assert "one_batch=True" in result.command
+    for more in ({"at": "op:*"}, {"exhaustive": True, "trials": None}):
+        with pytest.raises(UsageError, match="--one-batch draws a batch for each fault"):
+            unsilent.pvf(workload, **{"trials": 5, "one_batch": True, **more})
+
+
+def test_strata_of_predicted_risk_estimate_the_same(workload, truth):  # noqa: F811
+    from oracles.pvf_oracle import pvf_by_module
+
+    result = unsilent.pvf(workload, ci="2%", strata="risk", seed=4)
+    for name, value in pvf_by_module(truth).items():
+        got = row(result, name)
+        assert got.low <= value <= got.high or abs(got.estimate - value) < 2 * (got.high - got.low)
+        assert (got.high - got.low) / 2 <= 0.02
+    layers = {r.target: r for r in result.rows if r.level == "layer"}
+    for name, value in pvf_by_module(truth).items():
+        assert layers[name].low <= value <= layers[name].high or layers[name].estimate is None

@@ -42,7 +42,7 @@ def plan(spec: CampaignSpec, description: Description, budget: Budget) -> Iterat
     """All trials, one of every stratum after the other, so that a campaign cut short is even over its strata."""
     part, parts = budget.shard
     ends = [
-        (t.name, flips, t.slots if spec.exhaustive else budget.trials)
+        (t.name, flips, t.slots if spec.enumerated else budget.trials)
         for t in description.targets
         for flips in spec.flips
     ]
@@ -73,8 +73,8 @@ def run_campaign(
     description = executor.describe()
     store.bind(spec, description)
     store.note_budget(budget.trials, command)
-    if spec.exhaustive:
-        _probe(description, budget, executor, store, watcher)
+    if spec.enumerated:
+        _probe(spec, description, budget, executor, store, watcher)
     if planner is None:
         _run(plan(spec, description, budget), executor, store, watcher)
         return
@@ -86,7 +86,9 @@ def run_campaign(
         store.add_round(decided)
 
 
-def _probe(description: Description, budget: Budget, executor: Executor, store: Store, watcher: Observer) -> None:
+def _probe(
+    spec: CampaignSpec, description: Description, budget: Budget, executor: Executor, store: Store, watcher: Observer
+) -> None:
     """Say how long all faults will take, from a few trials of each target; refuse what is more than can be stored."""
     total = sum(t.slots for t in description.targets)
     if total > MOST_EXHAUSTIVE:
@@ -96,13 +98,13 @@ def _probe(description: Description, budget: Budget, executor: Executor, store: 
             "narrow it with --at or --fault bitflip:bits=30, or sample: --rel 20%"
         )
     begun = time.perf_counter()
-    first = [TrialId(t.name, 1, k) for t in description.targets for k in range(min(PROBES, t.slots))]
+    first = [TrialId(t.name, spec.flips[0], k) for t in description.targets for k in range(min(PROBES, t.slots))]
     new = _run(first, executor, store, watcher)
     if new:
         each = (time.perf_counter() - begun) / new
         left = (total // budget.shard[1]) - len(first)
         watcher.say(
-            f"{total:,} single faults: about {lasting(max(0, left) * each)} more, at {1e3 * each:.2g} ms each ({new} tried)"
+            f"{total:,} faults: about {lasting(max(0, left) * each)} more, at {1e3 * each:.2g} ms each ({new} tried)"
         )
 
 
@@ -110,6 +112,8 @@ def _run(trials: Iterable[TrialId], executor: Executor, store: Store, watcher: O
     """Run and store the trials that are not there yet; how many those were."""
     done = store.done()
     wanted = list(trials)
+    if not wanted:
+        return 0
     todo = [t for t in wanted if t not in done]
     watcher.planned(len(wanted) - len(todo), len(wanted))
     stored = 0

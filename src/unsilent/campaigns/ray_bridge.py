@@ -175,7 +175,7 @@ def _why(error: Exception, unfit: bool) -> str:
     if unfit:
         return str(error).strip().splitlines()[-1].strip()
     found = re.search(r"The actor is dead because ([^.\n]+)", str(error))
-    return found[1].strip() if found else type(error).__name__
+    return found[1].strip() if found else "it cannot be reached any more"
 
 
 @contextmanager

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unsilent.campaigns.executors import make_executor
-from unsilent.campaigns.spec import TrialId, TrialRow
+from unsilent.campaigns.spec import CampaignSpec, TrialId, TrialRow
 from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
 from unsilent.faults import Fault
@@ -72,16 +76,30 @@ def replay_trial(store: Store, trial: TrialId, workload: str | None = None) -> R
         raise UsageError(
             f"the trial ran {spec.workload!r}, which is code; to run it again say so: --workload {shlex.quote(spec.workload)}"
         )
-    with make_executor("serial", spec) as executor:
+    with _drawable(spec, stored) as (asked, number), make_executor("serial", asked) as executor:
         found = executor.describe()
-        if found.campaign != description.campaign:
-            changed = [k for k in found.fingerprint if found.fingerprint[k] != description.fingerprint.get(k)]
+        changed = [k for k in found.fingerprint if found.fingerprint[k] != description.fingerprint.get(k)]
+        if spec.faults is not None:
+            changed = [k for k in changed if k != "faults"]  # a list of one
+        if changed or (spec.faults is None and found.campaign != description.campaign):
             raise StoreError(
                 f"{store.path} was made with another {', '.join(changed) or 'setting'}; "
                 "a bit-exact replay needs the same weights, inputs, device model, threads and versions"
             )
-        (again,) = (row for rows in executor.run([trial]) for row in rows)
-        return Replay(stored, again)
+        (again,) = (row for rows in executor.run([number]) for row in rows)
+        return Replay(stored, replace(again, trial=trial))
+
+
+@contextmanager
+def _drawable(spec: CampaignSpec, stored: TrialRow) -> Iterator[tuple[CampaignSpec, TrialId]]:
+    """A campaign that has the trial, and its name there: of a list, which is not needed any more, one of this fault alone."""
+    if spec.faults is None:
+        yield spec, stored.trial
+        return
+    with tempfile.TemporaryDirectory(prefix="unsilent-") as folder:
+        path = Path(folder) / "stored.jsonl"
+        path.write_text(stored.faults + "\n", encoding="utf-8")
+        yield replace(spec, faults=str(path), faults_as="unsilent"), stored.trial._replace(k=0)
 
 
 def outcome_counts(row: TrialRow) -> dict[str, int]:

@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import gcd, prod
 
@@ -14,6 +15,7 @@ import torch
 import xxhash
 
 from unsilent.campaigns.code import code_fingerprint
+from unsilent.campaigns.given import GivenFaults
 from unsilent.campaigns.spec import (
     CampaignSpec,
     Description,
@@ -31,6 +33,7 @@ from unsilent.engine import TrialOutcome, make_engine
 from unsilent.engine.explain import explain
 from unsilent.engine.lookups import Lookups
 from unsilent.engine.placement import resolve_device
+from unsilent.engine.screening import Scores, screen
 from unsilent.errors import InjectionError, UsageError, unknown
 from unsilent.faults import Fault, FaultModel, Region, fault_model
 from unsilent.faults.naming import parse_site
@@ -94,8 +97,12 @@ class TrialRunner:
         )
         check_components(self.engine.parameters, workload.components)
         self.components = dict(workload.components) or top_level(self.engine.model)
-        self.regions = self.engine.regions(spec.at)
-        self.targets = {t.name: t for t in self._make_targets()}
+        self.given = None
+        if spec.faults is not None:
+            self.given = GivenFaults(spec, self.engine, self.components, MAX_STORED_ELEMENTS)
+        self.regions = self.engine.regions(spec.at) if self.given is None else self.given.regions
+        scores, self._screened = screen(self.engine) if spec.strata == "risk" else (None, "")
+        self.targets = {t.name: t for t in self._make_targets(scores)}
         self._evaluations = {name: Evaluations(target, spec.law) for name, target in self.targets.items()}
         self.unproven = 0
         self._proofs, self._proven_at = 0, time.monotonic()
@@ -112,7 +119,7 @@ class TrialRunner:
             with lookups, torch.no_grad():
                 for batch in engine.batches:
                     self.workload.run(engine.model, batch)
-        notes = list(engine.notes)
+        notes = [*engine.notes, *filter(None, [self._screened, self.given.note if self.given else ""])]
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
         outside = [] if self.spec.transient else unregistered(engine.model)
@@ -139,7 +146,8 @@ class TrialRunner:
                     group=t.group,
                     bits=t.bits,
                     dtype=t.regions[0].dtype if t.bits or self.spec.strata != "none" else "",
-                    slots=self._slots(t) if self.spec.exhaustive else 0,
+                    parts={r.site: r.size for r in t.regions} if self.spec.strata == "risk" else {},
+                    slots=self._slots(t) if self.spec.enumerated else 0,
                 )
                 for t in self.targets.values()
             ),
@@ -166,11 +174,18 @@ class TrialRunner:
         target = self.targets.get(trial.target)
         if target is None:
             raise unknown("target", trial.target, self.targets)
+        if self.given is not None:
+            return self.given.of(trial)
         if self.spec.exhaustive:
             return self._nth(target, trial)
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
         step, people = self._evaluations[target.name].pick(rng)
-        return step, self._model(target.bits, trial.flips).draw(people, rng, self.spec.law)
+        faults = self._model(target.bits, trial.flips).draw(people, rng, self.spec.law)
+        if self.spec.one_batch:  # drawn by its samples, so that every sample is as likely
+            ends = np.cumsum(self.engine.samples)
+            step = int(np.searchsorted(ends, rng.integers(ends[-1]), side="right"))
+            faults = tuple(replace(fault, step=step) for fault in faults)
+        return step, faults
 
     def _nth(self, target: Target, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
         """One of all faults: in an order in which every part of a campaign is spread evenly over them."""
@@ -189,7 +204,9 @@ class TrialRunner:
         raise AssertionError("slots are counted population by population")
 
     def _slots(self, target: Target) -> int:
-        """Single faults of a target over all its batches."""
+        """All faults there are in a target: those of the list, else single ones over all its batches."""
+        if self.given is not None:
+            return self.given.count(target.name)
         model = self._model(target.bits, 1)
         return sum(model.capacity(people) for people in self._evaluations[target.name].populations)
 
@@ -245,8 +262,13 @@ class TrialRunner:
         since = time.monotonic() - self._proven_at
         return self.unproven >= PROOF_EVERY or since > max(1.0, PROOF_GOLDENS * self.engine.golden_seconds)
 
-    def _make_targets(self) -> tuple[Target, ...]:
+    def _make_targets(self, scores: Scores | None) -> tuple[Target, ...]:
+        if self.given is not None:
+            return self.given.targets
         spec, plain = self.spec, fault_model(self.spec.fault)
+        if spec.one_batch and (spec.transient or spec.exhaustive):
+            what = "--exhaustive runs all of them" if spec.exhaustive else "faults in values of a run act in one anyway"
+            raise UsageError(f"--one-batch draws a batch for each fault of a parameter; {what}: leave it out")
         if spec.exhaustive and spec.law != "per-element":
             raise UsageError(f"--exhaustive weighs all elements alike, --law is {spec.law}; leave it out")
         if spec.exhaustive and (plain.name != "bitflip" or spec.flips != (1,)):
@@ -254,13 +276,13 @@ class TrialRunner:
                 f"--exhaustive tries single bit flips, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; use bitflip, or bitflip:bits=… for some of them"
             )
-        if spec.strata == "bits" and (plain.text != "bitflip" or spec.flips != (1,)):
+        if spec.strata in ("bits", "risk") and (plain.text != "bitflip" or spec.flips != (1,)):
             raise UsageError(
-                "--strata bits needs one flip of any bit, found --fault {plain.text} with flips "
+                f"--strata {spec.strata} needs one flip of any bit, found --fault {plain.text} with flips "
                 f"{', '.join(map(str, spec.flips))}; leave it out"
             )
         return make_targets(
-            self.regions, self.components, spec.per, spec.law, lambda r: plain.value.ways(r) > 0, spec.strata
+            self.regions, self.components, spec.per, spec.law, lambda r: plain.value.ways(r) > 0, spec.strata, scores
         )
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a runner lives as long as its worker
@@ -274,6 +296,8 @@ class TrialRunner:
         return model if flips is None else model.with_count(flips)
 
     def _check_capacity(self) -> None:
+        if self.given is not None:
+            return
         for flips in self.spec.flips:
             if flips is None or not any(self._capacity(t, flips) for t in self.targets.values()):
                 continue  # nothing to strike at all: drawing says why
@@ -302,6 +326,14 @@ class TrialRunner:
         found["torch"] = torch.__version__
         found["numpy"] = ".".join(np.__version__.split(".")[:2])
         found["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge)
+        if self.given is not None:
+            found["faults"] = self.given.digest
+        if spec.strata == "risk":  # where a weight is sorted hangs on the last bits of a gradient
+            sizes = [(t.name, r.site, r.elements) for t in self.targets.values() for r in t.regions]
+            text = canonical(
+                [[n, s, None if e is None else xxhash.xxh3_64_hexdigest(e.tobytes())] for n, s, e in sizes]
+            )
+            found["screening"] = xxhash.xxh3_64_hexdigest(text.encode())
         found["components"] = xxhash.xxh3_64_hexdigest(
             canonical({k: list(v) for k, v in self.components.items()}).encode()
         )

@@ -21,6 +21,8 @@ from unsilent.errors import UsageError
 from unsilent.faults.naming import is_transient, parse_site
 
 Json = dict[str, Any]
+LISTED = "list"
+"""Stands for the fault model and the sampling law where faults are given, not drawn."""
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
@@ -46,10 +48,16 @@ class CampaignSpec:
     study: str = "pvf"
     strata: str = "none"
     """``bits``: trials are drawn in classes of bits of every target, so that each can be given its own number of them;
-    ``dtype``: in each of its dtypes."""
+    ``risk``: by predicted risk of elements as well; ``dtype``: in each of its dtypes."""
 
+    one_batch: bool = False
+    """A trial evaluates one batch, drawn with its fault, instead of all."""
     exhaustive: bool = False
     """Every fault there is once, instead of drawn ones."""
+    faults: str | None = None
+    """A file of given faults, each once, instead of drawn ones; ``fault`` and ``law`` are `LISTED` then."""
+    faults_as: str | None = None
+    """How that file is read, where its content does not say it: the name of a format, like ``sci-fi``."""
 
     def to_json(self) -> Json:
         """Plain JSON values."""
@@ -59,6 +67,11 @@ class CampaignSpec:
     def transient(self) -> bool:
         """Whether faults strike values of one evaluation (operations, inputs, caches) rather than parameters."""
         return any(map(is_transient, self.at))
+
+    @property
+    def enumerated(self) -> bool:
+        """Whether all its trials are known beforehand: every fault there is, or those of a list."""
+        return self.exhaustive or self.faults is not None
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in, and the kind of device without its index."""
@@ -70,7 +83,7 @@ class CampaignSpec:
             values["workload"] = f"hf:{PurePath(self.workload[3:]).name}"
         elif self.workload.endswith(".pt2"):
             values["workload"] = PurePath(self.workload).name
-        for key in ("data", "weights"):
+        for key in ("data", "weights", "faults"):
             values[key] = PurePath(values[key]).name if values[key] else None
         values["device"] = self.device.partition(":")[0]
         return values
@@ -126,8 +139,10 @@ class TargetInfo:
     """Bits that are struck; None for all of them."""
     dtype: str = ""
     """The only dtype, where that is known."""
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """Elements of each site, where a stratum takes some of them."""
     slots: int = 0
-    """Distinct single faults there are, where they are all to be tried."""
+    """Faults there are, where they are all to be tried."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ OF_TRIALS = (
     "trials", "ci", "rel", "shard", "assertion", "unit", "confidence", "interval", "fit_per_bit", "deadline", "store", "html",
 )  # fmt: skip
 """Options that mean nothing where no trial is run."""
+OF_DRAWN = ("trials", "ci", "rel", "strata", "exhaustive", "one_batch", "flips", "fault", "at", "law")
+"""Options that mean nothing where faults are given."""
 
 
 def pvf(
@@ -49,7 +51,7 @@ def pvf(
     strata: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            help="bits: draw within classes of bits, as many in each as it takes; or none.",
+            help="bits: draw within classes of bits, as many in each as it takes; risk: and of predicted risk; or none.",
             show_default="bits with --ci or --rel and single flips",
         ),
     ] = None,
@@ -57,9 +59,21 @@ def pvf(
         str | None,
         typer.Option(help="Run part I of N, like 2/4; unsilent merge joins the stores.", show_default="1/1, all"),
     ] = None,
+    one_batch: Annotated[
+        bool,
+        typer.Option("--one-batch", help="Each trial evaluates one batch, drawn at random: many cheap trials."),
+    ] = False,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Try every single bit flip there is; narrow it with --at or bits=.")
     ] = False,
+    faults: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Try each fault of this file once: JSON lines of faults, a list of SCI-FI or PyTorchALFI."),
+    ] = None,
+    faults_as: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="How --faults is read, where the file does not say it: unsilent, sci-fi, pytorchalfi:…"),
+    ] = None,
     flips: Annotated[str | None, typer.Option(help="Faults per trial, like 1,8,128.", show_default="1")] = None,
     fault: Annotated[
         str, typer.Option(help="Fault model, like bitflip:bits=exponent; see unsilent faults.")
@@ -123,6 +137,8 @@ def pvf(
 
     if explain:
         o.refuse(context, OF_TRIALS, "--explain runs no trial")
+    if faults is not None:
+        o.refuse(context, OF_DRAWN, "--faults says which faults are tried, each once")
     question = Question(unit, confidence, interval)
     precision = Precision.parse(ci, rel)
     budget = Budget(trials if trials is not None else (MOST if precision else EACH), _part(shard))
@@ -136,8 +152,8 @@ def pvf(
     spec = make_spec(
         fault, _numbers(flips), workload=workload, options=_pairs(with_), data=data, weights=weights,
         at=tuple(at or ("param:*",)), per=per, law=law, judge=judge, seed=seed, device=_device(device), dtype=dtype,
-        threads=threads, strata=strata, exhaustive=exhaustive,
-        adaptive=precision is not None,
+        threads=threads, strata=strata, exhaustive=exhaustive, one_batch=one_batch,
+        adaptive=precision is not None, faults=faults, faults_as=faults_as,
     )  # fmt: skip
     if fit_per_bit is not None:
         check_rate(fit_per_bit, spec.transient)

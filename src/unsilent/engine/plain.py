@@ -198,14 +198,16 @@ class PlainEngine:
         """
         transient = [f for f in faults if is_transient(f.site)]
         mixed = len(transient) < len(faults)
-        for fault in transient:
+        if len({f.step for f in faults if not is_transient(f.site)}) > 1:
+            raise InjectionError("faults of parameters act in different batches; make them trials of their own")
+        for fault in faults:
             if fault.step is not None and not 0 <= fault.step < len(self.batches):
                 raise InjectionError(
                     f"{fault.site}: the fault acts in batch {fault.step}, the workload has {len(self.batches)}; "
                     "use the workload it was drawn for"
                 )
             steps = range(len(self.batches)) if fault.step is None else [fault.step]
-            for step in steps if mixed else []:
+            for step in steps if mixed and is_transient(fault.site) else []:
                 if not self.survey.holds(step, fault):
                     raise InjectionError(
                         f"{fault.site} as {fault.dtype}{list(fault.shape)} is not in batch {step}; "
@@ -307,8 +309,8 @@ class PlainEngine:
 
 
 def acting_in(batch: int, faults: Sequence[Fault]) -> list[Fault]:
-    """The faults that act in a batch: those of parameters in every one, the others in the one that ``step`` names."""
-    return [f for f in faults if not is_transient(f.site) or f.step is None or f.step == batch]
+    """The faults that act in a batch: those with a ``step`` in that one alone; those of parameters without one in all."""
+    return [f for f in faults if f.step is None or f.step == batch]
 
 
 def check_golden(one: Any, two: Any, batch: int, difference: Callable[[], str | None] = lambda: None) -> None:

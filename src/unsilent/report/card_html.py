@@ -62,7 +62,12 @@ def facts(card: Card) -> list[tuple[str, str]]:
     """All that makes this measurement this one, as pairs of term and text."""
     versions = ", ".join(f"{clean(name)} {clean(version)}" for name, version in card.versions.items())
     options = ", ".join(f"{clean(key)}={clean(value)}" for key, value in card.spec.options)
-    asked = [("options", options), ("data", card.spec.data), ("weights", card.spec.weights)]
+    asked = [
+        ("options", options),
+        ("data", card.spec.data),
+        ("weights", card.spec.weights),
+        ("faults", card.spec.faults),
+    ]
     return [
         ("campaign", clean(card.campaign)),
         *((name, clean(value)) for name, value in asked if value),

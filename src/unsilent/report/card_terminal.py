@@ -22,10 +22,10 @@ def render_card(card: Card, console: Console, plain: bool) -> None:
     rows = ordered(card)
     print_lines(console, header(card), plain, "bold")
     if plain:
-        names = (*PLAIN[:4], f"{card.measure.lower()}%", *PLAIN[4:])
+        names = (*PLAIN[:4], f"{clean(card.measure).lower()}%", *PLAIN[4:])
         print_columns(console, names, [_plain(row) for row in rows])
     else:
-        columns = ("flips", f"{card.measure} %", "interval %", "n", "silent")
+        columns = ("flips", f"{clean(card.measure)} %", "interval %", "n", "silent")
         print_table(console, [row for row in rows if row.level != "layer"], columns, _cells)
         said = {(row.target, row.flips, row.estimate, row.n) for row in rows if row.level == "component"}
         layers = [row for row in rows if row.level == "layer" and _is_more(row, said)]
@@ -69,7 +69,7 @@ def footer(card: Card) -> list[str]:
         f"campaign {clean(card.campaign)}; {prints}",
         f"{clean(card.device)}, {clean(card.dtype)}, {counted(card.threads, 'thread')}; {versions}",
         *(f"note: {clean(note)}" for note in card.notes),
-        f"checksum holds: {card.sha256}",
+        f"checksum holds: {clean(card.sha256)}",
     ]
 
 

@@ -77,7 +77,7 @@ def second_line(found: Comparison) -> tuple[Part, ...]:
     for number, row in enumerate(apart[:NAMED]):
         parts += [Part(", ")] if number else []
         points = signed(row.difference.estimate, row.difference.low, row.difference.high).estimate
-        parts += [Part(clean(row.target), True), Part(f" {_flips(row.flips)}{points}")]
+        parts += [Part(clean(row.target), True), Part(f"{_flips(row.flips)} {points}")]
     more = f" and {len(apart) - NAMED:,} more" if len(apart) > NAMED else ""
     return (*parts, Part(f"{more}."))
 
@@ -129,7 +129,7 @@ def _whole(found: Comparison, row: ComparedRow) -> tuple[Part, ...]:
 
 
 def _flips(flips: int | None) -> str:
-    return "" if flips is None else f"x{flips:,} "
+    return "" if flips is None else f" x{flips:,}"
 
 
 def _numbers(row: ComparedRow) -> tuple[object, ...]:

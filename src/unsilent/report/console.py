@@ -51,7 +51,7 @@ def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequenc
     """The table of plain mode."""
     from rich.text import Text
 
-    table = [list(names), *([_joined(cell) for cell in row] for row in rows)]
+    table = [[_joined(cell) for cell in row] for row in (names, *rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(names))]
     for line in table:
         text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

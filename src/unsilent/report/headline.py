@@ -58,6 +58,9 @@ def _alone(result: PvfResult, row: PvfRow, flips: int | None) -> tuple[Part, ...
 
 
 def _subject(result: PvfResult, row: PvfRow, flips: int | None) -> tuple[Part, ...]:
+    if result.spec.get("faults"):
+        place = () if row.level == "model" else (Part(" in "), Part(clean(row.target), True))
+        return Part("A fault of the "), Part(clean(result.fault), True), *place
     where = _everywhere(result) if row.level == "model" else (Part("in "), Part(clean(row.target), True))
     # Without parameters: any bit may flip. With them the text of the fault model says what is meant.
     if flips is not None and result.fault == "bitflip":
@@ -78,13 +81,15 @@ def _probability(result: PvfResult, row: PvfRow) -> tuple[Part, ...]:
     if row.unit == "batch":
         made = "no batch wrong in" if row.estimate == 0 else "the output of a batch wrong with probability"
     text = shown(row.estimate, row.low, row.high)
+    if row.estimate == row.high == 0:
+        return (Part(f" made {made} {row.n:,} trials, and there are no others"),)
     if row.estimate == 0:
         return (Part(f" made {made} {row.n:,} trials: its probability is below {text.high} %"),)
     return (Part(f" makes {made} {text.estimate} % {text.limits}"),)
 
 
 def _factor(top: PvfRow, bottom: PvfRow) -> str:
-    least = math.floor(10 * top.joint_low / bottom.joint_high) / 10
+    least = math.floor(10 * top.joint_low / bottom.joint_high) / 10 if bottom.joint_high else 0.0  # it is known to be 0
     if least < 1.1:
         return "more than"
     return f"at least {least:g} times" if least < 10 else f"at least {_two_digits(least)} times"

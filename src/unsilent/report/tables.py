@@ -105,6 +105,7 @@ def numbers(result: PvfResult) -> list[tuple[str, str, str]]:
         text = shown(row.estimate, row.low, row.high)
         value = text.estimate if row.estimate is None else f"{text.estimate} %"
         name = "whole model" if result.at == EVERYTHING else "all that was struck"
+        name = "whole list" if result.spec.get("faults") else name
         name += "" if row.flips is None else f", {flips_text(row.flips)}"
         found.append((name, value, text.limits if row.estimate else ""))
     planned = "" if result.trials_done == result.trials_planned else f"of {result.trials_planned:,} planned"

@@ -106,6 +106,8 @@ def share(value: float | None) -> str:
 def part(row_share: float, estimate: float, low: float, high: float, scale: float = 100.0) -> str:
     """A share of an estimate, times ``scale``, to the digits that the interval of the whole supports."""
     value = estimate * row_share * scale
+    if low == high:  # not an estimate
+        return f"{value:.4g}"
     return "0" if value < 1e-12 else _text(value, _places((high - low) * scale / 2), ROUND_HALF_EVEN)
 
 

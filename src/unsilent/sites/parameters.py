@@ -79,6 +79,17 @@ class Parameters:
         else:
             self.sites[name] = Site(name, Memory(tensor), claim.own)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Every name that a site goes by, tied ones too, with its name in ``sites``."""
+        return {**{name: name for name in self.sites}, **self._ties}
+
+    @property
+    def unfit(self) -> dict[str, str]:
+        """Names of tensors that cannot be struck by that name, and why."""
+        views = {name: f"it is a view of the memory of {owner!r}" for name, owner in self._views.items()}
+        return {**self.skipped, **views}
+
     def select(self, *addresses: str) -> tuple[Region, ...]:
         """The regions that the addresses select together, each element once, in the model's order.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError, unknown
@@ -21,7 +22,9 @@ from unsilent.sites.parameters import Parameters
 
 LEVELS = ("component", "layer", "tensor", "bit")
 LAWS = ("per-element", "per-tensor")
-STRATA = ("none", "bits", "dtype")
+STRATA = ("none", "bits", "risk", "dtype")
+RISKY = 0.25
+"""Part of a target's elements, those of the highest scores, that is taken for risky."""
 OTHER = "other"
 
 
@@ -125,11 +128,13 @@ def make_targets(
     law: str,
     strikeable: Callable[[Region], bool] = lambda region: True,
     strata: str = "none",
+    scores: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> tuple[Target, ...]:
     """Split the selected regions into targets; shares follow ``law`` and sum to 1.
 
     ``strata`` splits every target further, each part a target of its own: ``dtype`` by dtype, so that all bits of a part are
-    equally likely; ``bits`` by classes of them as well (`Codec.classes`).
+    equally likely; ``bits`` by classes of them as well (`Codec.classes`); ``risk`` moreover all classes but the mantissa's by
+    whether an element's score is among the target's highest (``scores``: by parameter name, one for each element).
 
     ``strikeable`` says whether a fault model can strike a tensor at all (exponent bits of an integer: no); a tensor that it
     cannot is in no target and has no share.
@@ -145,11 +150,13 @@ def make_targets(
     regions = [r for r in selected if strikeable(r)] or selected  # none at all: drawing says why
     total = sum(r.size for r in regions)
     found: dict[str, list[Target]] = {}
+    risky = _risky(regions, components, per, scores) if strata == "risk" and scores is not None else {}
     for region in regions:
         share = region.size / total if law == "per-element" else 1 / len(regions)
         site = parse_site(region.site)
         for piece in _pieces(region, site, component_of(site, components), per, strata, share):
-            found.setdefault(piece.name, []).append(piece)
+            for part in _by_risk(piece, risky.get(region)):
+                found.setdefault(part.name, []).append(part)
     return tuple(_joined(pieces) for pieces in found.values())
 
 
@@ -198,4 +205,44 @@ def _pieces(region: Region, site: SiteName, component: str, per: str, strata: st
     return [
         Target(f"{stem}/{part}", per, component, layer, (region,), share * len(bits) / layout.bits, bits, name)
         for part, bits in layout.classes.items()
+    ]
+
+
+def _risky(
+    regions: Sequence[Region],
+    components: Mapping[str, Sequence[str]],
+    per: str,
+    scores: Mapping[str, NDArray[np.float32]],
+) -> dict[Region, NDArray[np.bool_]]:
+    """For each element of each scored region whether it is among the riskiest of its target."""
+    groups: dict[str, list[tuple[Region, NDArray[np.float32]]]] = {}
+    for region in regions:
+        site = parse_site(region.site)
+        if site.kind == "param" and site.name in scores:
+            own = scores[site.name] if region.elements is None else scores[site.name][region.elements]
+            target = {"component": component_of(site, components), "layer": site.layer}.get(per, site.label)
+            groups.setdefault(target, []).append((region, own))
+    found = {}
+    for members in groups.values():
+        everything = np.concatenate([own for _, own in members])
+        limit = np.partition(everything, k := int((1 - RISKY) * (everything.size - 1)))[k]
+        found.update({region: own > limit for region, own in members})
+    return found
+
+
+def _by_risk(target: Target, risky: NDArray[np.bool_] | None) -> list[Target]:
+    """A target of one region, split in two where it is worth it."""
+    name = target.name.rpartition("/")[2]
+    if risky is None or target.bits is None or name.startswith("mantissa") or risky.all() or not risky.any():
+        return [target]
+    (region,) = target.regions
+    elements = np.arange(region.numel) if region.elements is None else region.elements
+    return [
+        replace(
+            target,
+            name=f"{target.name}/{word}",
+            regions=(replace(region, elements=elements[chosen]),),
+            share=target.share * float(chosen.mean()),
+        )
+        for word, chosen in (("risky", risky), ("calm", ~risky))
     ]

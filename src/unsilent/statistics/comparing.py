@@ -99,10 +99,10 @@ def p_value(interval_at: Callable[[float], Interval], null: float = 0.0) -> floa
         return max(found.low - null, null - found.high)
 
     least, most = math.log(_FINEST), math.log1p(-_FINEST)
-    if outside(least) > 0:
-        return _FINEST
     if outside(most) <= 0:
         return 1.0
+    if outside(least) > 0:
+        return _FINEST
     return min(1.0, math.exp(brentq(outside, least, most, xtol=_LOG_STEP)))
 
 

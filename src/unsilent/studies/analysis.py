@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import PurePath
 
 from unsilent.campaigns.spec import CampaignSpec, Description
 from unsilent.campaigns.store import Store
@@ -43,7 +44,7 @@ def analyse(store: Store, question: Question) -> PvfResult:
     return PvfResult(
         workload=spec.workload,
         info=description.info,
-        fault=spec.fault,
+        fault=spec.fault if spec.faults is None else f"{spec.fault} {PurePath(spec.faults).name}",
         at=" ".join(spec.at),
         per=spec.per,
         law=spec.law,
@@ -68,7 +69,9 @@ def analyse(store: Store, question: Question) -> PvfResult:
         threads=spec.threads,
         rows=tuple(rows),
         heat_maps=heat_maps(hits, description, unit),
-        lookups=lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
+        lookups=()
+        if spec.strata == "risk" or spec.faults is not None  # such trials are not uniform over rows
+        else lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
         transient=spec.transient,
         notes=(*description.notes, *_notes(rows, spec.transient)),
     )
@@ -78,7 +81,7 @@ def _planned(stored: Stored, budget: int) -> int:
     """Trials of all strata, as far as is known."""
     if stored.plans:
         return sum(plan.size for plan in stored.plans.values())
-    if stored.spec.exhaustive:
+    if stored.spec.enumerated:
         return sum(t.slots for t in stored.description.targets)
     return budget * len(stored.description.targets) * len(stored.spec.flips)
 

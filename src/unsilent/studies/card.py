@@ -14,7 +14,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ SCHEMA = "unsilent-pvf-card"
 VERSION = 1
 KNOWN = (VERSION,)
 """Versions that can be read."""
+MEASURES = ("PVF", "P(incorrect)")
 LEVELS = ("model", "component", "layer")
 MOST_BYTES = 16 * 2**20
 _SQLITE = b"SQLite format 3\0"
@@ -106,8 +107,8 @@ def make_card(store: Store, question: Question) -> Card:
         "rows": [{name: getattr(row, name) for name in names} for row in result.rows if row.level in LEVELS],
         "notes": [*result.notes, *result.short],
     }
-    plain = strict(values)
-    return _card(json.dumps({**plain, "sha256": checksum(plain)}), f"the card of {store.path}")
+    card = _typed(json.dumps({**strict(values), "sha256": ""}), f"the card of {store.path}")
+    return replace(card, sha256=checksum(card_json(card)))
 
 
 def _check_plan(store: Store, command: str, question: Question) -> None:
@@ -176,7 +177,13 @@ def read_card(path: Path) -> Card:
         raise UsageError(
             f"{path} does not have the checksum it states: it was changed or cut; get it from its source again"
         )
-    return _card(content.decode(), str(path))
+    card = _typed(content.decode(), str(path))
+    if canonical(card_json(card)) != canonical(values):
+        raise UsageError(f"{path} is no valid PVF card: it holds fields or values that no card has")
+    wrong = next(_impossible(card), None)
+    if wrong is not None:
+        raise UsageError(f"{path} is no valid PVF card: {wrong}")
+    return card
 
 
 def _parsed(content: bytes, path: Path) -> dict[str, Any]:
@@ -203,23 +210,18 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
     return values
 
 
-def _card(text: str, name: str) -> Card:
-    """The card that a JSON text holds, every field of its type and in its range."""
+def _typed(text: str, name: str) -> Card:
+    """The card that a JSON text holds, every field of its type."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        card = TypeAdapter(Card).validate_json(text)
-    except (ValidationError, ValueError, RecursionError) as error:
-        where = ""
-        if isinstance(error, ValidationError):
-            first = error.errors(include_url=False, include_input=False)[0]
-            where, error = ".".join(map(str, first["loc"])), ValueError(first["msg"])
-        raise UsageError(f"{name} is no valid PVF card: {_short(where)}: {_short(error)}") from None
-    known = card_json(card) == json.loads(text)  # else it holds a field that is not read, or a number as text
-    wrong = next(_impossible(card), None) if known else "it holds fields or values that no card has"
-    if wrong is not None:
-        raise UsageError(f"{name} is no valid PVF card: {wrong}")
-    return card
+        return TypeAdapter(Card).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{name} is no valid PVF card: {_short(where)}: {_short(first['msg'])}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name} is no valid PVF card: {_short(error)}") from None
 
 
 def _impossible(card: Card) -> Iterator[str]:
@@ -228,6 +230,8 @@ def _impossible(card: Card) -> Iterator[str]:
         yield f"confidence is {card.confidence}"
     if card.unit not in UNITS:
         yield f"unit is {_short(card.unit)}"
+    if card.measure not in MEASURES:
+        yield f"measure is {_short(card.measure)}"
     if min(card.samples, card.batches, card.threads) < 1 or card.trials < 0:
         yield "samples, batches, threads or trials are below what there can be"
     for number, row in enumerate(card.rows):

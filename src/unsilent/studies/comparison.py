@@ -174,7 +174,7 @@ def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) 
         adjusted=p,
         differs=False,
         paired=paired,
-        method="exhaustive" if exact else apart.method,
+        method=one.sample.complete if exact else apart.method,
     )
 
 
@@ -210,6 +210,8 @@ def shares_faults(one: Side, other: Side) -> bool:
     """Whether both rest on a sample of the very same faults in the same trials, with the same weights."""
     if (
         _exact(one, other)
+        or one.sample.left  # what was run of a list is no sample of it
+        or other.sample.left
         or len(one.sample.strata) != len(other.sample.strata)
         or one.trials != other.trials
         or not all(one.trials)
@@ -221,7 +223,7 @@ def shares_faults(one: Side, other: Side) -> bool:
 
 def _exact(one: Side, other: Side) -> bool:
     """Whether both tried every fault there is, so that nothing is left to estimate."""
-    return one.sample.complete and other.sample.complete
+    return bool(one.sample.complete and other.sample.complete)
 
 
 def _same_outcomes(one: Side, other: Side) -> bool:

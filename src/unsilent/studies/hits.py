@@ -82,9 +82,11 @@ def heat_maps(hits: Sequence[SingleHit], description: Description, unit: str) ->
 def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: Description, unit: str) -> HeatMap:
     """Layer x bit position over the tensors of one dtype.
 
-    A cell that several targets share is weighted by their share of the law.
+    A cell that several targets share is weighted by their share of the law, and by how many of all their faults fell in it where
+    all are tried.
     """
-    shares = {t.name: t.share for t in description.targets}
+    shares = {t.name: t.share / max(t.slots, 1) for t in description.targets}
+    counted = {t.name for t in description.targets if t.slots}
     cells: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for hit in flips:
         assert hit.bit is not None
@@ -97,8 +99,8 @@ def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: Descriptio
         parts = cells.get((layer, bit))
         if not parts:
             return None
-        weight = sum(shares[name] for name in parts)
-        return float(sum(shares[name] * np.mean(seen) for name, seen in parts.items()) / weight)
+        weights = {name: shares[name] * (len(seen) if name in counted else 1) for name, seen in parts.items()}
+        return float(sum(weights[name] * np.mean(seen) for name, seen in parts.items()) / sum(weights.values()))
 
     return HeatMap(
         dtype=layout.name,

@@ -185,8 +185,8 @@ class PrecisionPlanner:
             sizes = [max(1, math.floor(scale * n)) for n in plan.first.values()]
             width = foreseen(strata, sizes, confidence_at(0, self.question.confidence)).half_width
             raise UsageError(
-                f"{self.precision} of {plan.group!r} needs about {needed:,} trials, --trials allows {self.most:,}, which "
-                f"give about ±{100 * width:.2g} points; ask for --trials {math.ceil(1.2 * needed)} or a coarser --ci or --rel"
+                f"{self.precision} of {plan.group!r} needs about {_round(needed):,} trials, --trials allows {self.most:,}, "
+                f"which give about ±{100 * width:.2g} points; ask for --trials {_round(1.5 * needed)} or a coarser --ci or --rel"
             )
 
     def _looks(self, group: Group) -> int:
@@ -214,6 +214,11 @@ class PrecisionPlanner:
         if not found:
             self.short = tuple(f"{g.name}{'' if g.flips is None else f' at {g.flips} flips'}" for g in wide)
         return found
+
+
+def _round(trials: float) -> int:
+    """To two digits: it is a forecast."""
+    return int(float(f"{trials:.2g}"))
 
 
 def _cautious(strata: Sequence[Stratum]) -> float:

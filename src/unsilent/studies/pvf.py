@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from unsilent.campaigns import Budget, CampaignSpec, Means, Store, make_executor, run_campaign
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.spec import LISTED
 from unsilent.errors import UsageError
 from unsilent.sizes import read_bytes
 from unsilent.studies.analysis import analyse
@@ -40,16 +41,25 @@ def make_spec(
     *,
     strata: str | None = None,
     adaptive: bool = False,
+    faults: str | None = None,
+    faults_as: str | None = None,
     **values: object,
 ) -> CampaignSpec:
     """A checked spec: fault model and flips are read together, texts are made canonical.
 
     ``strata`` None: classes of bits where a precision is asked (``adaptive``) of single flips of any bit, else none.
 
+    ``faults``: a file of given faults, read as ``faults_as`` says; then nothing is left that could be drawn.
+
     Raises ``UsageError`` when flips are given both here and in the fault model, are repeated or below 1.
     """
     from unsilent.faults import fault_model
 
+    if faults is not None:
+        drawn = {"fault": fault, "flips": flips, "strata": strata, "ci": adaptive or None}
+        return _listed_spec(faults, faults_as, drawn, values)
+    if faults_as is not None:
+        raise UsageError(f"--faults-as {faults_as} says how a list is read; give --faults FILE, or leave it out")
     model = fault_model(fault)
     counts: tuple[int | None, ...]
     if flips is not None and model.counted:
@@ -70,11 +80,29 @@ def make_spec(
     return CampaignSpec(fault=model.text, flips=counts, strata=strata, **values)  # type: ignore[arg-type]
 
 
+def _listed_spec(
+    faults: str, faults_as: str | None, drawn: Mapping[str, object], values: Mapping[str, object]
+) -> CampaignSpec:
+    """The spec of a campaign over a list; raises ``UsageError`` where something else says what is struck, or how often."""
+    from unsilent.faults.lists import kind_of_list
+
+    usual = CampaignSpec("")
+    names = ("at", "law", "exhaustive", "one_batch")
+    given = [name for name, value in drawn.items() if value not in (None, usual.fault)]
+    given += [name for name in names if values.get(name, getattr(usual, name)) != getattr(usual, name)]
+    if given:
+        raise UsageError(f"the list says which faults are tried, each once: leave out {', '.join(given)}")
+    at = (f"{kind_of_list(faults, faults_as)}:*",)
+    own = {"fault": LISTED, "law": LISTED, "flips": (None,), "at": at, "faults": faults, "faults_as": faults_as}
+    return CampaignSpec(**{**values, **own})  # type: ignore[arg-type]
+
+
 def python_call(spec: CampaignSpec, budget: Mapping[str, object]) -> str:
     """The exact call for a live workload, which no command can name; ``budget``: trials, precision, strata."""
     default = CampaignSpec(spec.workload)
     given = {**budget, "flips": list(spec.flips) if None not in spec.flips else None}
-    names = ("fault", "at", "per", "law", "judge", "device", "dtype", "threads", "exhaustive")
+    drawn = ("fault", "at", "law") if spec.faults is None else ("faults", "faults_as")
+    names = (*drawn, "per", "judge", "device", "dtype", "threads", "exhaustive", "one_batch")
     given |= {name: getattr(spec, name) for name in names if getattr(spec, name) != getattr(default, name)}
     arguments = ", ".join(
         f"{key}={value!r}" for key, value in {**given, "seed": spec.seed}.items() if value is not None
@@ -90,12 +118,14 @@ def command_line(spec: CampaignSpec, budget: Mapping[str, object]) -> str:
     default = CampaignSpec(spec.workload)
     if spec.flips not in ((1,), (None,)):
         words += ["--flips", ",".join(map(str, spec.flips))]
-    for glob in spec.at if spec.at != default.at else ():
+    for glob in spec.at if spec.at != default.at and spec.faults is None else ():
         words += ["--at", glob]
-    for name in ("data", "weights", "fault", "per", "law", "judge", "device", "dtype", "threads", "seed"):
+    drawn = ("fault", "law") if spec.faults is None else ("faults", "faults_as")
+    for name in ("data", "weights", *drawn, "per", "judge", "device", "dtype", "threads", "seed"):
         if (value := getattr(spec, name)) != getattr(default, name) or name == "seed":
-            words += [f"--{name}", str(value)]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     words += ["--exhaustive"] if spec.exhaustive else []
+    words += ["--one-batch"] if spec.one_batch else []
     for key, given in budget.items():
         words += [f"--{key}", str(given)]
     return shlex.join(words)
@@ -103,12 +133,14 @@ def command_line(spec: CampaignSpec, budget: Mapping[str, object]) -> str:
 
 def _budget(spec: CampaignSpec, budget: Budget, precision: Precision | None) -> dict[str, object]:
     """What says how many trials there are, by the names of its options."""
-    found: dict[str, object] = {} if spec.exhaustive else {"trials": budget.trials}
+    found: dict[str, object] = {} if spec.enumerated else {"trials": budget.trials}
     if precision is not None:
         found = {"ci": f"{precision.absolute:g}", **({"rel": f"{precision.relative:g}"} if precision.relative else {})}
         found |= {"trials": budget.trials} if budget.trials != MOST else {}
     if budget.shard != (1, 1):
         found["shard"] = "{}/{}".format(*budget.shard)
+    if spec.faults is not None:
+        return found
     flips = [f for f in spec.flips if f is not None] or None
     if spec.strata != make_spec(spec.fault, flips, adaptive=precision is not None, per=spec.per, workload="").strata:
         found["strata"] = spec.strata
@@ -146,6 +178,9 @@ def pvf(
     rel: float | str | None = None,
     strata: str | None = None,
     exhaustive: bool = False,
+    one_batch: bool = False,
+    faults: str | Path | None = None,
+    faults_as: str | None = None,
     flips: int | Sequence[int] | None = None,
     fault: str | FaultModel = "bitflip",
     at: str | Sequence[str] = "param:*",
@@ -175,8 +210,11 @@ def pvf(
             a crash or a hang is an outcome).
         trials: per target and number of flips (default 1000), or the most there may be where ``ci`` or ``rel`` is given.
         ci, rel: run until every row's interval has this half-width, or this one relative to its estimate. strata: ``bits``
-            draws within classes of bits (default where a precision is asked of single flips), ``none``.
-        exhaustive: every single bit flip there is. flips: faults per trial, default one.
+            draws within classes of bits (default where a precision is asked of single flips), ``risk`` in classes of predicted
+            risk as well, ``none``.
+        exhaustive: every single bit flip there is. one_batch: a trial evaluates one batch, drawn at random, instead of all.
+        faults: a file of given faults, each tried once, instead of drawn ones; faults_as: its format, where it does not say so.
+        flips: faults per trial, default one.
         at: what is struck: globs over parameters, or over what one evaluation computes: ``op:*``, ``input:*``, ``kv:*``.
         per: what a target is: ``component``, ``layer``, ``tensor`` or ``bit``.
         law: ``per-element`` draws uniformly over elements, ``per-tensor`` over tensors first.
@@ -197,6 +235,8 @@ def pvf(
     _check_arguments(workload, judge)
     globs = (at,) if isinstance(at, str) else tuple(at)
     live = not isinstance(workload, str)
+    if faults is not None and trials is not None:
+        raise UsageError("faults= runs every fault of the list once: leave out trials")
     if device == "auto":
         from unsilent.engine.placement import resolve_device
 
@@ -218,7 +258,10 @@ def pvf(
         threads=threads,
         strata=strata,
         exhaustive=exhaustive,
+        one_batch=one_batch,
         adaptive=precision is not None,
+        faults=None if faults is None else str(faults),
+        faults_as=faults_as,
     )
     budget = Budget(trials if trials is not None else MOST if precision else EACH)
     with ExitStack() as stack:

@@ -120,7 +120,9 @@ def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float
     if not target.dtype:
         return 1.0
     mine = sum(
-        mass[t.site + t.dtype] * (1 if target.bits is None else len(target.bits) / t.width)
+        mass[t.site + t.dtype]
+        * (1 if target.bits is None else len(target.bits) / t.width)
+        * (target.parts.get(t.site, 0) / t.elements if target.parts else 1)
         for t in tensors
         if t.dtype == target.dtype
     )

@@ -54,10 +54,13 @@ class Stored:
             which = None if plan is None else plan.counting(target.name, look)
             centre = plan.centre.get(target.name, 0.0) if plan is not None and look is not None else 0.0
             found.append(Weighed(target.share, self._tally(target.name, flips, which), centre))
-        complete = self.spec.exhaustive and all(
-            len(w.tally.classes) == t.slots for w, t in zip(found, targets, strict=True)
-        )
-        return Sample(tuple(found), look, complete)
+        if not self.spec.enumerated:
+            return Sample(tuple(found), look)
+        left = tuple(t.slots - len(w.tally.classes) for w, t in zip(found, targets, strict=True))
+        listed = self.spec.faults is not None
+        if not any(left):
+            return Sample(tuple(found), look, "whole list" if listed else "exhaustive")
+        return Sample(tuple(found), look, left=left if listed else ())
 
     def pilot(self, stratum: str, flips: int | None, upto: int) -> Stratum:
         """The first trials of a stratum."""

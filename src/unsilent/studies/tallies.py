@@ -54,7 +54,9 @@ class Question:
         parts = [Stratum.of(s.tally.shares, s.share / total, s.centre) for s in strata]
         if sample.complete:
             exact = math.fsum(p.weight * p.mean for p in parts)
-            return Interval(exact, exact, exact, self.confidence, sum(p.n for p in parts), "exhaustive")
+            return Interval(exact, exact, exact, self.confidence, sum(p.n for p in parts), sample.complete)
+        if sample.left:
+            return _part_of_list(parts, sample.left, self.confidence)
         if look is not None:
             found = stratified(parts, confidence_at(look, self.confidence))
             return replace(found, confidence=self.confidence, method=f"{found.method}, look {look + 1}")
@@ -74,12 +76,24 @@ class Question:
 class Sample:
     """The trials behind one row. ``look``: at which look they count, None where a campaign was planned at once.
 
-    ``complete``: they are all faults there are, so that nothing is estimated.
+    ``complete``: says what they are all of, so that nothing is estimated; empty where they are not all. ``left``: by stratum,
+    faults of a list that were not run yet; empty where trials are drawn.
     """
 
     strata: tuple[Weighed, ...]
     look: int | None = None
-    complete: bool = False
+    complete: str = ""
+    left: tuple[int, ...] = ()
+
+
+def _part_of_list(parts: Sequence[Stratum], left: Sequence[int], confidence: float) -> Interval:
+    """The mean over a list that was run in part: nobody drew that part, so the rest may all be right or all be wrong."""
+    each = [p.weight / max(p.n + rest, 1) for p, rest in zip(parts, left, strict=True)]
+    wrong = math.fsum(w * p.n * p.mean for w, p in zip(each, parts, strict=True) if p.n)
+    seen = math.fsum(w * p.n for w, p in zip(each, parts, strict=True))
+    high = min(1.0, wrong + math.fsum(w * rest for w, rest in zip(each, left, strict=True)))
+    n = sum(p.n for p in parts)
+    return Interval(wrong / seen if n else None, wrong, high, confidence, n, "part of a list")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from unsilent.outcomes.judges import decision_tensor
 from unsilent.workloads.base import Workload, call_model
 from unsilent.workloads.exported_inputs import FORMS, Takes
 from unsilent.workloads.hf_folder import NUMERIC
-from unsilent.workloads.program import Program, code_of, warnings_off
+from unsilent.workloads.program import Program, bodies_of, code_of, warnings_off
 from unsilent.workloads.training import parameter_count, workshop
 
 INPUTS = "inputs.pt"
@@ -42,7 +42,7 @@ def exported(*, program: str, data: str | None = None) -> Workload:
     inputs = Path(data).expanduser() if data else path.with_name(INPUTS)
     with workshop(0):
         module, takes = _load(ref, path)
-        if name := code_of(module).dropout():
+        if name := next(filter(None, (code_of(body).dropout() for body in bodies_of(module))), None):
             raise UsageError(f"workload {ref!r} was exported in training mode ({name} is on); export model.eval()")
         if data is None and not inputs.exists():
             raise UsageError(

@@ -7,7 +7,6 @@ against that before the first one runs, and what does not fit is said in the wor
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import _pytree
 
 from unsilent.errors import UsageError
 from unsilent.workloads.program import Program, code_of
@@ -63,7 +61,14 @@ class Takes:
             raise UsageError(f"{where} has no {missing[0]!r}; {self._expected()}")
         leaves = iter(self._leaves)
         for name, spec in self._specs.items():
-            for value in _flat(given[name], spec, f"{where}: {name!r}"):
+            try:
+                values = _flat(given[name], spec)
+            except LookupError:
+                told = " ".join(str(spec).split())
+                raise UsageError(
+                    f"{where}: {name!r} nests otherwise than what the program was exported with, {told}"
+                ) from None
+            for value in values:
                 self._check(value, next(leaves), f"{where}: {name!r}")
         return {name: given[name] for name in self.names}
 
@@ -114,18 +119,17 @@ class Takes:
         return f"{low} to {high}" if high < MOST else f"{low} or more" if low else "any", range(low, high + 1)
 
 
-def _flat(value: Any, spec: Any, what: str) -> list[Any]:
-    """The values that are nested in an input, in the program's order."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a tensor in place of a dict is taken apart, with no more than a warning
-            found = _pytree.tree_flatten_spec(value, spec)
-    except Exception:  # whatever else a tuple in place of a dict makes of it
-        found = []
-    if len(found) != spec.num_leaves:
-        told = " ".join(str(spec).split())
-        raise UsageError(f"{what} nests otherwise than what the program was exported with, {told}")
-    return found
+def _flat(value: Any, spec: Any) -> list[Any]:
+    """The values that are nested in an input, in the program's order; raises ``LookupError`` where it nests otherwise."""
+    if spec.is_leaf():
+        return [value]
+    if spec.type in (tuple, list) and isinstance(value, (tuple, list)) and len(value) == spec.num_children:
+        inner = list(value)
+    elif spec.type is dict and isinstance(value, Mapping) and set(value) == set(spec.context):
+        inner = [value[key] for key in spec.context]
+    else:
+        raise LookupError
+    return [leaf for item, part in zip(inner, spec.children(), strict=True) for leaf in _flat(item, part)]
 
 
 def _whole(bound: Any, default: int) -> int:

@@ -14,10 +14,11 @@ from itertools import chain
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from unsilent.workloads.program_code import Code, owners
+from unsilent.workloads.program_regions import make_ordinary
 
 Slots = list[tuple[dict[str, Any], str]]
 """Where modules hold one tensor: tables of parameters or buffers, with the key."""
@@ -37,7 +38,12 @@ class Scope(nn.Module):
         for name, buffer in source._buffers.items():
             self.register_buffer(name, buffer)
         for name, child in source._modules.items():
-            self.add_module(name, Scope(child) if type(child) is nn.Module else child)
+            if isinstance(child, fx.GraphModule):
+                self.add_module(name, Body(child))
+            elif type(child) is nn.Module:
+                self.add_module(name, Scope(child))
+            else:  # the checks of inputs that export makes: they are called, and no part of the model
+                vars(self)[name] = child
         for name, value in vars(source).items():
             if isinstance(value, Tensor):
                 self.register_buffer(name, value)
@@ -49,27 +55,17 @@ class Scope(nn.Module):
         return operation(*args, **kwargs)
 
 
-class Program(Scope):
-    """The module of an exported program, on the CPU and in eval mode.
+class Body(Scope):
+    """A module that runs a graph: the whole program, or a part of it with a graph of its own."""
 
-    Tied weights stay tied when it is moved or converted, and devices that are written into the code follow it.
-
-    Args:
-        exported: what ``torch.export.load`` gave.
-    """
-
-    def __init__(self, exported: ExportedProgram) -> None:
-        with warnings_off():
-            module: Any = exported.module()
-            super().__init__(module)
-            _tie(_twins(self))
-            for path in owners(module.graph):
-                _enter(self, path)
-            self._program = Code(self, module.graph)
-            self.to("cpu").eval()
+    def __init__(self, source: fx.GraphModule) -> None:
+        super().__init__(source)
+        for path in owners(source.graph):
+            _enter(self, path)
+        self._program = Code(self, source.graph)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """One call, with the inputs of the original model."""
+        """One call, with the inputs of the graph."""
         return self._program.function(self, *args, **kwargs)
 
     @property
@@ -80,22 +76,47 @@ class Program(Scope):
     def _out_spec(self) -> Any:
         return self._program.out_spec
 
+
+class Program(Body):
+    """The module of an exported program, on the CPU and in eval mode; it is called with the inputs of the original model.
+
+    Tied weights stay tied when it is moved or converted, and devices that are written into the code follow it.
+
+    Args:
+        exported: what ``torch.export.load`` gave.
+    """
+
+    def __init__(self, exported: ExportedProgram) -> None:
+        with warnings_off():
+            module: Any = exported.module()
+            make_ordinary(module)
+            super().__init__(module)
+            _tie(_twins(self))
+            self.to("cpu").eval()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves or converts all tensors; raises ``UsageError`` for a type that the code does not allow."""
         twins, before = _twins(self), _kinds(self)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         _tie(twins)
-        if (after := _kinds(self)) != before:
-            self._program.check_kinds(after)
-        if (tensor := next(_tensors(self), None)) is not None:
-            with warnings_off():
-                self._program = self._program.on(self, tensor.device)
+        after, tensor = _kinds(self), next(_tensors(self), None)
+        for body in bodies_of(self):
+            if after != before:
+                body._program.check_kinds(after)
+            if tensor is not None:
+                with warnings_off():
+                    body._program = body._program.on(body, tensor.device)
         return self
 
 
-def code_of(program: Program) -> Code:
-    """What a program runs."""
-    return program._program
+def bodies_of(program: Program) -> list[Body]:
+    """Everything in a program that runs a graph, itself first."""
+    return [module for module in program.modules() if isinstance(module, Body)]
+
+
+def code_of(body: Body) -> Code:
+    """What a module runs."""
+    return body._program
 
 
 @contextmanager
@@ -128,10 +149,10 @@ def _twins(program: nn.Module) -> list[Slots]:
     for module in program.modules():
         for table in (module._parameters, module._buffers):
             for name, tensor in table.items():
-                if tensor is not None and tensor.numel():
+                if tensor is not None:
+                    place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())
                     kind = (tensor.dtype, isinstance(tensor, nn.Parameter))
-                    place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), *kind)
-                    found.setdefault(place, []).append((table, name))
+                    found.setdefault((*place, *kind), []).append((table, name))
     return [slots for slots in found.values() if len(slots) > 1]
 
 

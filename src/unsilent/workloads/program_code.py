@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 from unsilent.errors import UsageError
 
 
 class Code:
-    """What a program runs; never changed, and shared by copies of the program.
+    """What a program, or a part of it, runs; never changed, and shared by copies of the program.
 
     Args:
         program: the module whose tensors the graph names. graph: as ``ExportedProgram.module()`` gives it.
@@ -27,7 +27,8 @@ class Code:
         self._graph = graph
         made: Any = fx.GraphModule(program, _scoped(graph))
         self.function: Callable[..., Any] = type(made).forward
-        self.in_spec, self.out_spec = made._in_spec, made._out_spec
+        self.in_spec: Any = getattr(made, "_in_spec", None)
+        self.out_spec: Any = getattr(made, "_out_spec", None)
 
     def __deepcopy__(self, memo: object) -> Code:
         return self
@@ -42,6 +43,8 @@ class Code:
                 fx.node.map_aggregate(part, lambda v: device if isinstance(v, torch.device) else v)
                 for part in (node.args, node.kwargs)
             )
+            if isinstance(node.target, HigherOrderOperator) and node.target.name() == "wrap_with_autocast":
+                node.args = (device.type, *node.args[1:])
         return Code(program, graph)
 
     def check_kinds(self, kinds: set[torch.dtype]) -> None:

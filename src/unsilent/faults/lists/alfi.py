@@ -1,0 +1,147 @@
+"""The weight fault matrices of PyTorchALFI (Gräfe, Qutub, Geissler, Paulitsch; github.com/IntelLabs/pytorchalfi).
+
+Read in ``alficore/wrapper/ptfiwrap.py``, ``alficore/ptfiwrap_utils/pyfihelpers.py``, ``pytorchfi/pytorchfi/core.py`` and
+``errormodels.py`` at f51f508: a numpy array of integers, 7 rows, one fault a column, pickled to ``…_fault_locs.bin``. Of weights
+the rows are layer, k (output channel), channel, depth, height, width, value, with -1 where the layer has no such dimension: of a
+Linear height and width are its row and column. The layer is the number of the module among those of the scenario's
+``layer_types``, in the order of ``model.modules()``. The value of a bit flip counts **from the sign** of the float32, so it is
+bit 31 - value; that of a ``number`` is written as it is (an integer, since the array holds no others).
+
+The file itself says nothing of this: neuron faults have as many rows, and which layers were counted stands in the scenario alone.
+So the reader must be told (`PyTorchAlfi`). Neuron faults are refused: a column names a place in a batch, not the images in it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError, unknown
+from unsilent.faults.lists.entries import Columns, Entry, Nth, Strike, refused, shown
+from unsilent.faults.lists.pickled import MAGIC as PICKLE
+from unsilent.faults.lists.pickled import NotAnArray, read_array
+
+NUMPY = b"\x93NUMPY"
+KINDS = ("conv2d", "conv3d", "fcc")
+"""What PyTorchALFI calls Conv2d, Conv3d and Linear."""
+ROWS = ("layer", "k", "channel", "depth", "height", "width", "value")
+SIGN = 31
+ASK = "--faults-as pytorchalfi:rnd_mode=weights,rnd_value_type=bitflip,layer_types=conv2d+fcc"
+_PLACES = tuple(f"row {number} ({name})" for number, name in enumerate(ROWS))
+_LARGEST = 2**53
+
+
+@dataclass(frozen=True)
+class PyTorchAlfi:
+    """The matrix of a PyTorchALFI run; its scenario file says rnd_mode, rnd_value_type and layer_types."""
+
+    rnd_mode: str = ""
+    rnd_value_type: str = ""
+    layer_types: tuple[str, ...] = ()
+    max_faults_per_image: int = 1
+
+    def __post_init__(self) -> None:
+        missing = [key for key in ("rnd_mode", "rnd_value_type", "layer_types") if not getattr(self, key)]
+        if missing:
+            raise UsageError(
+                f"a PyTorchALFI matrix does not say what it means; give {', '.join(missing)} as in its scenario file, like {ASK}"
+            )
+        if self.rnd_mode == "neurons":
+            raise UsageError(
+                "PyTorchALFI's neuron faults name a place in a batch and not the images in it, so they cannot be run here; "
+                "strike operations with --at 'op:*' instead"
+            )
+        if self.rnd_mode != "weights":
+            raise unknown("rnd_mode", self.rnd_mode, ("weights",))
+        if self.rnd_value_type not in ("bitflip", "number"):
+            raise unknown("rnd_value_type", self.rnd_value_type, ("bitflip", "number"))
+        for kind in self.layer_types:
+            if kind not in KINDS:
+                raise unknown("kind in layer_types", kind, KINDS)
+        if self.max_faults_per_image < 1:
+            raise UsageError(f"max_faults_per_image is {self.max_faults_per_image}; expected 1 or more")
+
+    def entries(self, content: bytes, name: str) -> Iterator[Entry]:
+        """One entry a column, or as many columns together as an image was given faults."""
+        if "neurons_inj" in name.rpartition("/")[2]:
+            raise refused(name, "", "by its name it holds neuron faults, which say no image; give one of weights")
+        matrix, each = _matrix(content, name), self.max_faults_per_image
+        if matrix.shape[1] % each:
+            raise refused(name, "", f"has {matrix.shape[1]} columns; max_faults_per_image={each} does not divide them")
+        for first in range(0, matrix.shape[1], each):
+            parts = tuple(self._strike(matrix[:, i], name, f"column {i}") for i in range(first, first + each))
+            yield Entry(f"column {first}" + (f"-{first + each - 1}" if each > 1 else ""), parts)
+
+    def _strike(self, column: NDArray[Any], name: str, place: str) -> Strike:
+        values = column.tolist()
+        for number, value in enumerate(values[:-1]):
+            if value != int(value):
+                raise refused(name, place, f"found {shown(value)}; expected a whole number", _PLACES[number])
+        layer, k, channel, depth, height, width = map(int, values[:-1])
+        used = {1: k, 2: channel, 3: depth, 4: height, 5: width}
+        there = (4, 5) if k == channel == depth == -1 else (1, 2, 4, 5) if depth == -1 else (1, 2, 3, 4, 5)
+        for number in (0, *there):
+            if (value := used.get(number, layer)) < 0:
+                raise refused(name, place, f"found {value}; expected 0 or more", _PLACES[number])
+        columns = Columns(_PLACES[0], tuple(_PLACES[number] for number in there), _PLACES[6])
+        where = (Nth(layer, self.layer_types), tuple(used[number] for number in there))
+        if self.rnd_value_type == "number":
+            return Strike(*where, "set", values[-1], columns)
+        if values[-1] not in range(SIGN + 1):
+            drawn = " (-1: the bit was drawn while it ran)" if values[-1] == -1 else ""
+            raise refused(
+                name, place, f"found {shown(values[-1])}{drawn}; expected a bit from 0, the sign, to {SIGN}", _PLACES[6]
+            )
+        return Strike(*where, "xor", SIGN - int(values[-1]), columns, only="float32")
+
+
+def _matrix(content: bytes, name: str) -> NDArray[Any]:
+    """The matrix of numbers in a pickle or ``.npy``; raises ``UsageError``."""
+    if content[:1] == PICKLE:
+        try:
+            found = read_array(content)
+        except NotAnArray as error:
+            raise refused(
+                name, "", f"it is no pickle of a plain numpy array ({error}) and is not loaded, for that could run code; where "
+                "you trust it: numpy.save('faults.npy', pickle.load(open(FILE, 'rb')))",
+            ) from None  # fmt: skip
+    elif content.startswith(NUMPY):
+        found = _npy(content, name)
+    else:
+        raise refused(name, "", "expected the matrix as a pickle (…_fault_locs.bin) or .npy")
+    if found.ndim != 2 or found.shape[0] != len(ROWS):
+        updated = found.ndim == 2 and found.shape[0] > len(ROWS)
+        hint = (
+            "; an updated_rs file repeats faults for every image: give …_fault_locs.bin of the same run"
+            if updated
+            else ""
+        )
+        raise refused(
+            name,
+            "",
+            f"has shape {list(found.shape)}; expected {len(ROWS)} rows ({', '.join(ROWS)}) and a column a fault{hint}",
+        )
+    if found.dtype.kind == "f":
+        for row, column in np.argwhere(~(np.abs(found[:-1]) < _LARGEST))[:1]:
+            raise refused(name, f"column {column}", f"found {found[row, column]}; expected a number", _PLACES[row])
+    return found
+
+
+def _npy(content: bytes, name: str) -> NDArray[Any]:
+    """The array of a ``.npy`` whose header tells the truth about its size."""
+    file = io.BytesIO(content)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        shape, fortran, dtype = read[np.lib.format.read_magic(file)](file)
+        if dtype.kind not in "iuf" or dtype.itemsize > 8:
+            raise refused(name, "", f"holds {dtype}; expected whole numbers")
+        return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+    except UsageError:
+        raise
+    except Exception:  # a damaged header can raise anything
+        raise refused(name, "", "is no sound .npy file of plain numbers") from None

@@ -1,0 +1,75 @@
+"""What a list of faults says, before anybody knows the model it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from unsilent.errors import UsageError
+from unsilent.faults.record import Fault
+
+
+class Columns(NamedTuple):
+    """What a format calls its columns, for messages."""
+
+    layer: str
+    coordinates: tuple[str, ...]
+    """One name for each coordinate, or one for all."""
+    operand: str
+
+
+class Nth(NamedTuple):
+    """A layer by its number among the layers of some kinds, in the order in which the model holds them."""
+
+    number: int
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One corruption of one element of one layer's ``weight``.
+
+    ``index``: a flat C-order position, or coordinates. ``operation``: ``xor`` with the bit ``operand`` (0 is the least
+    significant one), or ``set`` to the number ``operand``. ``only``: the one dtype for which that is what the tool does.
+    """
+
+    layer: str | Nth
+    index: int | tuple[int, ...]
+    operation: str
+    operand: float
+    columns: Columns
+    only: str | None = None
+
+
+class Entry(NamedTuple):
+    """One trial: where the file has it (``line 3``), and what is struck together."""
+
+    place: str
+    parts: tuple[Fault | Strike, ...]
+
+
+class Format(Protocol):
+    """One way to write a list of faults."""
+
+    def entries(self, content: bytes, name: str) -> Iterator[Entry]:
+        """The entries in the file's order; ``name`` is the file's, for messages. Raises ``UsageError``."""
+        ...
+
+
+def refused(name: str, place: str, message: str, column: str = "") -> UsageError:
+    """The error for something in a list: file, place, column, what is wrong."""
+    where = ", ".join(filter(None, (place, column)))
+    return UsageError(f"{name}{' ' if where else ''}{where}: {message}")
+
+
+def shown(value: object, most: int = 40) -> str:
+    """What stands in a file, as one short line."""
+    text = ascii(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def whole(text: str, most: int = 18) -> int | None:
+    """A whole number from its decimal digits; None for anything else, or for more digits than any position has."""
+    digits = text.strip()
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= most else None

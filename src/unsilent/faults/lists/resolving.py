@@ -1,0 +1,172 @@
+"""Entries of a list made into `Fault` records for the tensors that a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from unsilent.errors import UsageError, unknown
+from unsilent.faults.lists.entries import Entry, Nth, Strike, refused, shown
+from unsilent.faults.naming import parse_site
+from unsilent.faults.population import Region
+from unsilent.faults.record import Fault
+
+Key = tuple[str, int | None, int | None]
+"""Site, batch and occurrence of a tensor; None and None of a parameter."""
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What can be struck in a model.
+
+    Attributes:
+        regions: its tensors. names: every name of a parameter, tied ones too, with the one that is in ``regions``.
+        unfit: parameters that cannot be struck, and why. layers: kind and name of the layers that may be counted, in order.
+        batches: how many there are.
+    """
+
+    regions: Mapping[Key, Region]
+    names: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    layers: Sequence[tuple[str, str]] = ()
+    batches: int = 1
+
+    def parameter(self, name: str) -> Region:
+        """The region of a parameter by any of its names; raises ``UsageError``."""
+        if name in self.unfit:
+            raise UsageError(f"{shown(name, 80)} cannot be struck: {self.unfit[name]}")
+        region = self.regions.get((f"param:{self.names.get(name, name)}", None, None))
+        if region is None:
+            raise unknown("parameter", name[:80], self.names)
+        return region
+
+    def weight(self, layer: str | Nth) -> Region:
+        """The weight of a layer; raises ``UsageError``."""
+        if isinstance(layer, Nth):
+            layer = self._nth(layer)
+        if f"{layer}{_WEIGHT}" not in self.names and f"{layer}{_WEIGHT}" not in self.unfit:
+            layers = [name.removesuffix(_WEIGHT) for name in self.names if name.endswith(_WEIGHT)]
+            raise unknown("layer", layer[:80], layers)
+        return self.parameter(f"{layer}{_WEIGHT}")
+
+    def _nth(self, layer: Nth) -> str:
+        counted = [name for kind, name in self.layers if kind in layer.kinds]
+        if layer.number < len(counted):
+            return counted[layer.number]
+        kinds, some = ", ".join(layer.kinds), ", ".join(f"{i} {name}" for i, name in enumerate(counted[:20]))
+        more = ", …" if len(counted) > 20 else ""
+        raise UsageError(f"there is no layer {layer.number}; of {kinds} the model has {len(counted)}: {some}{more}")
+
+
+def resolve(entry: Entry, tensors: Tensors, name: str) -> tuple[Fault, ...]:
+    """The faults of one trial, one a tensor; ``name`` is the list's. Raises ``UsageError`` for what does not fit the model."""
+    faults: list[Fault] = []
+    strikes: dict[str, list[tuple[int, Strike]]] = {}
+    for part in entry.parts:
+        if isinstance(part, Fault):
+            faults.append(_checked(part, tensors, name, entry.place))
+        else:
+            site, element = _located(part, tensors, name, entry.place)
+            strikes.setdefault(site, []).append((element, part))
+    faults += [_joined(site, found, tensors, name, entry.place) for site, found in strikes.items()]
+    keys = [(f.site, f.step, f.occurrence) for f in faults]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise refused(name, entry.place, f"names {shown(twice[0], 80)} twice; put its elements into one record")
+    return tuple(faults)
+
+
+def _checked(fault: Fault, tensors: Tensors, name: str, place: str) -> Fault:
+    """A record whose site, dtype and shape the model has, by the name that its tensor goes by."""
+    site = parse_site(fault.site)
+    if site.kind == "param":
+        try:
+            region = tensors.parameter(site.name)
+        except UsageError as error:
+            raise refused(name, place, str(error), "site") from None
+        if (fault.step or 0) >= tensors.batches:
+            told = f"batch {fault.step} is not there; the workload has {tensors.batches}, counted from 0"
+            raise refused(name, place, told, "step")
+    else:
+        found = tensors.regions.get((fault.site, fault.step, fault.occurrence))
+        if found is None:
+            raise _nowhere(fault, tensors, name, place)
+        region = found
+    if (region.dtype, region.shape) != (fault.dtype, fault.shape):
+        raise refused(
+            name, place, f"the fault is for {fault.dtype}{list(fault.shape)}, the workload has "
+            f"{region.dtype}{list(region.shape)} there ({shown(fault.site, 80)}); give the list of this workload",
+        )  # fmt: skip
+    return fault if fault.site == region.site else replace(fault, site=region.site)
+
+
+def _nowhere(fault: Fault, tensors: Tensors, name: str, place: str) -> UsageError:
+    """The error for a value of a run that is not there."""
+    steps = sorted({step for site, step, _ in tensors.regions if site == fault.site and step is not None})
+    if steps:
+        call = "" if fault.occurrence is None else f" at call {fault.occurrence}"
+        where = ", ".join(map(str, steps[:20])) + (", …" if len(steps) > 20 else "")
+        return refused(
+            name, place, f"{shown(fault.site, 80)} is not in batch {fault.step}{call}; it is in {where}", "step"
+        )
+    known = dict.fromkeys(site for site, *_ in tensors.regions)
+    return refused(name, place, str(unknown("site", fault.site[:80], known)), "site")
+
+
+def _located(strike: Strike, tensors: Tensors, name: str, place: str) -> tuple[str, int]:
+    """Site and flat element of a strike; raises ``UsageError`` for a layer, an index or a bit that is not there."""
+    columns = strike.columns
+    try:
+        region = tensors.weight(strike.layer)
+    except UsageError as error:
+        raise refused(name, place, str(error), columns.layer) from None
+    what = region.site.removeprefix("param:")
+    if strike.only not in (None, region.dtype):
+        told = f"{shown(what, 80)} is {region.dtype}; such a bit is one of a {strike.only}"
+        raise refused(name, place, told, columns.operand)
+    if strike.operation == "set" and region.codec.kind == "int":
+        raise refused(name, place, f"{shown(what, 80)} is {region.dtype}; expected floating point", columns.operand)
+    if strike.operation == "xor" and strike.operand >= region.codec.bits:
+        told = f"bit {shown(strike.operand)} is outside of {region.dtype}; {shown(what, 80)} has bits 0-{region.codec.bits - 1}"
+        raise refused(name, place, told, columns.operand)
+    index, shape = strike.index, region.shape
+    if isinstance(index, int):
+        index, shape = (index,), (prod(shape),)
+    if len(index) != len(shape):
+        given = " and ".join(filter(None, (", ".join(columns.coordinates[:-1]), columns.coordinates[-1])))
+        told = f"{len(index)} coordinates are given, {shown(what, 80)} has shape {list(shape)}"
+        raise refused(name, place, told, given)
+    for axis, (i, size) in enumerate(zip(index, shape, strict=True)):
+        if i >= size:
+            told = f"{i} is outside of {shown(what, 80)} of shape {list(region.shape)}; expected 0-{size - 1}"
+            raise refused(name, place, told, columns.coordinates[min(axis, len(columns.coordinates) - 1)])
+    element = 0
+    for i, size in zip(index, shape, strict=True):
+        element = element * size + i
+    return region.site, element
+
+
+def _joined(site: str, found: Sequence[tuple[int, Strike]], tensors: Tensors, name: str, place: str) -> Fault:
+    """All strikes of one tensor as one fault; two flips of one bit are none, as when they are done one after the other."""
+    region = tensors.regions[site, None, None]
+    operation = found[0][1].operation
+    operands: dict[int, int] = {}
+    for element, strike in sorted(found, key=lambda pair: pair[0]):
+        if operation == "xor":
+            operands[element] = operands.get(element, 0) ^ (1 << int(strike.operand))
+        elif element in operands:
+            raise refused(
+                name,
+                place,
+                f"element {element} of {shown(site, 80)} is set twice; give it once",
+                strike.columns.operand,
+            )
+        else:
+            operands[element] = int(region.codec.encode(np.array([strike.operand]))[0])
+    elements = np.array(list(operands), np.int64)
+    words = np.array(list(operands.values()), region.codec.word)
+    return Fault(site, region.dtype, region.shape, elements, operation, words)

@@ -1,0 +1,76 @@
+"""The weight fault lists of SCI-FI (Gavarini, Ruospo, Sanchez, ETS 2023; github.com/GabrieleGavarini/SCI-FI).
+
+Read in ``FaultGenerators/FaultListGenerator.py``, ``WeightFaultInjector.py`` and ``FaultInjectionManager.py`` at 886193e
+(2023-09) and 5fe2130: CSV with the header ``Injection,Layer,TensorIndex,Bit``; ``Layer`` is a module, whose ``weight`` is struck;
+``TensorIndex`` is a flat C-order position, up to 842f4c1 (2023-04) coordinates in brackets; ``Bit`` counts from the least
+significant one. The fault model is called stuck-at, but the lists hold no value, and without one the bit is flipped.
+
+Its neuron lists do not say what is written: the value is scaled by the range of the output while it runs. They are refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unsilent.faults.lists.entries import Columns, Entry, Strike, refused, shown, whole
+
+HEADER = ("Injection", "Layer", "TensorIndex", "Bit")
+_COLUMNS = Columns("Layer", ("TensorIndex",), "Bit")
+
+
+@dataclass(frozen=True)
+class SciFi:
+    """The CSV of a weight fault list of SCI-FI."""
+
+    def entries(self, content: bytes, name: str) -> Iterator[Entry]:
+        """One entry a row."""
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise refused(name, "", "it is no text; expected a CSV with the header " + ",".join(HEADER)) from None
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        try:
+            _check_header(tuple(cell.strip() for cell in next(reader, [])), name)
+            for row in reader:
+                if row:
+                    place = f"line {reader.line_num}"
+                    yield Entry(place, (_strike(row, name, place),))
+        except csv.Error as error:
+            raise refused(name, f"line {reader.line_num}", f"cannot be read as CSV ({error})") from None
+
+
+def _check_header(found: tuple[str, ...], name: str) -> None:
+    if "FeatureMapIndex" in found:
+        raise refused(
+            name, "line 1", "this is a list of neuron faults, whose values SCI-FI scales while it runs: it does not say "
+            "what is written; only lists of weight faults can be run",
+        )  # fmt: skip
+    if found != HEADER:
+        raise refused(name, "line 1", f"found the header {shown(','.join(found), 60)}; expected {','.join(HEADER)}")
+
+
+def _strike(row: list[str], name: str, place: str) -> Strike:
+    if len(row) != len(HEADER):
+        raise refused(name, place, f"has {len(row)} columns; expected {len(HEADER)}: {', '.join(HEADER)}")
+    number, layer, position, bit = row
+    if whole(number) is None:
+        raise refused(name, place, f"found {shown(number)}; expected a whole number", HEADER[0])
+    index = _index(position)
+    if index is None:
+        raise refused(name, place, f"found {shown(position)}; expected a position like 17, or (0, 1, 2, 2)", HEADER[2])
+    flipped = whole(bit)
+    if flipped is None:
+        raise refused(name, place, f"found {shown(bit)}; expected the number of a bit, 0 or more", HEADER[3])
+    return Strike(layer.strip(), index, "xor", flipped, _COLUMNS)
+
+
+def _index(text: str) -> int | tuple[int, ...] | None:
+    """``17`` or ``(0, 1, 2, 2)``; None for anything else."""
+    text = text.strip()
+    if not (text.startswith("(") and text.endswith(")")):
+        return whole(text)
+    parts = [whole(part) for part in text[1:-1].rstrip().removesuffix(",").split(",")]
+    return tuple(part for part in parts if part is not None) if None not in parts else None

@@ -1,0 +1,84 @@
+"""Regions of an exported program: parts that export puts into graphs of their own, made ordinary again.
+
+A block under ``torch.no_grad()`` or autocast becomes an operation that runs another graph, and so do ``torch.cond`` and
+``torch.while_loop``. Dispatch modes do not see into some of them. Nothing is computed otherwise here: the same operations run on
+the same values in the same order.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch._ops import HigherOrderOperator
+
+
+def choose(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
+    """``torch.cond``."""
+    return (yes if predicate else no)(*operands)
+
+
+def repeat(
+    goes_on: Callable[..., Any], step: Callable[..., Any], carried: Sequence[Any], more: Sequence[Any] = ()
+) -> Any:
+    """``torch.while_loop``."""
+    values = tuple(carried)
+    while goes_on(*values, *more):
+        values = tuple(step(*values, *more))
+    return values
+
+
+CONTROL: dict[str, Callable[..., Any]] = {"cond": choose, "while_loop": repeat}
+INPUTS_AFTER = {"wrap_with_set_grad_enabled": 2, "wrap_with_autocast": 5}
+"""By operation, its arguments before the inputs of its graph; the last of them is the graph."""
+
+
+def make_ordinary(module: fx.GraphModule, autocast: bool = False) -> None:
+    """Dissolve the regions that change nothing, and make choices and loops plain Python.
+
+    Nothing is differentiated here, so the gradient mode does not matter; autocast that is switched off does not either, unless
+    it is on around it (``autocast``).
+    """
+    for node in list(module.graph.nodes):
+        if not isinstance(node.target, HigherOrderOperator):
+            continue
+        name = node.target.name()
+        casts = name == "wrap_with_autocast" and bool(node.args[2])
+        for argument in node.args:
+            inner = _graph_of(module, argument)
+            if inner is not None:
+                make_ordinary(inner, autocast or casts)
+        if name in CONTROL:
+            node.target = CONTROL[name]
+        elif name in INPUTS_AFTER and not casts and not (autocast and name == "wrap_with_autocast"):
+            _dissolve(module, node, INPUTS_AFTER[name])
+
+
+def _graph_of(module: fx.GraphModule, argument: Any) -> fx.GraphModule | None:
+    if not isinstance(argument, fx.Node) or argument.op != "get_attr":
+        return None
+    found = getattr(module, str(argument.target), None)
+    return found if isinstance(found, fx.GraphModule) else None
+
+
+def _dissolve(module: fx.GraphModule, node: fx.Node, before: int) -> None:
+    """Put the operations of a region in its place; one with further graphs in it, or of an unusual make, is left alone."""
+    body, inputs = node.args[before - 1], node.args[before:]
+    inner = _graph_of(module, body)
+    if inner is None or node.kwargs or inner.graph.find_nodes(op="get_attr"):
+        return
+    if any(user.target is not operator.getitem for user in node.users):
+        return
+    graph = module.graph
+    known: dict[fx.Node, Any] = dict(zip(inner.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    with graph.inserting_before(node):
+        results: Any = graph.graph_copy(inner.graph, known)
+    for user in list(node.users):
+        user.replace_all_uses_with(results[user.args[1]])
+        graph.erase_node(user)
+    graph.erase_node(node)
+    if isinstance(body, fx.Node) and not body.users:
+        graph.erase_node(body)
+        delattr(module, str(body.target))

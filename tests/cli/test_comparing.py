@@ -1,0 +1,175 @@
+"""``unsilent report`` with two stores and with cards, end to end."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from cli.test_bad_input import refused
+from conftest import TINY, unsilent_cli
+from unsilent.report.pages import is_ours
+
+ESTIMATE = {"estimate", "low", "high", "confidence", "n", "unit"}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Two campaigns of the tiny workload, in float32 and in bfloat16, and one with other flips."""
+    folder = tmp_path_factory.mktemp("stores")
+    (folder / "tiny.py").write_text(TINY)
+    for name, more in (("a", ()), ("b", ("--dtype", "bfloat16")), ("c", ("--flips", "2"))):
+        flips = () if more[:1] == ("--flips",) else ("--flips", "1,16")
+        words = ("tiny.py:make", "--trials", 60, *flips, *more, "--store", f"{name}.sqlite", "--quiet")
+        done = unsilent_cli("pvf", *words, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def rows_of(folder, store, *more):
+    told = json.loads(unsilent_cli("report", store, "--json", "--html", "x.html", *more, cwd=folder).stdout)
+    return {(r["level"], r["target"], r["flips"]): r for r in told["results"]}
+
+
+def test_a_comparison_agrees_with_both_reports(stores):
+    done = unsilent_cli("report", "a.sqlite", "b.sqlite", "--json", cwd=stores)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    a, b = rows_of(stores, "a.sqlite"), rows_of(stores, "b.sqlite")
+    assert len(told["results"]) == len(a) == len(b)
+    for row in told["results"]:
+        key = row["level"], row["target"], row["flips"]
+        assert row["estimate"] == pytest.approx(b[key]["estimate"] - a[key]["estimate"])
+        assert row["low"] < row["estimate"] < row["high"]
+        assert (
+            row["ratio"]["estimate"] == pytest.approx(b[key]["estimate"] / a[key]["estimate"]) or not a[key]["estimate"]
+        )
+        assert {k: row["a"][k] for k in ESTIMATE} == {k: a[key][k] for k in ESTIMATE}
+        assert not row["paired"]
+    assert {c["what"] for c in told["changes"]} == {"dtype", "weights", "inputs", "golden"}
+    assert told["report"] == "a-vs-b.html"
+    assert is_ours(stores / "a-vs-b.html")
+    assert told["command"] == "unsilent report a.sqlite b.sqlite"
+
+
+def test_the_order_of_the_stores_is_the_sign(stores):
+    there, back = (
+        {
+            (r["level"], r["target"], r["flips"]): r
+            for r in json.loads(unsilent_cli("report", *names, "--json", cwd=stores).stdout)["results"]
+        }
+        for names in (("a.sqlite", "b.sqlite"), ("b.sqlite", "a.sqlite"))
+    )
+    for key, row in there.items():
+        assert (row["estimate"], row["low"], row["high"]) == pytest.approx(
+            (-back[key]["estimate"], -back[key]["high"], -back[key]["low"]), abs=1e-9
+        )
+        assert row["differs"] == back[key]["differs"]
+
+
+def test_plain_and_rich(stores):
+    plain = unsilent_cli("report", "a.sqlite", "b.sqlite", "--plain", "--html", "cmp.html", cwd=stores)
+    assert plain.returncode == 0
+    assert "\x1b" not in plain.stdout
+    table = [line.split() for line in plain.stdout.splitlines() if line and line[0] != "#"]
+    assert len({len(line) for line in table}) == 1
+    assert table[0][-1] == "paired"
+    assert plain.stdout.endswith("# Report: cmp.html\n")
+    rich = unsilent_cli("report", "a.sqlite", "b.sqlite", cwd=stores)
+    assert "not the same: dtype (none, bfloat16)" in rich.stdout
+    assert "Report: a-vs-b.html" in rich.stdout
+
+
+def test_a_store_and_itself(stores):
+    done = unsilent_cli("report", "a.sqlite", "a.sqlite", "--unit", "batch", "--json", cwd=stores)
+    told = json.loads(done.stdout)
+    assert told["identical"]
+    assert told["headline"] == "Every trial of A and B is the same: all differences are 0."
+    assert {r["estimate"] for r in told["results"]} == {0.0}
+    assert all(r["paired"] and r["unit"] == "batch" for r in told["results"])
+
+
+def test_other_flips_are_refused_in_one_line(stores, monkeypatch, capsys):
+    monkeypatch.chdir(stores)
+    said = refused(capsys, "report", "a.sqlite", "c.sqlite")
+    assert "flips is 1,16 in A and 2 in B" in said
+    assert not (stores / "a-vs-c.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("a.sqlite", "nowhere.sqlite"), "there is no store nowhere.sqlite"),
+        (("a.sqlite", "tiny.py"), "not an Unsilent store"),
+        (("a.sqlite", "b.sqlite", "--html", "b.sqlite"), "would overwrite the store b.sqlite"),
+        (("a.sqlite", "b.sqlite", "--html", "a.sqlite"), "would overwrite the store a.sqlite"),
+        (("a.sqlite", "b.sqlite", "--html", "no/such.html"), "no such folder"),
+        (("a.sqlite", "b.sqlite", "--fit-per-bit", "1"), "leave out --fit-per-bit"),
+        (("a.sqlite", "b.sqlite", "--card", "c.json"), "leave out --card"),
+        (("a.sqlite", "--card", "card"), "ends in .json"),
+        (("a.sqlite", "--card", "no/card.json"), "no such folder"),
+        (("a.sqlite", "--card", "foreign.json"), "foreign.html is there and is no page of ours"),
+        (("a.sqlite", "--card", "x.json", "--html", "x.html"), "would both be x.html"),
+        (("foreign.json",), "no PVF card"),
+        (("foreign.json", "b.sqlite"), "leave out OTHER"),
+    ],
+)
+def test_bad_words(stores, monkeypatch, capsys, words, said):
+    (stores / "foreign.html").write_text("somebody else's")
+    (stores / "foreign.json").write_text("{}")
+    monkeypatch.chdir(stores)
+    assert said in refused(capsys, "report", *words)
+    assert (stores / "foreign.html").read_text() == "somebody else's"
+    assert not (stores / "c.json").exists()
+
+
+def test_a_card_goes_round(stores, tmp_path):
+    done = unsilent_cli("report", "a.sqlite", "--card", tmp_path / "a.json", cwd=stores)
+    assert done.returncode == 0, done.stderr
+    assert f"Card: {tmp_path / 'a.json'}\nPage: {tmp_path / 'a.html'}" in done.stdout
+    assert "Report:" not in done.stdout
+    assert {p.name for p in tmp_path.iterdir()} == {"a.json", "a.html"}
+    assert is_ours(tmp_path / "a.html")
+    HTMLParser().feed((tmp_path / "a.html").read_text())
+    assert (tmp_path / "a.html").stat().st_size < 50_000, "small enough to send"
+
+    told = json.loads((tmp_path / "a.json").read_text())
+    shown = unsilent_cli("report", tmp_path / "a.json")
+    assert shown.returncode == 0, shown.stderr
+    assert "PVF card, version 1: tiny.py:make" in shown.stdout
+    assert "checksum holds" in shown.stdout
+    assert json.loads(unsilent_cli("report", tmp_path / "a.json", "--json").stdout) == told
+    rows = rows_of(stores, "a.sqlite")
+    for row in told["rows"]:
+        assert row["estimate"] == rows[row["level"], row["target"], row["flips"]]["estimate"]
+
+    again = unsilent_cli(
+        "report", "a.sqlite", "--card", tmp_path / "again.json", "--html", tmp_path / "r.html", cwd=stores
+    )
+    assert f"Report: {tmp_path / 'r.html'}" in again.stdout
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "a.json").read_bytes()
+
+    (tmp_path / "a.json").write_text((tmp_path / "a.json").read_text().replace('"seed": 0', '"seed": 1'))
+    bad = unsilent_cli("report", tmp_path / "a.json")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert "checksum" in bad.stderr
+    assert bad.stderr.count("\n") == 1
+
+
+def test_a_card_runs_nothing_and_loads_no_torch(stores, tmp_path):
+    import subprocess
+    import sys
+
+    assert unsilent_cli("report", "a.sqlite", "--card", tmp_path / "a.json", cwd=stores).returncode == 0
+    code = (
+        "import sys; from unsilent.cli.main import run; code = run(['report', sys.argv[1]]);"
+        "assert code == 0 and 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.json")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    code = code.replace("sys.argv[1]", "*sys.argv[1:]").replace("['report', ", "['report', '--html', 'y.html', ")
+    done = subprocess.run(
+        [sys.executable, "-c", code, "a.sqlite", "b.sqlite"], capture_output=True, text=True, cwd=stores
+    )
+    assert done.returncode == 0, done.stderr

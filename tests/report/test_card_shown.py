@@ -1,0 +1,98 @@
+"""A card in the terminal and as a page: complete, and names of strangers stay names."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from report.test_report_html import BROWSER, Page, check_harmless, opened
+from unsilent.campaigns.spec import CampaignSpec
+from unsilent.report.card_html import render_card_html, write_card_page
+from unsilent.report.card_terminal import PLAIN, ordered, render_card
+from unsilent.studies.card import Card, CardRow
+
+
+def make_card(names=("emb", "top"), bad=None, flips=(1, 8), **more):
+    def row(level, target, parent, count):
+        return CardRow(level, target, parent, count, 0.02, 0.01, 0.04, 500, bad or "Clopper-Pearson", 0.8, 1000, 32000)
+
+    rows = [row("model", "model", "", f) for f in flips]
+    rows += [row("component", name, "", f) for f in flips for name in names]
+    rows += [row("layer", f"{name}.0", name, 1) for name in names]
+    texts = {k: bad or k for k in ("measure", "command", "campaign", "judge", "unit", "device", "dtype", "sha256")}
+    spec = CampaignSpec(bad or "dlrm", flips=flips, fault=bad or "bitflip")
+    fields = {
+        **texts, "schema": "unsilent-pvf-card", "version": 1, "spec": spec, "confidence": 0.95,
+        "samples": 2048, "batches": 2, "trials": 3000, "threads": 1, "notes": (bad or "mind this",),
+        "info": {bad or "data": bad or "clicks"}, "versions": {bad or "torch": bad or "2.13.0"},
+        "fingerprint": dict.fromkeys(("weights", "inputs", "golden", "code"), bad or "3f" * 16),
+    }  # fmt: skip
+    return Card(**{**fields, "rows": tuple(rows), **more})
+
+
+def text_of(card, plain=False, width=120):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    render_card(card, console, plain)
+    return console.file.getvalue()
+
+
+def test_both_show_all_of_it():
+    card = make_card(command="unsilent pvf dlrm --flips 1,8 --seed 0 --trials 500")
+    texts = (text_of(card), text_of(card, plain=True), " ".join(Page(render_card_html(card)).text.split()))
+    for wanted in (
+        *(
+            "PVF card, version 1",
+            "dlrm",
+            "bitflip",
+            "emb",
+            "top",
+            "model",
+            "emb.0",
+            "3,000 trials",
+            "2,048 samples",
+            "mind this",
+        ),
+        *(card.command, "3f" * 16, "torch 2.13.0", "sha256", "campaign", "seed 0", "per-element", "2.0"),
+    ):
+        for text in texts:
+            assert wanted in text, wanted
+    assert "fault-free" not in texts[2]
+    assert "AUC 0.7931" in Page(render_card_html(make_card(info={"accuracy": {"name": "AUC", "value": 0.7931}}))).text
+
+
+def test_columns_of_a_pipe_never_shift(hostile_names):
+    for card in (make_card(), make_card(flips=(None,)), make_card(hostile_names, hostile_names[1])):
+        lines = [line for line in text_of(card, plain=True).splitlines() if line[0] != "#"]
+        assert {len(line.split()) for line in lines} == {len(PLAIN) + 1}
+
+
+def test_names_are_only_names(hostile_names):
+    for bad in hostile_names:
+        card = make_card(hostile_names, bad)
+        for plain in (False, True):
+            text = text_of(card, plain, width=200)
+            assert "\x1b" not in text
+            assert "\u202e" not in text
+            assert "[red]x[/red]" in text
+        text = render_card_html(card)
+        page = Page(text)
+        check_harmless(page)
+        for name in hostile_names:
+            assert name.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e") in page.text
+            assert "<" not in name or name not in text
+
+
+def test_rows_are_in_reading_order():
+    rows = [(r.level, r.target, r.flips) for r in ordered(make_card())]
+    assert rows == [
+        ("component", "emb", 1), ("component", "emb", 8), ("component", "top", 1), ("component", "top", 8),
+        ("model", "model", 1), ("model", "model", 8), ("layer", "emb.0", 1), ("layer", "top.0", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+def test_browser_shows_it_without_a_word(hostile_names, tmp_path):
+    path = write_card_page(make_card(hostile_names, hostile_names[1]), tmp_path / "card.html")
+    text, console = opened(path, tmp_path / "profile")
+    assert console == []
+    assert "PVF card, version 1" in text
