@@ -1,11 +1,10 @@
 """CPU seconds until PVFs of `cifar-resnet32` are known to ±20 % (or ±0.02 points) at 95 %, beside PyTorchFI 0.6.0.
 
 Both strike the same weights (of convolutions and the linear layer, uniform over elements of a component, then over bits) and
-ask the same question (is an image's answer wrong). Ours is a whole campaign, all rows together, set-up included; each fault meets
-one batch of four images. PyTorchFI's trials are timed, and their number follows from the PVF and Wilson's interval: one image a fault (right or wrong, as Wilson
-needs), or all images a fault with the variance
-that our campaign saw; the cheaper one counts. It stops where the interval would
-be narrow enough, as if that were known beforehand.
+ask the same question (is an image's answer wrong). Ours is a whole campaign, all rows together, set-up included; each fault
+meets one batch of four images. PyTorchFI's trials are timed, and their number follows from the PVF and Wilson's interval: with
+all images a fault, as it is mostly driven, and the variance between faults that our campaign saw; and with one image a fault,
+right or wrong, where that is cheaper. It stops where the interval would be narrow enough, as if that were known beforehand.
 
 Needs ``UNSILENT_CIFAR_WEIGHTS`` and ``UNSILENT_CIFAR_DATA`` (see docs/workloads.md) and the peers (``make bench``).
 """

@@ -193,7 +193,7 @@ def test_importing_is_light():
 def test_help_names_every_verb():
     done = unsilent_cli("--help")
     assert done.returncode == 0
-    for verb in ("pvf", "report", "replay", "export", "workloads", "faults"):
+    for verb in ("pvf", "report", "replay", "export", "merge", "workloads", "faults"):
         assert verb in done.stdout
     assert unsilent_cli("--version").stdout.startswith("unsilent ")
 

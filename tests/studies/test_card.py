@@ -61,10 +61,12 @@ COMMANDS = {
             5,
             "--dtype",
             "float64",
+            "--one-batch",
         ),
     ),
     "precise": ("tiny.py:make", "--ci", "6%", "--confidence", 0.9),
     "exhaustive": ("tiny.py:make", "--exhaustive", "--at", "last.bias"),
+    "list": ("tiny.py:make", "--faults", "faults.jsonl", "--per", "layer"),
     "values of a run": ("tiny.py:make", "--trials", 20, "--at", "op:*"),
 }
 
@@ -92,9 +94,12 @@ def contents(path):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_of_a_card_makes_the_same_rows_and_the_same_card(folder, name):
+def test_the_command_of_a_card_makes_the_same_rows_and_the_same_card(folder, made, name):
     """On a fresh store, by the command line alone, from what the card says and nothing else."""
     first, again = f"{name[:4]}.sqlite", f"{name[:4]}-again.sqlite"
+    if name == "list":
+        with Store(made[0]) as store:
+            (folder / "faults.jsonl").write_text("".join(f"{row.faults}\n" for row in store.rows()))
     reading = ("--confidence", 0.9) if name == "precise" else ()
     done = unsilent_cli("pvf", *COMMANDS[name], "--store", first, "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr

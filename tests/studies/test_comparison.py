@@ -264,14 +264,36 @@ def test_looks_widen_a_paired_difference_as_well():
 
 def test_exhausted_rows_are_compared_exactly():
     a, b = (
-        replace(s, sample=replace(s.sample, complete=True))
+        replace(s, sample=replace(s.sample, complete="whole list"))
         for s in (side((1.0, [0, 20, 0]), shared="f"), side((1.0, [0, 15, 0]), shared="f"))
     )
     found = compared(a, b)
     assert found.difference.low == found.difference.estimate == found.difference.high == pytest.approx(-5 / 60)
     assert found.differs
-    assert found.method == "exhaustive"
+    assert found.method == "whole list"
     assert not compared(a, a).differs
+
+
+def test_limits_of_lists_that_were_run_in_part_add_up():
+    """Whatever the rest of either list does, the difference and the ratio are within."""
+    done = {"a": [1] * 5 + [0] * 15, "b": [1] * 12 + [0] * 4}
+    left = {"a": 2, "b": 3}
+    a, b = (
+        replace(s, sample=replace(s.sample, left=(left[name],)))
+        for name, s in ((name, side((1.0, wrong), units=1, shared="f")) for name, wrong in done.items())
+    )
+    found = compared(a, b)
+    means = {
+        name: [(sum(wrong) + more) / (len(wrong) + left[name]) for more in range(left[name] + 1)]
+        for name, wrong in done.items()
+    }
+    assert not found.paired
+    assert found.difference.low == pytest.approx(min(means["b"]) - max(means["a"]))
+    assert found.difference.high == pytest.approx(max(means["b"]) - min(means["a"]))
+    assert found.ratio.low == pytest.approx(min(means["b"]) / max(means["a"]))
+    assert found.ratio.high == pytest.approx(max(means["b"]) / min(means["a"]))
+    assert found.difference.estimate == pytest.approx(12 / 16 - 5 / 20)
+    assert found.differs
 
 
 # -- stores ------------------------------------------------------------------------------------------------------

@@ -512,9 +512,7 @@ def test_explaining_and_another_judge(here):
 def test_what_is_wrong_is_one_line_of_the_command(here):
     torch.save(tokens(70), "many.pt")
     for words, said in (
-        (("gone.pt2",), "cannot read gone.pt2"),
         (("model.pt2", "--data", "many.pt"), "the program takes int64 [2 to 64, 6]"),
-        (("model.pt2", "--with", "a=b"), "unknown option of workload 'model.pt2' 'a'"),
         (("model.pt2", "--judge", "next-token"), "does not fit an output of shape"),
     ):
         done = unsilent_cli("pvf", *words, "--quiet")

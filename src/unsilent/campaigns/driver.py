@@ -98,11 +98,14 @@ def _probe(
             "narrow it with --at or --fault bitflip:bits=30, or sample: --rel 20%"
         )
     begun = time.perf_counter()
-    first = [TrialId(t.name, spec.flips[0], k) for t in description.targets for k in range(min(PROBES, t.slots))]
+    part, parts = budget.shard
+    first = [
+        TrialId(t.name, spec.flips[0], k) for t in description.targets for k in range(part - 1, t.slots, parts)[:PROBES]
+    ]
     new = _run(first, executor, store, watcher)
     if new:
         each = (time.perf_counter() - begun) / new
-        left = (total // budget.shard[1]) - len(first)
+        left = total // parts - len(first)
         watcher.say(
             f"{total:,} faults: about {lasting(max(0, left) * each)} more, at {1e3 * each:.2g} ms each ({new} tried)"
         )

@@ -242,7 +242,7 @@ def _refusal(cluster: Cluster, error: BaseException) -> str:
         return f"cannot start Ray on this machine: {' '.join(str(error).split())}"
     if "token" in said.lower():
         advice = "it asks for another token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
-    elif "grpc" in f"{said}{error}":
+    elif "ray[client]" in str(error):
         advice = "ray:// needs an extra of Ray's: pip install 'ray[client]', or give the head node's host:port"
     else:
         advice = " ".join(str(error).split())

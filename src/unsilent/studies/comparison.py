@@ -160,10 +160,9 @@ def key_of(row: PvfRow) -> Key:
 
 
 def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) -> ComparedRow:
-    exact, paired = _exact(one, other), shares_faults(one, other)
     interval_at = differences_at(one, other, question)
     apart = interval_at(question.confidence)
-    times = ratio(question.estimate(other.sample), question.estimate(one.sample))
+    times = _combined(ratio, one, other, question)
     p = None if apart.estimate is None else p_value(interval_at)
     return ComparedRow(
         a=a,
@@ -173,8 +172,8 @@ def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) 
         p=p,
         adjusted=p,
         differs=False,
-        paired=paired,
-        method=one.sample.complete if exact else apart.method,
+        paired=shares_faults(one, other),
+        method=one.sample.complete if _exact(one, other) else apart.method,
     )
 
 
@@ -182,15 +181,26 @@ def differences_at(one: Side, other: Side, question: Question) -> Callable[[floa
     """The interval of the difference by its confidence; paired where that can be."""
     if shares_faults(one, other):
         return _paired(one.sample, other.sample)
-    return _unpaired(one.sample, other.sample, question)
+    return _unpaired(one, other, question)
 
 
-def _unpaired(one: Sample, other: Sample, question: Question) -> Callable[[float], Interval]:
+def _unpaired(one: Side, other: Side, question: Question) -> Callable[[float], Interval]:
     def interval_at(confidence: float) -> Interval:
-        asked = replace(question, confidence=max(confidence, LEAST_CONFIDENCE))
-        return difference(asked.estimate(other), asked.estimate(one))
+        return _combined(difference, one, other, replace(question, confidence=max(confidence, LEAST_CONFIDENCE)))
 
     return interval_at
+
+
+def _combined(
+    combine: Callable[[Interval, Interval], Interval], one: Side, other: Side, question: Question
+) -> Interval:
+    """Difference or ratio, B against A; limits of a list that was run in part are no matter of chance, both may be at an end."""
+    b, a = question.estimate(other.sample), question.estimate(one.sample)
+    found = combine(b, a)
+    if not (one.sample.left or other.sample.left):
+        return found
+    bounds = combine(replace(b, estimate=None), replace(a, estimate=None))
+    return replace(bounds, estimate=found.estimate, method=f"{found.method}, part of a list")
 
 
 def _paired(one: Sample, other: Sample) -> Callable[[float], Interval]:
