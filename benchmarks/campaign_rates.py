@@ -8,6 +8,7 @@ of a real campaign stands for the cluster. ``memory``: of the plan and of the tr
 from __future__ import annotations
 
 import os
+import pickle
 import resource
 import socket
 import subprocess
@@ -102,12 +103,12 @@ def answer(line: Line) -> None:
         if message is None:
             continue
         if message[0] == "hire":
-            line.send("news", message[1], [("ready", description, 1, "here")], 0.0, 0.0)
+            line.send("news", message[1], pickle.dumps([("ready", description, 1, "here")]), 0.0, 0.0)
         elif message[0] == "give":
-            for some in _pieces(message[2], TOGETHER):
+            for some in _pieces(pickle.loads(message[2]), TOGETHER):
                 rows = [replace(real[trial.target][trial.k % 50], trial=trial) for trial in some]
                 events = [*(("row", row) for row in rows), ("proven", list(some))]
-                line.send("news", message[1], events, 0.0, 0.0)
+                line.send("news", message[1], pickle.dumps(events), 0.0, 0.0)
 
 
 def _driver(path: Path, runner: TrialRunner, real: Sequence[TrialRow]) -> None:

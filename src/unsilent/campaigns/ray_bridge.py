@@ -4,7 +4,7 @@ Ray takes over the process that joins a cluster: it prints on stdout, replaces s
 the head node is gone. None of that may happen to the writer of a store, so it happens here.
 
 Driver to bridge: ``("start", Cluster, Job)``, ``("hire", number, cpus)``, ``("give", number, trials, asked)``,
-``("drop", number)``, ``("look",)``. Bridge to driver: ``("connected",)``, ``("news", number, events, cpu, our cpu)``,
+``("drop", number)``, ``("look",)``. (Trials and events are pickled lists, which the bridge does not open.) Bridge to driver: ``("connected",)``, ``("news", number, events, cpu, our cpu)``,
 ``("gone", number, why, unfit)``, ``("seen", nodes)``, ``("failed", error)``. It ends when the driver closes the line.
 """
 
@@ -26,7 +26,6 @@ from typing import Any
 from unsilent.campaigns.line import Line, Message
 from unsilent.campaigns.ray_launch import Cluster
 from unsilent.campaigns.ray_supervisor import CLOSE_SECONDS, Job, Supervisor
-from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.worker import portable
 from unsilent.errors import UsageError
 
@@ -53,7 +52,7 @@ class _Member:
     call: Any = None
     since: float = 0.0
     answered: bool = False
-    trials: list[TrialId] = field(default_factory=list)
+    trials: list[bytes] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
 
@@ -79,7 +78,7 @@ class Bridge:
             self._hire(message[1], message[2])
         elif kind == "give" and message[1] in self._crew:  # else it is gone, which the driver has been told
             member = self._crew[message[1]]
-            member.trials += message[2]
+            member.trials.append(message[2])
             member.asked += message[3]
         elif kind == "drop" and message[1] in self._crew:
             self.dismiss([self._crew.pop(message[1])])

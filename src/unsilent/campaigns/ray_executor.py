@@ -9,6 +9,7 @@ imports no Ray (see `unsilent.campaigns.ray_bridge`).
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -106,7 +107,7 @@ class RayExecutor:
     def explain(self) -> Json:
         """What the engine of a worker does."""
         self.describe()
-        self._send("give", next(iter(self._crew)), [], ["explain"])
+        self._give(next(iter(self._crew.values())), [], "explain")
         self._until(lambda: self._explanation is not None)
         assert self._explanation is not None
         return self._explanation
@@ -203,6 +204,9 @@ class RayExecutor:
         assert self._link is not None
         self._link.send(*message)
 
+    def _give(self, one: _Supervisor, trials: list[TrialId], *asked: str) -> None:
+        self._send("give", one.number, pickle.dumps(trials), asked)
+
     def _listen(self) -> list[TrialRow]:
         """Handle one message, if one comes soon, and return the rows it proves."""
         assert self._link is not None
@@ -221,7 +225,8 @@ class RayExecutor:
         elif kind == "news":
             one = self._crew[number]
             one.placed, one.cpu, self._bridge_cpu = True, message[3], message[4]
-            return [row for event in message[2] for row in self._take(one, event)]
+            events: list[Event] = pickle.loads(message[2])  # noqa: S301 - our own supervisor's
+            return [row for event in events for row in self._take(one, event)]
         return []
 
     def _take(self, one: _Supervisor, event: Event) -> list[TrialRow]:
@@ -303,7 +308,7 @@ class RayExecutor:
         chunk = list(islice(source, want - queued))
         if chunk:
             one.given.update(dict.fromkeys(chunk))
-            self._send("give", one.number, chunk, [])
+            self._give(one, chunk)
 
     # -- end ---------------------------------------------------------------------------------------------------
 
@@ -319,7 +324,7 @@ class RayExecutor:
         asked = [s for s in self._crew.values() if s.held]
         for one in asked:
             one.salvaged = False
-            self._send("give", one.number, [], ["salvage"])
+            self._give(one, [], "salvage")
         end = time.monotonic() + SALVAGE_SECONDS + 1
         try:
             while any(not s.salvaged and s.number in self._crew for s in asked) and time.monotonic() < end:

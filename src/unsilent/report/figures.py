@@ -296,7 +296,7 @@ def _split_hover(split: Split, kind: str) -> str:
     name = OUTCOME_NAMES.get(kind, label(kind))
     part = split.counts[kind]
     head = f"<b>{label(split.target, 60)}</b> · {flips_text(split.flips)}"
-    return f"{head}<br>{name}: {part:,} of {split.total:,} ({100 * part / split.total:.3g} %)"
+    return f"{head}<br>{name}: {100 * part / split.total:.3g} %"
 
 
 def _heat_hover(heat: Heat, measure: str) -> list[list[str]]:

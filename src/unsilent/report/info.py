@@ -61,14 +61,14 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Counts of units of one target at one number of flips, by how they ended."""
+    """Units of one target at one number of flips by how they ended: shares weighted by the law, or counts."""
 
     target: str
     flips: int | None
-    counts: dict[str, int]
+    counts: dict[str, float]
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         """All units judged."""
         return sum(self.counts.values())
 
@@ -117,8 +117,11 @@ def rank(row: PvfRow) -> tuple[float, float]:
 
 
 def pooled(result: PvfResult) -> bool:
-    """Whether a row sums up several targets: its counts are plain sums, its shares weighted by the law."""
-    return len({row.target for row in rows_of(result, main_level(result))}) > 1
+    """Whether a row sums up several targets or strata: its counts are plain sums, its shares weighted by the law."""
+    return (
+        result.spec.get("strata", "none") != "none"
+        or len({row.target for row in rows_of(result, main_level(result))}) > 1
+    )
 
 
 def itself(result: PvfResult) -> frozenset[str]:
@@ -160,7 +163,14 @@ def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
 def outcome_split(result: PvfResult) -> tuple[Split, ...]:
     """Masked, benign, silent and detectable units of each row drawn."""
     rows, _ = split_rows(result)
-    return tuple(Split(r.target, r.flips, {k: int(getattr(r, k)) for k in OUTCOMES}) for r in rows)
+
+    def parts(row: PvfRow) -> dict[str, float]:
+        if not row.mix:
+            return {k: float(getattr(row, k)) for k in OUTCOMES}
+        due = sum(row.mix[k] for k in row.due_kinds)
+        return {**{k: row.mix[k] for k in OUTCOMES if k != "due"}, "due": due}
+
+    return tuple(Split(r.target, r.flips, parts(r)) for r in rows)
 
 
 def due_split(result: PvfResult) -> tuple[Split, ...]:
@@ -168,7 +178,10 @@ def due_split(result: PvfResult) -> tuple[Split, ...]:
     rows = [r for r in split_rows(result)[0] if r.sdc + r.due > 0]
     kinds = list(dict.fromkeys(kind for r in rows for kind in r.due_kinds))
     return tuple(
-        Split(r.target, r.flips, {"sdc": r.sdc} | {k: int(r.due_kinds.get(k, 0)) for k in kinds}) for r in rows
+        Split(
+            r.target, r.flips, {k: float((r.mix or {"sdc": r.sdc, **r.due_kinds}).get(k, 0)) for k in ("sdc", *kinds)}
+        )
+        for r in rows
     )
 
 

@@ -47,6 +47,8 @@ class PvfRow:
     joint_low: float = 0.0
     joint_high: float = 1.0
     """Limits that hold together for all rows of this level and number of flips (Bonferroni): for saying that two differ."""
+    mix: Mapping[str, float] = field(default_factory=dict)
+    """Share of the units by outcome (masked, benign, sdc and the due kinds), every stratum weighted by its share of the law."""
     width_share: float = 1.0
     """Share of the bits that belong to elements of the commonest width: a FIT from PVF x bits needs them all alike."""
 

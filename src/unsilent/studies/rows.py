@@ -33,6 +33,18 @@ class Group:
         """All its trials together."""
         return Tally.joined(s.tally for s in self.sample.strata)
 
+    def mix(self) -> dict[str, float]:
+        """Share of the units by outcome, strata weighted; empty without trials."""
+        seen = [s for s in self.sample.strata if s.tally.classes.size]
+        total = sum(s.share for s in seen)
+        found: dict[str, float] = {}
+        for stratum in seen:
+            units = max(1, int(stratum.tally.sizes.sum()))
+            for name, count in stratum.tally.totals().items():
+                if name != Outcome.SPARED.name.lower():
+                    found[name] = found.get(name, 0.0) + stratum.share / total * count / units
+        return found
+
     def silent(self) -> float | None:
         """Share of the incorrect units that are silent, weighted like the estimate."""
         strata = self.sample.strata
@@ -166,5 +178,6 @@ def _row(group: Group, question: Question, family: int) -> PvfRow:
         incorrect_trials=int((tally.incorrect > 0).sum()),
         joint_low=joint.low,
         joint_high=joint.high,
+        mix=group.mix(),
         width_share=max(group.bits.values()) / sum(group.bits.values()),
     )
