@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, command, unsilent_cli
-from unsilent.campaigns import CampaignSpec, Store, TrialId, make_executor, ray_executor, ray_launch
+from unsilent.campaigns import CampaignSpec, Store, TrialId, make_executor, ray_crew, ray_launch
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.observer import Silent
 from unsilent.cli.main import run
@@ -243,7 +243,7 @@ def test_a_node_with_another_fingerprint_is_refused(folder, member):
 
 
 def test_no_room_is_said(folder, member, monkeypatch):
-    monkeypatch.setattr(ray_executor, "PATIENCE", 2.0)
+    monkeypatch.setattr(ray_crew, "PATIENCE", 2.0)
     spec = CampaignSpec("ragged.py:make", threads=64)
     with make_executor(None, spec, address=member.address) as executor, pytest.raises(UnsilentError) as refused:
         executor.describe()

@@ -4,8 +4,9 @@ Ray takes over the process that joins a cluster: it prints on stdout, replaces s
 the head node is gone. None of that may happen to the writer of a store, so it happens here.
 
 Driver to bridge: ``("start", Cluster, Job)``, ``("hire", number, cpus)``, ``("give", number, trials, asked)``,
-``("drop", number)``, ``("look",)``. (Trials and events are pickled lists, which the bridge does not open.) Bridge to driver: ``("connected",)``, ``("news", number, events, cpu, our cpu)``,
-``("gone", number, why, unfit)``, ``("seen", nodes)``, ``("failed", error)``. It ends when the driver closes the line.
+``("drop", number)``, ``("look",)``. Bridge to driver: ``("connected",)``, ``("news", number, events, cpu, our cpu)``,
+``("gone", number, why, unfit)``, ``("seen", nodes)``, ``("failed", error)``. Trials and events are pickled lists that are not
+opened here. It ends when the driver closes the line.
 """
 
 from __future__ import annotations
@@ -31,11 +32,10 @@ from unsilent.errors import UsageError
 
 LOOK_SECONDS = 0.05
 """How soon an order of the driver is seen while answers are awaited."""
-PAUSE = 0.1
-PAUSE_EACH = 0.004
-"""Seconds between two calls to one actor: some, and more the more actors there are."""
+PAUSE, PAUSE_EACH, LONGEST_PAUSE = 0.2, 0.002, 1.0
+"""Seconds between two calls to one actor: some, more the more actors there are, and less than the work it has queued."""
 SILENCE = 60.0
-"""Seconds after which an actor that does not answer at all is given up. It answers every ``PAUSE``, whatever trials do."""
+"""Seconds after which an actor that does not answer at all is given up. It answers after every pause, whatever trials do."""
 OBJECT_STORE = 80 * 2**20
 """Bytes. Ray's least; rows go through it where many come at once."""
 LONGEST_FOLDER = 30
@@ -103,7 +103,7 @@ class Bridge:
         self._call(member)
 
     def _call(self, member: _Member) -> None:
-        pause = max(PAUSE, PAUSE_EACH * len(self._crew))
+        pause = min(LONGEST_PAUSE, max(PAUSE, PAUSE_EACH * len(self._crew)))
         member.call = member.handle.exchange.remote(member.trials, member.asked, pause)
         member.trials, member.asked, member.since = [], [], time.monotonic()
 

@@ -74,7 +74,11 @@ def facts(card: Card) -> list[tuple[str, str]]:
         *((f"fingerprint of {key}", clean(card.fingerprint[key])) for key in HASHES if key in card.fingerprint),
         ("device", f"{clean(card.device)}, {clean(card.dtype)}, {counted(card.threads, 'thread')}"),
         ("versions", versions),
-        *((clean(key), clean(value)) for key, value in card.info.items()),
+        *(
+            (clean(key), clean(value))
+            for key, value in card.info.items()
+            if key != "accuracy" or not accuracy_text(card.info)
+        ),
     ]
 
 

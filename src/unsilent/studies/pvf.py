@@ -135,7 +135,10 @@ def _budget(spec: CampaignSpec, budget: Budget, precision: Precision | None) -> 
     """What says how many trials there are, by the names of its options."""
     found: dict[str, object] = {} if spec.enumerated else {"trials": budget.trials}
     if precision is not None:
-        found = {"ci": f"{precision.absolute:g}", **({"rel": f"{precision.relative:g}"} if precision.relative else {})}
+        found = {
+            "ci": f"{precision.absolute:.15g}",
+            **({"rel": f"{precision.relative:.15g}"} if precision.relative else {}),
+        }
         found |= {"trials": budget.trials} if budget.trials != MOST else {}
     if budget.shard != (1, 1):
         found["shard"] = "{}/{}".format(*budget.shard)
