@@ -21,6 +21,7 @@ from unsilent.campaigns import Store
 from unsilent.campaigns.export import export_store
 from unsilent.cli.main import run
 from unsilent.errors import StoreError, UsageError
+from unsilent.report.headline import sentence
 from unsilent.studies.comparison import compare
 from unsilent.studies.tallies import Question
 
@@ -343,6 +344,63 @@ def test_from_python(net):
     for more in ({"trials": 5}, {"ci": "1%"}, {"fault": "zero"}, {"flips": 1}, {"at": "head.*"}, {"exhaustive": True}):
         with pytest.raises(UsageError, match=f"leave out {next(iter(more))}"):
             unsilent.pvf(live(), faults="list.jsonl", **more)
+
+
+def test_values_of_a_run_are_struck_as_listed(net):
+    """An output, an operand and an input in one list; the batch that is not struck is spared."""
+    sites = [
+        ("op:head#addmm.0/fwd/out", [5, 3], 0),
+        ("op:head#addmm.0/fwd/second", [3, 27], 1),
+        ("input:0", [3, 1, 4, 4], 1),
+    ]
+    found = [
+        {
+            **record("again.weight", (0, 0), 0),
+            "site": site,
+            "shape": shape,
+            "step": step,
+            "elements": [2],
+            "operands": ["0x80000000"],
+        }
+        for site, shape, step in sites
+    ]
+    Path("run.jsonl").write_text("\n".join(map(json.dumps, found)))
+    result = unsilent.pvf(live(), faults="run.jsonl", per="tensor", store="s.sqlite")
+    assert (result.measure, result.unit) == ("P(incorrect)", "batch")
+    with Store("s.sqlite") as store:
+        rows = {json.loads(r.faults)[0]["site"]: r for r in store.rows()}
+    work = live()
+    for site, _, step in sites:
+        model, batches = work.model(), work.batches()
+        with torch.no_grad():
+            golden = model(batches[step])
+            if site == "input:0":
+                struck = batches[step].clone()
+                struck.view(-1)[2] *= -1
+                faulty = model(struck)
+            else:
+                flat = model.stem(batches[step]).relu().flatten(1)
+                weight = model.head.weight.clone()
+                if site.endswith("second"):  # addmm(bias, input, weight.T): its operands in that order
+                    flat.view(-1)[2] *= -1
+                out = torch.nn.functional.linear(flat, weight, model.head.bias)
+                if site.endswith("out"):
+                    out.view(-1)[2] *= -1
+                faulty = model.tied(model.again(out))
+        decided = (golden.argmax(1) != faulty.argmax(1)).tolist()
+        codes = rows[site].codes[:5] if step == 0 else rows[site].codes[5:]
+        assert [c == 2 for c in codes] == decided
+        assert set(rows[site].codes[5:] if step == 0 else rows[site].codes[:5]) == {7}
+        assert any((golden != faulty).any(1).tolist()) == (codes != bytes(len(codes)))
+
+
+def test_a_list_that_does_nothing_is_told_without_a_limit(net):
+    Path("list.jsonl").write_text(json.dumps(record("head.weight", (0, 0), 0)) + "\n")
+    result = unsilent.pvf(live(), faults="list.jsonl")
+    assert (
+        sentence(result)
+        == "A fault of the `list list.jsonl` made no output wrong in 1 trials, and there are no others."
+    )
 
 
 def test_the_driver_reads_lists_without_torch():

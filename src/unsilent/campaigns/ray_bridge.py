@@ -36,6 +36,7 @@ PAUSE, PAUSE_EACH, LONGEST_PAUSE = 0.2, 0.002, 1.0
 """Seconds between two calls to one actor: some, more the more actors there are, and less than the work it has queued."""
 SILENCE = 60.0
 """Seconds after which an actor that does not answer at all is given up. It answers after every pause, whatever trials do."""
+STANDSTILL = 5.0
 OBJECT_STORE = 80 * 2**20
 """Bytes. Ray's least; rows go through it where many come at once."""
 LONGEST_FOLDER = 30
@@ -62,6 +63,7 @@ class Bridge:
     def __init__(self, line: Line, cluster: Cluster, job: Job) -> None:
         self._line, self._cluster, self._job = line, cluster, job
         self._crew: dict[int, _Member] = {}
+        self._looked = time.monotonic()
 
     def serve(self) -> None:
         """Relay until the driver is gone (``EOFError``)."""
@@ -119,9 +121,15 @@ class Bridge:
             ready, _ = ray.wait(list(open_calls), num_returns=len(open_calls), timeout=0)
         for call in ready:
             self._answer(open_calls.pop(call))
-        now = time.monotonic()
-        for member in open_calls.values():
-            if member.answered and now - member.since > SILENCE:
+        self._give_up_silent(list(open_calls.values()))
+
+    def _give_up_silent(self, members: list[_Member]) -> None:
+        now, before = time.monotonic(), self._looked
+        self._looked = now
+        for member in members:
+            if now - before > STANDSTILL:
+                member.since += now - before  # it is we who stood still
+            elif member.answered and now - member.since > SILENCE:
                 self._lose(member, f"it has not answered for {SILENCE:.0f} s")
 
     def _answer(self, member: _Member) -> None:

@@ -121,7 +121,7 @@ class Crew:
         self._drop(one)
         self._refused += 1
         node = f"node {one.node}" if one.node else "a node"
-        if self.description is None or self.places <= 0:
+        if self.places <= 0:
             raise UsageError(f"no node is left to run trials on: {node} {why}")
         self._observer.say(f"{node} {why}: its worker is not used")
 

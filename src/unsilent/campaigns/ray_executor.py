@@ -12,7 +12,7 @@ import os
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from types import TracebackType
@@ -65,24 +65,26 @@ class RayExecutor:
         """Join the cluster, let a first worker load the workload, and return what it found."""
         if self._crew.description is None:
             self._link = self._link or Link(self._cluster, self._job)
-            self._until(lambda: self._crew.description is not None)
+            self._crew.expect()
+            while self._crew.description is None:
+                self._crew.staff(1)
+                self._listen()
         assert self._crew.description is not None
         return self._crew.description
 
     def explain(self) -> Json:
         """What the engine of a worker does."""
         self.describe()
-        self._crew.staff(1)
-        self._give(next(iter(self._crew.members.values())), [], "explain")
-        self._until(lambda: self._explanation is not None)
-        assert self._explanation is not None
-        return self._explanation
-
-    def _until(self, done: Callable[[], bool]) -> None:
         self._crew.expect()
-        while not done():
+        asked = None
+        while self._explanation is None:
             self._crew.staff(1)
+            one = next(iter(self._crew.members.values()))
+            if one is not asked:  # the one that was asked may be lost
+                self._give(one, [], "explain")
+                asked = one
             self._listen()
+        return self._explanation
 
     # -- messages ----------------------------------------------------------------------------------------------
 

@@ -233,9 +233,10 @@ class Store:
         if not found:
             targets = ", ".join(list(dict.fromkeys(t.name for t in self.description.targets))[:8])
             flips = ", ".join(f"x{f or ''}" for f in self.spec.flips)
+            most = max(t.slots for t in self.description.targets) if self.spec.enumerated else self.budget()[0]
             raise StoreError(
                 f"{self.path} has no trial {trial}; there are TARGET/xFLIPS/NUMBER with {targets} … and {flips}, "
-                f"numbers below {self.budget()[0]}"
+                f"numbers below {most}"
             )
         return found[0]
 
