@@ -119,6 +119,7 @@ def layer_groups(hits: Sequence[SingleHit], stored: Stored) -> list[Group]:
         bits = Counter[int]()
         for tensor in own:
             bits[tensor.width] += tensor.elements * tensor.width
+        strata = strata or (Weighed(1.0, NOTHING),)  # the fault model strikes nothing there
         look = stored.look([component], 1)
         whole = stored.sample([t for t in description.targets if t.component == component], 1)
         sample = Sample(strata, None if look == -1 else look, whole.complete)
