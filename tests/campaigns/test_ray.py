@@ -40,7 +40,7 @@ def by_node():
     return unsilent.Workload(model, batches(), name="by_node")
 """
 )
-ASK = ("digits-cnn", "--with", "eval=256", "--engine", "plain", "--trials", 120, "--plain")
+ASK = ("digits-cnn", "--with", "eval=128", "--engine", "plain", "--trials", 120, "--plain")
 TRIALS = 480
 """Some seconds of them."""
 
@@ -195,8 +195,8 @@ def test_serial_processes_and_ray_give_the_same_store(folder, whole):
 
 
 def test_a_killed_actor_and_an_interrupt_lose_nothing(folder, member, whole):
-    ask = ("pvf", *ASK, "--ray", member.address, "--store", "s.sqlite", "--json")
-    process = started(*ask)
+    ask = ("pvf", *ASK, "--store", "s.sqlite", "--json")
+    process = started(*ask, "--ray", member.address)
     wait_until(lambda: stored("s.sqlite") > 10)
     (actor,) = processes("ray::Supervisor")
     os.kill(actor, signal.SIGKILL)
@@ -208,9 +208,8 @@ def test_a_killed_actor_and_an_interrupt_lose_nothing(folder, member, whole):
     assert said.strip().endswith("run the same command again to go on")
     assert out == ""
     assert 21 < stored("s.sqlite") < TRIALS
-    done = unsilent_cli(*ask)
+    done = unsilent_cli(*ask, "--executor", "serial")  # what one executor has begun another may finish
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["results"]
     assert canonical("s.sqlite") == whole
 
 
@@ -243,12 +242,12 @@ def test_a_node_with_another_fingerprint_is_refused(folder, member):
 
 
 def test_no_room_is_said(folder, member, monkeypatch):
-    monkeypatch.setattr(ray_crew, "PATIENCE", 2.0)
+    monkeypatch.setattr(ray_crew, "PATIENCE", 1.0)
     spec = CampaignSpec("ragged.py:make", threads=64)
     with make_executor(None, spec, address=member.address) as executor, pytest.raises(UnsilentError) as refused:
         executor.describe()
     assert str(refused.value) == (
-        f"no worker has found a place on the Ray cluster at {member.address} for 2 s (3 nodes, the largest with 1 CPUs; "
+        f"no worker has found a place on the Ray cluster at {member.address} for 1 s (3 nodes, the largest with 1 CPUs; "
         "a worker takes 64); what was stored is safe: run the same command again when there is room"
     )
 
@@ -279,7 +278,7 @@ def test_another_token_is_refused(folder, cluster, capsys, monkeypatch):
 def test_a_lost_cluster_is_one_line(folder, member):
     """The last test of this cluster: it loses its head."""
     process = started(
-        "pvf", *ASK, "--ray", member.address, "--store", "s.sqlite", "--quiet",
+        "pvf", *ASK, "--trials", 10_000, "--ray", member.address, "--store", "s.sqlite", "--quiet",
         env={**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "1"},
     )  # fmt: skip
     wait_until(lambda: stored("s.sqlite") > 10)
@@ -350,7 +349,7 @@ def test_a_wrong_address_is_one_line(capsys, folder, words, said):
 
 
 def test_a_listener_that_is_no_cluster(monkeypatch):
-    monkeypatch.setattr(ray_launch, "JOIN_SECONDS", 2.0)
+    monkeypatch.setattr(ray_launch, "JOIN_SECONDS", 0.5)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
