@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from unsilent.statistics.bounded import Stratum, stratified
 from unsilent.statistics.intervals import Interval
@@ -97,6 +96,8 @@ def p_value(interval_at: Callable[[float], Interval], null: float = 0.0) -> floa
         """How far ``null`` lies outside of the interval; below 0 inside. Intervals of a greater level are narrower."""
         found = interval_at(1 - math.exp(log_level))
         return max(found.low - null, null - found.high)
+
+    from scipy.optimize import brentq  # slow to load
 
     least, most = math.log(_FINEST), math.log1p(-_FINEST)
     if outside(most) <= 0:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtri
 
 Floats = NDArray[np.float64]
@@ -46,6 +45,8 @@ def quantile(values: Floats, counts: Floats, q: float) -> float:
     if values.size == 2:
         one = float(counts[values == high][0])
         return low + (high - low) * float(betaincinv(one, float(counts.sum()) - one, q))
+    from scipy.optimize import brentq  # slow to load, and no campaign needs it to start
+
     aim = 1 - q
     total = float(counts.sum())
     middle = float(counts @ values) / total
