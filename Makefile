@@ -23,7 +23,7 @@ demo: .venv/core
 	$(BIN)/unsilent pvf digits-cnn --trials 500 --flips 1,8,64 --jobs $(JOBS) --fit-per-bit 1e-6 --store build/demo.sqlite
 
 test: .venv/test
-	$(BIN)/pytest -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test
 	$(BIN)/ruff check .

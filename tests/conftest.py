@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +84,11 @@ def raises():
 '''
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin first, so that no worker of pytest ends alone with one of them."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Threads of several test processes on few cores wait for each other, and do it busily."""
@@ -109,6 +117,23 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "tiny.py"
 
 
+@pytest.fixture(scope="session")
+def _small_campaign(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "tiny.py").write_text(TINY)
+    done = in_process("pvf", "tiny.py:make", "--trials", 5, "--quiet", "--store", "s.sqlite", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def stored(_small_campaign: Path, tiny: str) -> Path:
+    """The store of a small campaign of the tiny workload and its report, in the current folder."""
+    for file in _small_campaign.glob("s.*"):
+        shutil.copy(file, ".")
+    return Path("s.sqlite")
+
+
 def command(*words: object) -> list[str]:
     """``unsilent words…`` with this interpreter."""
     return [sys.executable, "-W", "error", "-m", "unsilent", *map(str, words)]
@@ -117,3 +142,13 @@ def command(*words: object) -> list[str]:
 def unsilent_cli(*words: object, seconds: float = 300, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would and wait for it."""
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=seconds, **kwargs)
+
+
+def in_process(*words: object, cwd: Path | str = ".") -> subprocess.CompletedProcess[str]:
+    """The same command line without the seconds that a new interpreter takes; for tests that ask for many commands."""
+    from unsilent.cli.main import run
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(list(map(str, words)))
+    return subprocess.CompletedProcess(list(words), code, out.getvalue(), err.getvalue())

@@ -13,14 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import command, unsilent_cli
+from conftest import command, in_process, unsilent_cli
 
-
-@pytest.fixture
-def stored(tiny):
-    done = unsilent_cli("pvf", f"{tiny}:make", "--trials", 5, "--quiet", "--store", "s.sqlite")
-    assert done.returncode == 0, done.stderr
-    return Path("s.sqlite")
+pytestmark = pytest.mark.slow
 
 
 def change(path, sql, *values):
@@ -58,7 +53,7 @@ def described(path, **changes):
 )
 def test_a_damaged_or_hostile_store_is_one_line(stored, damage):
     damage(stored)
-    done = unsilent_cli("report", stored, "--html", "r.html")
+    done = in_process("report", stored, "--html", "r.html")
     assert done.returncode == 2, done.stdout
     assert done.stderr.count("\n") == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -68,27 +63,27 @@ def test_replay_runs_no_code_that_only_the_store_names(stored):
     Path("evil.py").write_text("open('was-run', 'w').close()\ndef make(): ...\n")
     spec = json.loads(sqlite3.connect(stored).execute("SELECT spec FROM campaign").fetchone()[0])
     change(stored, "UPDATE campaign SET spec = ?", json.dumps({**spec, "workload": "evil.py:make"}))
-    done = unsilent_cli("replay", stored, "first/x1/0")
+    done = in_process("replay", stored, "first/x1/0")
     assert done.returncode == 2
     assert not Path("was-run").exists()
 
 
 @pytest.mark.parametrize("trial", ["first/x1/99999999999999999999", "first/x²/1", "first/x1/-1"])
 def test_odd_trial_names(stored, trial):
-    done = unsilent_cli("replay", stored, trial)
+    done = in_process("replay", stored, trial)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
 
 
 def test_the_report_never_overwrites_the_store_or_a_strangers_file(stored, tiny):
     before = stored.read_bytes()
-    assert unsilent_cli("report", stored, "--html", stored).returncode == 2
+    assert in_process("report", stored, "--html", stored).returncode == 2
     assert stored.read_bytes() == before
-    done = unsilent_cli("pvf", f"{tiny}:make", "--trials", 2, "--quiet", "--store", "out.html")
+    done = in_process("pvf", f"{tiny}:make", "--trials", 2, "--quiet", "--store", "out.html")
     assert done.returncode == 0
     assert Path("out.html").read_bytes()[:6] == b"SQLite"
     Path("s.html").write_text("my own notes")
-    done = unsilent_cli("report", stored)
+    done = in_process("report", stored)
     assert done.returncode == 2
     assert Path("s.html").read_text() == "my own notes"
 
@@ -96,18 +91,18 @@ def test_the_report_never_overwrites_the_store_or_a_strangers_file(stored, tiny)
 def test_the_lock_follows_no_link(stored, tiny):
     Path("victim.txt").write_text("precious")
     Path("t.sqlite.lock").symlink_to("victim.txt")
-    done = unsilent_cli("pvf", f"{tiny}:make", "--trials", 2, "--quiet", "--store", "t.sqlite")
+    done = in_process("pvf", f"{tiny}:make", "--trials", 2, "--quiet", "--store", "t.sqlite")
     assert done.returncode == 2
     assert Path("victim.txt").read_text() == "precious"
     Path("u.sqlite.lock").write_text("somebody's data")
-    done = unsilent_cli("pvf", f"{tiny}:make", "--trials", 2, "--quiet", "--store", "u.sqlite")
+    done = in_process("pvf", f"{tiny}:make", "--trials", 2, "--quiet", "--store", "u.sqlite")
     assert done.returncode == 2
     assert Path("u.sqlite.lock").read_text() == "somebody's data"
 
 
 def test_reading_writes_nothing_beside_the_store(stored):
     before = {p.name for p in Path().iterdir()}
-    assert unsilent_cli("export", stored, "--canonical").returncode == 0
+    assert in_process("export", stored, "--canonical").returncode == 0
     assert {p.name for p in Path().iterdir()} == before
 
 
@@ -160,7 +155,7 @@ def test_a_worker_that_leaves_children_behind_is_seen_to_die(forks):
         env={**os.environ, "PYTHONPATH": "."},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert '"crash": 14' in unsilent_cli("export", "f.sqlite").stdout
+    assert '"crash": 14' in in_process("export", "f.sqlite").stdout
     assert time.monotonic() - start < 50, "waited for the children"
 
 

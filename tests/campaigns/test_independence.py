@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import unsilent
-from conftest import unsilent_cli
+from conftest import in_process
 from unsilent.campaigns import Store
 from unsilent.errors import InjectionError, StoreError, UsageError
 
@@ -120,9 +120,9 @@ def test_an_edited_import_of_the_users_file_is_another_campaign(tiny):
     for name in ("mine.py:make", "mine:make"):
         ask = ("pvf", name, "--trials", 3, "--quiet", "--store", f"{name[:5]}.sqlite")
         Path("rules.py").write_text("def judge(g, f, b):\n    return g.argmax(1) != f.argmax(1)\n")
-        assert unsilent_cli(*ask).returncode == 0
+        assert in_process(*ask).returncode == 0
         Path("rules.py").write_text("def judge(g, f, b):\n    return (g != f).any(1)\n")
-        again = unsilent_cli(*ask)
+        again = in_process(*ask)
         assert again.returncode == 2
         assert "code changed" in again.stderr
 

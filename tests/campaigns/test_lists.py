@@ -16,7 +16,7 @@ import torch
 
 import unsilent
 from campaigns.test_survival import canonical, stored, wait_until
-from conftest import command, unsilent_cli
+from conftest import command, in_process
 from unsilent.campaigns import Store
 from unsilent.campaigns.export import export_store
 from unsilent.cli.main import run
@@ -24,6 +24,8 @@ from unsilent.errors import StoreError, UsageError
 from unsilent.report.headline import sentence
 from unsilent.studies.comparison import compare
 from unsilent.studies.tallies import Question
+
+pytestmark = pytest.mark.slow
 
 NET = """
 import time
@@ -127,7 +129,7 @@ def net(tmp_path, monkeypatch):
 
 
 def pvf(*words):
-    done = unsilent_cli("pvf", "net.py:make", "--quiet", "--plain", *words)
+    done = in_process("pvf", "net.py:make", "--quiet", "--plain", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -184,7 +186,7 @@ def test_shards_join_to_the_whole_and_a_part_claims_no_more_than_it_knows(net):
     whole = json.loads(pvf(*ask, "--store", "all.sqlite", "--json"))
     for part in (1, 2):
         pvf(*ask, "--shard", f"{part}/2", "--store", f"{part}.sqlite")
-    part = json.loads(unsilent_cli("report", "1.sqlite", "--json").stdout)
+    part = json.loads(in_process("report", "1.sqlite", "--json").stdout)
     exact = {row["target"]: row for row in whole["results"]}
     for row in part["results"]:
         assert row["method"] == ("whole list" if row["target"] == "again" else "part of a list")  # of one fault
@@ -192,7 +194,7 @@ def test_shards_join_to_the_whole_and_a_part_claims_no_more_than_it_knows(net):
         assert row["low"] <= exact[row["target"]]["estimate"] <= row["high"]
         assert row["high"] - row["low"] == pytest.approx(1 - row["n"] / exact[row["target"]]["n"])
         assert exact[row["target"]]["method"] == "whole list"
-    done = unsilent_cli("merge", "joined.sqlite", "1.sqlite", "2.sqlite")
+    done = in_process("merge", "joined.sqlite", "1.sqlite", "2.sqlite")
     assert done.returncode == 0, done.stderr
     assert canonical("joined.sqlite") == canonical("all.sqlite")
 
@@ -219,7 +221,7 @@ def test_the_command_in_the_store_makes_it_again(net):
     with Store("s.sqlite") as store:
         words = shlex.split(store.budget()[1])
     assert words == ["unsilent", "pvf", "net.py:make", *alfi(), "--per", "layer", "--seed", "5"]
-    assert unsilent_cli(*words[1:], "--store", "again.sqlite", "--quiet").returncode == 0
+    assert in_process(*words[1:], "--store", "again.sqlite", "--quiet").returncode == 0
     assert canonical("again.sqlite") == canonical("s.sqlite")
 
 
@@ -238,20 +240,20 @@ def test_a_trial_replays_from_its_row_alone(net):
     pvf(*scifi(), "--store", "s.sqlite", "--per", "layer")
     Path("list.csv").unlink()
     for trial in ("head/x/1", "stem/x/2"):
-        done = unsilent_cli("replay", "s.sqlite", trial, "--workload", net)
+        done = in_process("replay", "s.sqlite", trial, "--workload", net)
         assert (done.returncode, done.stdout.split("\n")[0]) == (0, f"{trial} ended the same"), done.stderr
     with sqlite3.connect("s.sqlite") as db:
         db.execute("UPDATE trial SET codes = (SELECT codes FROM trial WHERE target = 'head' AND k = 2) WHERE k = 1")
-    assert "ENDED DIFFERENTLY" in unsilent_cli("replay", "s.sqlite", "head/x/1", "--workload", net).stdout
+    assert "ENDED DIFFERENTLY" in in_process("replay", "s.sqlite", "head/x/1", "--workload", net).stdout
     with sqlite3.connect("s.sqlite") as db:
         db.execute("UPDATE trial SET faults = '{\"site\": 1}'")
-    done = unsilent_cli("replay", "s.sqlite", "head/x/1", "--workload", net)
+    done = in_process("replay", "s.sqlite", "head/x/1", "--workload", net)
     assert done.returncode == 2
     assert "stored.jsonl line 1: fault record lacks" in done.stderr
     Path("net.py").write_text(NET.replace("manual_seed(3)", "manual_seed(33)"))
     with sqlite3.connect("s.sqlite") as db:
         db.execute("UPDATE trial SET faults = ?", (json.dumps([record(*STRUCK[0])]),))
-    done = unsilent_cli("replay", "s.sqlite", "head/x/1", "--workload", net)
+    done = in_process("replay", "s.sqlite", "head/x/1", "--workload", net)
     assert done.returncode == 2
     assert "was made with another weights" in done.stderr
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import unsilent
-from conftest import TINY, unsilent_cli
+from conftest import TINY, in_process, unsilent_cli
 from unsilent.campaigns import Budget, CampaignSpec, Store, run_campaign
 from unsilent.campaigns.driver import plan
 from unsilent.campaigns.export import canonical_lines
@@ -25,6 +25,8 @@ from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.errors import StoreError, UsageError
+
+pytestmark = pytest.mark.slow
 
 TRIALS = 12
 
@@ -347,32 +349,32 @@ def sharded(tmp_path_factory):
         ("--trials", 20, "--shard", "2/2", "--store", "b.sqlite"),
         ("--trials", 6, "--store", "a.sqlite"),
     ):
-        done = unsilent_cli(*ask, *words, cwd=folder)
+        done = in_process(*ask, *words, cwd=folder)
         assert done.returncode == 0, done.stderr
     return folder
 
 
 def test_the_command_line_joins_shards(sharded):
-    done = unsilent_cli("merge", "out.sqlite", "a.sqlite", "b.sqlite", cwd=sharded)
+    done = in_process("merge", "out.sqlite", "a.sqlite", "b.sqlite", cwd=sharded)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
         "a.sqlite: 78 trials, 78 new, 0 duplicates\n"
         "b.sqlite: 60 trials, 42 new, 18 duplicates\n"
         "out.sqlite: 120 trials\n"
     )
-    one, other = (unsilent_cli("export", f"{n}.sqlite", "--canonical", cwd=sharded).stdout for n in ("whole", "out"))
+    one, other = (in_process("export", f"{n}.sqlite", "--canonical", cwd=sharded).stdout for n in ("whole", "out"))
     assert one == other
     assert len(one.splitlines()) == 121
-    told = json.loads(unsilent_cli("report", "out.sqlite", "--json", cwd=sharded).stdout)
-    whole = json.loads(unsilent_cli("report", "whole.sqlite", "--json", cwd=sharded).stdout)
+    told = json.loads(in_process("report", "out.sqlite", "--json", cwd=sharded).stdout)
+    whole = json.loads(in_process("report", "whole.sqlite", "--json", cwd=sharded).stdout)
     assert told["results"] == whole["results"]
     assert told["command"] == whole["command"]
-    part = json.loads(unsilent_cli("report", "b.sqlite", "--json", cwd=sharded).stdout)
+    part = json.loads(in_process("report", "b.sqlite", "--json", cwd=sharded).stdout)
     assert part["command"].endswith("--trials 20 --shard 2/2")
 
 
 def test_the_command_line_tells_as_json(sharded):
-    done = unsilent_cli("merge", "j.sqlite", "a.sqlite", "b.sqlite", "--json", cwd=sharded)
+    done = in_process("merge", "j.sqlite", "a.sqlite", "b.sqlite", "--json", cwd=sharded)
     told = json.loads(done.stdout)
     assert told["inputs"][1] == {"store": "b.sqlite", "trials": 60, "new": 42, "duplicates": 18}
     assert (told["store"], told["trials"], told["before"]) == ("j.sqlite", 120, 0)
@@ -389,7 +391,7 @@ def test_the_command_line_refuses_in_one_line(sharded):
         ("pvf", "tiny.py:make", "--shard", "1/2/3"),
         ("pvf", "tiny.py:make", "--explain", "--shard", "1/2"),
     ):
-        done = unsilent_cli(*words, cwd=sharded)
+        done = in_process(*words, cwd=sharded)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.count("\n") == 1, done.stderr
     assert files(sharded) == before
@@ -411,6 +413,6 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(sharded, tmp_path, ou
     assert f"cannot write {out}" in stopped.stderr
     assert files(tmp_path) == before
     assert content(tmp_path / "old.sqlite") == held
-    done = unsilent_cli(*words, cwd=tmp_path)
+    done = in_process(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert content(tmp_path / out) == content(sharded / "whole.sqlite")

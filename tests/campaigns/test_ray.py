@@ -26,7 +26,10 @@ from unsilent.campaigns.observer import Silent
 from unsilent.cli.main import run
 from unsilent.errors import UnsilentError, UsageError
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
+]
 
 RAGGED = (
     TINY
@@ -69,6 +72,12 @@ def processes(name: str) -> dict[int, int]:
     found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()[1:]
     rows = [line.split(None, 2) for line in found]
     return {int(pid): int(parent) for pid, parent, args in rows if args.startswith(name)}
+
+
+def supervisors(cluster: Nodes) -> dict[int, int]:
+    """Workers on this cluster and their parents; others may run beside it on this machine."""
+    ours = set().union(*(descendants(node.pid) for node in cluster.nodes))
+    return {pid: parent for pid, parent in processes("ray::Supervisor").items() if pid in ours}
 
 
 def descendants(pid: int) -> set[int]:
@@ -171,15 +180,28 @@ def member(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return cluster
 
 
-def started(*words: object, **kwargs: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(*words),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        **kwargs,
-    )
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Begins the command line in a process that does not outlive the test."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(*words: object, **kwargs: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command(*words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            **kwargs,
+        )
+        begun.append(process)
+        return process
+
+    yield begin
+    for process in begun:
+        process.kill()
+        if not (process.stdout and process.stdout.closed):
+            process.communicate()
 
 
 def test_serial_processes_and_ray_give_the_same_store(folder, whole):
@@ -194,11 +216,11 @@ def test_serial_processes_and_ray_give_the_same_store(folder, whole):
     assert whole.count("\n") == TRIALS
 
 
-def test_a_killed_actor_and_an_interrupt_lose_nothing(folder, member, whole):
+def test_a_killed_actor_and_an_interrupt_lose_nothing(folder, member, whole, start):
     ask = ("pvf", *ASK, "--store", "s.sqlite", "--json")
-    process = started(*ask, "--ray", member.address)
+    process = start(*ask, "--ray", member.address)
     wait_until(lambda: stored("s.sqlite") > 10)
-    (actor,) = processes("ray::Supervisor")
+    (actor,) = supervisors(member)
     os.kill(actor, signal.SIGKILL)
     wait_until(lambda: stored("s.sqlite") > 21)  # the tenth trial of the next worker
     process.send_signal(signal.SIGINT)
@@ -252,10 +274,10 @@ def test_no_room_is_said(folder, member, monkeypatch):
     )
 
 
-def test_a_lost_node_loses_nothing(folder, member, whole):
-    process = started("pvf", *ASK, "--ray", member.address, "--store", "s.sqlite")
+def test_a_lost_node_loses_nothing(folder, member, whole, start):
+    process = start("pvf", *ASK, "--ray", member.address, "--store", "s.sqlite")
     wait_until(lambda: stored("s.sqlite") > 10)
-    (parent,) = processes("ray::Supervisor").values()
+    (parent,) = supervisors(member).values()
     (busy,) = [node for node in member.nodes if parent in descendants(node.pid)]
     member.stop(busy)
     _, said = process.communicate(timeout=180)
@@ -275,9 +297,9 @@ def test_another_token_is_refused(folder, cluster, capsys, monkeypatch):
     )
 
 
-def test_a_lost_cluster_is_one_line(folder, member):
+def test_a_lost_cluster_is_one_line(folder, member, start):
     """The last test of this cluster: it loses its head."""
-    process = started(
+    process = start(
         "pvf", *ASK, "--trials", 10_000, "--ray", member.address, "--store", "s.sqlite", "--quiet",
         env={**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "1"},
     )  # fmt: skip
@@ -310,11 +332,11 @@ def listening(pids: set[int]) -> set[str]:
     return found
 
 
-def test_a_local_cluster_listens_on_loopback_and_leaves_nothing(folder, monkeypatch):
+def test_a_local_cluster_listens_on_loopback_and_leaves_nothing(folder, monkeypatch, start):
     """Not even when the driver is killed."""
     monkeypatch.setenv("HOME", str(folder))
     before = set(Path("/tmp").glob("unsilent-ray-*"))
-    process = started("pvf", *ASK, "--executor", "ray", "--store", "s.sqlite")
+    process = start("pvf", *ASK, "--executor", "ray", "--store", "s.sqlite")
     wait_until(lambda: stored("s.sqlite") > 0)
     ours = descendants(process.pid)
     assert listening(ours) == {"0100007F", "0000000000000000FFFF00000100007F"}

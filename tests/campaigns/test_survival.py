@@ -19,6 +19,8 @@ import pytest
 from conftest import TINY, command, unsilent_cli
 from unsilent.campaigns import Store
 
+pytestmark = pytest.mark.slow
+
 TRIALS = 100
 ASK = ("--with", "sleep=0.004", "--trials", TRIALS, "--flips", "1,4", "--quiet")
 
@@ -61,8 +63,6 @@ def test_two_jobs_and_a_raised_budget_give_the_same_store(tiny, whole):
     for trials in (30, TRIALS):
         done = unsilent_cli("pvf", f"{tiny}:make", *ASK, "--trials", trials, "--jobs", 2, "--store", "two.sqlite")
         assert done.returncode == 0, done.stderr
-    with Store("two.sqlite") as store:
-        assert {r.worker for r in store.rows()} == {0, 1}
     assert canonical("two.sqlite") == whole
     assert len(whole.splitlines()) == 1 + TRIALS * 3 * 2
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import unsilent
-from conftest import unsilent_cli
+from conftest import in_process
 from oracles.pvf_oracle import incorrect
 from sites.subjects import generate, gpt, seeded
 from unsilent.campaigns import CampaignSpec, Store, TrialId
@@ -24,6 +24,8 @@ from unsilent.errors import StoreError
 from unsilent.outcomes import Outcome
 from unsilent.studies.analysis import analyse
 from unsilent.studies.tallies import Question
+
+pytestmark = pytest.mark.slow
 
 
 class Net(nn.Module):
@@ -220,25 +222,25 @@ def test_codes_of_a_store_are_believed_only_where_they_can_be():
 
 def test_the_command_line_from_campaign_to_replay(tiny):
     words = ("pvf", f"{tiny}:make", "--at", "op:*", "--at", "input:*", "--trials", 30, "--flips", "1,3")
-    done = unsilent_cli(*words, "--store", "s.sqlite", "--json", "--quiet")
+    done = in_process(*words, "--store", "s.sqlite", "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["measure"], told["spec"]["unit"]) == ("P(incorrect)", "batch")
     assert "output of a batch" in told["headline"] or "no batch" in told["headline"]
     assert {r["unit"] for r in told["results"]} == {"batch"}
-    again = unsilent_cli(*shlex.split(told["command"])[1:], "--store", "t.sqlite", "--quiet", "--jobs", 2)
+    again = in_process(*shlex.split(told["command"])[1:], "--store", "t.sqlite", "--quiet", "--jobs", 2)
     assert again.returncode == 0, again.stderr
-    lines = [unsilent_cli("export", name, "--canonical").stdout for name in ("s.sqlite", "t.sqlite")]
+    lines = [in_process("export", name, "--canonical").stdout for name in ("s.sqlite", "t.sqlite")]
     assert lines[0] == lines[1]
     assert lines[0].count('"spared":7') == 5 * 2 * 30
-    replayed = unsilent_cli("replay", "s.sqlite", "last/x3/4", "--workload", f"{tiny}:make")
+    replayed = in_process("replay", "s.sqlite", "last/x3/4", "--workload", f"{tiny}:make")
     assert replayed.returncode == 0, replayed.stderr
     assert "ended the same" in replayed.stdout
     assert "spared" in replayed.stdout
-    refused = unsilent_cli("report", "s.sqlite", "--fit-per-bit", "1e-4")
+    refused = in_process("report", "s.sqlite", "--fit-per-bit", "1e-4")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "values of a run have no rate per bit of memory" in refused.stderr
-    report = unsilent_cli("report", "s.sqlite", "--plain", "--unit", "sample")
+    report = in_process("report", "s.sqlite", "--plain", "--unit", "sample")
     assert report.returncode == 0, report.stderr
     assert "p(incorrect)%" in report.stdout
     assert "PVF" not in report.stdout
@@ -261,7 +263,7 @@ def test_the_command_line_from_campaign_to_replay(tiny):
 )
 def test_what_cannot_be_struck_is_one_line(tiny, at, found):
     asked = [word for glob in at for word in ("--at", glob)]
-    done = unsilent_cli("pvf", f"{tiny}:make", *asked, "--trials", 3, "--quiet", "--store", "s.sqlite")
+    done = in_process("pvf", f"{tiny}:make", *asked, "--trials", 3, "--quiet", "--store", "s.sqlite")
     assert done.returncode == 2
     assert found in done.stderr
     assert done.stderr.count("\n") == 1

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import unsilent_cli
+from conftest import in_process
 from unsilent.cli.main import run
+
+pytestmark = pytest.mark.slow
 
 USER_FILE = """
 import unsilent, torch
@@ -133,7 +135,7 @@ def test_refused_before_anything_is_loaded(capsys, words, said):
     ],
 )
 def test_refused_once_the_workload_is_known(words, said):
-    done = unsilent_cli(*PVF, *words)
+    done = in_process(*PVF, *words)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert done.stderr.startswith("unsilent: error: ")
@@ -156,7 +158,7 @@ def test_refused_once_the_workload_is_known(words, said):
 )
 def test_a_users_file_that_does_not_fit(name, said):
     Path("mine.py").write_text(USER_FILE)
-    done = unsilent_cli("pvf", f"mine.py:{name}", "--quiet")
+    done = in_process("pvf", f"mine.py:{name}", "--quiet")
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
@@ -165,7 +167,7 @@ def test_a_users_file_that_does_not_fit(name, said):
 
 def test_a_users_file_that_raises_shows_its_own_traceback_in_a_frame():
     Path("mine.py").write_text(USER_FILE)
-    done = unsilent_cli("pvf", "mine.py:raises", "--quiet")
+    done = in_process("pvf", "mine.py:raises", "--quiet")
     assert done.returncode == 2
     assert "your code raised" in done.stderr
     assert "in helper" in done.stderr
@@ -222,13 +224,6 @@ def test_a_store_in_a_folder_that_does_not_exist(capsys):
     assert "check that its folder exists" in refused(capsys, *PVF, "--store", "no/such/folder/s.sqlite")
 
 
-@pytest.fixture
-def stored(tiny):
-    done = unsilent_cli("pvf", f"{tiny}:make", "--trials", 5, "--quiet", "--store", "s.sqlite")
-    assert done.returncode == 0, done.stderr
-    return Path("s.sqlite")
-
-
 def test_a_damaged_store_is_named_and_left_alone(capsys, stored):
     raw = bytearray(stored.read_bytes())
     raw[4096 * 3 : 4096 * 6] = b"\xff" * 4096 * 3
@@ -238,20 +233,20 @@ def test_a_damaged_store_is_named_and_left_alone(capsys, stored):
 
 
 def test_another_question_under_the_same_name(stored, tiny):
-    done = unsilent_cli("pvf", f"{tiny}:make", "--trials", 5, "--quiet", "--store", stored, "--seed", 9)
+    done = in_process("pvf", f"{tiny}:make", "--trials", 5, "--quiet", "--store", stored, "--seed", 9)
     assert done.returncode == 2
     assert "holds another campaign (seed: 0 there, 9 now)" in done.stderr
 
 
 def test_an_edited_file_is_another_campaign(stored, tiny):
     Path(tiny).write_text(Path(tiny).read_text() + "\n# edited\n")
-    done = unsilent_cli("pvf", f"{tiny}:make", "--trials", 5, "--quiet", "--store", stored)
+    done = in_process("pvf", f"{tiny}:make", "--trials", 5, "--quiet", "--store", stored)
     assert done.returncode == 2
     assert "holds another campaign (code changed)" in done.stderr
-    unasked = unsilent_cli("replay", stored, "first/x1/0")
+    unasked = in_process("replay", stored, "first/x1/0")
     assert unasked.returncode == 2
     assert "which is code; to run it again say so: --workload tiny.py:make" in unasked.stderr
-    again = unsilent_cli("replay", stored, "first/x1/0", "--workload", f"{tiny}:make")
+    again = in_process("replay", stored, "first/x1/0", "--workload", f"{tiny}:make")
     assert again.returncode == 2
     assert "was made with another code" in again.stderr
 

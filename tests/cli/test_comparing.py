@@ -8,8 +8,10 @@ from html.parser import HTMLParser
 import pytest
 
 from cli.test_bad_input import refused
-from conftest import TINY, unsilent_cli
+from conftest import TINY, in_process
 from unsilent.report.pages import is_ours
+
+pytestmark = pytest.mark.slow
 
 ESTIMATE = {"estimate", "low", "high", "confidence", "n", "unit"}
 
@@ -22,18 +24,18 @@ def stores(tmp_path_factory):
     for name, more in (("a", ()), ("b", ("--dtype", "bfloat16")), ("c", ("--flips", "2"))):
         flips = () if more[:1] == ("--flips",) else ("--flips", "1,16")
         words = ("tiny.py:make", "--trials", 60, *flips, *more, "--store", f"{name}.sqlite", "--quiet")
-        done = unsilent_cli("pvf", *words, cwd=folder)
+        done = in_process("pvf", *words, cwd=folder)
         assert done.returncode == 0, done.stderr
     return folder
 
 
 def rows_of(folder, store, *more):
-    told = json.loads(unsilent_cli("report", store, "--json", "--html", "x.html", *more, cwd=folder).stdout)
+    told = json.loads(in_process("report", store, "--json", "--html", "x.html", *more, cwd=folder).stdout)
     return {(r["level"], r["target"], r["flips"]): r for r in told["results"]}
 
 
 def test_a_comparison_agrees_with_both_reports(stores):
-    done = unsilent_cli("report", "a.sqlite", "b.sqlite", "--json", cwd=stores)
+    done = in_process("report", "a.sqlite", "b.sqlite", "--json", cwd=stores)
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     a, b = rows_of(stores, "a.sqlite"), rows_of(stores, "b.sqlite")
@@ -57,7 +59,7 @@ def test_the_order_of_the_stores_is_the_sign(stores):
     there, back = (
         {
             (r["level"], r["target"], r["flips"]): r
-            for r in json.loads(unsilent_cli("report", *names, "--json", cwd=stores).stdout)["results"]
+            for r in json.loads(in_process("report", *names, "--json", cwd=stores).stdout)["results"]
         }
         for names in (("a.sqlite", "b.sqlite"), ("b.sqlite", "a.sqlite"))
     )
@@ -69,20 +71,20 @@ def test_the_order_of_the_stores_is_the_sign(stores):
 
 
 def test_plain_and_rich(stores):
-    plain = unsilent_cli("report", "a.sqlite", "b.sqlite", "--plain", "--html", "cmp.html", cwd=stores)
+    plain = in_process("report", "a.sqlite", "b.sqlite", "--plain", "--html", "cmp.html", cwd=stores)
     assert plain.returncode == 0
     assert "\x1b" not in plain.stdout
     table = [line.split() for line in plain.stdout.splitlines() if line and line[0] != "#"]
     assert len({len(line) for line in table}) == 1
     assert table[0][-1] == "paired"
     assert plain.stdout.endswith("# Report: cmp.html\n")
-    rich = unsilent_cli("report", "a.sqlite", "b.sqlite", cwd=stores)
+    rich = in_process("report", "a.sqlite", "b.sqlite", cwd=stores)
     assert "not the same: dtype (none, bfloat16)" in rich.stdout
     assert "Report: a-vs-b.html" in rich.stdout
 
 
 def test_a_store_and_itself(stores):
-    done = unsilent_cli("report", "a.sqlite", "a.sqlite", "--unit", "batch", "--json", cwd=stores)
+    done = in_process("report", "a.sqlite", "a.sqlite", "--unit", "batch", "--json", cwd=stores)
     told = json.loads(done.stdout)
     assert told["identical"]
     assert told["headline"] == "Every trial of A and B is the same: all differences are 0."
@@ -125,7 +127,7 @@ def test_bad_words(stores, monkeypatch, capsys, words, said):
 
 
 def test_a_card_goes_round(stores, tmp_path):
-    done = unsilent_cli("report", "a.sqlite", "--card", tmp_path / "a.json", cwd=stores)
+    done = in_process("report", "a.sqlite", "--card", tmp_path / "a.json", cwd=stores)
     assert done.returncode == 0, done.stderr
     assert f"Card: {tmp_path / 'a.json'}\nPage: {tmp_path / 'a.html'}" in done.stdout
     assert "Report:" not in done.stdout
@@ -135,23 +137,23 @@ def test_a_card_goes_round(stores, tmp_path):
     assert (tmp_path / "a.html").stat().st_size < 50_000, "small enough to send"
 
     told = json.loads((tmp_path / "a.json").read_text())
-    shown = unsilent_cli("report", tmp_path / "a.json")
+    shown = in_process("report", tmp_path / "a.json")
     assert shown.returncode == 0, shown.stderr
     assert "PVF card, version 1: tiny.py:make" in shown.stdout
     assert "checksum holds" in shown.stdout
-    assert json.loads(unsilent_cli("report", tmp_path / "a.json", "--json").stdout) == told
+    assert json.loads(in_process("report", tmp_path / "a.json", "--json").stdout) == told
     rows = rows_of(stores, "a.sqlite")
     for row in told["rows"]:
         assert row["estimate"] == rows[row["level"], row["target"], row["flips"]]["estimate"]
 
-    again = unsilent_cli(
+    again = in_process(
         "report", "a.sqlite", "--card", tmp_path / "again.json", "--html", tmp_path / "r.html", cwd=stores
     )
     assert f"Report: {tmp_path / 'r.html'}" in again.stdout
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "a.json").read_bytes()
 
     (tmp_path / "a.json").write_text((tmp_path / "a.json").read_text().replace('"seed": 0', '"seed": 1'))
-    bad = unsilent_cli("report", tmp_path / "a.json")
+    bad = in_process("report", tmp_path / "a.json")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert "checksum" in bad.stderr
     assert bad.stderr.count("\n") == 1
@@ -161,7 +163,7 @@ def test_a_card_runs_nothing_and_loads_no_torch(stores, tmp_path):
     import subprocess
     import sys
 
-    assert unsilent_cli("report", "a.sqlite", "--card", tmp_path / "a.json", cwd=stores).returncode == 0
+    assert in_process("report", "a.sqlite", "--card", tmp_path / "a.json", cwd=stores).returncode == 0
     code = (
         "import sys; from unsilent.cli.main import run; code = run(['report', sys.argv[1]]);"
         "assert code == 0 and 'torch' not in sys.modules"

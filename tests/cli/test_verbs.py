@@ -13,6 +13,8 @@ import pytest
 
 from conftest import command, unsilent_cli
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory):

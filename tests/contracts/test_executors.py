@@ -16,6 +16,8 @@ from unsilent.campaigns.executors import EXECUTORS as NAMES
 from unsilent.campaigns.executors import Executor
 from unsilent.outcomes import Outcome
 
+pytestmark = pytest.mark.slow
+
 EXECUTORS = {"serial": 1, "processes": 2, "ray": 2}
 """Name and jobs."""
 FRAGILE = (

@@ -17,6 +17,8 @@ from unsilent.engine import PlainEngine
 from unsilent.faults import Fault
 from unsilent.workloads import ZOO
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 SEED = 20
 TRIALS = {"param": 8, "op": 5, "operand": 3, "input": 2, "kv": 3}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TINY, unsilent_cli
+from conftest import TINY, in_process
 from unsilent.campaigns import CampaignSpec, Store
 from unsilent.errors import UsageError
 from unsilent.studies.analysis import analyse
@@ -31,6 +31,8 @@ from unsilent.studies.card import (
     read_card,
 )
 from unsilent.studies.tallies import Question
+
+pytestmark = pytest.mark.slow
 
 WORKLOAD = (
     TINY
@@ -81,7 +83,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def made(folder):
     """A store, its card and the text of it."""
-    done = unsilent_cli("pvf", *COMMANDS["plain"], "--store", "made.sqlite", "--quiet", cwd=folder)
+    done = in_process("pvf", *COMMANDS["plain"], "--store", "made.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     with Store(folder / "made.sqlite") as store:
         card = make_card(store, Question())
@@ -101,15 +103,15 @@ def test_the_command_of_a_card_makes_the_same_rows_and_the_same_card(folder, mad
         with Store(made[0]) as store:
             (folder / "faults.jsonl").write_text("".join(f"{row.faults}\n" for row in store.rows()))
     reading = ("--confidence", 0.9) if name == "precise" else ()
-    done = unsilent_cli("pvf", *COMMANDS[name], "--store", first, "--quiet", cwd=folder)
+    done = in_process("pvf", *COMMANDS[name], "--store", first, "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
-    done = unsilent_cli("report", first, "--card", f"{name[:4]}.json", *reading, cwd=folder)
+    done = in_process("report", first, "--card", f"{name[:4]}.json", *reading, cwd=folder)
     assert done.returncode == 0, done.stderr
 
     told = json.loads((folder / f"{name[:4]}.json").read_text())
     words = shlex.split(told["command"])
     assert words[:2] == ["unsilent", "pvf"]
-    done = unsilent_cli(*words[1:], "--store", again, "--quiet", cwd=folder)
+    done = in_process(*words[1:], "--store", again, "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     campaign, rows = contents(folder / again)
     assert campaign == told["campaign"]
@@ -291,14 +293,14 @@ def test_half_a_campaign_has_no_card(made, tmp_path):
 
 
 def test_a_precise_campaign_is_read_as_it_was_planned(folder):
-    done = unsilent_cli("pvf", "tiny.py:make", "--ci", "9%", "--store", "ci.sqlite", "--quiet", cwd=folder)
+    done = in_process("pvf", "tiny.py:make", "--ci", "9%", "--store", "ci.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     with Store(folder / "ci.sqlite") as store:
         make_card(store, Question())
         for other in (Question(confidence=0.9), Question(unit="batch")):
             with pytest.raises(UsageError, match="was planned for ±9 points at 0.95 per sample"):
                 make_card(store, other)
-    done = unsilent_cli("pvf", "tiny.py:make", "--ci", "8%", "--store", "ci.sqlite", "--quiet", cwd=folder)
+    done = in_process("pvf", "tiny.py:make", "--ci", "8%", "--store", "ci.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     with Store(folder / "ci.sqlite") as store, pytest.raises(UsageError, match="run it anew with the last --ci"):
         make_card(store, Question())

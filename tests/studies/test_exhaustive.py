@@ -8,11 +8,13 @@ import sqlite3
 import pytest
 
 import unsilent
-from conftest import unsilent_cli
+from conftest import in_process
 from studies.test_truth import row, sizes, truth, workload  # noqa: F401 - fixtures
 from unsilent.campaigns import Store
 from unsilent.errors import UsageError
 from unsilent.studies.precision import PILOT, Precision
+
+pytestmark = pytest.mark.slow
 
 
 def test_all_flips_are_the_truth(workload, truth, sizes, tmp_path):  # noqa: F811
@@ -120,16 +122,16 @@ def test_adaptive_rows_do_not_depend_on_jobs_or_kills(tiny, tmp_path):
     exports = []
     for name, more in (("serial", []), ("two", ["--jobs", "2"]), ("plain", ["--engine", "plain"])):
         store = tmp_path / f"{name}.sqlite"
-        done = unsilent_cli("pvf", f"{tiny}:make", "--ci", "3%", "--store", store, "--quiet", "--plain", *more)
+        done = in_process("pvf", f"{tiny}:make", "--ci", "3%", "--store", store, "--quiet", "--plain", *more)
         assert done.returncode == 0, done.stderr
-        exports.append(unsilent_cli("export", store, "--canonical").stdout)
+        exports.append(in_process("export", store, "--canonical").stdout)
     cut = tmp_path / "serial.sqlite"
     with sqlite3.connect(cut) as db:
         db.execute("DELETE FROM trial WHERE rowid % 3 = 0")
         db.execute("DELETE FROM round WHERE rowid > 1")
-    done = unsilent_cli("pvf", f"{tiny}:make", "--ci", "3%", "--store", cut, "--quiet", "--plain")
+    done = in_process("pvf", f"{tiny}:make", "--ci", "3%", "--store", cut, "--quiet", "--plain")
     assert done.returncode == 0, done.stderr
-    exports.append(unsilent_cli("export", cut, "--canonical").stdout)
+    exports.append(in_process("export", cut, "--canonical").stdout)
     assert len(set(exports)) == 1
 
 

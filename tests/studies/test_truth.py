@@ -10,6 +10,8 @@ import pytest
 import unsilent
 from oracles.pvf_oracle import every_flip, pvf_by_module
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory):
@@ -58,14 +60,14 @@ def test_components_and_model_are_near_the_truth(workload, truth, sizes):
 def test_intervals_cover_the_truth_over_repeated_campaigns(workload, truth):
     exact = pvf_by_module(truth)
     covered = dict.fromkeys(exact, 0)
-    repeats = 60
+    repeats = 24
     for seed in range(repeats):
         result = unsilent.pvf(workload, trials=120, seed=seed)
         for name, value in exact.items():
             got = row(result, name)
             covered[name] += got.low <= value <= got.high
-    # 95 % intervals: fewer than 50 of 60 has probability below 0.0002.
-    assert all(count >= 50 for count in covered.values()), covered
+    # 95 % intervals: fewer than 18 of 24 has probability below 0.0002; claims/test_truth.py has 20,000.
+    assert all(count >= 18 for count in covered.values()), covered
 
 
 def test_bit_targets_are_near_the_truth_of_their_bit(workload, truth):

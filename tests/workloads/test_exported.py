@@ -14,7 +14,7 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
-from conftest import unsilent_cli
+from conftest import in_process
 from exactness.faults import Trial, draw
 from exactness.harness import Comparison, Reference, checked, compare_each
 from unsilent.engine import make_engine
@@ -23,6 +23,8 @@ from unsilent.errors import UsageError
 from unsilent.outcomes.tensors import leaves
 from unsilent.sites.targets import top_level
 from unsilent.workloads import Workload, load
+
+pytestmark = pytest.mark.slow
 
 
 class Block(nn.Module):
@@ -474,35 +476,35 @@ def here(programs, tmp_path, monkeypatch):
 
 def test_from_the_command_line_to_replay(here):
     ask = ("pvf", "model.pt2", "--trials", 6, "--store", "s.sqlite", "--json", "--quiet")
-    done = unsilent_cli(*ask)
+    done = in_process(*ask)
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     assert {r["target"] for r in told["results"] if r["level"] == "component"} >= {"emb", "conv", "blocks", "other"}
-    unasked = unsilent_cli("replay", "s.sqlite", "emb/x1/3")
+    unasked = in_process("replay", "s.sqlite", "emb/x1/3")
     assert unasked.returncode == 2
     assert "which is code; to run it again say so: --workload model.pt2" in unasked.stderr
-    again = unsilent_cli("replay", "s.sqlite", "emb/x1/3", "--workload", "model.pt2")
+    again = in_process("replay", "s.sqlite", "emb/x1/3", "--workload", "model.pt2")
     assert again.returncode == 0, again.stderr
     assert "ended the same" in again.stdout
     Path("moved").mkdir()
     for name in ("model.pt2", "inputs.pt"):
         shutil.copy(name, "moved")
-    moved = unsilent_cli("pvf", "moved/model.pt2", *ask[2:])
+    moved = in_process("pvf", "moved/model.pt2", *ask[2:])
     assert moved.returncode == 0, moved.stderr
     # One byte of its own beside what a reader looks at: another file, so another campaign.
     Path("model.pt2").write_bytes(Path("model.pt2").read_bytes() + b"\x00")
-    other = unsilent_cli(*ask)
+    other = in_process(*ask)
     assert other.returncode == 2, other.stderr
     assert "holds another campaign (code changed)" in other.stderr
 
 
 def test_explaining_and_another_judge(here):
-    done = unsilent_cli("pvf", "model.pt2", "--explain", "--json", "--quiet")
+    done = in_process("pvf", "model.pt2", "--explain", "--json", "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     rows = {(r["level"], r["name"]): r for r in told["rows"]}
     assert rows["component", "other"]["operations"] < rows["component", "emb"]["operations"]
-    done = unsilent_cli(
+    done = in_process(
         "pvf", "model.pt2", "--trials", 2, "--judge", "topk:k=3", "--at", "op:blocks.*", "--json", "--quiet"
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -515,11 +517,11 @@ def test_what_is_wrong_is_one_line_of_the_command(here):
         (("model.pt2", "--data", "many.pt"), "the program takes int64 [2 to 64, 6]"),
         (("model.pt2", "--judge", "next-token"), "does not fit an output of shape"),
     ):
-        done = unsilent_cli("pvf", *words, "--quiet")
+        done = in_process("pvf", *words, "--quiet")
         assert (done.returncode, done.stdout) == (2, "")
         assert said in done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
 
 
 def test_the_list_of_workloads_names_programs():
-    assert "FILE.pt2" in unsilent_cli("workloads").stdout
+    assert "FILE.pt2" in in_process("workloads").stdout
