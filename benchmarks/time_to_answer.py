@@ -34,6 +34,7 @@ from unsilent.workloads import load
 
 RELATIVE, CONFIDENCE = 0.2, 0.95
 AT = ("*conv*.weight", "linear.weight")
+NAMES = {"usual": "{} images a fault", "best": "one image a fault where that is cheaper"}
 BATCH = 4
 """Images a fault: more of them say little more about the fault, and cost more."""
 
@@ -66,7 +67,7 @@ def peer(files: dict[str, Any], rounds: int) -> dict[int, float]:
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     sizes = [m.weight.numel() for m in layers]
     found = {}
-    for n in (1, len(images)):
+    for n in (1, BATCH, len(images)):
         x = images[:n]
         injector = fault_injection(model, n, list(x.shape[1:]), [nn.Conv2d, nn.Linear])
         golden = model(x).argmax(1)
@@ -100,9 +101,10 @@ def needed(p: float, aim: float) -> int:
 
 def table(stored: Stored, rows: dict[tuple[str, str], Any], cpu: float, trial: dict[int, float]) -> None:
     """A line for each row; PyTorchFI's components are campaigns of their own, its model row is one too."""
-    images = max(trial)
+    images, done = max(trial), stored.trials
     print(f"{'':10}{'PVF %':>22}{'ours, trials':>14}{'one image':>12}{'s CPU':>9}{f'{images} images':>12}{'s CPU':>9}")
     best = usual = 0.0
+    counts = dict.fromkeys(("best", "usual"), 0)
     for group in target_groups(stored, 1):
         if group.level not in ("model", "component"):
             continue
@@ -115,9 +117,14 @@ def table(stored: Stored, rows: dict[tuple[str, str], Any], cpu: float, trial: d
         costs = one * trial[1], many * trial[images]
         if group.level == "component":
             best, usual = best + min(costs), usual + costs[1]
+            counts["best"] += one if costs[0] <= costs[1] else many
+            counts["usual"] += many
         value = f"{100 * row.estimate:.2f} [{100 * row.low:.2f}, {100 * row.high:.2f}]"
         print(f"{group.name:10}{value:>22}{row.n:>14,}{one:>12,}{costs[0]:>9.0f}{many:>12,}{costs[1]:>9.0f}")
-    print(
-        f"all components, s CPU: ours {cpu:.0f}; PyTorchFI with {images} images a fault {usual:,.0f} ({usual / cpu:.1f} times)"
-    )
-    print(f"PyTorchFI at its best, with one image a fault where that is cheaper: {best:,.0f} ({best / cpu:.1f} times)")
+    print(f"all components: ours {cpu:.0f} s CPU, pilot and set-up included")
+    for how, spent in (("usual", usual), ("best", best)):
+        fewer, cheaper = counts[how] / done, spent / counts[how] / (cpu / done)
+        print(
+            f"PyTorchFI, {NAMES[how].format(images)}: {spent:,.0f} s CPU, {spent / cpu:.1f} times: "
+            f"{fewer:.1f} by fewer trials, {cheaper:.1f} by cheaper ones"
+        )
