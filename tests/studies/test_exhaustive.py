@@ -93,6 +93,21 @@ def test_more_precision_goes_on_and_less_runs_nothing(workload, tmp_path):  # no
     assert all(n == PILOT for cell in rounds[0] for n in cell.start.values())
 
 
+@pytest.mark.parametrize(
+    ("trials", "said"),
+    [(100, "needs a pilot of 216 in 'norm' before it can plan"), (10**6, r"needs about [0-9,]{15,} trials")],
+)
+def test_what_no_budget_reaches_is_one_line(workload, trials, said):  # noqa: F811
+    with pytest.raises(UsageError, match=said):
+        unsilent.pvf(workload, ci="0.0000000001%", trials=trials)
+
+
+def test_a_pilot_that_saw_little_does_not_refuse_what_may_do(workload):  # noqa: F811
+    """Without strata its few events say little: the budget is tried, and is enough."""
+    result = unsilent.pvf(workload, rel="30%", strata="none", at="last.*", trials=3000)
+    assert all((r.high - r.low) / 2 <= 0.3 * r.estimate for r in result.rows if r.level in ("model", "component"))
+
+
 def test_what_the_budget_cannot_reach_is_said_before_it_is_spent(workload, tmp_path):  # noqa: F811
     path = tmp_path / "s.sqlite"
     with pytest.raises(

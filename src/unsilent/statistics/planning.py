@@ -21,6 +21,8 @@ LEAST = 10
 """Trials of a stratum at least."""
 _COARSENESSES = np.geomspace(1.0, 1e-3, 14)
 _HALVINGS = 16
+_HOPELESS = 10**15
+"""More trials than anyone will run; how many more does not matter."""
 
 
 def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5, population: int | None = None) -> int:
@@ -78,7 +80,7 @@ def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.
             best = sizes
     assert best is not None
     found = tuple(int(n) for n in best)
-    while (wide := foreseen(pilot, found, confidence).half_width) > half_width:
+    while sum(found) < _HOPELESS and (wide := foreseen(pilot, found, confidence).half_width) > half_width:
         found = tuple(math.ceil(n * max(1.02, wide / half_width)) for n in found)
     return found
 
@@ -102,8 +104,8 @@ def _sizes(
     high = normal_quantile(confidence) ** 2 * float(spread.sum()) / half_width**2  # what a normal interval would need
     while wide(high):
         low, high = high, 2 * high
-        if high > 1e18:
-            return np.full(weights.size, np.inf)  # as coarse as this it never gets there
+        if high > _HOPELESS:
+            return np.full(weights.size, float(_HOPELESS))  # as coarse as this it never gets there
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if wide(middle) else (low, middle)

@@ -16,15 +16,17 @@ from unsilent.campaigns.rounds import Cell, CellPlan
 from unsilent.campaigns.spec import Description
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
-from unsilent.statistics import Interval, Stratum
+from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.looks import GROWTH, confidence_at, size_at
-from unsilent.statistics.planning import allocate, foreseen
+from unsilent.statistics.planning import allocate, expected_half_width, foreseen
 from unsilent.studies.rows import Group, target_groups
 from unsilent.studies.stored import Stored
 from unsilent.studies.tallies import Question
 
 PILOT = 24
-"""Trials of each stratum before anything is decided."""
+"""Trials of each stratum before anything is decided, at least."""
+PILOT_OF_ALL = 144
+"""Trials of all strata of a target together before anything is decided, at least."""
 MARGIN = 0.9
 """A plan aims a little below what is asked, since the pilot's variances are estimates."""
 FLOOR = 0.0002
@@ -125,10 +127,19 @@ class PrecisionPlanner:
         strata: dict[str, list[str]] = {}
         for target in stored.description.targets:
             strata.setdefault(target.group, []).append(target.name)
+        pilots = {
+            g: dict.fromkeys(names, max(PILOT, math.ceil(PILOT_OF_ALL / len(names)))) for g, names in strata.items()
+        }
+        group, pilot = max(pilots.items(), key=lambda item: sum(item[1].values()))
+        if sum(pilot.values()) > self.most:
+            raise UsageError(
+                f"--trials allows {self.most:,} of a target, and a precision needs a pilot of {sum(pilot.values())} in {group!r} "
+                "before it can plan; ask for more, or for --trials without --ci and --rel"
+            )
         return [
-            CellPlan(group, flips, asked, dict.fromkeys(names, PILOT), {}, {})
+            CellPlan(group, flips, asked, pilot, {}, {})
             for flips in stored.spec.flips
-            for group, names in strata.items()
+            for group, pilot in pilots.items()
         ]
 
     def _planned(self, stored: Stored, groups: Sequence[Group], asked: str) -> list[CellPlan]:
@@ -159,8 +170,7 @@ class PrecisionPlanner:
                     {name: known[name, flips].mean for name in names},
                 )
             )
-        self._check(plans, known, stored)
-        return plans
+        return [self._affordable(plan, known, stored, groups) for plan in plans]
 
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float) -> list[int]:
         """These sizes where they reach the aim already, else at least those of the best allocation."""
@@ -169,25 +179,45 @@ class PrecisionPlanner:
             return list(sizes)
         return [max(a, b) for a, b in zip(sizes, allocate(strata, aim, level), strict=True)]
 
-    def _check(self, plans: Sequence[CellPlan], known: dict[Cell, Stratum], stored: Stored) -> None:
+    def _affordable(
+        self, plan: CellPlan, known: dict[Cell, Stratum], stored: Stored, groups: Sequence[Group]
+    ) -> CellPlan:
+        """The plan, or as much of it as there may be where that might do; raises ``UsageError`` where it cannot."""
+        needed = plan.size
+        if needed <= self.most:
+            return plan
         shares = {t.name: t.share for t in stored.description.targets}
-        for plan in plans:
-            needed = plan.size
-            if needed <= self.most:
-                continue
-            total = sum(shares[name] for name in plan.first)
-            strata = [
-                replace(known[name, plan.flips], weight=shares[name] / total, centre=plan.centre[name])
-                for name in plan.first
-            ]
-            room = self.most - sum(plan.start.values())
-            scale = max(room, 1) / sum(plan.first.values())
-            sizes = [max(1, math.floor(scale * n)) for n in plan.first.values()]
-            width = foreseen(strata, sizes, confidence_at(0, self.question.confidence)).half_width
-            raise UsageError(
-                f"{self.precision} of {plan.group!r} needs about {_round(needed):,} trials, --trials allows {self.most:,}, "
-                f"which give about ±{100 * width:.2g} points; ask for --trials {_round(1.5 * needed)} or a coarser --ci or --rel"
-            )
+        total = sum(shares[name] for name in plan.first)
+        strata = [
+            replace(known[name, plan.flips], weight=shares[name] / total, centre=plan.centre[name])
+            for name in plan.first
+        ]
+        scale = (self.most - sum(plan.start.values())) / sum(plan.first.values())
+        sizes = {name: max(1, math.floor(scale * n)) for name, n in plan.first.items()}
+        level = confidence_at(0, self.question.confidence)
+        if scale > 0 and self._may_do(strata, list(sizes.values()), level):
+            return replace(plan, first=sizes)
+        widths = [foreseen(strata, list(sizes.values()), level).half_width] if scale > 0 else []
+        question = self.question.of(stored.spec.transient)
+        mine = [g for g in groups if (g.name, g.flips) == (plan.group, plan.flips)]
+        widths += [question.estimate(g.sample).half_width for g in mine]
+        at = _at(plan.flips) if len(stored.spec.flips) > 1 else ""
+        raise UsageError(
+            f"{self.precision} of {plan.group!r}{at} needs about {_round(needed):,} trials, --trials allows {self.most:,}, "
+            f"which give about ±{100 * min(widths):.2g} points; ask for --trials {_round(1.5 * needed)} (half as many again, as "
+            "this is a forecast) or a coarser --ci or --rel"
+        )
+
+    def _may_do(self, strata: Sequence[Stratum], sizes: Sequence[int], level: float) -> bool:
+        """Whether so few trials are enough should the estimate be as large as the pilot allows, as a relative width is then."""
+        seen = stratified(strata, level)
+        mean = sum(s.weight * s.mean for s in strata)
+        variance = sum(
+            s.weight**2 * (s.variance * seen.high / mean if mean else seen.high * (1 - seen.high)) / n
+            for s, n in zip(strata, sizes, strict=True)
+        )
+        coarsest = max(s.weight / n for s, n in zip(strata, sizes, strict=True))
+        return expected_half_width(variance, coarsest, level) <= self.precision.aim(seen.high)
 
     def _looks(self, group: Group) -> int:
         """After how many more looks a row is expected to be precise enough."""
@@ -212,8 +242,12 @@ class PrecisionPlanner:
             if look > plan.look:
                 found.append(replace(plan, look=look))
         if not found:
-            self.short = tuple(f"{g.name}{'' if g.flips is None else f' at {g.flips} flips'}" for g in wide)
+            self.short = tuple(f"{g.name}{_at(g.flips)}" for g in wide)
         return found
+
+
+def _at(flips: int | None) -> str:
+    return "" if flips is None else f" at {flips} flip{'s' if flips != 1 else ''}"
 
 
 def _round(trials: float) -> int:

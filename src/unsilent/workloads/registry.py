@@ -21,6 +21,7 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import UsageError, unknown
@@ -36,6 +37,9 @@ PASSED = ("data", "weights", "progress")
 """Parameters of a factory that are not ``--with`` options."""
 PARTS = ("name", "judge", "components", "info", "model", "batches", "run")
 """What an object must have to be a workload."""
+
+
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".th", ".npz", ".onnx")
 
 
 def load(
@@ -69,6 +73,11 @@ def load(
     if ref in ZOO:
         return _builtin(ZOO[ref], ref, options or {}, chosen, ZOO[ref].preset)
     if ":" not in ref and "/" not in ref and not ref.endswith(".py"):
+        if Path(ref).suffix in _WEIGHTS:
+            raise UsageError(
+                f"{ref!r} holds weights at most, not what runs; expected a workload: FILE.py:NAME that loads them, a program "
+                "FILE.pt2, a folder hf:DIR, or a built-in one with --weights (see unsilent workloads)"
+            )
         raise unknown("workload", ref, ZOO)
     found = find(ref)
     with user_code(ref):
