@@ -6,6 +6,7 @@ import json
 import sqlite3
 
 import pytest
+import torch
 
 import unsilent
 from conftest import in_process
@@ -177,3 +178,43 @@ def test_strata_of_predicted_risk_estimate_the_same(workload, truth):  # noqa: F
     layers = {r.target: r for r in result.rows if r.level == "layer"}
     for name, value in pvf_by_module(truth).items():
         assert layers[name].low <= value <= layers[name].high or layers[name].estimate is None
+
+
+def test_fixed_trials_do_not_go_on_where_looks_say_what_counts(workload, tmp_path):  # noqa: F811
+    path = tmp_path / "s.sqlite"
+    unsilent.pvf(workload, ci="4%", store=path)
+    with pytest.raises(UsageError, match="run until it was precise"):
+        unsilent.pvf(workload, strata="bits", trials=300, store=path)
+
+
+def test_unequal_batches_are_not_drawn_per_batch():
+    from unsilent import Workload
+
+    batches = [torch.randn(n, 6, generator=torch.Generator().manual_seed(n)) for n in (1, 1, 9)]
+    uneven = Workload(torch.nn.Linear(6, 3), batches)
+    assert unsilent.pvf(uneven, trials=50, one_batch=True).rows
+    with pytest.raises(UsageError, match="this workload's have 1, 1, 9"):
+        unsilent.pvf(uneven, trials=50, one_batch=True, unit="batch")
+
+
+def test_any_shard_of_all_faults_is_a_fair_sample_of_them(workload, tiny):  # noqa: F811
+    """A part that saw some bits alone would miss the truth by far."""
+    whole = unsilent.pvf(workload, exhaustive=True)
+    for part in ("1/4", "2/4", "3/4", "4/4"):
+        words = [
+            "pvf",
+            f"{tiny}:make",
+            "--exhaustive",
+            "--shard",
+            part,
+            "--store",
+            part.replace("/", ""),
+            "--json",
+            "--quiet",
+        ]
+        done = in_process(*words)
+        assert done.returncode == 0, done.stderr
+        for got in json.loads(done.stdout)["results"]:
+            if got["level"] == "component":
+                spread = (got["high"] - got["low"]) / 3.92
+                assert abs(got["estimate"] - row(whole, got["target"]).estimate) < 4.5 * spread

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import gcd, prod
+from math import prod
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from unsilent.engine.screening import Scores, screen
 from unsilent.errors import InjectionError, UsageError, unknown
 from unsilent.faults import Fault, FaultModel, Region, fault_model
 from unsilent.faults.naming import parse_site
+from unsilent.faults.sampling import shuffled
 from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
 from unsilent.outcomes.classify import BatchOutcome, all_of
@@ -188,7 +189,7 @@ class TrialRunner:
         return step, faults
 
     def _nth(self, target: Target, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
-        """One of all faults: in an order in which every part of a campaign is spread evenly over them."""
+        """One of all faults: in a shuffled order, so that any part of a campaign is a random sample of them."""
         evaluations, model, slots = (
             self._evaluations[target.name],
             self._model(target.bits, trial.flips),
@@ -196,7 +197,7 @@ class TrialRunner:
         )
         if not 0 <= trial.k < slots:
             raise UsageError(f"trial {trial} is not there; {target.name!r} has {slots} single faults, numbered from 0")
-        number = trial.k * stride(slots) % slots
+        number = shuffled(trial.k, slots)
         for step, people in zip(evaluations.steps, evaluations.populations, strict=True):
             if number < (here := model.capacity(people)):
                 return step, model.nth(people, number)
@@ -338,14 +339,6 @@ class TrialRunner:
             canonical({k: list(v) for k, v in self.components.items()}).encode()
         )
         return found
-
-
-def stride(slots: int) -> int:
-    """A step through ``slots`` numbers that meets each once, never near the last ones: the golden section, made coprime."""
-    step = max(1, round(slots * 0.6180339887498949))
-    while gcd(step, slots) != 1:
-        step += 1
-    return step
 
 
 def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:

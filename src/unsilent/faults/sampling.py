@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
+_ROUNDS = 6
+_WORD = (1 << 64) - 1
 _RACE = 4096  # as many clocks as are raced one by one
 
 
@@ -58,3 +60,27 @@ def successive(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.flo
         first = np.argpartition(times, need - 1)[:need]
         taken += np.bincount(group[first], minlength=slots.size)
     return taken
+
+
+def shuffled(k: int, total: int) -> int:
+    """The ``k``-th number of ``range(total)`` in a shuffled order, which is always the same; no table of the order exists.
+
+    A Feistel network over the next even power of two, walked until it ends inside the range (Black and Rogaway 2002).
+    """
+    half = max(1, ((total - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = k >> half, k & mask
+        for number in range(_ROUNDS):
+            left, right = right, left ^ (_mixed(right, number) & mask)
+        k = left << half | right
+        if k < total:
+            return k
+
+
+def _mixed(value: int, key: int) -> int:
+    """Splitmix64 (Steele, Lea and Flood 2014)."""
+    x = (value + (key + 1) * 0x9E3779B97F4A7C15) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)

@@ -119,7 +119,6 @@ def _field(layout: Codec, bit: int) -> str:
 
 
 Heats = NDArray[np.str_]
-NOTHING = Stratum.of([])
 
 
 def heat_classes(counts: Sequence[int]) -> Heats:
@@ -149,7 +148,7 @@ def lookup_rows(
     total = sum(t.elements for t, _ in tables.values())
     out = []
     for heat in ("hot", "warm", "cold"):
-        groups: dict[str, list[float]] = defaultdict(list)
+        groups: dict[str, list[float]] = {name: [] for name in shares}
         for hit in mine:
             tensor, classes = tables[hit.tensor.site]
             if classes[hit.element // prod(tensor.shape[1:])] == heat:
@@ -159,8 +158,8 @@ def lookup_rows(
         if not rows:
             continue
         weights = {name: shares[name] * _part(name, heat, tables.values(), description) for name in groups}
-        mass = sum(weights.values())
-        whole = stratified([Stratum.of(g, weights[name] / mass) for name, g in groups.items()] or [NOTHING], confidence)
+        mass = sum(weights.values())  # strata without a hit weigh as much as they do
+        whole = stratified([Stratum.of(g, weights[name] / mass) for name, g in groups.items()], confidence)
         out.append(
             LookupRow(
                 heat=heat,

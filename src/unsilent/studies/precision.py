@@ -1,15 +1,16 @@
 """Campaigns that stop when every reported row is precise enough: which trials a look asks for next.
 
-A pilot of every stratum shows where outcomes vary; what it shows fixes the trials of look 0 (Neyman's allocation, and enough
-everywhere for what the pilot did not show). If a row then is not precise enough, its strata grow from look to look by a fixed
-factor. All is decided from complete rounds, so it depends on neither jobs nor executor nor interruptions.
+A pilot of every stratum shows where outcomes vary, and goes on where it saw too little to plan by; what it shows fixes the trials
+of look 0 (Neyman's allocation, and enough everywhere for what the pilot did not show). If a row then is not precise enough, its
+strata grow from look to look by a fixed factor. All is decided from complete rounds, so it depends on neither jobs nor executor
+nor interruptions.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unsilent.campaigns.rounds import Cell, CellPlan
@@ -27,6 +28,11 @@ PILOT = 24
 """Trials of each stratum before anything is decided, at least."""
 PILOT_OF_ALL = 144
 """Trials of all strata of a target together before anything is decided, at least."""
+LONGER = 4
+"""A pilot that saw too little is made so many times longer, until a plan is no more than ``MOST_AHEAD`` times its pilot."""
+MOST_AHEAD = 8
+VAGUE = 0.5
+"""Relative standard error of an estimate above which its pilot saw too little."""
 MARGIN = 0.9
 """A plan aims a little below what is asked, since the pilot's variances are estimates."""
 FLOOR = 0.0002
@@ -157,20 +163,39 @@ class PrecisionPlanner:
             aim = MARGIN * self.precision.aim(_cautious(strata))
             for cell, n in zip(cells, self._enough(strata, [sizes[c] for c in cells], aim), strict=True):
                 sizes[cell] = n
-        plans = []
-        for (group_name, flips), plan in stored.plans.items():
-            names = list(plan.start)
-            plans.append(
-                CellPlan(
-                    group_name,
-                    flips,
-                    asked,
-                    {name: pilots[name, flips] for name in names},
-                    {name: sizes[name, flips] for name in names},
-                    {name: known[name, flips].mean for name in names},
-                )
+        plans = [
+            CellPlan(
+                group_name,
+                flips,
+                asked,
+                {name: pilots[name, flips] for name in plan.start},
+                {name: sizes[name, flips] for name in plan.start},
+                {name: known[name, flips].mean for name in plan.start},
             )
+            for (group_name, flips), plan in stored.plans.items()
+        ]
+        if longer := self._longer(plans, known, groups):
+            return longer
         return [self._affordable(plan, known, stored, groups) for plan in plans]
+
+    def _longer(
+        self, plans: Sequence[CellPlan], known: Mapping[Cell, Stratum], groups: Sequence[Group]
+    ) -> list[CellPlan]:
+        """Pilots that go on: a relative precision hangs on an estimate that is hardly known, and much would be run for it."""
+        vague = set()
+        for group in groups if self.precision.relative else ():
+            total = sum(t.share for t in group.targets)
+            strata = [replace(known[t.name, group.flips], weight=t.share / total) for t in group.targets]
+            error = math.sqrt(sum(s.weight**2 * s.variance / s.n for s in strata))
+            if error >= VAGUE * sum(s.weight * s.mean for s in strata):
+                vague |= {(t.group, group.flips) for t in group.targets}
+        found = []
+        for plan in plans:
+            pilot = sum(plan.start.values())
+            if plan.cell in vague and plan.size > MOST_AHEAD * pilot and MOST_AHEAD * LONGER * pilot <= self.most:
+                start = {name: LONGER * n for name, n in plan.start.items()}
+                found.append(replace(plan, start=start, first={}, centre={}))
+        return found
 
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float) -> list[int]:
         """These sizes where they reach the aim already, else at least those of the best allocation."""
@@ -180,7 +205,7 @@ class PrecisionPlanner:
         return [max(a, b) for a, b in zip(sizes, allocate(strata, aim, level), strict=True)]
 
     def _affordable(
-        self, plan: CellPlan, known: dict[Cell, Stratum], stored: Stored, groups: Sequence[Group]
+        self, plan: CellPlan, known: Mapping[Cell, Stratum], stored: Stored, groups: Sequence[Group]
     ) -> CellPlan:
         """The plan, or as much of it as there may be where that might do; raises ``UsageError`` where it cannot."""
         needed = plan.size

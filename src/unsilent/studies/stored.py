@@ -9,6 +9,7 @@ import numpy as np
 from unsilent.campaigns.rounds import Cell, CellPlan, current
 from unsilent.campaigns.spec import TargetInfo, TrialRow
 from unsilent.campaigns.store import Store
+from unsilent.errors import UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.statistics import Stratum
 from unsilent.studies.tallies import Sample, Tally, Weighed
@@ -26,6 +27,11 @@ class Stored:
     def __init__(self, store: Store, unit: str) -> None:
         self.spec, self.description = store.spec, store.description
         self.unit = unit
+        if self.spec.one_batch and unit == "batch" and len(set(self.description.samples)) > 1:
+            raise UsageError(
+                f"--one-batch drew batches by their samples, and this workload's have {_few(self.description.samples)}; per "
+                "batch all would count alike: give --unit sample, or batches of one size"
+            )
         self.plans: dict[Cell, CellPlan] = current(store.rounds())
         self.rows: dict[Cell, list[TrialRow]] = {}
         for row in store.rows():
@@ -78,3 +84,7 @@ class Stored:
             mine = rows if which is None else [r for r in rows if r.trial.k in which]
             self._tallies[key] = Tally.of(mine, self.description.samples, self.unit) if mine else NOTHING
         return self._tallies[key]
+
+
+def _few(numbers: Sequence[int], most: int = 6) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
