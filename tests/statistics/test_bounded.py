@@ -209,3 +209,15 @@ def test_importance_covers_and_is_unbiased():
     assert missed <= 31
     assert np.mean(estimates) == pytest.approx(truth, abs=4 * np.std(estimates) / 20)
     assert np.std(estimates) < 0.5 * math.sqrt(truth * (1 - truth) / 300)
+
+
+@pytest.mark.parametrize("n", [5, 100, 10**4, 10**6])
+@pytest.mark.parametrize("q", [0.025, 0.5, 0.975, 0.999])
+def test_one_event_among_many_trials_is_told_exactly(n, q):
+    """Three values, two of them almost one: so nearly a beta distribution that it must agree with it."""
+    from scipy.stats import beta
+
+    from unsilent.statistics.dirichlet import quantile
+
+    found = quantile(np.array([0.0, 1e-15, 1.0]), np.array([n - 1.0, 1.0, 1.0]), q)
+    assert found == pytest.approx(beta.ppf(q, 1, n), abs=1e-6 * beta.std(1, n))

@@ -1,7 +1,7 @@
 """Campaigns in rounds: what a look at all completed trials decided to run next, as it is stored.
 
 A cell is one reported target at one number of flips, with one or several strata. Its first trials are a pilot, which decides
-about the others and counts for nothing else; so what counts was drawn after every decision about it, and stays unbiased. A
+about the others and counts for nothing else; so what counts at a look was drawn after its size was decided. A
 cell grows from look to look (`unsilent.statistics.looks`).
 """
 

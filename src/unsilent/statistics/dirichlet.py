@@ -18,7 +18,7 @@ from scipy.special import betaincinv, ndtri
 
 Floats = NDArray[np.float64]
 _STEP, _FEW = 0.1, 20
-"""Step of the rule; half of it with fewer trials than so many, whose integrand is less smooth."""
+"""Step of the rule; half of it with fewer trials than so many on either side, whose integrand is less smooth."""
 _NOTHING = 32.0
 """What has fallen by exp(-32) adds nothing any more."""
 _STEPS = 80
@@ -75,24 +75,40 @@ def _tail(a: Floats, c: Floats) -> float:
     """P(sum c_j-gamma a_j > 0) where its mean is at most 0 and some a_j are above 0."""
     s, curve = _saddle(a, c)
     scale = 1 / math.sqrt(curve)
+    if min(c[a > 0].sum(), c[a < 0].sum()) >= _FEW:
+        found = _integral(a, c, s, scale, 0.0, _STEP)
+        assert found is not None
+        return found
+    # Few events among many trials: on a straight line the integrand falls slowly and oscillates, on one that bends like that of
+    # steepest descent it falls at once. What bends locally may climb far away; then the straight one is the better.
+    bend = float(c @ (a / (1 - a * s)) ** 3 - s**-3) * scale**3 / 3
+    found = _integral(a, c, s, scale, max(-1.0, min(bend, 1.0)), _STEP / 2)
+    return _integral(a, c, s, scale, 0.0, _STEP / 2) or 0.0 if found is None else found
+
+
+def _integral(a: Floats, c: Floats, s: float, scale: float, bend: float, step: float) -> float | None:
+    """The contour integral over half a hyperbola through the saddle point; None where the integrand climbs on it."""
 
     def exponent(t: NDArray[Any]) -> NDArray[np.complex128]:
-        z = s + 1j * scale * np.sinh(t)
-        found: NDArray[np.complex128] = np.log(np.cosh(t)) - (np.log(1 - np.multiply.outer(z, a)) @ c) - np.log(z)
+        y, root = np.sinh(t), np.cosh(t)  # in t it falls smoothly, whether like a normal curve or like a power of y
+        z = s + scale * (1j * y + bend * (root - 1))
+        slope = np.log(root) + np.log(1 - 1j * bend * y / root)
+        found: NDArray[np.complex128] = slope - (np.log(1 - np.multiply.outer(z, a)) @ c) - np.log(z)
         return found
 
-    # In y = sinh(t) the integrand falls smoothly, whether like a normal curve or, with few trials, like a power of y.
-    step = _STEP / 2 if c.sum() < _FEW else _STEP
     nodes = step * np.arange(16.0)
     heights = exponent(nodes)
-    least = heights[0].real - _NOTHING
+    most, least = heights[0].real + 1, heights[0].real - _NOTHING
     heights[0] -= math.log(2)
-    total = float(np.exp(heights).real.sum())
-    while heights[-1].real > least:
+    total = 0.0
+    while True:
+        if bend and heights.real.max() > most:
+            return None
+        total += float(np.exp(heights).real.sum())
+        if heights[-1].real <= least:
+            return min(1.0, max(0.0, total * step * scale / math.pi))
         nodes = nodes + 16 * step
         heights = exponent(nodes)
-        total += float(np.exp(heights).real.sum())
-    return min(1.0, max(0.0, total * step * scale / math.pi))
 
 
 def _saddle(a: Floats, c: Floats) -> tuple[float, float]:
