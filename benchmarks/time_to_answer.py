@@ -3,8 +3,8 @@
 Both strike the same weights (of convolutions and the linear layer, uniform over elements of a component, then over bits) and
 ask the same question (is an image's answer wrong). Ours is a whole campaign, all rows together, set-up included; each fault
 meets one batch of four images. PyTorchFI's trials are timed, and their number follows from the PVF and Wilson's interval: with
-all images a fault, as it is mostly driven, and the variance between faults that our campaign saw; and with one image a fault,
-right or wrong, where that is cheaper. It stops where the interval would be narrow enough, as if that were known beforehand.
+all images a fault, as it is mostly driven, and with as many of them as are cheapest, by the variance between faults that our
+campaign saw. It stops where the interval would be narrow enough, as if that were known beforehand.
 
 Needs ``UNSILENT_CIFAR_WEIGHTS`` and ``UNSILENT_CIFAR_DATA`` (see docs/workloads.md) and the peers (``make bench``).
 """
