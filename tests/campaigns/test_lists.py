@@ -277,7 +277,33 @@ def test_two_models_compare_exactly_on_one_list(net):
     assert any(row.difference.estimate for row in found.rows)
     for row in found.rows:
         assert row.method == "whole list"
+        assert row.paired, "the same faults struck both"
         assert row.difference.low == row.difference.high == row.difference.estimate
+    Path("list.jsonl").write_text("".join(reversed(Path("list.jsonl").read_text().splitlines(keepends=True))))
+    unsilent.pvf(live(seed=33), faults="list.jsonl", store="c.sqlite")
+    with Store("a.sqlite") as one, Store("c.sqlite") as two:
+        found = compare(one, two, Question())
+    assert not any(row.paired for row in found.rows if row.a.n > 1), "trials of the same name with other faults"
+
+
+def test_halves_of_one_list_are_paired_within_the_bounds_of_the_whole(net):
+    ask = own()
+    Path("other.py").write_text(NET.replace("manual_seed(3)", "manual_seed(33)"))
+    for name in ("net", "other"):
+        words = [f"{name}.py:make" if word == "net.py:make" else word for word in ask]
+        pvf(*words, "--store", f"{name}.sqlite")
+        pvf(*words, "--shard", "1/2", "--store", f"{name}-1.sqlite")
+    with Store("net.sqlite") as one, Store("other.sqlite") as two:
+        exact = {row.target: row.difference.estimate for row in compare(one, two, Question()).rows}
+    with Store("net-1.sqlite") as one, Store("other-1.sqlite") as two:
+        rows = compare(one, two, Question()).rows
+    assert any(row.difference.low < row.difference.high for row in rows)
+    for row in rows:
+        assert row.paired
+        assert row.difference.low <= exact[row.target] <= row.difference.high
+    said = in_process("report", "net-1.sqlite", "other-1.sqlite").stdout
+    assert "bounds: what the other faults of the list could make of it" in " ".join(said.split())
+    assert "% intervals" not in said
 
 
 REFUSED = {

@@ -212,8 +212,14 @@ def test_one_trial_with_two_ends_is_named_and_nothing_is_written(tmp_path, whole
 def test_other_campaigns_are_told_apart(tmp_path, whole):
     unsilent.pvf(live(), trials=2, flips=[1, 4], seed=9, store=tmp_path / "seed.sqlite")
     unsilent.pvf(live(3), trials=2, flips=[1, 4], store=tmp_path / "model.sqlite")
+    unsilent.pvf(live(), trials=2, flips=1, dtype="float64", store=tmp_path / "asked.sqlite")
     before = files(tmp_path)
-    for name, told in (("seed", r"\(seed: 0 and 9\)"), ("model", r"\(other weights; other inputs; other golden\)")):
+    asked = r"\(flips: 1,4 and 1; dtype: as built and float64"
+    for name, told in (
+        ("seed", r"\(seed: 0 and 9\)"),
+        ("asked", asked),
+        ("model", r"\(other weights; other inputs; other golden\)"),
+    ):
         other = tmp_path / f"{name}.sqlite"
         for out, stores in ((tmp_path / "out.sqlite", [whole, other]), (whole, [other])):
             with pytest.raises(StoreError, match=rf"whole.sqlite and .*{name}.sqlite hold different campaigns {told}"):

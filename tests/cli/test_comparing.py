@@ -79,7 +79,7 @@ def test_plain_and_rich(stores):
     assert table[0][-1] == "paired"
     assert plain.stdout.endswith("# Report: cmp.html\n")
     rich = in_process("report", "a.sqlite", "b.sqlite", cwd=stores)
-    assert "not the same: dtype (none, bfloat16)" in rich.stdout
+    assert "not the same: dtype (float32, bfloat16)" in rich.stdout
     assert "Report: a-vs-b.html" in rich.stdout
 
 
@@ -111,30 +111,32 @@ def test_other_flips_are_refused_in_one_line(stores, monkeypatch, capsys):
         (("a.sqlite", "b.sqlite", "--card", "c.json"), "leave out --card"),
         (("a.sqlite", "--card", "card"), "ends in .json"),
         (("a.sqlite", "--card", "no/card.json"), "no such folder"),
-        (("a.sqlite", "--card", "foreign.json"), "foreign.html is there and is no page of ours"),
-        (("a.sqlite", "--card", "x.json", "--html", "x.html"), "would both be x.html"),
+        (("a.sqlite", "--card", "foreign.json"), "foreign.card.html is there and is no page of ours"),
+        (("a.sqlite", "--card", "x.json", "--html", "x.card.html"), "would both be x.card.html"),
         (("foreign.json",), "no PVF card"),
-        (("foreign.json", "b.sqlite"), "leave out OTHER"),
+        (("foreign.json", "b.sqlite"), "foreign.json is a card, it holds no trials to compare"),
+        (("a.sqlite", "foreign.json"), "foreign.json is a card, it holds no trials to compare"),
+        (("foreign.json", "--unit", "batch"), "leave out --unit"),
     ],
 )
 def test_bad_words(stores, monkeypatch, capsys, words, said):
-    (stores / "foreign.html").write_text("somebody else's")
+    (stores / "foreign.card.html").write_text("somebody else's")
     (stores / "foreign.json").write_text("{}")
     monkeypatch.chdir(stores)
     assert said in refused(capsys, "report", *words)
-    assert (stores / "foreign.html").read_text() == "somebody else's"
+    assert (stores / "foreign.card.html").read_text() == "somebody else's"
     assert not (stores / "c.json").exists()
 
 
 def test_a_card_goes_round(stores, tmp_path):
     done = in_process("report", "a.sqlite", "--card", tmp_path / "a.json", cwd=stores)
     assert done.returncode == 0, done.stderr
-    assert f"Card: {tmp_path / 'a.json'}\nPage: {tmp_path / 'a.html'}" in done.stdout
+    assert f"Card: {tmp_path / 'a.json'}\nPage: {tmp_path / 'a.card.html'}" in done.stdout
     assert "Report:" not in done.stdout
-    assert {p.name for p in tmp_path.iterdir()} == {"a.json", "a.html"}
-    assert is_ours(tmp_path / "a.html")
-    HTMLParser().feed((tmp_path / "a.html").read_text())
-    assert (tmp_path / "a.html").stat().st_size < 50_000, "small enough to send"
+    assert {p.name for p in tmp_path.iterdir()} == {"a.json", "a.card.html"}
+    assert is_ours(tmp_path / "a.card.html")
+    HTMLParser().feed((tmp_path / "a.card.html").read_text())
+    assert (tmp_path / "a.card.html").stat().st_size < 50_000, "small enough to send"
 
     told = json.loads((tmp_path / "a.json").read_text())
     shown = in_process("report", tmp_path / "a.json")
@@ -157,6 +159,21 @@ def test_a_card_goes_round(stores, tmp_path):
     assert (bad.returncode, bad.stdout) == (2, "")
     assert "checksum" in bad.stderr
     assert bad.stderr.count("\n") == 1
+
+
+def test_a_card_leaves_the_report_alone(stores, tmp_path, monkeypatch, capsys):
+    """Under the same name, under one that ends in .card, and beside a store whose own report would be the page."""
+    report = (stores / "a.html").read_bytes()
+    for name in ("a.json", "a.card.json"):
+        done = in_process("report", "a.sqlite", "--card", name, cwd=stores)
+        assert done.returncode == 0, done.stderr
+        assert "Page: a.card.html\n" in done.stdout
+        assert (stores / "a.html").read_bytes() == report
+        (stores / "a.card.html").unlink()
+    (tmp_path / "x.card.sqlite").write_bytes((stores / "a.sqlite").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, "report", "x.card.sqlite", "--card", "x.json")
+    assert "the card's page and the report of x.card.sqlite would both be x.card.html" in said
 
 
 def test_a_card_runs_nothing_and_loads_no_torch(stores, tmp_path):

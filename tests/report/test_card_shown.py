@@ -1,6 +1,7 @@
 """A card in the terminal and as a page: complete, and names of strangers stay names."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -58,6 +59,22 @@ def test_both_show_all_of_it():
             assert wanted in text, wanted
     assert "fault-free" not in texts[2]
     assert "AUC 0.7931" in Page(render_card_html(make_card(info={"accuracy": {"name": "AUC", "value": 0.7931}}))).text
+
+
+def test_the_command_is_one_line_to_copy():
+    command = "unsilent pvf dlrm --with rows=2048 --fault bitflip:bits=exponent --seed 0 --trials 500 --dtype bfloat16"
+    assert f"again: {command}\n" in text_of(make_card(command=command), width=60)
+
+
+def test_exact_rows_have_no_interval():
+    rows = tuple(replace(row, low=0.02, high=0.02, method="exhaustive") for row in make_card().rows)
+    card = make_card(rows=rows)
+    for told in (text_of(card), " ".join(Page(render_card_html(card)).text.split())):
+        assert "rows are exact: every fault was tried" in told
+        assert "% intervals" not in told
+        assert "[2" not in told
+        assert told.count("exact") > len(rows)
+    assert "[1.0, 4.0]" in text_of(make_card())
 
 
 def test_columns_of_a_pipe_never_shift(hostile_names):

@@ -1,9 +1,12 @@
 """A comparison in the terminal: golden text, widths, and names that try to be markup."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
+from report.test_report_html import Page
+from unsilent.report.comparison_html import render_comparison_html
 from unsilent.report.comparison_info import how_many, pairing, top_rows
 from unsilent.report.comparison_terminal import PLAIN, render_comparison
 from unsilent.report.text import chance, factor, signed
@@ -61,6 +64,37 @@ def test_lines_fit_and_every_verdict_stays(comparisons):
             assert told.count(" higher ") + told.count(" lower ") >= sum(r.differs for r in main), (name, width)
 
 
+def test_columns_that_have_no_room_are_told(comparisons):
+    for width, room in ((80, False), (200, True)):
+        text = text_of(comparisons["demo"], width=width)
+        assert ("B / A" in text.split("B - A")[1].splitlines()[0]) == room
+        assert ("ratios B / A: widen the terminal, or --plain\n" in text) != room
+
+
+def test_exact_rows_and_bounds_are_no_intervals(comparison, compared, result, row):
+    """Of whole lists, and of lists that were run in part."""
+
+    def of(method, spread):
+        values = ((0.02, 0.06), (0.01, 0.015))
+        pairs = [
+            [row(n, lv, estimate=x, low=x - spread, high=x + spread, method=method) for x in xs]
+            for (n, lv), xs in zip((("emb", "component"), ("model", "model")), values, strict=True)
+        ]
+        rows = [replace(compared(a, b, 0.001, True), method=method) for a, b in pairs]
+        return comparison(result(a for a, _ in pairs), result(b for _, b in pairs), rows)
+
+    exact, part = of("whole list", 0.0), of("difference (Zou & Donner), part of a list", 0.005)
+    for told in (" ".join(text_of(exact).split()), Page(render_comparison_html(exact)).text):
+        assert "ows are exact: every fault was tried" in told
+        assert "% intervals" not in told
+        assert "exact" in told
+        assert "[+4" not in told
+    assert "1.5 % against 1 %, +0.5 points.\n" in text_of(exact, width=300)
+    for told in (" ".join(text_of(part).split()), Page(render_comparison_html(part)).text):
+        assert "bounds: what the other faults of the list could make of it" in told
+        assert "% intervals" not in told
+
+
 def test_names_are_not_markup(comparisons):
     for plain in (False, True):
         text = text_of(comparisons["hostile"], plain, width=200)
@@ -97,6 +131,6 @@ def test_pairing_is_told(comparisons):
 def test_numbers_as_text():
     assert signed(0.5, -0.5, 1.0).limits == "[-50, +100]"
     assert signed(None, -1, 1).estimate == "no trial"
-    assert signed(0.02, 0.02, 0.02).limits == "[+2, +2]"
+    assert signed(0.02, 0.02, 0.02).limits == "exact"
     assert (factor(2.004, 1.002, 4.009).limits, factor(None, 0.0, float("inf")).estimate) == ("[1.0, 4.1]", "–")
     assert [chance(p) for p in (None, 1.0, 0.0123, 0.5, 1e-9)] == ["–", "1", "0.013", "0.50", "<0.0001"]

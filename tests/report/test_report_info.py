@@ -93,6 +93,33 @@ def test_headline_claims_a_difference_only_where_intervals_separate(result, row)
     assert zero.endswith("— at least 12 times `embedding` (< 1.0 %).")
 
 
+def test_headline_of_what_was_tried_completely(result, row):
+    """Exact numbers have no limits, and no more trials could be needed."""
+
+    def exact(name, value, **more):
+        return row(name, estimate=value, low=value, high=value, method="exhaustive", **more)
+
+    told = sentence(result([exact("top", 0.31), exact("emb", 0.02)]))
+    assert told == (
+        "A random single-bit flip in `top` makes an output wrong with probability 31 % — at least 15 times `emb` (2 %)."
+    )
+    alike = sentence(result([exact("top", 0.25), exact("emb", 0.25)]))
+    assert alike.endswith("makes an output wrong with probability 25 %, and so it is in every component.")
+
+
+def test_headline_of_a_list_that_was_run_in_part(result, row):
+    part = {"method": "part of a list", "flips": None}
+    spec = {"fault": "list f.jsonl", "spec": {"faults": "f.jsonl"}}
+    rows = [row("top", estimate=0.31, low=0.2, high=0.7, **part), row("emb", estimate=0.0, low=0.0, high=0.5, **part)]
+    assert sentence(result(rows, **spec)) == (
+        "A fault of the `list f.jsonl` in `top` made an output wrong with probability 31 %, 20 to 70 % once all faults of the "
+        "list are tried; the rest of the list decides which component is highest."
+    )
+    assert sentence(result([replace(rows[1], level="model")], **spec)) == (
+        "A fault of the `list f.jsonl` made no output wrong in 500 trials, 0 to 50 % once all faults of the list are tried."
+    )
+
+
 def test_equal_targets_are_rarely_called_different(result, row):
     """Of many equal components the best and the worst are picked after looking: only joint limits survive that."""
     rng = np.random.default_rng(11)

@@ -1,12 +1,15 @@
 """The terminal table: golden text, limits of length, and names that try to be markup."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from report.test_report_html import Page
 from unsilent.errors import UsageError
 from unsilent.report.fit import MIXED
+from unsilent.report.html import render_html
 from unsilent.report.terminal import TOP, due_text, render
 
 
@@ -47,6 +50,43 @@ def test_plain_is_stable(result, row, no_trial):
         "# note: mind this",
         "# 95 % intervals, n counts faults, differences rest on joint intervals; 93.4 s (3 min CPU) on cpu, float32",
     ]
+
+
+def test_limits_are_named_for_what_they_are(result, row):
+    """In the terminal and on the page: none where rows are exact, bounds of a list that was run in part, else intervals."""
+    drawn = row("a", estimate=0.3, low=0.2, high=0.4)
+    exact = row("b", estimate=0.01766, low=0.01766, high=0.01766, method="exhaustive")
+    part = row("c", estimate=0.1, low=0.05, high=0.6, method="part of a list")
+    cases = {
+        "rows are exact: every fault was tried, n counts": [exact],
+        "; exact where every fault was tried, n counts": [exact, drawn],
+        "bounds: what the other faults of the list could make of it, n counts": [part],
+        "bounds: what the other faults of the list could make of it; exact where every": [part, exact],
+        "95 % intervals, n counts faults, differences rest on joint intervals": [drawn],
+    }
+    for said, rows in cases.items():
+        told, page = text_of(result(rows), width=300), Page(render_html(result(rows))).text
+        assert said in told
+        assert said.partition(", n counts")[0].lstrip("r;") in page
+        assert ("intervals" in told) == (drawn in rows)
+        for text in (told, page):
+            assert ("95 %" in text) == (drawn in rows)
+        if exact in rows:
+            assert "1.766" in told
+            assert "[1.766" not in told + page
+            (line,) = (line for line in told.splitlines() if line.startswith("  b "))
+            assert line.split()[:5] == ["b", "1", "1.766", "exact", "500"]
+    told = [line.split() for line in text_of(result([exact]), plain=True).splitlines() if line[0] != "#"]
+    assert [line[4:7] for line in told] == [["pvf%", "low%", "high%"], ["1.766"] * 3], "numbers stay numbers in a pipe"
+
+
+def test_heat_maps_of_all_faults_do_not_rest_on_few(demo):
+    def lead(found):
+        return Page(render_html(found)).text.partition("palest: trials, and no wrong output.")[2][:50]
+
+    rows = tuple(replace(r, low=r.estimate, high=r.estimate) for r in demo.rows)
+    assert "Cells rest on few trials" in lead(demo)
+    assert "few trials" not in lead(replace(demo, rows=rows))
 
 
 def test_columns_of_a_pipe_never_shift(hostile, demo, corners):

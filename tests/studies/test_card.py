@@ -287,23 +287,56 @@ def test_half_a_campaign_has_no_card(made, tmp_path):
         db.execute("DELETE FROM trial WHERE k = 29")
     with (
         Store(part) as store,
-        pytest.raises(UsageError, match="174 of 180 planned trials.*finish it first: unsilent pvf"),
+        pytest.raises(
+            UsageError, match="174 of 180 planned trials.*finish it first: unsilent pvf .*--store .*part.sqlite"
+        ),
     ):
         make_card(store, Question())
+
+
+def test_a_part_is_merged_before_it_has_a_card(folder, made, tmp_path):
+    words, parts = COMMANDS["plain"], [str(tmp_path / f"{i}.sqlite") for i in (1, 2)]
+    for number, part in enumerate(parts, 1):
+        done = in_process("pvf", *words, "--shard", f"{number}/2", "--store", part, "--quiet", cwd=folder)
+        assert done.returncode == 0, done.stderr
+    with Store(Path(parts[0])) as store, pytest.raises(UsageError) as error:
+        make_card(store, Question())
+    assert "it is part 1 of 2, and done" in str(error.value)
+    assert f"unsilent merge ALL.sqlite {parts[0]} …" in str(error.value)
+    with closing(sqlite3.connect(parts[1])) as db, db:
+        db.execute("DELETE FROM trial WHERE k = 29")
+    with Store(Path(parts[1])) as store, pytest.raises(UsageError, match="finish it first: .*--shard 2/2 --store"):
+        make_card(store, Question())
+    done = in_process("pvf", *words, "--shard", "2/2", "--store", parts[1], "--quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert in_process("merge", "all.sqlite", *parts, cwd=folder).returncode == 0
+    done = in_process("pvf", *words, "--shard", "2/2", "--store", parts[0], "--quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    with Store(folder / "all.sqlite") as joined, Store(Path(parts[0])) as both, Store(made[0]) as whole:
+        assert make_card(joined, Question()) == make_card(both, Question()) == make_card(whole, Question())
 
 
 def test_a_precise_campaign_is_read_as_it_was_planned(folder):
     done = in_process("pvf", "tiny.py:make", "--ci", "9%", "--store", "ci.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     with Store(folder / "ci.sqlite") as store:
-        make_card(store, Question())
+        first = make_card(store, Question())
         for other in (Question(confidence=0.9), Question(unit="batch")):
-            with pytest.raises(UsageError, match="was planned for ±9 points at 0.95 per sample"):
+            with pytest.raises(
+                UsageError, match=r"was planned for ±9 points at 0.95 per sample.*--confidence 0.95 --unit"
+            ):
                 make_card(store, other)
-    done = in_process("pvf", "tiny.py:make", "--ci", "8%", "--store", "ci.sqlite", "--quiet", cwd=folder)
+    for looser in (("--ci", "15%"), ("--rel", "90%", "--ci", "12%")):
+        done = in_process("pvf", "tiny.py:make", *looser, "--store", "ci.sqlite", "--quiet", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        with Store(folder / "ci.sqlite") as store:
+            assert make_card(store, Question()) == first, "what runs nothing changes nothing"
+    done = in_process("pvf", "tiny.py:make", "--ci", "4%", "--store", "ci.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
-    with Store(folder / "ci.sqlite") as store, pytest.raises(UsageError, match="run it anew with the last --ci"):
+    with Store(folder / "ci.sqlite") as store, pytest.raises(UsageError) as error:
         make_card(store, Question())
+    assert "was planned for ±9 points at 0.95 per sample, then for ±4 points at 0.95 per sample" in str(error.value)
+    assert str(error.value).endswith("unsilent pvf tiny.py:make --seed 0 --ci 0.04 --store NEW.sqlite")
 
 
 def test_numbers_are_told_to_the_last_bit(made):

@@ -271,6 +271,8 @@ def test_exhausted_rows_are_compared_exactly():
     assert found.difference.low == found.difference.estimate == found.difference.high == pytest.approx(-5 / 60)
     assert found.differs
     assert found.method == "whole list"
+    assert found.paired
+    assert not compared(a, replace(b, trials=((b"other", *b.trials[0][1:]),))).paired
     assert not compared(a, a).differs
 
 
@@ -383,7 +385,7 @@ def test_a_store_and_itself_do_not_differ(plain):
     assert {r.difference.estimate for r in found.rows} == {0.0}
     assert not any(r.differs for r in found.rows)
     assert {r.p for r in found.rows} == {1.0}
-    assert any("the same campaign" in note for note in found.notes)
+    assert found.notes == (), "nothing is left to chance"
 
 
 def test_independent_campaigns_are_not_paired(plain, tmp_path):
@@ -449,6 +451,15 @@ def test_parameters_and_values_of_a_run_are_refused_in_any_unit(plain, tmp_path)
     other = stored(tmp_path / "b.sqlite", trials=4, at="op:*")
     with pytest.raises(UsageError, match="what is struck is parameters in A and values of a run in B"):
         together(plain, other, Question(unit="batch"))
+
+
+def test_dtypes_are_told_as_found_else_as_asked(plain, tmp_path):
+    def told(other):
+        return [(c.a, c.b) for c in together(plain, other).changes if c.what == "dtype"]
+
+    assert told(stored(tmp_path / "b.sqlite", trials=2, dtype="bfloat16")) == [("float32", "bfloat16")]
+    assert told(stored(tmp_path / "c.sqlite", trials=2, dtype="float32")) == [("as built", "float32")]
+    assert told(plain) == []
 
 
 def test_rows_that_only_one_has_and_other_populations_are_told(plain, tmp_path):

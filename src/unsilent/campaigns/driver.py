@@ -72,17 +72,27 @@ def run_campaign(
     watcher = observer or Silent()
     description = executor.describe()
     store.bind(spec, description)
-    store.note_budget(budget.trials, command)
+    if planner is None:
+        if any(store.rounds()):
+            raise UsageError(
+                "this store holds a campaign that was run until it was precise, whose looks say which trials count; go on with "
+                "--ci or --rel, or give another --store"
+            )
+        store.note_budget(budget.trials, command)
     if spec.enumerated:
         _probe(spec, description, budget, executor, store, watcher)
     if planner is None:
         _run(plan(spec, description, budget), executor, store, watcher)
         return
+    noted = False
     while True:
         _run(trials_of(current(store.rounds()).values()), executor, store, watcher)
         decided = planner.decide(description, store)
         if not decided:
             return
+        if not noted:  # a command that decides nothing does not make these trials
+            store.note_budget(budget.trials, command)
+            noted = True
         store.add_round(decided)
 
 

@@ -20,13 +20,13 @@ from typing import Any
 
 from unsilent.campaigns.locking import FileLock
 from unsilent.campaigns.rounds import CellPlan
-from unsilent.campaigns.spec import TrialId, TrialRow, campaign_hash, differences
+from unsilent.campaigns.spec import TrialId, TrialRow, campaign_hash, differences, value_text
 from unsilent.campaigns.store import Store, temporary_name
 from unsilent.errors import StoreError, UsageError
 
 CONTENT = ("trial", "faults", "codes", "incorrect_batches", "severity", "error")
 """Names of what `TrialRow.content` holds."""
-_SHARD = re.compile(r" --shard \d+/\d+")
+_SHARD = re.compile(r" --shard (\d{1,9})/(\d{1,9})")
 Order = tuple[str, bool, int, int]
 
 
@@ -116,7 +116,7 @@ def _check_campaigns(stores: Sequence[Store]) -> None:
             raise StoreError(f"{path} is damaged: its campaign is not the one that its spec makes; restore a copy")
         if found.campaign != first[2].campaign:
             told = [
-                f"{key}: {v[0]!r} and {v[1]!r}" if v else f"other {key}"
+                f"{key}: {value_text(key, v[0])} and {value_text(key, v[1])}" if v else f"other {key}"
                 for key, v in islice(differences(first[1:], (spec, found)), 4)
             ]
             raise StoreError(
@@ -179,7 +179,18 @@ def _carry_books(target: Store, sources: Sequence[Store]) -> None:
         target.note_usage(sum(wall for wall, _ in seconds), sum(cpu for _, cpu in seconds))
     trials, command = max((store.budget() for store in sources), key=itemgetter(0), default=(0, ""))
     if trials > target.budget()[0]:
-        target.note_budget(trials, _SHARD.sub("", command))
+        target.note_budget(trials, without_shard(command))
+
+
+def without_shard(command: str) -> str:
+    """The command that asks for all parts."""
+    return _SHARD.sub("", command)
+
+
+def shard_of(command: str) -> tuple[int, int]:
+    """Which part of how many a command asks for; all is part 1 of 1."""
+    found = _SHARD.search(command)
+    return (int(found[1]), int(found[2])) if found else (1, 1)
 
 
 def _rounds(stores: Sequence[Store]) -> list[list[CellPlan]]:

@@ -224,6 +224,21 @@ def differences(
     yield from ((key, None) for key in {**then, **now} if then.get(key) != now.get(key))
 
 
+USUAL = {"dtype": "as built", "judge": "the workload's own"}
+"""What it is called that nothing was asked; else ``none``."""
+
+
+def value_text(key: str, value: Any) -> str:
+    """A value of a spec as the command line writes it: ``1,8`` for flips, ``as built`` for no dtype."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "flips" and isinstance(value, tuple | list):
+        return ",".join("as drawn" if count is None else str(count) for count in value)
+    if isinstance(value, tuple | list):
+        return " ".join("=".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for v in value) or "none"
+    return USUAL.get(key, "none") if value in (None, "") else str(value)
+
+
 def trial_seed(campaign: str, seed: int, trial: TrialId) -> int:
     """128-bit seed of one trial's generator."""
     return int(xxhash.xxh3_128_intdigest(f"{campaign}|{seed}|{trial}".encode()))

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from unsilent.campaigns.locking import FileLock
 from unsilent.campaigns.reading import Damaged, read_description, read_round, read_row, read_spec
 from unsilent.campaigns.rounds import CellPlan
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow, differences
+from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow, differences, value_text
 from unsilent.errors import StoreError
 
 APPLICATION_ID = 0x556E7369  # "Unsi"
@@ -137,7 +137,10 @@ class Store:
 
     def _difference(self, spec: CampaignSpec, description: Description) -> str:
         found = islice(differences((self.spec, self.description), (spec, description)), 4)
-        told = (f"{key}: {v[0]!r} there, {v[1]!r} now" if v else f"{key} changed" for key, v in found)
+        told = (
+            f"{key}: {value_text(key, v[0])} there, {value_text(key, v[1])} now" if v else f"{key} changed"
+            for key, v in found
+        )
         return "; ".join(told) or "unknown difference"
 
     @property

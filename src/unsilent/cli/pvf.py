@@ -220,7 +220,7 @@ def report_path(store: Path, html: Path | None) -> Path:
     """
     from unsilent.report.pages import is_ours
 
-    path = html or (store.with_suffix(".html") if store.suffix == ".sqlite" else Path(f"{store}.html"))
+    path = html or report_beside(store)
     if path.resolve() == store.resolve():
         raise UsageError(f"the report would overwrite the store {store}; give another --html or --store")
     if html is not None and (not path.parent.is_dir() or path.is_dir()):
@@ -228,6 +228,11 @@ def report_path(store: Path, html: Path | None) -> Path:
     if html is None and path.exists() and not is_ours(path):
         raise UsageError(f"{path} is there and is no report of ours; say where the report goes with --html")
     return path
+
+
+def report_beside(store: Path) -> Path:
+    """Where the report of a store goes unless it is said."""
+    return store.with_suffix(".html") if store.suffix == ".sqlite" else Path(f"{store}.html")
 
 
 def show(

@@ -6,11 +6,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unsilent.cli.pvf import report_path
+from unsilent.cli.pvf import report_beside, report_path
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
     from unsilent.studies.tallies import Question
+
+
+CARDS = (
+    "{0} is a card, it holds no trials to compare; two cards of one campaign are the same file, else run the command that "
+    "`unsilent report {0}` shows on each and compare the stores"
+)
 
 
 def compare_stores(store: Path, other: Path, question: Question, html: Path | None, as_json: bool, plain: bool) -> None:
@@ -48,16 +54,18 @@ def comparison_path(store: Path, other: Path, html: Path | None) -> Path:
 def card_paths(store: Path, card: Path) -> tuple[Path, Path]:
     """Where a card and its page go; checked before anything is read.
 
-    Raises ``UsageError`` for a name that does not end in ``.json``, the store itself, a folder that is not there, or a page
-    of somebody else in the way.
+    Raises ``UsageError`` for a name that does not end in ``.json``, the store itself or its report, a folder that is not
+    there, or a page of somebody else in the way.
     """
     from unsilent.report.pages import is_ours
 
-    page = card.with_suffix(".html")
     if card.suffix != ".json":
         raise UsageError(
-            f"--card is {str(card)!r}; expected a name that ends in .json (the page beside it ends in .html)"
+            f"--card is {str(card)!r}; expected a name that ends in .json (the page beside it ends in .card.html)"
         )
+    page = card.with_name(f"{card.stem.removesuffix('.card')}.card.html")
+    if page.resolve() == report_beside(store).resolve():
+        raise UsageError(f"the card's page and the report of {store} would both be {page}; give another --card")
     if store.resolve() in (card.resolve(), page.resolve()):
         raise UsageError(f"the card would overwrite the store {store}; give another --card")
     if not card.parent.is_dir() or card.is_dir() or page.is_dir():

@@ -11,7 +11,7 @@ import typer
 from unsilent.cli import options as o
 from unsilent.errors import UsageError
 
-OF_STORES = ("other", "unit", "confidence", "interval", "fit_per_bit", "card", "html")
+OF_STORES = ("unit", "confidence", "interval", "fit_per_bit", "card", "html")
 """Parameters that mean nothing where a card is shown."""
 
 
@@ -27,7 +27,9 @@ def report(
     fit_per_bit: o.FitPerBit = None,
     card: Annotated[
         Path | None,
-        typer.Option("--card", help="Write a card to share instead of the report: FILE.json, and FILE.html beside it."),
+        typer.Option(
+            "--card", help="Write a card to share instead of the report: FILE.json, and FILE.card.html beside it."
+        ),
     ] = None,
     html: o.Html = None,
     as_json: o.Json = False,
@@ -46,10 +48,14 @@ def report(
     from unsilent.studies.tallies import Question
 
     if is_card(store):
+        if other is not None:
+            raise UsageError(showing.CARDS.format(store))
         o.refuse(context, OF_STORES, "a card is shown as it is, it holds no trials")
         showing.show_card(store, as_json, plain)
         return 0
     question = Question(unit, confidence, interval)
+    if other is not None and is_card(other):
+        raise UsageError(showing.CARDS.format(other))
     if other is not None:
         o.refuse(context, ("card", "fit_per_bit"), "two stores are compared")
         showing.compare_stores(store, other, question, html, as_json, plain)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.report.card_terminal import HASHES, header, ordered
+from unsilent.report.info import limits_text
 from unsilent.report.pages import render_page, write_page
 from unsilent.report.tables import Cell, Line
 from unsilent.report.terminal import accuracy_text
@@ -35,7 +36,7 @@ def page(card: Card) -> dict[str, Any]:
         "what": what,
         "how": how,
         "numbers": numbers(card),
-        "confidence": f"{100 * card.confidence:g}",
+        "limits": limits_text(card.rows, card.confidence),
         "rows": [_line(row, most) for row in ordered(card)],
         "most": f"{100 * most:.3g}",
         "is_command": card.command.startswith("unsilent "),

@@ -6,6 +6,7 @@ from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from unsilent.report.console import print_columns, print_lines, print_table
+from unsilent.report.info import limits_text
 from unsilent.report.text import clean, counted, flips_count, share, shown
 from unsilent.studies.card import Card, CardRow
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PLAIN = ("level", "target", "parent", "flips", "low%", "high%", "n", "silent")
+AGAIN = "again: "
 HASHES = ("weights", "inputs", "golden", "code", "components")
 """Fingerprints that are shown; the others are told as device, threads and versions."""
 
@@ -31,7 +33,8 @@ def render_card(card: Card, console: Console, plain: bool) -> None:
         layers = [row for row in rows if row.level == "layer" and _is_more(row, said)]
         if layers:
             print_table(console, layers, columns, _cells, "Layers")
-    print_lines(console, footer(card), plain)
+    for line in footer(card):  # a command is copied, so it is one line
+        print_lines(console, [line], plain, whole=line.startswith(AGAIN))
 
 
 def ordered(card: Card) -> list[CardRow]:
@@ -64,8 +67,8 @@ def footer(card: Card) -> list[str]:
     prints = ", ".join(f"{key} {clean(card.fingerprint[key])}" for key in HASHES if key in card.fingerprint)
     versions = ", ".join(f"{clean(name)} {clean(version)}" for name, version in card.versions.items())
     return [
-        f"{100 * card.confidence:g} % intervals, n counts faults",
-        f"again: {clean(card.command)}",
+        f"{limits_text(card.rows, card.confidence)}, n counts faults",
+        f"{AGAIN}{clean(card.command)}",
         f"campaign {clean(card.campaign)}; {prints}",
         f"{clean(card.device)}, {clean(card.dtype)}, {counted(card.threads, 'thread')}; {versions}",
         *(f"note: {clean(note)}" for note in card.notes),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unsilent.report.headline import Part
-from unsilent.report.info import EVERYTHING, first_flips, main_level, rows_of
+from unsilent.report.info import EVERYTHING, first_flips, limits_text, main_level, rows_of
 from unsilent.report.text import chance, clean, factor, flips_text, shown, signed
+from unsilent.statistics import Interval
 from unsilent.studies.comparison import ComparedRow, Comparison
 
 NAMED = 4
@@ -106,6 +107,13 @@ def pairing(found: Comparison) -> str:
     return f"{rows} paired: the same faults struck A and B, and differences are taken trial by trial"
 
 
+def limits(found: Comparison) -> str:
+    """What the limits of the differences are."""
+    rows = [(row.difference, row.method) for row in found.rows]
+    told = [Interval(d.estimate, d.low, d.high, found.confidence, 0, method) for d, method in rows]
+    return limits_text(told, found.confidence)
+
+
 def missing(found: Comparison) -> list[str]:
     """Which rows only one of both has, one line a side."""
     lines = []
@@ -122,7 +130,7 @@ def _whole(found: Comparison, row: ComparedRow) -> tuple[Part, ...]:
     where += "" if row.flips is None else f" at {flips_text(row.flips)}"
     a, b = (shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
     apart = signed(row.difference.estimate, row.difference.low, row.difference.high)
-    points = f"{apart.estimate} points {apart.limits}"
+    points = f"{apart.estimate} points{apart.behind}"
     if row.differs:
         return (Part(f"{found.a.measure} of {where} is {verdict(row)} in B: {b} % against {a} %, {points}."),)
     return (Part(f"No difference is shown in {found.a.measure} of {where}: A {a} %, B {b} %, {points}."),)

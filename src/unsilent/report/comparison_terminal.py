@@ -10,6 +10,7 @@ from unsilent.report.comparison_info import (
     cells,
     headline,
     how_many,
+    limits,
     missing,
     pairing,
     rows_at,
@@ -34,6 +35,7 @@ PLAIN = (
     *("level", "target", "parent", "flips", "a%", "a_n", "b%", "b_n", "points", "low", "high"),
     *("ratio", "ratio_low", "ratio_high", "p", "b_is", "paired"),
 )
+NO_ROOM = "ratios B / A: widen the terminal, or --plain"
 VALUE = 40
 """Characters of a value that is told as changed."""
 
@@ -70,6 +72,8 @@ def _tables(found: Comparison, console: Console, main: Sequence[ComparedRow], la
         own = itself(found.a)
         title = f"The {TOP} layers least like chance" if len(layers) == TOP else "Layers"
         print_table(console, layers, columns, lambda r: cells_of(r, ratios), title, lambda r: name_of(r.a, own))
+    if not ratios:
+        print_lines(console, [NO_ROOM], plain=False)
 
 
 def header(found: Comparison) -> list[str]:
@@ -90,7 +94,7 @@ def footer(found: Comparison, more: int) -> list[str]:
     lines = [f"… and {counted(more, 'more row')}: --json and the HTML report have every row."] if more else []
     lines += missing(found)
     lines.append(f"{'; '.join(how_many(found))} (p after Holm's correction for the rows of a level)")
-    lines.append(f"{100 * found.confidence:g} % intervals, B - A in percentage points; {pairing(found)}")
+    lines.append(f"{limits(found)}, B - A in percentage points; {pairing(found)}")
     return lines + [f"note: {clean(note)}" for note in found.notes]
 
 

@@ -38,13 +38,13 @@ def _target(row: Named) -> str:
     return row.target
 
 
-def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str = "") -> None:
-    """Lines of text; ``first`` is the style of the first one."""
+def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str = "", whole: bool = False) -> None:
+    """Lines of text; ``first`` is the style of the first one, ``whole`` lines are not wrapped."""
     from rich.text import Text
 
     for number, line in enumerate(lines):
         style = first if number == 0 and not plain else ""
-        console.print(Text(f"# {line}" if plain else line, style=style), soft_wrap=plain)
+        console.print(Text(f"# {line}" if plain else line, style=style), soft_wrap=plain or whole)
 
 
 def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

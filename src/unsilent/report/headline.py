@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from unsilent.report.info import PLACES, first_flips, main_level, rank, rows_of
+from unsilent.report.info import PLACES, first_flips, is_bounded, is_drawn, is_exact, main_level, rank, rows_of
 from unsilent.report.text import clean, shown
 from unsilent.studies.records import PvfResult, PvfRow
 
@@ -38,6 +38,10 @@ def headline(result: PvfResult) -> tuple[Part, ...]:
     top, bottom = tried[0], min(tried[1:], key=lambda row: row.joint_high)
     start = (*_subject(result, top, flips), *_probability(result, top))
     if top.joint_low <= bottom.joint_high:
+        if all(map(is_exact, tried)):
+            return (*start, Part(f", and so it is in every {level}."))
+        if not is_drawn(tried):
+            return (*start, Part(f"; the rest of the list decides which {level} is highest."))
         return (
             *start,
             Part(f"; intervals that hold for all {level}s at once overlap: ranking them needs more trials."),
@@ -83,9 +87,12 @@ def _probability(result: PvfResult, row: PvfRow) -> tuple[Part, ...]:
     text = shown(row.estimate, row.low, row.high)
     if row.estimate == row.high == 0:
         return (Part(f" made {made} {row.n:,} trials, and there are no others"),)
+    if is_bounded(row):  # what is known of the list
+        seen = f"{row.n:,} trials" if row.estimate == 0 else f"{text.estimate} %"
+        return (Part(f" made {made} {seen}, {text.low} to {text.high} % once all faults of the list are tried"),)
     if row.estimate == 0:
         return (Part(f" made {made} {row.n:,} trials: its probability is below {text.high} %"),)
-    return (Part(f" makes {made} {text.estimate} % {text.limits}"),)
+    return (Part(f" makes {made} {text.estimate} %{text.behind}"),)
 
 
 def _factor(top: PvfRow, bottom: PvfRow) -> str:
@@ -97,7 +104,7 @@ def _factor(top: PvfRow, bottom: PvfRow) -> str:
 
 def _versus(bottom: PvfRow) -> tuple[Part, ...]:
     text = shown(bottom.estimate, bottom.low, bottom.high)
-    return (Part(f" ({text.estimate} %{'' if bottom.estimate == 0 else ' ' + text.limits})."),)
+    return (Part(f" ({text.estimate} %{'' if bottom.estimate == 0 else text.behind})."),)
 
 
 def _two_digits(value: float) -> str:

@@ -9,7 +9,18 @@ from typing import Any
 from unsilent.report.figures import curves_figure, heat_figure, heat_floor, lookup_figure, split_figure
 from unsilent.report.fit import NEEDS, check_rate, fit_rows, surprise
 from unsilent.report.headline import headline
-from unsilent.report.info import BARS, curves, due_split, heats, outcome_split, pooled, split_rows
+from unsilent.report.info import (
+    BARS,
+    bars_text,
+    curves,
+    due_split,
+    heats,
+    is_drawn,
+    is_exact,
+    outcome_split,
+    pooled,
+    split_rows,
+)
 from unsilent.report.look import Figure
 from unsilent.report.pages import capitalised, render_page, write_page
 from unsilent.report.tables import facts, fit_table, lookup_table, numbers, result_columns, result_table
@@ -47,7 +58,10 @@ def page(result: PvfResult, fit_per_bit: float | None) -> dict[str, Any]:
         "units": _units(result),
         "headline": headline(result),
         "numbers": numbers(result),
-        "confidence": f"{100 * result.confidence:g}",
+        "limits": bars_text(result.rows, result.confidence),
+        "drawn": is_drawn(result.rows),
+        "all_exact": all(map(is_exact, result.rows)),
+        "zeros": any(is_exact(row) and row.estimate == 0 for one in lines.series for row in one.rows),
         "curves": lines,
         "missing": listed(clean(name) for name in lines.missing),
         "heats": [(f"heat-{i}", clean(one.dtype), counted(one.trials, "trial")) for i, one in enumerate(heats(result))],

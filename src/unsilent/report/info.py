@@ -7,10 +7,11 @@ Invariants: nothing with trials is dropped silently (what is left out is counted
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from unsilent.studies.records import HeatMap, PvfResult, PvfRow
+from unsilent.studies.records import PART, HeatMap, PvfResult, PvfRow
 
 SERIES = 8
 """Lines that one figure can tell apart."""
@@ -122,6 +123,54 @@ def pooled(result: PvfResult) -> bool:
         result.spec.get("strata", "none") != "none"
         or len({row.target for row in rows_of(result, main_level(result))}) > 1
     )
+
+
+class Limited(Protocol):
+    """What every row has whose limits are told."""
+
+    @property
+    def estimate(self) -> float | None: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+    @property
+    def method(self) -> str: ...
+
+
+def is_exact(row: Limited) -> bool:
+    """Whether every fault there is was tried, so that nothing is estimated."""
+    return row.estimate is not None and row.low == row.high
+
+
+def is_bounded(row: Limited) -> bool:
+    """Whether the limits are what the rest of a list could make of the row, not an interval."""
+    return not is_exact(row) and row.method.endswith(PART)
+
+
+def is_drawn(rows: Iterable[Limited]) -> bool:
+    """Whether any row has an interval."""
+    return not all(is_exact(row) or is_bounded(row) for row in rows)
+
+
+def limits_text(rows: Iterable[Limited], confidence: float) -> str:
+    """What the limits of these rows are: intervals, bounds, or none because rows are exact."""
+    rows = list(rows)
+    exact, bounded = sum(map(is_exact, rows)), sum(map(is_bounded, rows))
+    told = [f"{100 * confidence:g} % intervals"] if is_drawn(rows) or not rows else []
+    told += ["bounds: what the other faults of the list could make of it"] if bounded else []
+    if exact:
+        told.append(
+            "rows are exact: every fault was tried" if exact == len(rows) else "exact where every fault was tried"
+        )
+    return "; ".join(told)
+
+
+def bars_text(rows: Iterable[Limited], confidence: float) -> str:
+    """`limits_text` as a sentence of a page, about bars where there are any."""
+    rows = list(rows)
+    told = limits_text(rows, confidence)
+    return f"Bars are {told}." if not rows or not all(map(is_exact, rows)) else f"{told[:1].upper()}{told[1:]}."
 
 
 def itself(result: PvfResult) -> frozenset[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unsilent.report.fit import FitRow
-from unsilent.report.info import EVERYTHING, first_flips, itself, name_of, rows_of
+from unsilent.report.info import EVERYTHING, first_flips, is_drawn, itself, name_of, rows_of
 from unsilent.report.terminal import accuracy_text, dtype_text
 from unsilent.report.text import amount, clean, counted, flips_text, seconds, share, shown
 from unsilent.studies.records import PvfResult, PvfRow
@@ -131,7 +131,7 @@ def facts(result: PvfResult) -> list[tuple[str, str]]:
         ("judge", clean(result.judge)),
         ("evaluation", f"{counted(result.samples, 'sample')} in {counted(result.batches, 'batch')}"),
         ("trials", trials),
-        ("confidence", f"{100 * result.confidence:g} %"),
+        *([("confidence", f"{100 * result.confidence:g} %")] if is_drawn(result.rows) or not result.rows else []),
         ("seed", str(result.seed)),
         ("device", f"{clean(result.device)}, {dtype_text(result)}, {counted(result.threads, 'thread')}"),
         ("versions", versions),

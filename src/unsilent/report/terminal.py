@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unsilent.report.console import print_columns, print_lines, print_table
 from unsilent.report.fit import NEEDS, applies, check_rate, fit_of
 from unsilent.report.headline import sentence
-from unsilent.report.info import itself, name_of, pooled, rank, rows_of
+from unsilent.report.info import is_drawn, itself, limits_text, name_of, pooled, rank, rows_of
 from unsilent.report.text import clean, counted, listed, part, seconds, share, shown
 from unsilent.studies.records import PvfResult, PvfRow
 
@@ -83,8 +83,9 @@ def footer(result: PvfResult, more: int) -> list[str]:
     rest = f"… and {counted(more, 'more row')} of layers and bits: --json and the HTML report have every row."
     lines = [rest] if more else []
     lines += [f"note: {clean(note)}" for note in result.notes]
+    joint = ", differences rest on joint intervals" if is_drawn(result.rows) else ""
     lines.append(
-        f"{100 * result.confidence:g} % intervals, n counts faults, differences rest on joint intervals; "
+        f"{limits_text(result.rows, result.confidence)}, n counts faults{joint}; "
         f"{seconds(result.seconds)} ({seconds(result.cpu_seconds)} CPU) "
         f"on {clean(result.device)}, {dtype_text(result)}"
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 NO_TRIAL = "no trial"
@@ -22,16 +22,22 @@ _PLACES = 6
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An estimate as text; ``low`` and ``high`` are the limits, rounded outwards."""
+    """An estimate as text; ``low`` and ``high`` are the limits, rounded outwards. ``exact``: nothing was estimated."""
 
     estimate: str
     low: str
     high: str
+    exact: bool = field(default=False, repr=False)
 
     @property
     def limits(self) -> str:
-        """``[low, high]``."""
-        return f"[{self.low}, {self.high}]"
+        """``[low, high]``, or that there is nothing to limit."""
+        return "exact" if self.exact else f"[{self.low}, {self.high}]"
+
+    @property
+    def behind(self) -> str:
+        """The limits as they follow the number in a sentence: a blank and both, nothing where it is exact."""
+        return "" if self.exact else f" {self.limits}"
 
 
 def shown(estimate: float | None, low: float, high: float, scale: float = 100.0) -> Shown:
@@ -45,7 +51,7 @@ def shown(estimate: float | None, low: float, high: float, scale: float = 100.0)
     bottom, top = low * scale, high * scale
     if estimate == low == high:  # not an estimate
         exact = f"{top:.4g}"
-        return Shown(exact, exact, exact)
+        return Shown(exact, exact, exact, exact=True)
     # Of an upper limit alone two digits are told.
     places = _places((top - bottom) / 2) if estimate != 0 or top <= 0 else 1 - math.floor(math.log10(top))
     lower, upper = _text(bottom, places, ROUND_FLOOR), _text(top, places, ROUND_CEILING)
@@ -64,7 +70,7 @@ def signed(estimate: float | None, low: float, high: float, scale: float = 100.0
     """
     if estimate == low == high:  # not an estimate
         exact = _sign(f"{estimate * scale:.4g}")
-        return Shown(exact, exact, exact)
+        return Shown(exact, exact, exact, exact=True)
     places = _places((high - low) * scale / 2)
     value = NO_TRIAL if estimate is None else _sign(_text(estimate * scale, places, ROUND_HALF_EVEN))
     lower, upper = _text(low * scale, places, ROUND_FLOOR), _text(high * scale, places, ROUND_CEILING)
@@ -79,7 +85,8 @@ def factor(estimate: float | None, low: float, high: float) -> Shown:
     """
 
     if estimate is not None and math.isclose(low, high, rel_tol=1e-12):  # not an estimate
-        return Shown(*[f"{estimate:.4g}"] * 3)
+        exact = f"{estimate:.4g}"
+        return Shown(exact, exact, exact, exact=True)
 
     def digits(value: float, rounding: str) -> str:
         places = 1 - math.floor(math.log10(value)) if 0 < value < math.inf else 0

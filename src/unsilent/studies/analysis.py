@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import PurePath
 
+from unsilent.campaigns.merging import without_shard
 from unsilent.campaigns.spec import CampaignSpec, Description
 from unsilent.campaigns.store import Store
 from unsilent.statistics.looks import confidence_at
@@ -35,10 +36,11 @@ def analyse(store: Store, question: Question) -> PvfResult:
         groups += layer_groups([h for h in counting if h.row.trial.flips == 1], stored)
     rows = make_rows(groups, question)
     budget, asked = store.budget()
+    planned = _planned(stored, budget)
+    if stored.trials >= planned:  # all parts are there, whichever of them this store was asked for last
+        asked = without_shard(asked)
     command = (
-        " ".join([asked, *_reading(question, Question().of(spec.transient))])
-        if asked.startswith("unsilent ")
-        else asked
+        " ".join([asked, *reading(question, Question().of(spec.transient))]) if asked.startswith("unsilent ") else asked
     )
     seconds, cpu = store.usage()
     return PvfResult(
@@ -59,13 +61,13 @@ def analyse(store: Store, question: Question) -> PvfResult:
         samples=sum(description.samples),
         batches=len(description.samples),
         trials_done=stored.trials,
-        trials_planned=_planned(stored, budget),
+        trials_planned=planned,
         seconds=seconds,
         cpu_seconds=cpu,
         golden_seconds=description.golden_seconds,
         versions=description.versions,
         device=description.fingerprint.get("device", spec.device),
-        dtype=_dtype(spec, description),
+        dtype=dtype_of(spec, description),
         threads=spec.threads,
         rows=tuple(rows),
         heat_maps=heat_maps(hits, description, unit),
@@ -92,7 +94,7 @@ def _over_looks(stored: Stored, confidence: float) -> float:
     return confidence_at(max(looks), confidence) if looks else confidence
 
 
-def _dtype(spec: CampaignSpec, description: Description) -> str:
+def dtype_of(spec: CampaignSpec, description: Description) -> str:
     """What a reader is told: the dtype of the model's numbers, or all that were struck among values of a run."""
     struck = dtypes(description)
     if spec.transient:
@@ -100,7 +102,7 @@ def _dtype(spec: CampaignSpec, description: Description) -> str:
     return spec.dtype or struck[0]
 
 
-def _reading(question: Question, usual: Question) -> list[str]:
+def reading(question: Question, usual: Question) -> list[str]:
     """Options that ask this question of a store, where it is not the usual one."""
     known = asdict(usual)
     return [f"--{key} {value}" for key, value in asdict(question).items() if value != known[key]]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,11 +20,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from unsilent.campaigns.merging import shard_of
 from unsilent.campaigns.spec import CampaignSpec, canonical
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.strictjson import strict
-from unsilent.studies.analysis import analyse
+from unsilent.studies.analysis import analyse, reading
 from unsilent.studies.precision import Precision
 from unsilent.studies.tallies import UNITS, Question
 
@@ -90,8 +92,8 @@ def make_card(store: Store, question: Question) -> Card:
     result, description = analyse(store, question), store.description
     if result.trials_done < result.trials_planned:
         raise UsageError(
-            f"{store.path} has {result.trials_done:,} of {result.trials_planned:,} planned trials, which no command makes "
-            f"again; finish it first: {result.command}"
+            f"{store.path} has {result.trials_done:,} of {result.trials_planned:,} planned trials, and a card is made of "
+            f"all of them; {_missing(store)}"
         )
     _check_plan(store, result.command, question.of(store.spec.transient))
     names = tuple(CardRow.__dataclass_fields__)
@@ -111,19 +113,43 @@ def make_card(store: Store, question: Question) -> Card:
     return replace(card, sha256=checksum(card_json(card)))
 
 
+def _missing(store: Store) -> str:
+    """How the other trials come into a store: those of other parts by merging, once its own part is there."""
+    trials, command = store.budget()
+    spec, targets = store.spec, store.description.targets
+    where = f" --store {shlex.quote(str(store.path))}" if command.startswith("unsilent ") else ""
+    part, parts = shard_of(command)
+    ends = [target.slots if spec.enumerated else trials for target in targets for _ in spec.flips]
+    if parts < 2 or sum(1 for _ in store.rows()) < sum(len(range(part - 1, end, parts)) for end in ends):
+        return f"finish it first: {command}{where}"
+    return (
+        f"it is part {part} of {parts}, and done: join it with the others first, then make the card of what they are joined "
+        f"into: unsilent merge ALL.sqlite {shlex.quote(str(store.path))} …"
+    )
+
+
 def _check_plan(store: Store, command: str, question: Question) -> None:
     """A campaign in rounds depends on the precision that was asked when it was planned, and on how its trials were read then."""
-    planned = {plan.asked for cells in store.rounds() for plan in cells}
+    planned = list(dict.fromkeys(plan.asked for cells in store.rounds() for plan in cells))
     if not planned or not command.startswith("unsilent "):
         return
-    words = shlex.split(command)
-    given = dict(pairwise(words))
-    asked = f"{Precision.parse(given.get('--ci'), given.get('--rel'))} at {question.confidence:g} per {question.unit}"
-    if planned != {asked}:
+    given = dict(pairwise(shlex.split(command)))
+    precision = str(Precision.parse(given.get("--ci"), given.get("--rel")))
+    if planned == [f"{precision} at {question.confidence:g} per {question.unit}"]:
+        return
+    last = re.fullmatch(r"(.+) at (0\.[0-9]+) per (sample|batch)", planned[-1])
+    if len(planned) == 1 and last and last[1] == precision:
         raise UsageError(
-            f"{store.path} was planned for {' and '.join(sorted(planned))}, the card would say {asked}, and no command makes "
-            "that again; give --confidence and --unit as they were, or run it anew with the last --ci or --rel"
+            f"{store.path} was planned for {planned[0]}, and is read at {question.confidence:g} per {question.unit}, which "
+            f"no command makes again; read it as it was planned: --confidence {last[2]} --unit {last[3]}"
         )
+    usual = Question().of(store.spec.transient)
+    more = reading(replace(question, unit=last[3], confidence=float(last[2])), usual) if last else []
+    anew = " ".join([store.budget()[1], *more, "--store NEW.sqlite"])
+    raise UsageError(
+        f"{store.path} was planned for {', then for '.join(planned)}, and no single command makes its trials again; for a "
+        f"card run it anew in a store of its own: {anew}"
+    )
 
 
 def checksum(values: Mapping[str, Any]) -> str:

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xxhash
 
-from unsilent.campaigns.spec import TrialRow
+from unsilent.campaigns.spec import TrialRow, value_text
 from unsilent.campaigns.spec import differences as changed
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.statistics import Interval
 from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio
 from unsilent.statistics.looks import confidence_at
-from unsilent.studies.analysis import _reading, analyse
+from unsilent.studies.analysis import analyse, dtype_of, reading
 from unsilent.studies.hits import single_hits
-from unsilent.studies.records import PvfResult, PvfRow
+from unsilent.studies.records import PART, PvfResult, PvfRow
 from unsilent.studies.rows import Group, layer_groups, target_groups
 from unsilent.studies.stored import Stored
 from unsilent.studies.tallies import Question, Sample
@@ -124,6 +124,7 @@ def compare(one: Store, other: Store, question: Question) -> Comparison:
     shared = [key for key in known_a if key in known_b]
     rows = compared_rows([(known_a[k], known_b[k], sides_a[k], sides_b[k]) for k in shared], question)
     same = a.trials_done == b.trials_done and len(shared) == len(known_a) == len(known_b)
+    identical = same and all(_same_outcomes(sides_a[k], sides_b[k]) for k in shared)
     words = ["unsilent", "report", a.store, b.store]
     return Comparison(
         a=a,
@@ -132,9 +133,9 @@ def compare(one: Store, other: Store, question: Question) -> Comparison:
         changes=tuple(_changes(one, other)),
         only_a=tuple(r for k, r in known_a.items() if k not in known_b),
         only_b=tuple(r for k, r in known_b.items() if k not in known_a),
-        command=" ".join([shlex.join(words), *_reading(question, Question().of(a.transient))]),
-        identical=same and all(_same_outcomes(sides_a[k], sides_b[k]) for k in shared),
-        notes=tuple(_notes(a, b)),
+        command=" ".join([shlex.join(words), *reading(question, Question().of(a.transient))]),
+        identical=identical,
+        notes=tuple(_notes(a, b, identical)),
     )
 
 
@@ -178,8 +179,9 @@ def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) 
 
 
 def differences_at(one: Side, other: Side, question: Question) -> Callable[[float], Interval]:
-    """The interval of the difference by its confidence; paired where that can be."""
-    if shares_faults(one, other):
+    """The interval of the difference by its confidence; paired where a sample of faults was shared."""
+    drawn = not (one.sample.complete or other.sample.complete or one.sample.left or other.sample.left)
+    if drawn and shares_faults(one, other):
         return _paired(one.sample, other.sample)
     return _unpaired(one, other, question)
 
@@ -200,7 +202,7 @@ def _combined(
     if not (one.sample.left or other.sample.left):
         return found
     bounds = combine(replace(b, estimate=None), replace(a, estimate=None))
-    return replace(bounds, estimate=found.estimate, method=f"{found.method}, part of a list")
+    return replace(bounds, estimate=found.estimate, method=f"{found.method}, {PART}")
 
 
 def _paired(one: Sample, other: Sample) -> Callable[[float], Interval]:
@@ -217,12 +219,10 @@ def _paired(one: Sample, other: Sample) -> Callable[[float], Interval]:
 
 
 def shares_faults(one: Side, other: Side) -> bool:
-    """Whether both rest on a sample of the very same faults in the same trials, with the same weights."""
+    """Whether both rest on the very same faults in the same trials, with the same weights: drawn, listed or all there are."""
     if (
-        _exact(one, other)
-        or one.sample.left  # what was run of a list is no sample of it
-        or other.sample.left
-        or len(one.sample.strata) != len(other.sample.strata)
+        len(one.sample.strata) != len(other.sample.strata)
+        or one.sample.left != other.sample.left
         or one.trials != other.trials
         or not all(one.trials)
     ):
@@ -317,9 +317,12 @@ def _changes(one: Store, other: Store) -> list[Change]:
     found: dict[str, Change] = {}
     for key, values in changed((one.spec, there), (other.spec, here)):
         name = FILES.get(key, key) if values else key
-        both = values or (there.fingerprint.get(key), here.fingerprint.get(key))
+        if values:
+            both = _dtypes(one, other) if key == "dtype" else (value_text(key, values[0]), value_text(key, values[1]))
+        else:
+            both = _text(there.fingerprint.get(key)), _text(here.fingerprint.get(key))
         if key not in REFUSED:
-            found.setdefault(name, Change(name, *map(_text, both)))
+            found.setdefault(name, Change(name, *both))
     for key in {**there.versions, **here.versions}:
         a, b = there.versions.get(key), here.versions.get(key)
         if a != b:
@@ -327,15 +330,22 @@ def _changes(one: Store, other: Store) -> list[Change]:
     return list(found.values())
 
 
+def _dtypes(one: Store, other: Store) -> tuple[str, str]:
+    """What was asked, else found; as it was asked where that alone is not the same."""
+    asked = value_text("dtype", one.spec.dtype), value_text("dtype", other.spec.dtype)
+    if one.spec.transient or other.spec.transient:  # the values that are struck say nothing of the model
+        return asked
+    found = dtype_of(one.spec, one.description), dtype_of(other.spec, other.description)
+    return found if found[0] != found[1] else asked
+
+
 def _text(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return " ".join("=".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for v in value) or "none"
     return "none" if value in (None, "") else str(value)
 
 
-def _notes(a: PvfResult, b: PvfResult) -> list[str]:
+def _notes(a: PvfResult, b: PvfResult, identical: bool) -> list[str]:
     notes = []
-    if a.campaign == b.campaign:
+    if a.campaign == b.campaign and not identical:
         notes.append("A and B are the same campaign: what tells them apart is chance, or the number of trials.")
     if a.at != b.at:
         notes.append(f"A struck {a.at} and B {b.at}: rows over several targets stand for different things.")

@@ -58,8 +58,12 @@ class Gate:
     def failures(self, result: PvfResult) -> list[str]:
         """One line for each row whose upper limit is above the limit."""
         return [
-            f"{r.target}{'' if r.flips is None else f' at {r.flips} flips'}: upper limit {r.high:.3g} is above {self.limit:g} "
+            f"{r.target}{_at(r.flips)}: upper limit {r.high:.3g} is above {self.limit:g} "
             f"(estimate {'none' if r.estimate is None else f'{r.estimate:.3g}'}, n {r.n})"
             for r in self.rows(result)
             if r.high > self.limit
         ]
+
+
+def _at(flips: int | None) -> str:
+    return "" if flips is None else f" at {flips} flip{'s' if flips != 1 else ''}"

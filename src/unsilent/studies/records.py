@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+PART = "part of a list"
+"""How the method of a row ends whose limits are bounds: what the faults of the list that were not run could make of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PvfRow:
@@ -141,7 +144,8 @@ class PvfResult:
             f"{self.measure} of {self.workload}: {self.trials_done} trials, {self.fault} at {self.at}, per {self.unit}"
         ]
         for row in (r for r in self.rows if r.level in ("model", "component")):
-            value = "no trial" if row.estimate is None else f"{row.estimate:.3g} [{row.low:.3g}, {row.high:.3g}]"
+            limits = "exact" if row.estimate == row.low == row.high else f"[{row.low:.3g}, {row.high:.3g}]"
+            value = "no trial" if row.estimate is None else f"{row.estimate:.3g} {limits}"
             lines.append(f"  {row.target}{'' if row.flips is None else f' x{row.flips}'}: {value}, n {row.n}")
         return "\n".join(lines)
 

@@ -14,6 +14,7 @@ from unsilent.errors import UsageError, unknown
 from unsilent.outcomes.base import Outcome
 from unsilent.statistics import Interval, Stratum, stratified, wilson
 from unsilent.statistics.looks import confidence_at
+from unsilent.studies.records import PART
 
 UNITS = ("sample", "batch")
 INTERVALS = ("clopper-pearson", "wilson")
@@ -93,7 +94,7 @@ def _part_of_list(parts: Sequence[Stratum], left: Sequence[int], confidence: flo
     seen = math.fsum(w * p.n for w, p in zip(each, parts, strict=True))
     high = min(1.0, wrong + math.fsum(w * rest for w, rest in zip(each, left, strict=True)))
     n = sum(p.n for p in parts)
-    return Interval(wrong / seen if n else None, wrong, high, confidence, n, "part of a list")
+    return Interval(wrong / seen if n else None, wrong, high, confidence, n, PART)
 
 
 @dataclass(frozen=True)

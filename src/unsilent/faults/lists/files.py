@@ -23,6 +23,7 @@ FORMATS: Mapping[str, Callable[..., Format]] = MappingProxyType(
 )
 MOST_BYTES = 512 * 2**20
 MOST_FAULTS = 1_000_000
+EMPTY = "holds no fault; give a list with one or more, like one that unsilent export STORE --to faults.jsonl writes"
 
 
 def read_file(path: str) -> bytes:
@@ -50,7 +51,7 @@ def read_entries(content: bytes, name: str, how: str | None = None) -> Iterator[
             raise refused(name, entry.place, f"there are more than {MOST_FAULTS:,} faults; split it into several lists")
         yield entry
     if not number:
-        raise refused(name, "", "holds no fault")
+        raise refused(name, "", EMPTY)
 
 
 def kind_of_list(path: str, how: str | None = None) -> str:
@@ -75,7 +76,7 @@ def _format(content: bytes, name: str, how: str | None) -> Format:
     if head.partition(b"\n")[0].startswith(HEADER[0].encode() + b","):
         return SciFi()
     if not head:
-        raise refused(name, "", "holds no fault")
+        raise refused(name, "", EMPTY)
     raise refused(
         name, "", "is no list of faults that is known; expected JSON lines of fault records (unsilent export STORE --to "
         "faults.jsonl), a CSV of SCI-FI, or a matrix of PyTorchALFI",
