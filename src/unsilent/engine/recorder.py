@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from unsilent.engine.tape import READBACK, Entry, Node, Slot, Tape, Unrecordable, Value, Write, flatten
 from unsilent.engine.values import Window, private_copy, window_of
 from unsilent.sites.caches import Caches, entries
-from unsilent.sites.calls import Calls, operation_name
+from unsilent.sites.calls import Calls
 from unsilent.sites.modes import Mode
+from unsilent.sites.operands import operation_name
 
 UNSEEN = (
     "tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__",

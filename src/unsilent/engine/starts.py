@@ -12,8 +12,9 @@ from unsilent.engine.tape import Entry, Tape
 from unsilent.engine.values import Diverged, Window
 from unsilent.engine.walk import Start
 from unsilent.faults import Fault
-from unsilent.faults.naming import OPERANDS, SiteName, parse_site
+from unsilent.faults.naming import SiteName, parse_site
 from unsilent.sites import Parameters
+from unsilent.sites.operands import operand_number
 
 WORD = 4
 """Bytes of the elements that `Blocks` work on; a wider corrupted element counts at each of them."""
@@ -80,7 +81,8 @@ def _operation(start: Start, tape: Tape, site: SiteName, fault: Fault) -> None:
     index = tape.by_name.get(site.name)
     if index is None:
         raise Diverged(f"{fault.site} is not on the tape")
-    node, number = tape.nodes[index], OPERANDS.index(site.operand) - 1
+    node = tape.nodes[index]
+    number = operand_number(node.func, site.operand)
     if number < 0:
         out = next((w for w in node.results if isinstance(w, Window)), None)
         if out is None or out.value not in node.made:

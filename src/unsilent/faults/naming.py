@@ -1,23 +1,34 @@
 """Names of sites as texts, and what they say: kind, layer, short label.
 
-    param:fc.weight                          a parameter or buffer
-    op:layer1.0.conv1#convolution.0/fwd/out  an operation of a module, its phase and the operand that is struck
-    input:input_ids                          a tensor of the batch
-    kv:3/key                                 an entry of the key/value cache
+    param:fc.weight                               a parameter or buffer
+    op:layer1.0.conv1#convolution.0/fwd/out       an operation of a module, its phase and the operand that is struck
+    op:layer1.0.conv1#convolution.0/grad_wt/out   the gradient that it hands back for its second operand
+    op:fc.weight#addcdiv.0/optim/out              an operation of the update of a parameter
+    input:input_ids                               a tensor of the batch
+    kv:3/key                                      an entry of the key/value cache
+    saved:layer1.0.conv1#convolution.0/first      an operand that is kept from the forward to the backward pass
+    optim:fc.weight/exp_avg                       state of the optimizer
+    comm:allreduce.0/in                           the payload of a collective, before (in) or after it (out)
 
-All but ``param`` are *transient*: they live in one evaluation of one batch.
+``grad_in`` is the gradient of the first operand, made of the gradient of the output (its ``first``) and the operation's second
+operand (its ``second``); ``grad_wt`` that of the second, made of the first operand and the gradient of the output. Further
+outputs are ``out.1``, ``out.2`` …: of ``grad_wt``, the gradients of the third operand and on.
+
+All but ``param`` and ``optim`` are *transient*: they live in one evaluation of one batch, or in one step.
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from unsilent.errors import UsageError
 
-KINDS = ("param", "op", "input", "kv")
-PHASES = ("fwd",)
-OPERANDS = ("out", "first", "second")
+KINDS = ("param", "op", "input", "kv", "saved", "optim", "comm")
+PHASES = ("fwd", "grad_in", "grad_wt", "optim")
+OPERANDS = ("out", "first", "second", "third")
 CACHED = ("key", "value")
+SIDES = ("in", "out")
 ROOT = "(root)"
 """The model itself, outside of all its children."""
 
@@ -35,16 +46,14 @@ class SiteName(NamedTuple):
         """What it belongs to: the module of a parameter or operation, an input, a layer of the cache."""
         if self.kind == "param":
             return self.name.rpartition(".")[0] or ROOT
-        return self.name.rpartition("#")[0] if self.kind == "op" else f"{self.kind}:{self.name}"
+        return self.name.rpartition("#")[0] if self.kind in ("op", "saved") else f"{self.kind}:{self.name}"
 
     @property
     def label(self) -> str:
         """A short name that tells it from all others of a campaign."""
         if self.kind == "op":
             return self.name if self.operand == "out" else f"{self.name}/{self.phase}/{self.operand}"
-        if self.kind == "kv":
-            return f"kv:{self.name}/{self.operand}"
-        return self.name if self.kind == "param" else f"input:{self.name}"
+        return self.name if self.kind == "param" else self.text
 
     @property
     def text(self) -> str:
@@ -60,22 +69,34 @@ def kind_of(text: str) -> str:
 
 def is_transient(text: str) -> bool:
     """Whether an address or site means values of one evaluation rather than memory that stays."""
-    return kind_of(text) != "param"
+    return kind_of(text) not in ("param", "optim")
 
 
 def parse_site(text: str) -> SiteName:
     """Take the canonical text of a site apart; raises ``UsageError`` where it is none."""
     kind = kind_of(text)
     name = text.removeprefix(f"{kind}:")
-    if kind == "op":
-        module, mark, rest = name.rpartition("#")
-        operation, *suffix = rest.split("/")
-        if mark and module and len(suffix) == 2 and suffix[0] in PHASES and suffix[1] in OPERANDS:
-            return SiteName(kind, f"{module}#{operation}", *suffix)
-        raise UsageError(f"cannot read site {text!r}; expected op:MODULE#OP.k/fwd/out (or first, second)")
-    if kind == "kv":
-        layer, _, entry = name.partition("/")
-        if layer.isdecimal() and entry in CACHED:
-            return SiteName(kind, layer, "", entry)
-        raise UsageError(f"cannot read site {text!r}; expected kv:LAYER/key or kv:LAYER/value")
+    match = _FORMS[kind].fullmatch(name) if kind in _FORMS else None
+    if match:
+        found = match.groupdict()
+        return SiteName(kind, found["name"], found.get("phase", ""), found.get("operand", ""))
+    if kind in _FORMS:
+        raise UsageError(f"cannot read site {text!r}; expected {_EXAMPLES[kind]}")
     return SiteName(kind, name)
+
+
+_OPERAND = rf"(?P<operand>{'|'.join(OPERANDS)}|out\.[1-9]\d?)"
+_FORMS = {
+    "op": re.compile(rf"(?P<name>[^#]+#[^#/]+)/(?P<phase>{'|'.join(PHASES)})/{_OPERAND}"),
+    "kv": re.compile(rf"(?P<name>\d+)/(?P<operand>{'|'.join(CACHED)})"),
+    "saved": re.compile(rf"(?P<name>[^#]+#[^#/]+)/{_OPERAND}"),
+    "optim": re.compile(r"(?P<name>[^/]+)/(?P<operand>[^/]+)"),
+    "comm": re.compile(rf"(?P<name>[^/]+\.\d+)/(?P<operand>{'|'.join(SIDES)})"),
+}
+_EXAMPLES = {
+    "op": "op:MODULE#OP.k/fwd/out (or grad_in, grad_wt, optim; first, second, third, out.1)",
+    "kv": "kv:LAYER/key or kv:LAYER/value",
+    "saved": "saved:MODULE#OP.k/first (or second, third, out)",
+    "optim": "optim:PARAMETER/STATE, like optim:fc.weight/exp_avg",
+    "comm": "comm:OP.k/in or comm:OP.k/out, like comm:allreduce.0/in",
+}

@@ -14,17 +14,12 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from unsilent.sites.operands import operation_name
+
 ROOT = "(root)"
 """The model itself, outside of all its children."""
 OUTSIDE = "(run)"
 """What the workload's ``run`` does outside of the model."""
-
-
-def operation_name(func: Any) -> str:
-    """``aten.relu_.default`` -> ``relu``; operations of other libraries keep their namespace: ``mylib.scan``."""
-    namespace, _, name = func._schema.name.partition("::")
-    name = name if name.endswith("__") else name.removesuffix("_")
-    return name if namespace == "aten" else f"{namespace}.{name}"
 
 
 class Calls:

@@ -10,80 +10,32 @@ argument is a corrupted copy that this operation alone sees; one that the operat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName, parse_site
 from unsilent.sites.caches import Caches, entries
-from unsilent.sites.calls import Calls, operation_name
+from unsilent.sites.calls import Calls
 from unsilent.sites.modes import Mode
+from unsilent.sites.operands import (
+    exchanged,
+    gives_uninitialised,
+    is_view,
+    operand_number,
+    operands_of,
+    same_place,
+    struck_output,
+    written_by,
+)
 from unsilent.sites.striking import corrupt, corrupted_copy, misfit, plain, strikeable
 
 Tell = Callable[[SiteName, "Tensor | None", "int | None"], None]
 """Told of each site that is met: its name, its tensor (None where the operation cannot be struck), its occurrence."""
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of arguments or results in positional order, lists flattened."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-
-
-def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensor arguments: positional ones, then those by keyword."""
-    return [*tensors_in(tuple(args)), *tensors_in(tuple(kwargs.values()))]
-
-
-def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The arguments that an operation writes into, by its schema."""
-    found: list[Tensor] = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
-    return found
-
-
-def struck_output(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Tensor | None:
-    """The output of an operation that a fault can strike; None where it has none (see the module)."""
-    out = next(tensors_in(result), None)
-    if out is None or not strikeable(out) or gives_uninitialised(func) or is_view(func, args, kwargs, result):
-        return None
-    return out
-
-
-def is_view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> bool:
-    """Whether the first output is memory of an argument that the operation only read, or gave another shape (``t_``)."""
-    out = next(tensors_in(result), None)
-    if out is None or not plain(out):
-        return False
-    if torch.Tag.inplace_view in func.tags:
-        return True
-    memory = out.untyped_storage()._cdata
-    if any(plain(t) and t.untyped_storage()._cdata == memory for t in written_by(func, args, kwargs)):
-        return False
-    return any(plain(t) and t.untyped_storage()._cdata == memory for t in operands_of(args, kwargs))
-
-
-def gives_uninitialised(func: Any) -> bool:
-    """Whether an operation gives memory that nothing has written yet: ``empty``, ``empty_like``, ``new_empty`` …"""
-    return operation_name(func).startswith(("empty", "new_empty"))
-
-
-def same_place(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same elements of the same memory."""
-    return one is other or (
-        one.untyped_storage()._cdata == other.untyped_storage()._cdata
-        and (one.storage_offset(), one.shape, one.stride()) == (other.storage_offset(), other.shape, other.stride())
-    )
 
 
 class Operations(Mode):
@@ -155,7 +107,7 @@ class Operations(Mode):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with faults in them."""
         for operand, fault in faults:
-            number = OPERANDS.index(operand) - 1
+            number = operand_number(func, operand)
             if number < 0:
                 continue
             tensors = operands_of(args, kwargs)
@@ -166,7 +118,7 @@ class Operations(Mode):
             if any(same_place(old, t) for t in written_by(func, args, kwargs) if plain(t) and plain(old)):
                 self._apply(fault, old, corrupt)
             elif (new := self._apply(fault, old, corrupted_copy)) is not None:
-                args, kwargs = _exchanged((args, kwargs), number, new)
+                args, kwargs = exchanged((args, kwargs), number, new)
         return args, kwargs
 
     def _apply(self, fault: Fault, tensor: Tensor | None, how: Callable[[Tensor, Fault], Any]) -> Any:
@@ -197,23 +149,6 @@ class Operations(Mode):
             return
         tensors = operands_of(args, kwargs)
         for operand in self._told:
-            number = OPERANDS.index(operand) - 1
+            number = operand_number(func, operand)
             if number < len(tensors) and strikeable(tensors[number]):
                 tell(SiteName("op", name, "fwd", operand), tensors[number], None)
-
-
-def _exchanged(
-    call: tuple[tuple[Any, ...], dict[str, Any]], number: int, new: Tensor
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with their tensor of that number replaced."""
-    left = number
-
-    def walk(value: Any) -> Any:
-        nonlocal left
-        if isinstance(value, Tensor):
-            left -= 1
-            return new if left == -1 else value
-        return type(value)(walk(v) for v in value) if isinstance(value, (tuple, list)) else value
-
-    args, kwargs = call
-    return tuple(walk(a) for a in args), {key: walk(value) for key, value in kwargs.items()}

@@ -64,16 +64,24 @@ def corrupt(tensor: Tensor, fault: Fault) -> Hit:
         return write(memory, fault, *intended(memory, fault))
 
 
+def copied(tensor: Tensor) -> Tensor:
+    """A copy with memory of its own: the whole storage, at the same offset and strides; contiguous where it repeats memory."""
+    with no_dispatch():
+        if torch._debug_has_internal_overlap(tensor) == 1:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        return copy
+
+
 def corrupted_copy(tensor: Tensor, fault: Fault) -> Tensor:
-    """A corrupted copy: the whole storage is copied, offset and strides stay; the tensor itself is left alone.
+    """A corrupted copy (see `copied`); the tensor itself is left alone.
 
     Raises ``InjectionError`` where the fault does not fit or land.
     """
     with no_dispatch():
         if why := misfit(tensor, fault):
             raise InjectionError(f"{fault.site}: {why}")
-        storage = tensor.untyped_storage().clone()
-        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        copy = copied(tensor)
         corrupt(copy, fault)
         return copy

@@ -1,0 +1,133 @@
+"""What an operation reads and writes: its operands by role, its output, and what of them a fault can strike.
+
+``first`` and ``second`` are the factors of a product, as hardware sees them: activation and weight of a convolution, both
+matrices of an ``addmm`` (whose bias comes ``third``), indices and table of an embedding. Elsewhere they are the tensor arguments
+in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsilent.faults.naming import OPERANDS
+from unsilent.sites.striking import plain, strikeable
+
+_ROLES = {
+    **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm", "_addmm_activation"), (1, 2, 0)),
+    **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only"), (1, 0)),
+}
+"""Tensor arguments of first, second and third, where they are not the first ones."""
+
+
+def operation_name(func: Any) -> str:
+    """``aten.relu_.default`` -> ``relu``; operations of other libraries keep their namespace: ``mylib.scan``."""
+    namespace, _, name = func._schema.name.partition("::")
+    name = name if name.endswith("__") else name.removesuffix("_")
+    return name if namespace == "aten" else f"{namespace}.{name}"
+
+
+def operand_number(func: Any, operand: str) -> int:
+    """Which of the tensor arguments an operand is; -1 for the output."""
+    number = OPERANDS.index(operand) - 1
+    roles = _ROLES.get(operation_name(func), ())
+    return roles[number] if 0 <= number < len(roles) else number
+
+
+def argument_number(func: Any, args: Sequence[Any], operand: str, entry: int | None) -> int | None:
+    """Which of the tensor arguments an operand is; of an operation on lists, that of the entry. None where it has none."""
+    if entry is None:
+        return operand_number(func, operand)
+    lists = [list(tensors_in(a)) for a in args if isinstance(a, (list, tuple))]
+    number = OPERANDS.index(operand) - 1
+    return sum(map(len, lists[:number])) + entry if number < len(lists) and entry < len(lists[number]) else None
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of arguments or results in positional order, lists flattened."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensor arguments: positional ones, then those by keyword."""
+    return [*tensors_in(tuple(args)), *tensors_in(tuple(kwargs.values()))]
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments that an operation writes into, by its schema."""
+    found: list[Tensor] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def struck_output(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, number: int = 0
+) -> Tensor | None:
+    """The output of an operation that a fault can strike; None for a view of what it only read, and where nothing is written."""
+    out = next(itertools.islice(tensors_in(result), number, None), None)
+    if out is None or not strikeable(out) or gives_uninitialised(func) or is_view(func, args, kwargs, result):
+        return None
+    return out
+
+
+def output_of(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, number: int, entry: int | None
+) -> Tensor | None:
+    """The output of that number; of an operation on lists, the entry of what it gives or writes."""
+    if entry is None:
+        return struck_output(func, args, kwargs, result, number)
+    given = list(tensors_in(result)) or written_by(func, args, kwargs)
+    return given[entry] if entry < len(given) else None
+
+
+def is_view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> bool:
+    """Whether the first output is memory of an argument that the operation only read, or gave another shape (``t_``)."""
+    out = next(tensors_in(result), None)
+    if out is None or not plain(out):
+        return False
+    if torch.Tag.inplace_view in func.tags:
+        return True
+    memory = out.untyped_storage()._cdata
+    if any(plain(t) and t.untyped_storage()._cdata == memory for t in written_by(func, args, kwargs)):
+        return False
+    return any(plain(t) and t.untyped_storage()._cdata == memory for t in operands_of(args, kwargs))
+
+
+def gives_uninitialised(func: Any) -> bool:
+    """Whether an operation gives memory that nothing has written yet: ``empty``, ``empty_like``, ``new_empty`` …"""
+    return operation_name(func).startswith(("empty", "new_empty"))
+
+
+def same_place(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same elements of the same memory."""
+    return one is other or (
+        one.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and (one.storage_offset(), one.shape, one.stride()) == (other.storage_offset(), other.shape, other.stride())
+    )
+
+
+def exchanged(
+    call: tuple[tuple[Any, ...], dict[str, Any]], number: int, new: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with their tensor of that number replaced."""
+    left = number
+
+    def walk(value: Any) -> Any:
+        nonlocal left
+        if isinstance(value, Tensor):
+            left -= 1
+            return new if left == -1 else value
+        return type(value)(walk(v) for v in value) if isinstance(value, (tuple, list)) else value
+
+    args, kwargs = call
+    return tuple(walk(a) for a in args), {key: walk(value) for key, value in kwargs.items()}

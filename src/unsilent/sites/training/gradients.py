@@ -1,0 +1,216 @@
+"""The gradients that one operation hands back, struck where its backward node computes them.
+
+An output of the backward (``grad_wt/out``) is replaced on its way out of the node by a corrupted copy, so that only what follows
+sees it. An operand of one gradient (``grad_in/second``) is struck by running again what the node ran, with a corrupted operand in
+the place of the golden one, and taking that one gradient alone: the others, which a kernel may compute from the same operand, stay
+golden. Which gradient belongs to which operand follows from the graph (the edge that an operand came by), never from the order
+of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+
+from unsilent.errors import InjectionError
+from unsilent.faults.naming import OPERANDS, SiteName
+from unsilent.sites.operands import operand_number, operands_of, operation_name, same_place, tensors_in, written_by
+from unsilent.sites.striking import plain
+
+Strike = Callable[[Any, Tensor, bool], "Tensor | None"]
+"""Applies a wanted fault to a tensor, in a copy (True) or in place; None, and remembered, where it does not fit."""
+Refuse = Callable[[Any, str], None]
+
+
+class Ran(NamedTuple):
+    """One operation of a backward node, as it ran."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+class Edge(NamedTuple):
+    """Where a tensor came from: number and output of a node, or the leaf itself."""
+
+    number: int
+    output: int
+    leaf: Tensor | None
+
+
+def edge_of(tensor: Tensor) -> Edge | None:
+    """Where the gradient of a tensor goes to; None where it needs none."""
+    if not tensor.requires_grad:
+        return None
+    node = tensor.grad_fn
+    return Edge(-1, 0, tensor) if node is None else Edge(node._sequence_nr(), tensor.output_nr, None)
+
+
+def gradient_of(site: SiteName) -> int:
+    """Of which operand (0: first) a site is the gradient."""
+    return 0 if site.phase == "grad_in" else 1 + (int(site.operand.partition(".")[2] or 0))
+
+
+class Gradients:
+    """The backward of one operation that faults name; made when it is called, attached to its node once that is known.
+
+    Args:
+        name: of the operation. number: of its node. call: operation and arguments. wanted: sites with what is to be done there.
+        strike, refuse: see `Strike`; told why a site is not there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        call: tuple[Any, tuple[Any, ...], dict[str, Any]],
+        wanted: Sequence[tuple[SiteName, Any]],
+        strike: Strike,
+        refuse: Refuse,
+    ) -> None:
+        self.name, self.number = name, number
+        self._func, self._wanted = call[0], wanted
+        self._strike, self._refuse = strike, refuse
+        self._tensors = [operands_of(*call[1:])]
+        self._edges = [edge_of(t) for t in self._tensors[0]]
+        self._ran: list[Ran] = []
+        self._handle: Any = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether what the node runs has to be remembered."""
+        return any(not site.operand.startswith("out") for site, _ in self._wanted)
+
+    def attach(self, results: Any) -> bool:
+        """Find the node behind the results; False where autograd has made none."""
+        for out in tensors_in(results):
+            if out.grad_fn is not None and out.grad_fn._sequence_nr() == self.number:
+                self._handle = out.grad_fn.register_hook(self._hand_back)
+                self._places = self._match(out.grad_fn)
+                return True
+        return False
+
+    def detach(self) -> None:
+        """Forget everything."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._tensors, self._edges, self._ran = [], [], []
+
+    def called_again(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Told of the operands of the same operation when checkpointing runs it again: the node is given those."""
+        self._tensors.append(operands_of(args, kwargs))
+
+    def remember(self, ran: Ran) -> None:
+        """Told of an operation that the node runs."""
+        self._ran.append(ran)
+
+    def _match(self, node: Any) -> dict[int, int]:
+        """Position of a tensor argument -> position of its gradient."""
+        found, start = {}, 0
+        nexts = [Edge(-1, 0, getattr(fn, "variable", None)) if hasattr(fn, "variable") else
+                 Edge(fn._sequence_nr() if fn is not None else -2, nr, None) for fn, nr in node.next_functions]  # fmt: skip
+        for i, edge in enumerate(self._edges):
+            for k in range(start, len(nexts)) if edge else ():
+                if edge is not None and nexts[k][:2] == edge[:2] and nexts[k].leaf is edge.leaf:
+                    found[i], start = k, k + 1
+                    break
+        return found
+
+    def _hand_back(self, given: tuple[Tensor | None, ...], came: tuple[Tensor | None, ...]) -> Any:
+        """The hook of the node: the gradients, with faults in them."""
+        gradients = list(given)
+        for site, fault in self._wanted:
+            number = gradient_of(site)
+            if number == 0 and "." in site.operand:
+                self._refuse(
+                    fault, "grad_in is one gradient; those of further operands are grad_wt/out, grad_wt/out.1 …"
+                )
+                continue
+            place = self._places.get(operand_number(self._func, OPERANDS[number + 1]) if number < 3 else number)
+            golden = gradients[place] if place is not None else None
+            if golden is None or place is None:
+                self._refuse(fault, "no gradient is made for that operand")
+            elif (new := self._struck(site, fault, golden, came)) is not None:
+                gradients[place] = new
+        self.detach()
+        return tuple(gradients)
+
+    def _struck(self, site: SiteName, fault: Any, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
+        if site.operand.startswith("out"):
+            return self._strike(fault, golden, True)
+        from_above = site.operand == ("first" if site.phase == "grad_in" else "second")
+        number = operand_number(self._func, site.operand)
+        olds = [came[0]] if from_above else [t[number] for t in reversed(self._tensors) if number < len(t)]
+        for old in olds:
+            if old is None:
+                continue
+            with no_dispatch():
+                again = Replay(self._ran, old, by_memory=not from_above)
+                if again.reaches(golden):
+                    new = self._strike(fault, old, True)
+                    return None if new is None else again.run(new, golden)
+        self._refuse(fault, f"this gradient is not computed from a {site.operand} operand")
+        return None
+
+
+class Replay:
+    """What a node ran, with one tensor in the place of another.
+
+    Args:
+        ran: operations in order. old: what is replaced. by_memory: also where an operation reads its memory by another tensor,
+            as it does what autograd saved.
+    """
+
+    def __init__(self, ran: Sequence[Ran], old: Tensor, by_memory: bool) -> None:
+        self._ran, self._old = ran, old
+        self._memory = old.untyped_storage()._cdata if by_memory and plain(old) else None
+
+    def reaches(self, goal: Tensor) -> bool:
+        """Whether a result depends on it."""
+        dirty: set[int] = set()
+        for ran in self._ran:
+            if any(id(t) in dirty or self._is_old(t) for t in operands_of(ran.args, ran.kwargs)):
+                dirty |= {id(t) for t in tensors_in(ran.result)}
+        return id(self._result(goal)) in dirty or self._is_old(goal)
+
+    def run(self, new: Tensor, goal: Tensor) -> Tensor:
+        """The result as it would have been; raises ``InjectionError`` where the node wrote over what it reads."""
+        known: dict[int, Tensor] = {}
+
+        def now(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return known[id(value)] if id(value) in known else self._window(value, new)
+            return type(value)(now(v) for v in value) if isinstance(value, (tuple, list)) else value
+
+        for ran in self._ran:
+            if all(now(t) is t for t in operands_of(ran.args, ran.kwargs)):
+                continue
+            if any(now(t) is t for t in written_by(ran.func, ran.args, ran.kwargs)):
+                raise InjectionError(f"{operation_name(ran.func)} writes over what its gradient is computed from")
+            again = ran.func(*now(ran.args), **{key: now(v) for key, v in ran.kwargs.items()})
+            known.update({id(a): b for a, b in zip(tensors_in(ran.result), tensors_in(again), strict=True)})
+        return now(self._result(goal))  # type: ignore[no-any-return]
+
+    def _result(self, goal: Tensor) -> Tensor:
+        """The tensor of a recorded operation that the goal is."""
+        made = (t for ran in reversed(self._ran) for t in tensors_in(ran.result))
+        same = (t for t in made if t is goal or (plain(t) and plain(goal) and same_place(t, goal)))
+        return next(same, goal)
+
+    def _is_old(self, tensor: Tensor) -> bool:
+        if tensor is self._old:
+            return True
+        return self._memory is not None and plain(tensor) and tensor.untyped_storage()._cdata == self._memory
+
+    def _window(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """The new tensor as an operation reads it: with the offset and strides of the old one's view."""
+        if tensor is self._old or not self._is_old(tensor):
+            return new if tensor is self._old else tensor
+        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        view.set_(new.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        return view

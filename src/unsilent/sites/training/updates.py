@@ -1,0 +1,128 @@
+"""The operations of an optimizer's update, named by the parameter they work for: ``op:fc.weight#addcdiv.0/optim/out``.
+
+Who an operation works for is told by its memory: that of the parameter, its gradient or its state, and what was computed of
+these. An operation on lists (``_foreach_addcdiv_``) works for the parameter of each entry.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from unsilent.sites.operands import operation_name, tensors_in
+from unsilent.sites.striking import plain
+
+
+class Work(NamedTuple):
+    """What an operation does for one parameter: its name, and the entry of its lists (None: it has none)."""
+
+    name: str
+    entry: int | None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a distributed tensor that is here."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+class Updates:
+    """Follows the updates of optimizers; a context manager around a step.
+
+    Attributes:
+        active: whether an optimizer's ``step`` is running.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        self.active = False
+        self._owners: dict[int, str] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Updates:
+        self._counts, self._owners = Counter(), {}
+        self._handles = [register_optimizer_step_pre_hook(self._begin), register_optimizer_step_post_hook(self._end)]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self.active, self._owners = False, {}
+
+    def work(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Work]:
+        """Whom an operation works for; to be asked exactly once for each, in order."""
+        entries = next(
+            (a for a in args if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a)), None
+        )
+        operation, found = operation_name(func), []
+        if entries is None:
+            owner = next((o for t in tensors_in((*args, *kwargs.values())) if (o := self._owner(t))), None)
+            owners: list[tuple[str | None, int | None]] = [(owner, None)]
+        else:
+            owners = [(self._owner(t), i) for i, t in enumerate(entries)]
+        for owner, entry in owners:
+            if owner is not None:
+                k = self._counts[owner, operation]
+                self._counts[owner, operation] = k + 1
+                found.append(Work(f"{owner}#{operation}.{k}", entry))
+        return found
+
+    def made(self, work: Sequence[Work], result: Any) -> None:
+        """Told of the result: new memory belongs to whom it was made for."""
+        results = list(tensors_in(result))
+        for one in work:
+            mine = results if one.entry is None else results[one.entry : one.entry + 1]
+            for tensor in mine:
+                self._own(tensor, one.name.rpartition("#")[0])
+
+    def _owner(self, tensor: Any) -> str | None:
+        here = local(tensor) if isinstance(tensor, Tensor) else None
+        return self._owners.get(here.untyped_storage()._cdata) if here is not None and plain(here) else None
+
+    def _own(self, tensor: Any, name: str) -> None:
+        if isinstance(tensor, Tensor) and plain(here := local(tensor)):
+            self._owners[here.untyped_storage()._cdata] = name
+
+    def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.active = True
+        for group in optimizer.param_groups:
+            for number, p in enumerate(group["params"]):
+                name = self._names.get(id(p), f"(parameter {number})")
+                for tensor in (p, p.grad, *optimizer.state.get(p, {}).values()):
+                    self._own(tensor, name)
+
+    def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.active = False
+
+
+def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry: str) -> Tensor | None:
+    """A tensor of an optimizer's state; None where it has none (yet)."""
+    parameter = dict(model.named_parameters()).get(name)
+    for optimizer in optimizers:
+        value = optimizer.state.get(parameter, {}).get(entry) if parameter is not None else None
+        if isinstance(value, Tensor):
+            return local(value)
+    return None
+
+
+def states_there(optimizers: Sequence[Optimizer], model: nn.Module) -> list[str]:
+    """The tensors of state that can be struck, as ``fc.weight/exp_avg``."""
+    return [
+        f"{name}/{entry}"
+        for name, p in model.named_parameters()
+        for optimizer in optimizers
+        for entry, value in optimizer.state.get(p, {}).items()
+        if isinstance(value, torch.Tensor)
+    ]
