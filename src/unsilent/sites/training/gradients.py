@@ -3,8 +3,8 @@
 An output of the backward (``grad_wt/out``) is replaced on its way out of the node by a corrupted copy, so that only what follows
 sees it. An operand of one gradient (``grad_in/second``) is struck by running again what the node ran, with a corrupted operand in
 the place of the golden one, and taking that one gradient alone: the others, which a kernel may compute from the same operand, stay
-golden. Which gradient belongs to which operand follows from the graph (the edge that an operand came by), never from the order
-of kernels.
+golden. Which gradient belongs to which operand follows from the graph (the edge that an operand came by), never from the
+order of kernels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Names of the operations of a training step, and which backward node belongs to which of them.
 
 Autograd numbers its nodes, and takes the number of an operation's node just before the operation is dispatched; so the number
-that was given out last, when an operation that needs a gradient runs, is that of its node. A profiler pairs forward and backward so.
+that was given out last, when an operation that needs a gradient runs, is that of its node. A profiler pairs them so, too.
 
 Names count anew with every micro-step: a forward pass of the model that begins after a backward pass. What activation
 checkpointing runs again goes by the name it had, with occurrence 1: a call of a module is taken for the earlier call whose nodes
