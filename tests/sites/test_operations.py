@@ -347,7 +347,7 @@ def test_a_cache_of_tuples_and_one_of_lists_are_known():
         ("op:conv#convolution.0", ["op:conv#convolution.0/fwd/out"]),
         ("op:(root)#mul.*", ["op:(root)#mul.0/fwd/out"]),
         ("op:conv.*", ["op:conv#convolution.0/fwd/out"]),
-        ("op:*conv*/fwd/*", [f"op:conv#convolution.0/fwd/{o}" for o in ("out", "first", "second")]),
+        ("op:*conv*/fwd/*", [f"op:conv#convolution.0/fwd/{o}" for o in ("out", "first", "second", "third")]),
     ],
 )
 def test_addresses_of_operations(address, sites):
@@ -373,8 +373,15 @@ def test_an_index_selects_elements_and_addresses_join():
         ("op:nothing*", "matches no operation"),
         ("op:(root)", "3 operations of '(root)' can be struck; name one (op:(root)#add.0"),
         ("op:head#t.0", "'head#t.0' cannot be struck at 'out': it gives a view"),
-        ("op:conv/bwd/out", "unknown phase of an operation 'bwd'; did you mean 'fwd'? Known: fwd."),
-        ("op:conv/fwd/third", "unknown operand of an operation 'third'. Known: first, out, second."),
+        (
+            "op:conv/bwd/out",
+            "unknown phase of an operation 'bwd'; did you mean 'fwd'? Known: fwd, grad_in, grad_wt, optim.",
+        ),
+        (
+            "op:conv/fwd/fourth",
+            "unknown operand of an operation 'fourth'; did you mean 'out'? Known: first, out, second, third.",
+        ),
+        ("op:conv/grad_in/out", "phase 'grad_in' is one of a training step; what is struck here has fwd alone"),
         ("op:conv/fwd", "expected op:MODULE#OP.k/PHASE/OPERAND"),
         (
             "op:(root)#add.0/fwd/second",
@@ -458,7 +465,7 @@ def test_a_site_is_read_back_as_written(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["op:conv", "op:conv#a.0", "op:conv#a.0/fwd/third", "kv:key", "kv:1/keys", "op:#a/fwd/out"]
+    "text", ["op:conv", "op:conv#a.0", "op:conv#a.0/fwd/fourth", "kv:key", "kv:1/keys", "op:#a/fwd/out"]
 )
 def test_a_site_that_is_none_is_refused(text):
     with pytest.raises(UsageError, match="cannot read site"):

@@ -72,6 +72,8 @@ class Address:
         """
         stem, phase, operand = _operand(self.glob)
         every = known
+        if not any(fnmatch.fnmatchcase(s.phase, phase) for s in known) and not _is_glob(phase):
+            raise UsageError(f"phase {phase!r} is one of a training step; what is struck here has fwd alone")
         known = [s for s in known if fnmatch.fnmatchcase(s.operand, operand) and fnmatch.fnmatchcase(s.phase, phase)]
         if _is_glob(stem):
             found = [s for s in known if _fits(s.name, stem)]

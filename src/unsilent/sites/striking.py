@@ -65,10 +65,8 @@ def corrupt(tensor: Tensor, fault: Fault) -> Hit:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy with memory of its own: the whole storage, at the same offset and strides; contiguous where it repeats memory."""
+    """A copy with memory of its own: the whole storage, at the same offset and strides."""
     with no_dispatch():
-        if torch._debug_has_internal_overlap(tensor) == 1:
-            return tensor.clone(memory_format=torch.contiguous_format)
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
         return copy

@@ -268,3 +268,17 @@ def go(faults):
     model[0].requires_grad_(False)
     with Step(model, faults):
         model(torch.randn(5, 3)).sum().backward()
+
+
+@pytest.mark.parametrize("case", ["grad_in/out", "grad_in/first", "grad_wt/second"])
+def test_one_element_of_an_expanded_gradient(case):
+    """The gradient of a sum is one number for all; one struck element is one."""
+    x, w = leaf(4, 3), leaf(3, 5, seed=1)
+    with Step(nn.Module(), [draw(f"(run)#mm.0/{case}")]) as step:
+        (x @ w).sum().backward()
+    (hit,) = step.hits
+    ones = np.ones((4, 5))
+    bad = struck(ones, hit, not case.endswith("out"))
+    want = (bad if case == "grad_in/first" else ones) @ array(w).T
+    np.testing.assert_allclose(array(x.grad), struck(want, hit, case == "grad_in/out"))
+    np.testing.assert_allclose(array(w.grad), array(x).T @ (bad if case == "grad_wt/second" else ones))

@@ -2,8 +2,8 @@
 
 An output of the backward (``grad_wt/out``) is replaced on its way out of the node by a corrupted copy, so that only what follows
 sees it. An operand of one gradient (``grad_in/second``) is struck by running again what the node ran, with a corrupted operand in
-the place of the golden one, and taking that one gradient alone: the others, which a kernel may compute from the same operand, stay
-golden. Which gradient belongs to which operand follows from the graph (the edge that an operand came by), never from the
+the place of the golden one, and taking that one gradient alone: the others, which a kernel may compute from the same operand,
+stay golden. Which gradient belongs to which operand follows from the graph (the edge that an operand came by), never from the
 order of kernels.
 """
 
@@ -142,7 +142,7 @@ class Gradients:
 
     def _struck(self, site: SiteName, fault: Any, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
         if site.operand.startswith("out"):
-            return self._strike(fault, golden, True)
+            return self._strike(fault, _dense(golden), True)
         from_above = site.operand == ("first" if site.phase == "grad_in" else "second")
         number = operand_number(self._func, site.operand)
         olds = [came[0]] if from_above else [t[number] for t in reversed(self._tensors) if number < len(t)]
@@ -152,10 +152,16 @@ class Gradients:
             with no_dispatch():
                 again = Replay(self._ran, old, by_memory=not from_above)
                 if again.reaches(golden):
-                    new = self._strike(fault, old, True)
+                    new = self._strike(fault, _dense(old) if from_above else old, True)
                     return None if new is None else again.run(new, golden)
         self._refuse(fault, f"this gradient is not computed from a {site.operand} operand")
         return None
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """A gradient with memory for every element: that of a sum is one number, expanded."""
+    with no_dispatch():
+        return gradient if torch._debug_has_internal_overlap(gradient) == 0 else gradient.contiguous()
 
 
 class Replay:
