@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unsilent.sites.operands import tensors_in, written_by
+from unsilent.sites.operands import tensors_in
 
 _NAMES = {
     "allreduce": "all_reduce",
@@ -25,6 +25,12 @@ _NAMES = {
     "alltoall_base": "all_to_all_single",
 }
 """Torch's Python names of its dispatched operations, where they differ."""
+_OUTPUT_FIRST = (
+    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("alltoall", "alltoall_base", "gather", "scatter"),
+)
+"""Those that take where to write before what they send; the others send what they write."""
 _SPACES = ("c10d", "_c10d_functional", "c10d_functional")
 
 
@@ -54,17 +60,19 @@ class Collectives:
 
 
 def payload(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, bool]:
-    """Number of the tensor argument that is sent, and whether the collective writes it, too."""
-    written = {id(t) for t in written_by(func, args, kwargs)}
-    tensors = [*tensors_in(tuple(args)), *tensors_in(tuple(kwargs.values()))]
-    number = next((i for i, t in enumerate(tensors) if id(t) not in written), 0)
-    return number, id(tensors[number]) in written
+    """Number of the tensor argument that is sent, and whether the collective writes it, too; schemas do not tell."""
+    space, _, name = str(func._schema.name).partition("::")
+    if space != "c10d":
+        return 0, False
+    if name.removesuffix("_") not in _OUTPUT_FIRST:
+        return 0, True
+    return sum(1 for _ in tensors_in(args[0])), False
 
 
 def received(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Tensor | None:
     """The tensor with what came, once it has come."""
-    found = written_by(func, args, kwargs) or list(tensors_in(result))
     for item in result if isinstance(result, (tuple, list)) else (result,):
         if hasattr(item, "wait") and not isinstance(item, Tensor):
             item.wait()
-    return found[0] if found else None
+    given = args[0] if func._schema.name.startswith("c10d::") else result
+    return next(tensors_in(given), None)
