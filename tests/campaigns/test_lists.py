@@ -378,7 +378,7 @@ def test_values_of_a_run_are_struck_as_listed(net):
     """An output, an operand and an input in one list; the batch that is not struck is spared."""
     sites = [
         ("op:head#addmm.0/fwd/out", [5, 3], 0),
-        ("op:head#addmm.0/fwd/second", [3, 27], 1),
+        ("op:head#addmm.0/fwd/first", [3, 27], 1),
         ("input:0", [3, 1, 4, 4], 1),
     ]
     found = [
@@ -409,7 +409,7 @@ def test_values_of_a_run_are_struck_as_listed(net):
             else:
                 flat = model.stem(batches[step]).relu().flatten(1)
                 weight = model.head.weight.clone()
-                if site.endswith("second"):  # addmm(bias, input, weight.T): its operands in that order
+                if site.endswith("first"):  # what addmm multiplies by weight.T
                     flat.view(-1)[2] *= -1
                 out = torch.nn.functional.linear(flat, weight, model.head.bias)
                 if site.endswith("out"):
