@@ -49,6 +49,10 @@ def described(path, **changes):
         lambda p: change(p, "UPDATE trial SET faults = replace(faults, 'param:', 'param:no')"),
         lambda p: change(p, "UPDATE trial SET error = ?", b"\xff"),
         lambda p: change(p, "CREATE VIEW other AS SELECT 1"),
+        lambda p: change(p, "UPDATE trial SET target = 'evil' WHERE k = 0 AND target = 'first'"),
+        lambda p: change(p, "UPDATE trial SET k = -1 WHERE k = 0"),
+        lambda p: change(p, 'UPDATE trial SET faults = replace(faults, \'"operands":[\', \'"operands":[],"was":[\')'),
+        lambda p: described(p, lookups={"first.weight": [1, 2]}),
     ],
 )
 def test_a_damaged_or_hostile_store_is_one_line(stored, damage):

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from unsilent.campaigns.merging import without_shard
 from unsilent.campaigns.spec import CampaignSpec, Description
 from unsilent.campaigns.store import Store
+from unsilent.errors import StoreError
 from unsilent.statistics.looks import confidence_at
 from unsilent.studies.hits import dtypes, heat_maps, lookup_rows, single_hits
 from unsilent.studies.records import PvfResult, PvfRow
@@ -22,7 +23,16 @@ from unsilent.studies.tallies import Question
 
 
 def analyse(store: Store, question: Question) -> PvfResult:
-    """Everything a report shows, from a store alone."""
+    """Everything a report shows, from a store alone; raises ``StoreError`` where it holds what no campaign writes."""
+    try:
+        return _analysed(store, question)
+    except (KeyError, IndexError, OverflowError, ZeroDivisionError) as error:  # its parts do not fit together
+        raise StoreError(
+            f"the store is damaged: what it holds does not fit together ({type(error).__name__}: {error}); use a copy"
+        ) from error
+
+
+def _analysed(store: Store, question: Question) -> PvfResult:
     spec, description = store.spec, store.description
     question = question.of(spec.transient)
     unit = question.unit or "sample"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from unsilent.campaigns.spec import CampaignSpec, Description
 from unsilent.errors import UsageError, unknown
-from unsilent.studies.records import PvfResult, PvfRow
+from unsilent.studies.records import PvfResult, PvfRow, at_flips
 
 _GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d+))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$")
 
@@ -58,12 +58,8 @@ class Gate:
     def failures(self, result: PvfResult) -> list[str]:
         """One line for each row whose upper limit is above the limit."""
         return [
-            f"{r.target}{_at(r.flips)}: upper limit {r.high:.3g} is above {self.limit:g} "
+            f"{r.target}{at_flips(r.flips)}: upper limit {r.high:.3g} is above {self.limit:g} "
             f"(estimate {'none' if r.estimate is None else f'{r.estimate:.3g}'}, n {r.n})"
             for r in self.rows(result)
             if r.high > self.limit
         ]
-
-
-def _at(flips: int | None) -> str:
-    return "" if flips is None else f" at {flips} flip{'s' if flips != 1 else ''}"

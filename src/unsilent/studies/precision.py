@@ -20,6 +20,7 @@ from unsilent.errors import UsageError
 from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.looks import GROWTH, confidence_at, size_at
 from unsilent.statistics.planning import allocate, expected_half_width, foreseen
+from unsilent.studies.records import at_flips
 from unsilent.studies.rows import Group, target_groups
 from unsilent.studies.stored import Stored
 from unsilent.studies.tallies import Question
@@ -226,7 +227,7 @@ class PrecisionPlanner:
         question = self.question.of(stored.spec.transient)
         mine = [g for g in groups if (g.name, g.flips) == (plan.group, plan.flips)]
         widths += [question.estimate(g.sample).half_width for g in mine]
-        at = _at(plan.flips) if len(stored.spec.flips) > 1 else ""
+        at = at_flips(plan.flips) if len(stored.spec.flips) > 1 else ""
         raise UsageError(
             f"{self.precision} of {plan.group!r}{at} needs about {_round(needed):,} trials, --trials allows {self.most:,}, "
             f"which give about ±{100 * min(widths):.2g} points; ask for --trials {_round(1.5 * needed)} (half as many again, as "
@@ -267,12 +268,8 @@ class PrecisionPlanner:
             if look > plan.look:
                 found.append(replace(plan, look=look))
         if not found:
-            self.short = tuple(f"{g.name}{_at(g.flips)}" for g in wide)
+            self.short = tuple(f"{g.name}{at_flips(g.flips)}" for g in wide)
         return found
-
-
-def _at(flips: int | None) -> str:
-    return "" if flips is None else f" at {flips} flip{'s' if flips != 1 else ''}"
 
 
 def _round(trials: float) -> int:

@@ -10,6 +10,11 @@ PART = "part of a list"
 """How the method of a row ends whose limits are bounds: what the faults of the list that were not run could make of it."""
 
 
+def at_flips(flips: int | None) -> str:
+    """`` at 8 flips``, to stand behind a name; nothing where the fault model says how many there are."""
+    return "" if flips is None else f" at {flips} flip{'s' if flips != 1 else ''}"
+
+
 @dataclass(frozen=True, slots=True)
 class PvfRow:
     """One estimate: PVF of one target at one number of flips."""
