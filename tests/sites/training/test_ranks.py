@@ -45,7 +45,7 @@ def run(folder: Path, kind: str, world: int) -> list[dict]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
-@pytest.mark.parametrize(("kind", "world"), [("ddp", 2), ("fsdp", 2), ("ddp", 4), ("fsdp", 4)])
+@pytest.mark.parametrize(("kind", "world"), [("ddp", 2), ("fsdp", 4)])
 def test_one_rank_is_struck_before_the_reduction(tmp_path, kind, world):
     ranks = run(tmp_path, kind, world)
     golden = ranks[0][""]["gradients"]
