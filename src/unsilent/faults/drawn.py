@@ -16,12 +16,14 @@ from unsilent.faults.sampling import Ints
 class Draw:
     """What is struck (the text of one site), how, and when; ``seed`` fixes the elements and values.
 
+    ``index``: which elements may be struck, as in an address (``3,5``; None: all).
     ``micro_step``, ``occurrence``, ``rank``, ``first_step`` and ``last_step`` mean what they mean in a `Fault`.
     """
 
     site: str
     model: FaultModel
     seed: int = 0
+    index: str | None = None
     law: str = "per-element"
     rank: int = 0
     step: int | None = None

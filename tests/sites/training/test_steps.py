@@ -288,3 +288,15 @@ def test_nothing_keeps_a_model_alive():
     del model, step
     gc.collect()
     assert known() is None
+
+
+def test_an_index_says_which_elements():
+    model = Net()
+    golden, _ = backward(model)
+    found, step = backward(model, draw("op:once.up#addmm.0/grad_wt/out", index="2,5"))
+    assert step.hits[0].fault.elements.tolist() == [2 * 8 + 5]
+    assert (golden["once.up.weight"] != found["once.up.weight"]).nonzero().tolist() == [
+        [5, 2]
+    ]  # addmm has it transposed
+    with pytest.raises(UsageError, match=r"index \[9,9\] is outside"):
+        backward(model, draw("op:once.up#addmm.0/grad_wt/out", index="9,9"))

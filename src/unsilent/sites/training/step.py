@@ -23,6 +23,7 @@ from unsilent.errors import InjectionError, UsageError, unknown
 from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import PHASES, SiteName, parse_site
+from unsilent.sites.addresses import flat_elements
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.modes import Mode
 from unsilent.sites.operands import argument_number, exchanged, operands_of, output_of, same_place, written_by
@@ -292,7 +293,11 @@ class Step(Mode):
             self._refuse(wanted, why or "it was met twice")
             return None
         shape = tuple(tensor.shape)
-        faults = [wanted] if isinstance(wanted, Fault) else wanted.resolved(dtype_name(tensor.dtype), shape)
+        if isinstance(wanted, Fault):
+            faults: Sequence[Fault] = [wanted]
+        else:
+            elements = None if wanted.index is None else flat_elements(wanted.index, wanted.site, shape)
+            faults = wanted.resolved(dtype_name(tensor.dtype), shape, elements)
         struck = copied(tensor) if copy else tensor
         self.hits += [corrupt(struck, fault) for fault in faults]
         self._landed.add(id(wanted))
