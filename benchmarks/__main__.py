@@ -7,9 +7,14 @@ import platform
 
 import torch
 
-from benchmarks import cached_trial, plain_trial, time_to_answer
+from benchmarks import cached_trial, faulty_step, plain_trial, time_to_answer
 
-BENCHMARKS = {"plain_trial": plain_trial.main, "cached_trial": cached_trial.main, "time_to_answer": time_to_answer.main}
+BENCHMARKS = {
+    "plain_trial": plain_trial.main,
+    "cached_trial": cached_trial.main,
+    "faulty_step": faulty_step.main,
+    "time_to_answer": time_to_answer.main,
+}
 PARTS = cached_trial.PARTS
 """Of ``cached_trial``; run alone only when they are named."""
 

@@ -13,6 +13,7 @@ from unsilent.engine import PlainEngine
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault, fault_model
 from unsilent.outcomes import Outcome
+from unsilent.sites import Parameters
 
 
 class Net(nn.Module):
@@ -172,9 +173,9 @@ def test_parameters_and_runs_do_not_mix_in_one_selection(engine):
     with pytest.raises(UsageError, match="run two campaigns"):
         engine.regions(["op:*", "last.*"])
     with pytest.raises(UsageError, match="there only while the model runs"):
-        unsilent.inject(engine.model, "op:last")
+        Parameters(engine.model).select("op:last")
     with pytest.raises(UsageError, match="give a param: fault"):
-        unsilent.inject(engine.model, draw([region(engine, "op:last", 0)]))
+        Parameters(engine.model).inject(draw([region(engine, "op:last", 0)]))
 
 
 def test_a_run_whose_bits_change_when_it_is_watched_is_refused():

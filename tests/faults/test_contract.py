@@ -37,6 +37,7 @@ class Row:
     ways: Callable[[str, int], int]  # (dtype, elements of the tensor) -> slots per element
     promise: Callable[[Struck], bool]
     run: tuple[int, int] | None = None  # (elements, stride) of a run
+    block: tuple[int, int | None] | None = None  # (elements, cycles) of a block; None: any number of cycles
     rate: bool = False
 
 
@@ -61,6 +62,34 @@ def bursts(length, text="all"):
         return int(any(all(p + i in named for i in range(length)) for p in named))
 
     return ways
+
+
+def several(n, text="all"):
+    """Exactly ``n`` named bits are flipped, wherever they are."""
+
+    def promise(s):
+        changed = {i for i in range(oracle.width(s.dtype)) if (s.before ^ s.after) >> i & 1}
+        return len(changed) == n and changed <= oracle.named_bits(s.dtype, text)
+
+    return promise
+
+
+def as_many(n, text="all"):
+    return lambda dtype, numel: int(bits_named(text, dtype) >= n)
+
+
+def between(low, high, signs=(1,)):
+    """A number from ``low`` to ``high``, or its negative, rounded as both ends are."""
+
+    def number(dtype, value):
+        return oracle.decode(dtype, oracle.encode(dtype, value))
+
+    def promise(s):
+        found = oracle.decode(s.dtype, s.after)
+        ends = [sorted((number(s.dtype, sign * low), number(s.dtype, sign * high))) for sign in signs]
+        return any(a <= found <= b for a, b in ends)
+
+    return promise
 
 
 def held(at, text="all"):
@@ -125,6 +154,20 @@ TABLE = (
     Row("burst:length=8,bits=exponent", bursts(8, "exponent"), within("exponent", 8)),
     Row("burst:length=20,rate=0.3", bursts(20), within("all", 20), rate=True),
     Row("burst:run=5", bursts(2), within("all", 2), run=(5, 1)),
+    Row("multibit", as_many(2), several(2)),
+    Row("multibit:flips=1,count=4", as_many(1), several(1)),
+    Row("multibit:flips=5,bits=exponent,count=3", as_many(5, "exponent"), several(5, "exponent")),
+    Row("multibit:flips=8,rate=0.4", as_many(8), several(8), rate=True),
+    Row("multibit:flips=3,bits=mantissa,run=5", as_many(3, "mantissa"), several(3, "mantissa"), run=(5, 1)),
+    Row("bitflip:bits=0-5,block=4", flips("0-5"), within("0-5", 1), block=(4, 1)),
+    Row("stuck:at=0,block=16", every, held(0), block=(16, 1)),
+    Row("multibit:block=6,cycles=2", as_many(2), several(2), block=(6, 2)),
+    Row("random:block=3,cycles=any", every, finite, block=(3, None)),
+    Row("copy:block=100", lambda d, n: int(n > 1), lambda s: s.operand != s.element, block=(100, 1)),
+    Row("uniform:low=1e16,high=1e18", every, between(1e16, 1e18)),
+    Row("uniform:low=-2.5,high=3,count=9", every, between(-2.5, 3)),
+    Row("uniform:low=40,high=50,sign=minus,run=3", every, between(40, 50, (-1,)), run=(3, 1)),
+    Row("uniform:low=1,high=9,sign=random,block=5,cycles=any", every, between(1, 9, (1, -1)), block=(5, None)),
     Row("stuck", every, held(1)),
     Row("stuck:at=0,count=6", every, held(0)),
     Row("stuck:at=1,bits=30", any_of("30"), held(1, "30")),
@@ -164,6 +207,8 @@ def regions_of(dtype, shape):
 def slots_of(row, region):
     """(slots, places where a placement may start) of a region, counted the slow way."""
     ways = row.ways(region.dtype, math.prod(region.shape))
+    if row.block is not None:
+        return math.ceil(region.size / row.block[0]) * ways
     if row.run is None:
         return region.size * ways
     span = (row.run[0] - 1) * row.run[1] + 1
@@ -201,6 +246,16 @@ def check(row, region, fault):
         assert places == [places[0] + i * row.run[1] for i in range(row.run[0])]
         if fault.operation in ("xor", "and", "or"):
             assert len(set(fault.operands.tolist())) == 1
+    if row.block is not None:
+        places = sorted(allowed.index(e) for e in elements)
+        n, cycles = row.block
+        assert places[0] % n == 0
+        assert places == list(range(places[0], places[0] + len(places)))
+        ends = places[-1] + 1 == len(allowed)
+        assert ends or len(places) % n == 0
+        assert cycles is None or len(places) == cycles * n or (ends and len(places) < cycles * n)
+        if fault.operation in ("xor", "and", "or"):
+            assert len(set(fault.operands.tolist())) == 1
     if fault.operation == "xor":
         pairs = [(s.element, i) for s in struck for i in range(layout.bits) if (s.before ^ s.after) >> i & 1]
         assert fault.bit_positions() == pairs
@@ -216,9 +271,9 @@ def test_contract(row, dtype):
     for shape in SHAPES:
         for regions in regions_of(dtype, shape):
             slots = sum(slots_of(row, r) for r in regions)
-            if row.run is None:
+            if row.run is None and row.block is None:
                 assert model.capacity(regions) == slots
-            placements = 1 if row.run or row.rate else model.count
+            placements = 1 if row.run or row.block or row.rate else model.count
             for law in LAWS if not row.rate else ["per-element"]:
                 for seed in SEEDS:
                     if slots < placements:

@@ -186,6 +186,10 @@ def test_runs_start_anywhere_they_fit(law, pair, triple):
         ("stuck:bits=sign+0-1", {1: 1 / 3, 2: 1 / 3, 128: 1 / 3}),
         ("bitflip:run=1", {1 << i: 1 / 8 for i in range(8)}),
         ("random", dict.fromkeys(range(256), 1 / 256)),
+        ("multibit:flips=2,bits=0-3", {a | b: 1 / 6 for a, b in itertools.combinations((1, 2, 4, 8), 2)}),
+        ("multibit:flips=3,bits=sign+0-2,block=9", {135 - x: 1 / 4 for x in (1, 2, 4, 128)}),
+        ("uniform:low=0.5,high=4.5", {1: 1 / 4, 2: 1 / 4, 3: 1 / 4, 4: 1 / 4}),
+        ("uniform:low=0.5,high=1.5,sign=random", {1: 1 / 2, 255: 1 / 2}),
         ("copy", {i: 1 / 4 for i in range(5) if i != 2}),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from unsilent.errors import UsageError
 from unsilent.faults import FAULT_MODELS, FaultModel, Population, Region, fault_model
 
+PATTERN = ["count", "rate", "run", "stride", "block", "cycles", "tile"]
 BIAS = Region("bias", "int8", (8,))
 
 
@@ -34,6 +35,15 @@ def draw(text, *regions, law="per-element"):
         ("zero:run=16", "zero:run=16", 16, True),
         ("zero:stride=32,count=4", "zero:count=4,stride=32", 4, True),
         ("scale:factor=3", "scale:factor=3.0", 1, False),
+        ("multibit:flips=2", "multibit", 1, False),
+        ("multibit:bits=sign+exponent,flips=3,run=2", "multibit:flips=3,bits=sign+exponent,run=2", 2, True),
+        ("uniform", "uniform:low=0.0,high=1.0", 1, False),
+        ("uniform:sign=random,high=1e18,low=1e16", "uniform:low=1e+16,high=1e+18,sign=random", 1, False),
+        ("zero:block=16", "zero:block=16", None, True),
+        ("zero:block=16,cycles=1", "zero:block=16", None, True),
+        ("zero:cycles=4,block=16", "zero:block=16,cycles=4", None, True),
+        ("zero:block=16,cycles=any", "zero:block=16,cycles=any", None, True),
+        ("copy:tile=16x8", "copy:tile=16x8", None, True),
         ("scale:factor=-inf", "scale:factor=-inf", 1, False),
     ],
 )
@@ -52,6 +62,9 @@ def test_with_count():
     for text in ("bitflip", "zero:run=9", "zero:count=9,stride=2"):
         with pytest.raises(UsageError, match="=0; expected 1 or more"):
             fault_model(text).with_count(0)
+    for text in ("block=16", "block=16,cycles=any", "tile=2x3"):
+        with pytest.raises(UsageError, match=f"{text} says which elements are struck; leave it out to ask for 4"):
+            fault_model(f"zero:{text}").with_count(4)
     with pytest.raises(UsageError, match=r"rate=0\.5 draws how many"):
         fault_model("bitflip:rate=0.5").with_count(4)
 
@@ -81,6 +94,23 @@ def test_with_count():
         ("stuck:at=2", "at=2; expected 0 or 1"),
         ("set:value=abc", "value='abc'"),
         ("set:value=0x1ffffffffffffffff", "value='0x1fff"),
+        ("zero:block=0", "block=0; expected 1 or more"),
+        ("zero:block=4,cycles=0", "cycles=0; expected 1 or more"),
+        ("zero:block=4,cycles=many", "cycles='many'; expected a number of blocks, or any"),
+        ("zero:cycles=4", "cycles=4 needs block"),
+        ("zero:block=4,run=4", "run and block contradict"),
+        ("zero:block=4,count=4", "count and block contradict"),
+        ("zero:block=4,tile=2x2", "block and tile contradict"),
+        ("zero:cycles=4,tile=2x2", "cycles and tile contradict"),
+        ("zero:tile=16", "tile='16'; expected ROWSxCOLUMNS"),
+        ("zero:tile=0x8", "rows of the tile=0"),
+        ("zero:tile=8x0", "columns of the tile=0"),
+        ("multibit:flips=0", "flips=0; expected 1 to 64"),
+        ("multibit:flips=65", "flips=65"),
+        ("uniform:low=2,high=1", "low=2.0,high=1.0; expected two finite numbers"),
+        ("uniform:low=nan", "low=nan"),
+        ("uniform:high=inf", "high=inf"),
+        ("uniform:sign=plsu", "unknown sign 'plsu'; did you mean 'plus'"),
         ("scale:factor=nan", "factor=nan"),
         ("scale:factor=x", "expected a value of type float"),
     ],
@@ -104,6 +134,7 @@ def test_text_that_cannot_be(text, message):
         ("set:value=0x100", "needs a dtype that can hold 0x100"),
         ("zero:run=9", "run=9 spans 9 elements of one tensor, but the largest, 'bias', has 8"),
         ("zero:count=3,stride=4", "spans 9 elements"),
+        ("multibit:flips=9", "needs a dtype with 9 bits among bits=all; found 'bias' (int8"),
     ],
 )
 def test_what_cannot_be_drawn(text, message):
@@ -137,6 +168,9 @@ def test_regions():
         Region("w", "int8", (2, 3, 4), np.array([3, 24]))
     with pytest.raises(UsageError, match="element -1"):
         Region("w", "int8", (2, 3, 4), np.array([-1]))
+    for axes in ((0, 1), (0, 1, 1), (0, 1, 3)):
+        with pytest.raises(UsageError, match="expected each of its 3 axes once"):
+            Region("w", "int8", (2, 3, 4), axes=axes)
     with pytest.raises(UsageError, match="twice"):
         Region("w", "int8", (2,), np.array([1, 1]))
     with pytest.raises(UsageError, match="whole numbers"):
@@ -161,10 +195,10 @@ def test_a_population_draws_the_same_as_its_regions():
 def test_factories_can_be_listed_and_called():
     for name, factory in FAULT_MODELS.items():
         assert inspect.getdoc(factory)
-        assert list(inspect.signature(factory).parameters)[-4:] == ["count", "rate", "run", "stride"]
+        assert list(inspect.signature(factory).parameters)[-7:] == PATTERN
         model = factory(count=3)
         assert isinstance(model, FaultModel)
-        told = "at=1," if name == "stuck" else ""
+        told = {"stuck": "at=1,", "uniform": "low=0.0,high=1.0,"}.get(name, "")
         assert model.text == f"{name}:{told}count=3"
         assert hash(model) == hash(fault_model(model.text))
         assert name in repr(factory)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
 
+from unsilent.cli import accelerators
 from unsilent.cli import options as o
+from unsilent.cli.tables import show_table
 
 
 def workloads(as_json: o.Json = False) -> int:
@@ -26,7 +27,7 @@ def workloads(as_json: o.Json = False) -> int:
     if as_json:
         print(json.dumps(entries, indent=2))
         return 0
-    _table(
+    show_table(
         [(e.name, e.description + _needs(e.data, e.weights), ", ".join(e.options)) for e in ZOO.values()],
         ("workload", "what it is", "options (--with)"),
     )
@@ -41,36 +42,49 @@ def _needs(data: str, weights: str) -> str:
     return (f"; needs {', '.join(files)}" if files else "") + (f"; takes {', '.join(optional)}" if optional else "")
 
 
-def faults(as_json: o.Json = False) -> int:
-    """List the fault models and their parameters."""
+def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
+    """List the fault models and the presets, or those that follow from an accelerator."""
+    if accelerator is not None:
+        return accelerators.show(accelerator, as_json)
     from unsilent.faults import FAULT_MODELS
+    from unsilent.faults.hardware.presets import PRESETS
 
-    entries = [
+    models = [
         {
             "name": name,
+            "kind": "value model",
             "description": inspect.cleandoc(factory.__doc__ or "").splitlines()[0],
             "parameters": {p.name: repr(p.default) for p in inspect.signature(factory).parameters.values()},
         }
         for name, factory in FAULT_MODELS.items()
     ]
+    presets = [
+        {
+            "name": p.name,
+            "kind": "preset",
+            "description": p.intent,
+            "operand": p.operand,
+            "fault": p.text,
+            "reach": p.reach,
+            "remark": p.remark,
+        }
+        for p in PRESETS.values()
+    ]
     if as_json:
-        print(json.dumps(entries, indent=2))
+        print(json.dumps(models + presets, indent=2))
         return 0
-    _table(
-        [(e["name"], e["description"], ", ".join(e["parameters"])) for e in entries],  # type: ignore[misc]
+    own = [[k for k in e["parameters"] if k not in _PATTERN] for e in models]
+    show_table(
+        [(e["name"], e["description"], ", ".join(k)) for e, k in zip(models, own, strict=True)],
         ("fault model", "what a struck element becomes", "parameters (name:key=value,…)"),
     )
+    print(f"\nWhich elements, for each of them: {', '.join(_PATTERN)} (none: one element).\n")
+    show_table(
+        [(p.name, p.operand, p.text, p.reach, p.intent) for p in PRESETS.values()],
+        ("preset", "operand", "fault", "seen by", "what is wrong in the hardware"),
+    )
+    print("\nPresets are the published ones of a training accelerator; --accelerator shows those of others.")
     return 0
 
 
-def _table(rows: Sequence[tuple[str, str, str]], heads: tuple[str, str, str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+_PATTERN = ("count", "rate", "run", "stride", "block", "cycles", "tile")

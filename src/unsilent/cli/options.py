@@ -62,6 +62,10 @@ Memory = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="What all workers may hold for shortcuts, like 2GB.", show_default="a quarter of what is free"),
 ]
+Accelerator = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Show what follows from nvdla, systolic, tensor-core or FILE.toml.", show_default=False),
+]
 Explain = Annotated[
     bool,
     typer.Option(

@@ -12,7 +12,7 @@ from unsilent.engine.tape import Entry, Tape
 from unsilent.engine.values import Diverged, Window
 from unsilent.engine.walk import Start
 from unsilent.faults import Fault
-from unsilent.faults.naming import SiteName, parse_site
+from unsilent.faults.naming import PHASES, SiteName, parse_site
 from unsilent.sites import Parameters
 from unsilent.sites.operands import operand_number
 
@@ -31,6 +31,8 @@ def start_of(tape: Tape, parameters: Parameters, faults: Sequence[Fault]) -> Sta
         site = parse_site(fault.site)
         if site.kind == "param":
             _parameter(start, tape, parameters.memory(fault).tensor, fault)
+        elif site.phase not in ("", PHASES[0]) or fault.reach is not None:
+            raise Diverged("a fault that some outputs alone see, or of a training step")
         elif site.kind == "op":
             _operation(start, tape, site, fault)
         else:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
+from unsilent.errors import UsageError, unknown
+from unsilent.faults.codecs import codec
+from unsilent.faults.hardware.window import Window
 from unsilent.faults.models import FaultModel
+from unsilent.faults.naming import parse_site
 from unsilent.faults.population import Region
 from unsilent.faults.record import Fault
 from unsilent.faults.sampling import Ints
+
+FASTEST = ("channels", "positions")
+_REACH = int.from_bytes(b"reach")
+"""Names the stream of randomness that the reach is drawn from."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +28,9 @@ class Draw:
 
     ``index``: which elements may be struck, as in an address (``3,5``; None: all).
     ``micro_step``, ``occurrence``, ``rank``, ``first_step`` and ``last_step`` mean what they mean in a `Fault`.
+    ``window``: which outputs see a struck operand (None: all that use it); ``held``: the dtype that the hardware holds the value
+    in. ``fastest``: what runs follow, the ``channels`` (the last axis of their order) or the ``positions`` (all others).
+    Raises ``UsageError`` for a window on what is no operand of an operation, and an unknown dtype.
     """
 
     site: str
@@ -31,14 +44,46 @@ class Draw:
     occurrence: int | None = None
     first_step: int | None = None
     last_step: int | None = None
+    window: Window | None = None
+    held: str | None = None
+    fastest: str = "channels"
 
-    def resolved(self, dtype: str, shape: tuple[int, ...], elements: Ints | None = None) -> tuple[Fault, ...]:
+    def __post_init__(self) -> None:
+        if self.held is not None:
+            codec(self.held)
+        if self.fastest not in FASTEST:
+            raise unknown("fastest axis", self.fastest, FASTEST)
+        if self.window is not None:
+            kind, _, _, operand = parse_site(self.site)
+            if kind != "op" or operand.startswith("out"):
+                raise UsageError(
+                    f"{self.site!r} has a window; only first, second and third operands of an op: have one"
+                )
+
+    def resolved(
+        self, dtype: str, shape: tuple[int, ...], elements: Ints | None = None, axes: Sequence[int] | None = None
+    ) -> tuple[Fault, ...]:
         """The fault in a tensor like this; none where the draw (a rate) hits nothing.
 
-        ``elements``: those that may be struck, in the order that runs follow (None: all, in C order). Raises ``UsageError``
-        where the tensor cannot hold what is asked.
+        ``elements``: those that may be struck (None: all). ``axes``: the order of the tensor's axes that runs follow, slowest
+        first, with the channels last (None: C order, or that of ``elements``). Raises ``UsageError`` where the tensor cannot
+        hold what is asked.
         """
-        region = Region(self.site, dtype, shape, elements, self.step, self.occurrence)
+        if self.fastest == "positions" and shape:
+            *others, channels = range(len(shape)) if axes is None else axes
+            axes = channels, *others
+        held = None if self.held == dtype else self.held
+        order = None if axes is None else tuple(axes)
+        region = Region(self.site, held or dtype, shape, elements, self.step, self.occurrence, order)
         found = self.model.draw([region], np.random.default_rng(self.seed), self.law)
         moment = {k: getattr(self, k) for k in ("rank", "micro_step", "first_step", "last_step")}
-        return tuple(replace(fault, **moment) for fault in found)
+        return tuple(replace(fault, dtype=dtype, held=held, **moment) for fault in found)
+
+    def reach(self, dependents: npt.NDArray[np.bool_], channel_axis: int) -> Ints | None:
+        """The outputs that see the struck operand, as a `Fault` names them; None: all that use it.
+
+        See `Window.within`. Drawn independently of the elements, and the same whenever it is asked.
+        """
+        if self.window is None:
+            return None
+        return self.window.within(dependents, channel_axis, np.random.default_rng([self.seed, _REACH]))

@@ -2,8 +2,8 @@
 
 A fault model is written ``name:key=value,…`` and re-created from that text: ``bitflip``, ``bitflip:count=8``,
 ``bitflip:bits=exponent,rate=1e-6``, ``burst:length=3``, ``zero:run=16``,
-``scale:factor=2,count=4,stride=32``. Every one takes the pattern's parameters ``count``, ``rate``, ``run``
-and ``stride`` beside its own.
+``random:block=16,cycles=any``, ``scale:factor=2,count=4,stride=32``. Every one takes the pattern's parameters
+``count``, ``rate``, ``run``, ``stride``, ``block``, ``cycles`` and ``tile`` beside its own.
 
 Invariant: what is drawn depends on the model, the regions, the law and the generator's state, on nothing
 else.
@@ -23,10 +23,12 @@ import numpy as np
 
 from unsilent import named
 from unsilent.errors import UsageError
-from unsilent.faults.patterns import One, Pattern, pattern
+from unsilent.faults.asked import pattern
+from unsilent.faults.bitwise import ValueModel
+from unsilent.faults.patterns import One, Pattern
 from unsilent.faults.population import Picks, Population, Region, Slots, check_law, population
 from unsilent.faults.record import Fault
-from unsilent.faults.values import VALUES, ValueModel
+from unsilent.faults.values import VALUES
 
 Regions = Sequence[Region] | Population
 _NO_CHANCE = np.random.default_rng(0)
@@ -57,7 +59,7 @@ class FaultModel:
 
     @property
     def counted(self) -> bool:
-        """Whether the number was given (count, rate, run, stride) rather than left at one."""
+        """Whether the number was given (count, rate, run, block, …) rather than left at one."""
         return not isinstance(self.pattern, One)
 
     def with_count(self, k: int) -> FaultModel:
@@ -80,10 +82,10 @@ class FaultModel:
         """
         check_law(law)
         people = population(regions)
-        slots = people.slots(self.value.ways, self.value, self.pattern.span)
+        slots = people.slots(self.value.ways, self.value, self.pattern.places, self.pattern.grid)
         if slots.total < self.pattern.placements:
             raise self._too_few(people)
-        picks = self.pattern.pick(slots, rng, law)
+        picks = self.pattern.pick(slots, people.regions, rng, law)
         if picks.region.size == 1 or self.pattern.together:
             return (self._fault(people.regions[picks.region[0]], slots, picks, rng),)
         edges = np.flatnonzero(picks.region[1:] != picks.region[:-1]) + 1
@@ -103,14 +105,14 @@ class FaultModel:
 
     def _fault(self, region: Region, slots: Slots, picks: Picks, rng: np.random.Generator) -> Fault:
         """The fault of one region; ``picks`` are all its struck slots."""
-        elements = picks.place if region.elements is None else region.elements[picks.place]
+        elements = region.at(picks.place)
         operation, operands = self.value.strike(region, elements, picks.way, rng, self.pattern.together)
         if elements.size > 1:
             fresh = elements[1:] != elements[:-1]
             if not fresh.all():  # several flips of one element: one mask
                 starts = np.concatenate([[0], np.flatnonzero(fresh) + 1])
                 elements, operands = elements[starts], np.bitwise_xor.reduceat(operands, starts)
-            if region.elements is not None:
+            if region.elements is not None or region.axes is not None:
                 order = np.argsort(elements)
                 elements, operands = elements[order], operands[order]
         where = (region.site, region.dtype, region.shape)
@@ -133,7 +135,7 @@ class FaultModel:
 
 
 class Factory:
-    """Makes fault models of one name; takes the value model's parameters, and count, rate, run, stride."""
+    """Makes fault models of one name; takes the value model's parameters, and those of the pattern."""
 
     def __init__(self, name: str, value: type[ValueModel]) -> None:
         self.name = name

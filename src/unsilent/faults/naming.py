@@ -46,7 +46,7 @@ class SiteName(NamedTuple):
         """What it belongs to: the module of a parameter or operation, an input, a layer of the cache."""
         if self.kind == "param":
             return self.name.rpartition(".")[0] or ROOT
-        return self.name.rpartition("#")[0] if self.kind in ("op", "saved") else f"{self.kind}:{self.name}"
+        return self.name.partition("#")[0] if self.kind in ("op", "saved") else f"{self.kind}:{self.name}"
 
     @property
     def label(self) -> str:
@@ -87,9 +87,9 @@ def parse_site(text: str) -> SiteName:
 
 _OPERAND = rf"(?P<operand>{'|'.join(OPERANDS)}|out\.[1-9]\d?)"
 _FORMS = {
-    "op": re.compile(rf"(?P<name>[^#]+#[^#/]+)/(?P<phase>{'|'.join(PHASES)})/{_OPERAND}"),
+    "op": re.compile(rf"(?P<name>[^#/]+(?:#[^#/]+)?)/(?P<phase>{'|'.join(PHASES)})/{_OPERAND}"),
     "kv": re.compile(rf"(?P<name>\d+)/(?P<operand>{'|'.join(CACHED)})"),
-    "saved": re.compile(rf"(?P<name>[^#]+#[^#/]+)/{_OPERAND}"),
+    "saved": re.compile(rf"(?P<name>[^#/]+(?:#[^#/]+)?)/{_OPERAND}"),
     "optim": re.compile(r"(?P<name>[^/]+)/(?P<operand>[^/]+)"),
     "comm": re.compile(rf"(?P<name>[^/]+\.\d+)/(?P<operand>{'|'.join(SIDES)})"),
 }

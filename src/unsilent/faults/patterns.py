@@ -1,19 +1,21 @@
 """Patterns: which slots a fault takes.
 
 One small frozen dataclass each. ``pick`` returns the struck places as `Picks`, ordered by region, from a
-`Slots` table made for the pattern's ``span`` (how many elements one placement covers).
+`Slots` table made for the pattern's ``places`` (how many placements a region has). Patterns of aligned blocks
+are in `blocks`; `asked` makes a pattern of the parameters of a text.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from unsilent.errors import UsageError
-from unsilent.faults.population import Picks, Slots, check_law
+from unsilent.faults.population import Picks, Region, Slots, check_law
 from unsilent.faults.sampling import distinct
 
 
@@ -33,9 +35,18 @@ class Pattern(ABC):
         return 1
 
     @property
+    def grid(self) -> Hashable:
+        """What ``places`` depends on beside the region."""
+        return self.span
+
+    @property
     def placements(self) -> int:
         """How many distinct slots of the table it takes at least."""
         return 1
+
+    def places(self, region: Region) -> int:
+        """How many placements there are in a region."""
+        return max(0, region.size - (self.span - 1))
 
     @property
     @abstractmethod
@@ -43,8 +54,8 @@ class Pattern(ABC):
         """The parameters that re-create it, such as ``count=8``."""
 
     @abstractmethod
-    def pick(self, slots: Slots, rng: np.random.Generator, law: str) -> Picks:
-        """Draw from ``slots``, which has at least ``placements`` of them."""
+    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
+        """Draw from ``slots`` of ``regions``; there are at least ``placements`` of them."""
 
     @abstractmethod
     def with_count(self, k: int) -> Pattern:
@@ -58,7 +69,7 @@ class Count(Pattern):
     k: int
 
     def __post_init__(self) -> None:
-        _whole("count", self.k)
+        whole("count", self.k)
 
     @property
     def count(self) -> int:
@@ -72,7 +83,7 @@ class Count(Pattern):
     def text(self) -> str:
         return f"count={self.k}"
 
-    def pick(self, slots: Slots, rng: np.random.Generator, law: str) -> Picks:
+    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
         return slots.locate(slots.draw(self.k, rng, law))
 
     def with_count(self, k: int) -> Pattern:
@@ -104,7 +115,7 @@ class Rate(Pattern):
     def text(self) -> str:
         return f"rate={self.p!r}"
 
-    def pick(self, slots: Slots, rng: np.random.Generator, law: str) -> Picks:
+    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
         if check_law(law) != "per-element":
             raise UsageError(f"{self.text} strikes every slot alike and has no {law} law; use per-element, or a count")
         # A uniform set of binomial size is the same as deciding slot by slot.
@@ -123,8 +134,8 @@ class Strided(Pattern):
     together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _whole("count", self.n)
-        _whole("stride", self.stride)
+        whole("count", self.n)
+        whole("stride", self.stride)
 
     @property
     def count(self) -> int:
@@ -138,7 +149,7 @@ class Strided(Pattern):
     def text(self) -> str:
         return f"count={self.n},stride={self.stride}"
 
-    def pick(self, slots: Slots, rng: np.random.Generator, law: str) -> Picks:
+    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
         region, place, way = slots.locate(slots.draw(1, rng, law))
         steps = np.arange(self.n, dtype=np.int64) * self.stride
         return Picks(np.repeat(region, self.n), place + steps, np.repeat(way, self.n))
@@ -154,7 +165,7 @@ class Run(Strided):
     stride: int = 1
 
     def __post_init__(self) -> None:
-        _whole("run", self.n)
+        whole("run", self.n)
 
     @property
     def text(self) -> str:
@@ -164,25 +175,7 @@ class Run(Strided):
         return Run(k)
 
 
-def pattern(
-    count: int | None = None, rate: float | None = None, run: int | None = None, stride: int | None = None
-) -> Pattern:
-    """The pattern that these parameters ask for; raises ``UsageError`` where they contradict."""
-    given = {"count": count, "rate": rate, "run": run, "stride": stride}
-    names = [name for name, value in given.items() if value is not None]
-    if count is not None and stride is not None and len(names) == 2:
-        return Strided(count, stride)
-    if names == ["stride"]:
-        raise UsageError(f"stride={stride} needs count, the number of elements that far apart; add count=")
-    if len(names) > 1:
-        raise UsageError(f"{' and '.join(names)} contradict each other; give count, rate, run, or stride with count")
-    if count is not None:
-        return Count(count)
-    if rate is not None:
-        return Rate(rate)
-    return One() if run is None else Run(run)
-
-
-def _whole(name: str, value: int) -> None:
+def whole(name: str, value: int) -> None:
+    """Raise ``UsageError`` for a number below 1."""
     if value < 1:
         raise UsageError(f"{name}={value}; expected 1 or more")

@@ -1,8 +1,8 @@
 """Where elements may be struck: regions, and the slots that a kind of fault finds in them.
 
 A *slot* is one distinct way to strike: an (element, bit) for flips, an element for everything else, a (start,
-bit) for runs. Slots are numbered through all regions in order, so that a draw is a set of numbers and no
-table of slots exists.
+bit) for runs, a (block, bit) for blocks. Slots are numbered through all regions in order, so that a draw is a
+set of numbers and no table of slots exists; an order of axes is arithmetic on these numbers.
 
 Two sampling laws: ``per-element`` is uniform over the elements of all regions and then over the ways to
 strike that element; ``per-tensor`` is uniform over the tensors first (what PyTorchFI does), so elements of
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -35,14 +36,32 @@ LAWS: Mapping[str, str] = MappingProxyType(
 )
 
 
+def _renumbered(flat: Ints, shape: Sequence[int], read: Sequence[int], write: Sequence[int]) -> Ints:
+    """Positions counted along the axes ``read`` (slowest first) -> counted along ``write``."""
+    strides, step = {}, 1
+    for axis in reversed(write):
+        strides[axis] = step
+        step *= shape[axis]
+    found = np.zeros_like(flat)
+    for axis in reversed(read):
+        flat, digit = np.divmod(flat, max(shape[axis], 1))
+        found += digit * strides[axis]
+    return found
+
+
+Ways = Callable[["Region"], int]
+"""Counts something in a region."""
+
+
 @dataclass(frozen=True, eq=False)
 class Region:
     """Elements that may be struck inside one tensor; two regions are equal only if they are the same object.
 
     ``elements`` is ``None`` for all elements, else int64[n]: distinct flat C-order indices into ``shape``
-    (its order is the order that runs follow). Raises ``UsageError`` for an unknown dtype or indices outside
-    the tensor. ``step`` and ``occurrence``: when a fault drawn here acts, where the tensor is there for a
-    moment only (see `Fault`).
+    (its order is the order that runs follow). ``axes``: all axes of the tensor in the order that runs follow,
+    slowest first (``None``: C order); a selection is sorted to it. Raises ``UsageError`` for an unknown dtype,
+    indices outside the tensor, or axes that are not all of its axes. ``step`` and ``occurrence``: when a fault
+    drawn here acts, where the tensor is there for a moment only (see `Fault`).
     """
 
     site: str
@@ -51,9 +70,14 @@ class Region:
     elements: Ints | None = None
     step: int | None = None
     occurrence: int | None = None
+    axes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         codec(self.dtype)
+        if self.axes is not None and sorted(self.axes) != [*range(len(self.shape))]:
+            raise UsageError(
+                f"axes {tuple(self.axes)} of {self.site!r}; expected each of its {len(self.shape)} axes once, slowest first"
+            )
         if self.elements is None:
             return
         if np.size(self.elements) and np.asarray(self.elements).dtype.kind not in "iu":
@@ -64,6 +88,8 @@ class Region:
             raise UsageError(f"element {worst} is outside {self.site!r}, which has {self.numel} elements")
         if np.unique(chosen).size != chosen.size:
             raise UsageError(f"the selection of {self.site!r} names an element twice; name each once")
+        if self.axes is not None:
+            chosen = chosen[np.argsort(_renumbered(chosen, self.shape, range(len(self.shape)), self.axes))]
         chosen.setflags(write=False)
         object.__setattr__(self, "elements", chosen)
 
@@ -76,6 +102,17 @@ class Region:
     def size(self) -> int:
         """Elements that may be struck."""
         return self.numel if self.elements is None else int(self.elements.size)
+
+    @property
+    def columns(self) -> int:
+        """Elements along the fastest axis of the order that runs follow; 1 for a scalar."""
+        return self.shape[-1 if self.axes is None else self.axes[-1]] if self.shape else 1
+
+    def at(self, places: Ints) -> Ints:
+        """Places in the order that runs follow -> flat C-order indices, both int64[m]."""
+        if self.elements is not None:
+            return np.asarray(self.elements[places])
+        return places if self.axes is None else _renumbered(places, self.shape, self.axes, range(len(self.shape)))
 
     @property
     def bits(self) -> int:
@@ -99,7 +136,7 @@ class Picks(NamedTuple):
 class Slots:
     """Slots numbered through the regions of a population.
 
-    ``places`` int64[R]: elements (or starts of a run) per region; ``ways`` int64[R]: ways to strike each.
+    ``places`` int64[R]: elements (or starts of a run, or blocks) per region; ``ways`` int64[R]: ways to strike each.
     """
 
     def __init__(self, places: Ints, ways: Ints) -> None:
@@ -150,18 +187,17 @@ class Population:
         if len(set(keys)) != len(keys):
             twice = Counter(keys).most_common(1)[0][0]
             raise UsageError(f"{twice[0]!r} is among the regions twice; give each tensor once")
-        self._sizes = np.array([r.size for r in self.regions], dtype=np.int64)
-        self._slots: dict[tuple[Hashable, int], Slots] = {}
+        self._slots: dict[tuple[Hashable, Hashable], Slots] = {}
 
-    def slots(self, ways: Callable[[Region], int], key: Hashable, span: int = 1) -> Slots:
-        """The slots where one place has ``ways(region)`` ways to be struck and covers ``span`` elements.
+    def slots(self, ways: Ways, key: Hashable, places: Ways = attrgetter("size"), grid: Hashable = 1) -> Slots:
+        """The slots where a region has ``places(region)`` places, each with ``ways(region)`` ways to be struck.
 
-        ``key`` identifies ``ways``; results are kept under it.
+        ``key`` identifies ``ways`` and ``grid`` identifies ``places``; results are kept under both.
         """
-        found = self._slots.get((key, span))
+        found = self._slots.get((key, grid))
         if found is None:
-            each = np.array([ways(r) for r in self.regions], dtype=np.int64)
-            found = self._slots[key, span] = Slots(np.maximum(self._sizes - (span - 1), 0), each)
+            counts = [np.array([count(r) for r in self.regions], dtype=np.int64) for count in (places, ways)]
+            found = self._slots[key, grid] = Slots(*counts)
         return found
 
 

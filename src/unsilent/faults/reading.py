@@ -16,7 +16,7 @@ import numpy as np
 
 from unsilent.errors import UsageError, unknown
 from unsilent.faults.codecs import CODECS, Array, Codec, codec
-from unsilent.faults.record import LABELS, MOMENT, OPERATIONS, Fault
+from unsilent.faults.record import LABELS, LAYOUTS, MOMENT, OPERATIONS, Fault
 from unsilent.faults.sampling import Ints
 
 _KNOWN = ("version", *(f.name for f in fields(Fault)))
@@ -48,10 +48,13 @@ def read_fault(record: Mapping[str, Any]) -> Fault:
         at = int(np.argmax(steps <= 0))
         found = f"{elements[at + 1]} after {elements[at]}"
         raise UsageError(f"fault record: elements has {found}; expected distinct positions in ascending order")
-    operands = _operands(record["operands"], names["operation"], codec(names["dtype"]), math.prod(shape))
+    rest = _rest(record)
+    layout = codec(rest.get("held", names["dtype"]))
+    operands = _operands(record["operands"], names["operation"], layout, math.prod(shape))
     if operands.size != elements.size:
         raise UsageError(f"fault record: {operands.size} operands for {elements.size} elements; expected one each")
-    rest = _rest(record)
+    if not names["site"].startswith("op:") and ("reach" in rest or rest.get("layout", LAYOUTS[0]) != LAYOUTS[0]):
+        _refuse("site", names["site"], "an operation, op:…, for a fault with reach or layout")
     return Fault(names["site"], names["dtype"], shape, elements, names["operation"], operands, **rest)
 
 
@@ -59,6 +62,14 @@ def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "layout" in record:
         found["layout"] = _name(record, "layout")
+        if found["layout"] not in LAYOUTS:
+            raise unknown("layout in a fault record", found["layout"][:60], LAYOUTS)
+    if record.get("held") is not None:
+        found["held"] = _name(record, "held")
+        if found["held"] not in CODECS:
+            raise unknown("dtype in a fault record", found["held"][:60], CODECS)
+    if record.get("reach") is not None:
+        found["reach"] = _reach(record)
     for key in LABELS:
         if record.get(key) is not None:
             found[key] = _name(record, key)
@@ -73,6 +84,14 @@ def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
     if first is not None and last is not None and last < first:
         raise UsageError(f"fault record: last_step {last} is before first_step {first}; expected it at or after")
     return found
+
+
+def _reach(record: Mapping[str, Any]) -> Ints:
+    """Positions of an output whose shape only the run knows: it is checked there."""
+    reach = _indices("reach", record["reach"], _LARGEST)
+    if reach.size > 1 and np.diff(reach).min() <= 0:
+        _refuse("reach", "not ascending", "distinct positions in ascending order")
+    return reach
 
 
 def _refuse(key: str, found: Any, expected: str) -> NoReturn:

@@ -7,12 +7,15 @@ restores an equal record.
     xor and or set   operands are words, one per element: before (op) operand
     copy_from        operands are flat positions in the same tensor, whose words before the fault are taken
     scale            operands are float64 factors; the product is taken in float64 and encoded again
+
+``held`` is for hardware that keeps a value in another format than the tensor does (a float16 operand register): the word is
+converted to that dtype, struck there, and converted back, so that it is rounded as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +28,10 @@ MASKS = ("xor", "and", "or")
 OPERATIONS = (*MASKS, "set", "copy_from", "scale")
 MOMENT = ("rank", "step", "micro_step", "occurrence", "first_step", "last_step")
 LABELS = ("phase", "operand")
+OPTIONAL = ("held", "reach")
+"""Left out of the JSON form where they are None."""
+LAYOUTS = ("strided", "stuffed")
+"""``stuffed``: the gradient of a convolution's output as a convolution of stride 1 reads it, with zeros between and around."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +39,9 @@ class Fault:
     """One resolved corruption of one tensor.
 
     The constructor trusts its arguments and makes the two arrays read-only; `from_json` is the checked way
-    in. ``elements`` int64[n]: flat C-order indices into ``shape``. ``operands`` [n]: see the module. The rest
-    says on which rank and when the fault acts (``None``: not restricted).
+    in. ``elements`` int64[n]: flat C-order indices into ``shape``. ``operands`` [n]: see the module. ``reach`` int64[m]: flat
+    positions of the operation's output that see the corrupted operand (None: all that use it). The rest says on which rank and
+    when the fault acts (``None``: not restricted).
     """
 
     VERSION: ClassVar[int] = 1
@@ -53,10 +61,13 @@ class Fault:
     occurrence: int | None = None
     first_step: int | None = None
     last_step: int | None = None
+    held: str | None = None
+    reach: Ints | None = None
 
     def __post_init__(self) -> None:
-        self.elements.setflags(write=False)
-        self.operands.setflags(write=False)
+        for array in (self.elements, self.operands, self.reach):
+            if array is not None:
+                array.setflags(write=False)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)  # pickle makes the arrays writable again
@@ -67,6 +78,11 @@ class Fault:
         """How the dtype lays out its bits."""
         return codec(self.dtype)
 
+    @property
+    def struck_codec(self) -> Codec:
+        """How the bits that are struck are laid out: those of ``held``, else of the tensor."""
+        return codec(self.held or self.dtype)
+
     def apply(self, words: Array, source: Array | None = None) -> Array:
         """Words before -> words after, both [n] of the codec's word dtype; a new array.
 
@@ -74,6 +90,11 @@ class Fault:
         ``UsageError`` where an array is missing or does not have one word per element.
         """
         self._check(words, "words")
+        if self.held is not None:
+            own, kept = self.codec, self.struck_codec
+            sources = None if source is None else kept.encode(own.decode(source))
+            inner = replace(self, dtype=self.held, held=None)
+            return own.encode(kept.decode(inner.apply(kept.encode(own.decode(words)), sources)))
         if self.operation == "xor":
             return np.asarray(words ^ self.operands)
         if self.operation == "or":
@@ -102,7 +123,7 @@ class Fault:
         if self.operation not in MASKS:
             return []
         masks = ~self.operands if self.operation == "and" else self.operands
-        named = (masks[:, None] >> np.arange(self.codec.bits, dtype=masks.dtype)) & masks.dtype.type(1)
+        named = (masks[:, None] >> np.arange(self.struck_codec.bits, dtype=masks.dtype)) & masks.dtype.type(1)
         row, bit = np.nonzero(named)
         return list(zip(self.elements[row].tolist(), bit.tolist(), strict=True))
 
@@ -118,6 +139,8 @@ class Fault:
                 text += f" ({len(self.bit_positions())} bits)"
         asked = {k: getattr(self, k) for k in (*MOMENT, *LABELS)}
         at = [f"{k} {v}" for k, v in asked.items() if v is not None and (k, v) != ("rank", 0)]
+        text += f" held as {self.held}" if self.held else ""
+        text += f", seen by {self.reach.size} outputs" if self.reach is not None else ""
         return text + (f" at {', '.join(at)}" if at else "")
 
     def _operand_text(self) -> str:
@@ -125,12 +148,12 @@ class Fault:
             return f"element {int(self.operands[0])}"
         if self.operation == "scale":
             return f"by {float(self.operands[0]):g}"
-        word = hex_words(self.operands, self.codec)[0]
+        word = hex_words(self.operands, self.struck_codec)[0]
         if self.operation == "set":
-            return f"{word} ({self.codec.decode(self.operands)[0]:g})"
+            return f"{word} ({self.struck_codec.decode(self.operands)[0]:g})"
         bits = [b for _, b in self.bit_positions()]
         if len(bits) == 1:
-            return f"{word} (bit {bits[0]}, {self.codec.field(bits[0])})"
+            return f"{word} (bit {bits[0]}, {self.struck_codec.field(bits[0])})"
         return f"{word} (bits {', '.join(map(str, bits))})"
 
     def to_json(self) -> dict[str, Any]:
@@ -140,9 +163,11 @@ class Fault:
         elif self.operation == "scale":
             operands = [float(x).hex() for x in self.operands]
         else:
-            operands = hex_words(self.operands, self.codec)
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+            operands = hex_words(self.operands, self.struck_codec)
+        plain = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None or f.name not in OPTIONAL}
         arrays = {"shape": list(self.shape), "elements": self.elements.tolist(), "operands": operands}
+        if self.reach is not None:
+            arrays["reach"] = self.reach.tolist()
         return {"version": self.VERSION, **plain, **arrays}
 
     @classmethod
@@ -156,8 +181,9 @@ class Fault:
         return int(self.elements.size)
 
     def _content(self) -> tuple[Any, ...]:
-        scalars = tuple(getattr(self, f.name) for f in fields(self) if f.name not in ("elements", "operands"))
-        return (*scalars, self.elements.tobytes(), self.operands.dtype.str, self.operands.tobytes())
+        scalars = tuple(getattr(self, f.name) for f in fields(self) if f.name not in ("elements", "operands", "reach"))
+        reach = None if self.reach is None else self.reach.tobytes()
+        return (*scalars, reach, self.elements.tobytes(), self.operands.dtype.str, self.operands.tobytes())
 
     def __eq__(self, other: object) -> bool:
         return self._content() == other._content() if isinstance(other, Fault) else NotImplemented

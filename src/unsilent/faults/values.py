@@ -1,4 +1,4 @@
-"""Value models: what a struck element becomes.
+"""Value models: what a struck element becomes. Those that change some of its bits are in `bitwise`, with the base.
 
 One small frozen dataclass each. A value model says how many ways it has to strike an element of a region (0:
 this region cannot be struck), and what is done to each struck (element, way). Only bit flips have several
@@ -11,7 +11,6 @@ Adding one: a class with a one-line docstring, a row in ``VALUES``, a row in the
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,105 +19,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.errors import UsageError
-from unsilent.faults.codecs import WIDEST, Array, Codec, codec, parse_bits
+from unsilent.errors import UsageError, unknown
+from unsilent.faults.bitwise import Burst, Flip, MultiBit, Strike, Stuck, ValueModel
+from unsilent.faults.codecs import Codec, codec
 from unsilent.faults.population import Region
 from unsilent.faults.sampling import Ints
-
-Strike = tuple[str, Array]  # the operation and its operands, as in a Fault
-
-
-class ValueModel(ABC):
-    """Base of the value models; immutable and hashable."""
-
-    struck: ClassVar[str] = "elements"  # what a count counts, for messages
-    told: ClassVar[tuple[str, ...]] = ()  # parameters that a text always names, for the name does not say them
-
-    @property
-    def needs(self) -> str:
-        """What a region must have to be struck, for messages."""
-        return "a tensor with elements"
-
-    def ways(self, region: Region) -> int:
-        """Distinct ways to strike one element of ``region``; 0 leaves the region out of the population."""
-        return 1
-
-    @abstractmethod
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
-        """The operation, and one operand for each element of ``elements`` [m] struck in the way ``way`` [m].
-
-        ``together``: the elements are one run, so a bit position that is drawn here is drawn once for all of
-        them.
-        """
-
-
-@dataclass(frozen=True)
-class Flip(ValueModel):
-    """Flip bits: each struck bit is inverted; bits=all, a class (sign, exponent, mantissa), 30, or 23-30."""
-
-    bits: str = "all"
-    struck: ClassVar[str] = "flips"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", _checked_bits(self.bits))
-
-    @property
-    def needs(self) -> str:
-        return f"a dtype with bits={self.bits}"
-
-    def ways(self, region: Region) -> int:
-        return len(region.codec.matching(self.bits))
-
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
-        return "xor", _masks(region.dtype, self.bits, 1)[way]
-
-
-@dataclass(frozen=True)
-class Burst(ValueModel):
-    """Flip adjacent bits of one element: length=2 of them, all within bits."""
-
-    length: int = 2
-    bits: str = "all"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", _checked_bits(self.bits))
-        if not 1 <= self.length <= WIDEST:
-            raise UsageError(f"length={self.length}; expected 1 to {WIDEST} adjacent bits")
-
-    @property
-    def needs(self) -> str:
-        return f"a dtype with {self.length} adjacent bits among bits={self.bits}"
-
-    def ways(self, region: Region) -> int:
-        return int(_masks(region.dtype, self.bits, self.length).size > 0)
-
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
-        return "xor", _any_of(_masks(region.dtype, self.bits, self.length), elements.size, rng, together)
-
-
-@dataclass(frozen=True)
-class Stuck(ValueModel):
-    """Hold one bit of each struck element at=0 or at=1, whatever it was; the bit is drawn from bits."""
-
-    at: int = 1
-    bits: str = "all"
-    told: ClassVar[tuple[str, ...]] = ("at",)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", _checked_bits(self.bits))
-        if self.at not in (0, 1):
-            raise UsageError(f"at={self.at}; expected 0 or 1, the value that the bit is stuck at")
-
-    @property
-    def needs(self) -> str:
-        return f"a dtype with bits={self.bits}"
-
-    def ways(self, region: Region) -> int:
-        return int(_masks(region.dtype, self.bits, 1).size > 0)
-
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
-        masks = _any_of(_masks(region.dtype, self.bits, 1), elements.size, rng, together)
-        return ("or", masks) if self.at else ("and", ~masks)
 
 
 @dataclass(frozen=True)
@@ -173,6 +78,36 @@ class Random(ValueModel):
 
 
 @dataclass(frozen=True)
+class Uniform(ValueModel):
+    """Replace by a number between low and high, all alike; sign=minus negates it, sign=random half the time.
+
+    Each element gets its own. Numbers are rounded to the dtype as a cast would (infinity beyond its range);
+    integers saturate.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    sign: str = "plus"
+    told: ClassVar[tuple[str, ...]] = ("low", "high")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "low", float(self.low))
+        object.__setattr__(self, "high", float(self.high))
+        if not -np.inf < self.low <= self.high < np.inf:  # also refuses NaN
+            raise UsageError(f"low={self.low},high={self.high}; expected two finite numbers, low not above high")
+        if self.sign not in SIGNS:
+            raise unknown("sign", str(self.sign)[:40], SIGNS)
+
+    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+        share = rng.random(elements.size)
+        numbers = np.clip(self.low * (1.0 - share) + self.high * share, self.low, self.high)  # high - low may overflow
+        if self.sign != "plus":
+            minus = self.sign == "minus" or rng.random(elements.size) < 0.5
+            numbers = np.where(minus, -numbers, numbers)
+        return "set", region.codec.encode(numbers)
+
+
+@dataclass(frozen=True)
 class Scale(ValueModel):
     """Multiply by factor=2, in float64, then round to the dtype (integers saturate)."""
 
@@ -203,38 +138,22 @@ class Copy(ValueModel):
         return "copy_from", np.asarray(source + (source >= elements))  # skips the element itself
 
 
+SIGNS = ("plus", "minus", "random")
+
 VALUES: Mapping[str, type[ValueModel]] = MappingProxyType(
     {
         "bitflip": Flip,
         "burst": Burst,
+        "multibit": MultiBit,
         "stuck": Stuck,
         "set": Set,
         "zero": Zero,
         "random": Random,
+        "uniform": Uniform,
         "scale": Scale,
         "copy": Copy,
     }
 )
-
-
-def _checked_bits(bits: str | int) -> str:
-    parse_bits(str(bits))
-    return str(bits)
-
-
-@lru_cache(maxsize=1024)
-def _masks(dtype: str, bits: str, length: int) -> Array:
-    """Masks of ``length`` adjacent bits that all are among ``bits``, by lowest bit."""
-    layout = codec(dtype)
-    chosen = set(layout.matching(bits))
-    runs = [p for p in sorted(chosen) if all(p + i in chosen for i in range(length))]
-    masks = np.array([((1 << length) - 1) << p for p in runs], dtype=layout.word)
-    masks.setflags(write=False)
-    return masks
-
-
-def _any_of(masks: Array, n: int, rng: np.random.Generator, together: bool) -> Array:
-    return masks[np.repeat(rng.integers(masks.size), n) if together else rng.integers(masks.size, size=n)]
 
 
 def _number(text: str) -> tuple[int | None, int | None, float]:

@@ -1,39 +1,64 @@
-"""One fault in one line: ``with unsilent.inject(model, "param:fc.weight[3,5]", bit=30) as receipt:``."""
+"""One fault in one line: ``with unsilent.inject(model, "param:fc.weight[3,5]", bit=30) as receipt:``, and of a training step
+``with unsilent.inject(model, "op:conv1/grad_wt", "random", optimizers=[optimizer]) as step:``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.optim import Optimizer
 
 from unsilent.errors import UsageError
 from unsilent.faults import Fault, FaultModel, fault_model
+from unsilent.faults.drawn import Draw
+from unsilent.faults.hardware.presets import PRESETS, preset
+from unsilent.faults.naming import PHASES, kind_of
+from unsilent.sites.addresses import Address
+from unsilent.sites.landing import Wanted
 from unsilent.sites.parameters import Injection, Parameters
+from unsilent.sites.training.step import Step
+
+_ELSEWHERE = {
+    "input": "corrupt the tensor that you give to the model: unsilent.sites.corrupted_copy",
+    "kv": "a campaign strikes it: unsilent pvf WORKLOAD --at kv:*",
+}
+_DEFAULTS = {"op": (PHASES[0], "out"), "saved": ("first",), "comm": ("in",)}
+"""What is struck where an address leaves it out."""
 
 
 def inject(
     model: nn.Module,
-    what: str | Fault | Sequence[Fault],
+    what: str | Wanted | Sequence[Wanted],
     fault: str | FaultModel | None = None,
     *,
     bit: int | None = None,
     seed: int = 0,
     law: str = "per-element",
-) -> Injection:
-    """A context manager that corrupts a model on entry and restores it, proven bit by bit, on exit.
+    optimizers: Sequence[Optimizer] = (),
+    rank: int = 0,
+    micro_step: int | None = None,
+    occurrence: int | None = None,
+) -> Injection | Step:
+    """A context manager that corrupts a model, or one training step of it.
 
     Args:
-        model: any module; nothing is copied, hooked or wrapped.
-        what: an address (``"param:fc.weight[3,5]"``, ``"param:layer1.*"``) from which a fault is drawn, or resolved
-            faults to replay.
-        fault: fault model for an address, default ``"bitflip"`` (one uniformly drawn bit).
+        model: any module; nothing is copied, hooked or wrapped that stays.
+        what: an address (``"param:layer1.*"``, ``"op:layer1.0.conv1/grad_wt"``, ``"optim:fc.weight/exp_avg"``) for which a
+            fault is drawn, or faults (resolved ones are replayed).
+        fault: fault model for an address, default ``"bitflip"`` (one uniformly drawn bit); for operations a published preset, too
+            (``"N16_RD"``), which says which operand is struck.
         bit: flip this bit position (0 = least significant) in *every* addressed element; instead of ``fault``, which draws
             one of them.
         seed, law: of the draw.
+        optimizers: whose state ``optim:`` strikes. rank, micro_step, occurrence: which of several times (see `Fault`).
 
     Returns:
-        the injection; entering it gives a `Receipt`.
+        for ``param:`` an `Injection`: entering it strikes and gives a `Receipt`, leaving it restores all bits, proven. For
+        ``op:``, ``saved:``, ``comm:`` and ``optim:`` a `Step`, to be entered around one step (or one evaluation); what that
+        computes stays corrupted; its ``receipt`` says what landed, and leaving it raises unless all did.
 
     Raises:
         UsageError: the address matches nothing, or the fault does not fit it.
@@ -41,15 +66,25 @@ def inject(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"inject needs a torch.nn.Module first, found {type(model).__name__}: inject(model, address)")
-    parameters = Parameters(model)
-    if not isinstance(what, str):
-        if fault is not None or bit is not None:
-            raise UsageError("resolved faults are replayed as they are; leave out fault= and bit=")
-        return parameters.inject(what, strict=True)
     if fault is not None and bit is not None:
         raise UsageError(
             "give fault= or bit=, not both; bit=30 is short for flipping bit 30 of every addressed element"
         )
+    if not isinstance(what, str):
+        given = [what] if isinstance(what, (Fault, Draw)) else list(what)
+        if fault is not None or bit is not None:
+            raise UsageError("faults are taken as they are; leave out fault= and bit=")
+        resolved = [one for one in given if isinstance(one, Fault) and kind_of(one.site) == "param"]
+        if len(resolved) == len(given):
+            return Parameters(model).inject(resolved, strict=True)
+        return Step(model, given, optimizers)
+    kind = kind_of(what)
+    if kind in _ELSEWHERE:
+        raise UsageError(f"inject does not strike {kind}: sites; {_ELSEWHERE[kind]}")
+    if kind != "param":
+        moment = {"rank": rank, "micro_step": micro_step, "occurrence": occurrence}
+        return Step(model, [_draw(what, fault, bit, seed, law, moment)], optimizers)
+    parameters = Parameters(model)
     regions = parameters.select(what)
     if bit is not None:
         drawn = fault_model(f"bitflip:bits={bit}")
@@ -57,3 +92,27 @@ def inject(
     else:
         drawn = fault if isinstance(fault, FaultModel) else fault_model(fault or "bitflip")
     return parameters.inject(drawn.draw(regions, np.random.default_rng(seed), law), strict=True)
+
+
+def _draw(
+    what: str, fault: str | FaultModel | None, bit: int | None, seed: int, law: str, moment: dict[str, Any]
+) -> Draw:
+    """The draw for an address of a step."""
+    address = Address.parse(what)
+    if any(c in address.glob for c in "*?"):
+        raise UsageError(
+            f"{what!r} may mean many operations, whose shapes are not known yet; name one (Step.names has them)"
+        )
+    stem, *rest = address.glob.split("/")
+    if address.kind == "op" and isinstance(fault, str) and fault in PRESETS:
+        if len(rest) > 1:
+            raise UsageError(f"{fault} says itself which operand is struck; leave out '/{rest[1]}'")
+        return preset(fault).draw(
+            f"op:{stem}", phase=rest[0] if rest else PHASES[0], seed=seed, index=address.index, **moment
+        )
+    rest += _DEFAULTS.get(address.kind, ())[len(rest) :]
+    # every slot that the bit has
+    text = f"bitflip:bits={bit},rate=1" if bit is not None else fault or "bitflip"
+    drawn = text if isinstance(text, FaultModel) else fault_model(text)
+    site = f"{address.kind}:{'/'.join((stem, *rest))}"
+    return Draw(site, drawn, seed, address.index, law, **moment)

@@ -103,6 +103,13 @@ def is_view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     return any(plain(t) and t.untyped_storage()._cdata == memory for t in operands_of(args, kwargs))
 
 
+def gives_views(func: Any) -> bool:
+    """Whether an operation computes nothing: it gives what it was given in another shape."""
+    returns = [r.alias_info for r in func._schema.returns]
+    named = operation_name(func) in ("_unsafe_view", "detach", "alias", "lift_fresh")
+    return named or (bool(returns) and all(info is not None and not info.is_write for info in returns))
+
+
 def gives_uninitialised(func: Any) -> bool:
     """Whether an operation gives memory that nothing has written yet: ``empty``, ``empty_like``, ``new_empty`` …"""
     return operation_name(func).startswith(("empty", "new_empty"))

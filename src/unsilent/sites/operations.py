@@ -18,21 +18,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from unsilent.faults import Fault
-from unsilent.faults.naming import OPERANDS, SiteName, parse_site
+from unsilent.faults.naming import OPERANDS, PHASES, SiteName, parse_site
 from unsilent.sites.caches import Caches, entries
+from unsilent.sites.calling import Aim, struck_call
 from unsilent.sites.calls import Calls
+from unsilent.sites.landing import Landings
 from unsilent.sites.modes import Mode
-from unsilent.sites.operands import (
-    exchanged,
-    gives_uninitialised,
-    is_view,
-    operand_number,
-    operands_of,
-    same_place,
-    struck_output,
-    written_by,
-)
-from unsilent.sites.striking import corrupt, corrupted_copy, misfit, plain, strikeable
+from unsilent.sites.operands import gives_uninitialised, is_view, operand_number, operands_of, struck_output
+from unsilent.sites.striking import strikeable
 
 Tell = Callable[[SiteName, "Tensor | None", "int | None"], None]
 """Told of each site that is met: its name, its tensor (None where the operation cannot be struck), its occurrence."""
@@ -46,7 +39,7 @@ class Operations(Mode):
         tell: told of every site that is met. operands: which of ``first`` and ``second`` it is told of beside ``out``.
 
     Attributes:
-        landed: faults that were applied. misfits: (fault, reason) of those whose site came with another dtype or shape.
+        landings: what became of the faults.
     """
 
     def __init__(
@@ -56,21 +49,20 @@ class Operations(Mode):
         self._calls = Calls(model)
         self._tell = tell
         self._told = [name for name in OPERANDS[1:] if name in operands]
-        self._faults: dict[str, list[tuple[str, Fault]]] = {}
+        self._aims: dict[str, list[Aim]] = {}
         self._cached: list[tuple[str, Fault]] = []
         for fault in faults:
             site = parse_site(fault.site)
             if site.kind == "kv":
                 self._cached.append((f"{site.name}/{site.operand}", fault))
-            else:
-                self._faults.setdefault(site.name, []).append((site.operand, fault))
+            elif site.phase == PHASES[0]:
+                self._aims.setdefault(site.name, []).append(Aim(site, fault))
         self._caches = Caches(model, self._cache) if self._cached or tell else None
         self._hooks = ExitStack()
-        self.landed: list[Fault] = []
-        self.misfits: list[tuple[Fault, str]] = []
+        self.landings = Landings()
 
     def __enter__(self) -> Operations:
-        self.landed, self.misfits = [], []
+        self.landings = Landings()
         with ExitStack() as stack:
             stack.enter_context(self._calls)
             if self._caches:
@@ -90,53 +82,18 @@ class Operations(Mode):
     ) -> Any:
         name = self._calls.name(func)
         kwargs = kwargs or {}
-        mine = self._faults.get(name)
-        if mine:
-            args, kwargs = self._operands(func, args, kwargs, mine)
-        result = func(*args, **kwargs)
-        for operand, fault in mine or ():
-            if operand == "out":
-                out = struck_output(func, args, kwargs, result)
-                self._apply(fault, out, corrupt)
+        aims = self._aims.get(name)
+        result = struck_call((func, args, kwargs), aims, self.landings) if aims else func(*args, **kwargs)
         if self._tell is not None:
             self._describe(self._tell, name, func, args, kwargs, result)
         return result
-
-    def _operands(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], faults: Sequence[tuple[str, Fault]]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with faults in them."""
-        for operand, fault in faults:
-            number = operand_number(func, operand)
-            if number < 0:
-                continue
-            tensors = operands_of(args, kwargs)
-            if number >= len(tensors):
-                self.misfits.append((fault, f"the operation has {len(tensors)} tensor arguments"))
-                continue
-            old = tensors[number]
-            if any(same_place(old, t) for t in written_by(func, args, kwargs) if plain(t) and plain(old)):
-                self._apply(fault, old, corrupt)
-            elif (new := self._apply(fault, old, corrupted_copy)) is not None:
-                args, kwargs = exchanged((args, kwargs), number, new)
-        return args, kwargs
-
-    def _apply(self, fault: Fault, tensor: Tensor | None, how: Callable[[Tensor, Fault], Any]) -> Any:
-        """Strike a tensor if the fault fits it, else remember why it does not."""
-        why = "it cannot be struck: a view, or empty" if tensor is None else misfit(tensor, fault)
-        if tensor is None or why:
-            self.misfits.append((fault, why))
-            return None
-        done = how(tensor, fault)
-        self.landed.append(fault)
-        return done
 
     def _cache(self, number: int, cache: Any) -> None:
         """Strike and describe the key/value cache that a call is given."""
         found = entries(cache)
         for name, fault in self._cached:
             if fault.occurrence == number and name in found:
-                self._apply(fault, found[name], corrupt)
+                self.landings.strike(fault, found[name], False)
         for name, tensor in found.items() if self._tell else ():
             layer, _, entry = name.partition("/")
             self._tell(SiteName("kv", layer, "", entry), tensor, number)  # type: ignore[misc]

@@ -10,7 +10,7 @@ from torch import nn
 
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault
-from unsilent.faults.naming import kind_of
+from unsilent.faults.naming import kind_of, parse_site
 from unsilent.sites.inputs import struck_inputs
 from unsilent.sites.operations import Operations
 
@@ -39,16 +39,15 @@ class Strike:
     @property
     def landed(self) -> int:
         """How many faults were applied so far."""
-        return len(self._inputs) + (len(self._operations.landed) if self._operations else 0)
+        return len(self._inputs) + (self._operations.landings.count if self._operations else 0)
 
     @property
     def missed(self) -> list[tuple[Fault, str]]:
         """The faults that were not applied, with the reason."""
         if self._operations is None:
             return []
-        met = {id(f) for f in self._operations.landed} | {id(f) for f, _ in self._operations.misfits}
-        never = [(f, _never(f)) for f in self._inside if id(f) not in met]
-        return [*self._operations.misfits, *never]
+        landings = self._operations.landings
+        return [(f, landings.why(f) or _never(f)) for f in self._inside if not landings.has(f)]
 
     def error(self, fault: Fault, why: str) -> InjectionError:
         """The error for a fault that did not land."""
@@ -65,11 +64,15 @@ class Strike:
         if self._operations is None:
             return
         self._operations.__exit__(kind, error, trace)
-        if isinstance(error, Exception) and not self.landed and self._operations.misfits:
-            raise self.error(*self._operations.misfits[0]) from error
+        if isinstance(error, Exception) and not self.landed:
+            for fault in self._inside:
+                if why := self._operations.landings.why(fault):
+                    raise self.error(fault, why) from error
 
 
 def _never(fault: Fault) -> str:
     if kind_of(fault.site) == "kv":
         return f"call {fault.occurrence} was not made, or not given a cache with that entry"
+    if parse_site(fault.site).phase != "fwd":
+        return "its phase is one of a training step"
     return "no operation of that name ran"

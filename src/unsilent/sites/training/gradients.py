@@ -17,13 +17,14 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from unsilent.errors import InjectionError
+from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
+from unsilent.sites.calling import Call, call_axes
+from unsilent.sites.landing import Landings, Wanted
 from unsilent.sites.operands import operand_number, operands_of, operation_name, same_place, tensors_in, written_by
-from unsilent.sites.striking import plain
-
-Strike = Callable[[Any, Tensor, bool], "Tensor | None"]
-"""Applies a wanted fault to a tensor, in a copy (True) or in place; None, and remembered, where it does not fit."""
-Refuse = Callable[[Any, str], None]
+from unsilent.sites.reaching import Use, splice
+from unsilent.sites.striking import copied, plain
+from unsilent.sites.training.stuffed import Stuffed
 
 
 class Ran(NamedTuple):
@@ -61,21 +62,20 @@ class Gradients:
 
     Args:
         name: of the operation. number: of its node. call: operation and arguments. wanted: sites with what is to be done there.
-        strike, refuse: see `Strike`; told why a site is not there.
+        landings: where the faults land.
     """
 
     def __init__(
         self,
         name: str,
         number: int,
-        call: tuple[Any, tuple[Any, ...], dict[str, Any]],
-        wanted: Sequence[tuple[SiteName, Any]],
-        strike: Strike,
-        refuse: Refuse,
+        call: Call,
+        wanted: Sequence[tuple[SiteName, Wanted]],
+        landings: Landings,
     ) -> None:
         self.name, self.number = name, number
-        self._func, self._wanted = call[0], wanted
-        self._strike, self._refuse = strike, refuse
+        self._func, self._wanted, self._landings = call[0], wanted, landings
+        self._settings: Call = call[0], tuple(None if isinstance(a, Tensor) else a for a in call[1]), {}
         self._tensors = [operands_of(*call[1:])]
         self._edges = [edge_of(t) for t in self._tensors[0]]
         self._ran: list[Ran] = []
@@ -127,22 +127,25 @@ class Gradients:
         for site, fault in self._wanted:
             number = gradient_of(site)
             if number == 0 and "." in site.operand:
-                self._refuse(
+                self._landings.refuse(
                     fault, "grad_in is one gradient; those of further operands are grad_wt/out, grad_wt/out.1 …"
                 )
                 continue
             place = self._places.get(operand_number(self._func, OPERANDS[number + 1]) if number < 3 else number)
             golden = gradients[place] if place is not None else None
             if golden is None or place is None:
-                self._refuse(fault, "no gradient is made for that operand")
+                self._landings.refuse(fault, "no gradient is made for that operand")
             elif (new := self._struck(site, fault, golden, came)) is not None:
-                gradients[place] = new
+                gradients[place] = _InPlaceOf.put(golden, new) if golden.requires_grad else new
         self.detach()
         return tuple(gradients)
 
-    def _struck(self, site: SiteName, fault: Any, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
+    def _struck(self, site: SiteName, fault: Wanted, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
         if site.operand.startswith("out"):
-            return self._strike(fault, _dense(golden), True)
+            struck = self._landings.strike(fault, _dense(golden), True, call_axes(self._settings, site, golden.ndim))
+            return None if struck is None else struck.tensor
+        if isinstance(fault, Fault) and fault.layout == "stuffed":
+            return self._stuffed(site, fault, golden, came)
         from_above = site.operand == ("first" if site.phase == "grad_in" else "second")
         number = operand_number(self._func, site.operand)
         olds = [came[0]] if from_above else [t[number] for t in reversed(self._tensors) if number < len(t)]
@@ -152,14 +155,59 @@ class Gradients:
             with no_dispatch():
                 again = Replay(self._ran, old, by_memory=not from_above)
                 if again.reaches(golden):
-                    new = self._strike(fault, _dense(old) if from_above else old, True)
-                    return None if new is None else again.run(new, golden)
-        self._refuse(fault, f"this gradient is not computed from a {site.operand} operand")
+                    return self._again(site, fault, _dense(old) if from_above else old, golden, again.run)
+        graph = "its backward builds a graph (create_graph), in which outputs alone can be struck"
+        none = f"this gradient is not computed from a {site.operand} operand"
+        self._landings.refuse(fault, graph if golden.requires_grad else none)
         return None
+
+    def _again(
+        self, site: SiteName, fault: Wanted, old: Tensor, golden: Tensor, run: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor | None:
+        """The gradient as it is with a struck operand in the place of the old one."""
+        axes = call_axes(self._settings, site, old.ndim)
+        struck = self._landings.strike(fault, old, True, axes, Use(golden, lambda new: run(new, golden)))
+        if struck is None:
+            return None
+        made = run(struck.tensor, golden)
+        if struck.reach is None:
+            return made
+        partly = copied(_dense(golden))
+        splice(partly, made, struck.reach)
+        return partly
+
+    def _stuffed(self, site: SiteName, fault: Fault, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
+        """The gradient of a convolution's input, computed as accelerators do from a stuffed gradient of the output."""
+        why = Stuffed.misfit(self._settings, site)
+        if why or came[0] is None:
+            self._landings.refuse(fault, why or "no gradient came from above")
+            return None
+        with no_dispatch():
+            stuffed = Stuffed(self._settings, *self._tensors[-1][:2])
+            return self._again(site, fault, stuffed.of(came[0]), golden, stuffed.spliced)
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """A struck gradient in the place of a golden one that has a graph itself (``create_graph``), which is kept."""
+
+    @classmethod
+    def put(cls, golden: Tensor, struck: Tensor) -> Tensor:
+        placed: Tensor = cls.apply(golden, struck)  # type: ignore[no-untyped-call]
+        return placed
+
+    @staticmethod
+    def forward(context: Any, golden: Tensor, struck: Tensor) -> Tensor:
+        return struck
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return gradients[0], None
 
 
 def _dense(gradient: Tensor) -> Tensor:
     """A gradient with memory for every element: that of a sum is one number, expanded."""
+    if gradient.layout != torch.strided:
+        return gradient
     with no_dispatch():
         return gradient if torch._debug_has_internal_overlap(gradient) == 0 else gradient.contiguous()
 

@@ -11,6 +11,8 @@ lie nearest to the node that asked for it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -111,6 +113,23 @@ class StepCalls(Calls):
         if opened := self._open.pop():
             key, begin, counts = opened
             self._calls[key].append(Call(begin, counts, next_number() - 1))
+
+
+@contextmanager
+def before_backward(told: Callable[[], None]) -> Iterator[None]:
+    """Calls back whenever a backward pass is about to begin: nodes that are made by then can still be given hooks."""
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        told()
+        return engine(*args, **kwargs)
+
+    autograd._engine_run_backward = run
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = engine
 
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")

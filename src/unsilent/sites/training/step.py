@@ -20,23 +20,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.errors import InjectionError, UsageError, unknown
-from unsilent.faults import Fault
-from unsilent.faults.drawn import Draw
+from unsilent.faults.moments import acting
 from unsilent.faults.naming import PHASES, SiteName, parse_site
-from unsilent.sites.addresses import flat_elements
-from unsilent.sites.memory import dtype_name
+from unsilent.sites.calling import Aim, Call, struck_call
+from unsilent.sites.landing import Landings, Wanted
 from unsilent.sites.modes import Mode
-from unsilent.sites.operands import argument_number, exchanged, operands_of, output_of, same_place, written_by
+from unsilent.sites.operands import argument_number, exchanged, gives_uninitialised, gives_views, operands_of, output_of
 from unsilent.sites.receipts import Hit, Receipt
-from unsilent.sites.striking import copied, corrupt, misfit, plain, strikeable
+from unsilent.sites.striking import strikeable
 from unsilent.sites.training.collectives import Collectives, payload, received
 from unsilent.sites.training.gradients import Gradients, Ran
 from unsilent.sites.training.kept import Kept
-from unsilent.sites.training.names import Met, StepCalls, current_node, inner, next_number
-from unsilent.sites.training.updates import Updates, local, state_of, states_there
-
-Wanted = Fault | Draw
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+from unsilent.sites.training.names import Met, StepCalls, before_backward, current_node, inner, next_number
+from unsilent.sites.training.updates import Updates, Work, local, state_of, states_there
 
 
 class Plan(NamedTuple):
@@ -55,38 +51,55 @@ class Step(Mode):
 
     Args:
         model: whose modules and parameters give the names. faults: what is to happen in this step, resolved or to be drawn; those
-            of other ranks are left out. optimizers: whose state ``optim:`` faults strike.
+            of other ranks are left out. optimizers: whose state ``optim:`` faults strike. number: of this step; faults that do
+            not act in it are left out (None: all act).
 
     Attributes:
-        hits: what landed so far. names: operations that were met, by kind of site.
+        hits: what landed so far. names: operations that were met, by kind of site; where faults are wanted, until all landed.
 
     Raises:
         UsageError: on entry for memory that is not there, on exit for an operation that did not run. InjectionError: on exit,
             where a fault did not land exactly once, with the reason.
     """
 
-    def __init__(self, model: nn.Module, faults: Sequence[Wanted] = (), optimizers: Sequence[Optimizer] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        faults: Sequence[Wanted] = (),
+        optimizers: Sequence[Optimizer] = (),
+        number: int | None = None,
+    ) -> None:
         super().__init__()
-        rank = torch.distributed.get_rank() if _distributed() else 0
+        faults = faults if number is None else acting(faults, number)
+        rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if _distributed() else (0, 1)
+        for fault in faults:
+            if fault.rank >= ranks:
+                raise UsageError(f"{fault.site} is for rank {fault.rank}; there are ranks 0 to {ranks - 1}")
         self._model, self._optimizers = inner(model), tuple(optimizers)
         self._plans = [Plan(parse_site(f.site), f) for f in faults if f.rank == rank]
         self._hooks = ExitStack()
         self._start()
 
     def _start(self) -> None:
-        self.hits: list[Hit] = []
+        self._landings = Landings()
+        self._bound: dict[str, dict[str, None]] = {}
         self.names: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._calls, self._updates, self._collectives = StepCalls(self._model), Updates(self._model), Collectives()
         self._mine: defaultdict[str, defaultdict[str, list[Plan]]] = defaultdict(lambda: defaultdict(list))
         for plan in self._plans:
             self._mine[_channel(plan.site)][plan.site.name].append(plan)
-        self._landed: set[int] = set()
-        self._misfits: dict[int, str] = {}
+        self._alone = {p.site.name for p in self._plans if p.site.kind in ("op", "saved") and "#" not in p.site.name}
         self._gradients: dict[int, Gradients] = {}
         self._named: dict[str, Gradients] = {}
         self._pending: tuple[Gradients, Any] | None = None
         self._kept: list[tuple[Plan, Kept]] = []
         self._sent: list[Any] = []
+        self._worked: list[Work] = []
+
+    @property
+    def hits(self) -> list[Hit]:
+        """What landed so far."""
+        return self._landings.hits
 
     @property
     def receipt(self) -> Receipt:
@@ -98,6 +111,7 @@ class Step(Mode):
         with ExitStack() as stack:
             stack.enter_context(self._calls)
             stack.enter_context(self._updates)
+            stack.enter_context(before_backward(self._settle))
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(warnings.catch_warnings())  # a compiled module would complain of our hooks
@@ -118,18 +132,25 @@ class Step(Mode):
         self._kept, self._sent = [], []
         if error is None:
             for plan in self._plans:
-                if id(plan.wanted) not in self._landed:
+                if not self._landings.has(plan.wanted):
                     raise self._missed(plan)
+                if len(several := self._bound.get(plan.site.name, {})) > 1:
+                    names = ", ".join(f"op:{name}" for name in list(several)[:6])
+                    raise UsageError(
+                        f"{len(several)} operations of {plan.site.name!r} can be struck; name one: {names}"
+                    )
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._plans and self._landings.count == len(self._plans) and not self._alone:
+            return func(*args, **(kwargs or {}))  # nothing is left to do
         call = func, args, kwargs or {}
         self._settle()
         if (collective := self._collectives.meet(func)) is not None:
             return self._collective(collective, call)
         if self._updates.active:
-            return self._update(call)
+            return func(*args, **call[2]) if self._plans and not self._mine["optim"] else self._update(call)
         node = current_node()
         if node is not None and not torch.is_grad_enabled():
             return self._backward(node, call)
@@ -139,15 +160,28 @@ class Step(Mode):
 
     def _forward(self, met: Met, call: Call) -> Any:
         self.names["fwd"][met.name] = None
+        self._bind(met, call[0])
         self._expect(met, call)
-        plans = [p for p in self._mine["fwd"].get(met.name, ()) if p.acts(met)]
-        result = self._run(call, [(plans, None)])
+        aims = [Aim(p.site, p.wanted) for p in self._meant("fwd", met.name) if p.acts(met)]
+        result = struck_call(call, aims, self._landings) if aims else call[0](*call[1], **call[2])
         if self._pending:
             self._pending = (self._pending[0], result)
-        for plan in self._mine["saved"].get(met.name, ()):
+        for plan in self._meant("saved", met.name):
             if plan.acts(met):
                 self._keep(plan, call, result)
         return result
+
+    def _bind(self, met: Met, func: Any) -> None:
+        """Remember which operations a site means that names a module alone: its only one."""
+        module = met.name.partition("#")[0]
+        if module in self._alone and not (gives_views(func) or gives_uninitialised(func)):
+            self._bound.setdefault(module, {})[met.name] = None
+
+    def _meant(self, channel: str, name: str) -> list[Plan]:
+        """The faults at an operation, those included that name its module alone."""
+        mine, module = self._mine[channel], name.partition("#")[0]
+        found = mine.get(name, [])
+        return found + mine[module] if module in mine and next(iter(self._bound.get(module, ())), "") == name else found
 
     def _backward(self, node: Any, call: Call) -> Any:
         self._calls.backward()
@@ -158,43 +192,12 @@ class Step(Mode):
         return result
 
     def _update(self, call: Call) -> Any:
-        work = self._updates.work(*call)
+        self._worked = work = self._updates.work(*call)
         self.names["optim"].update(dict.fromkeys(one.name for one in work))
-        struck = [(plans, one.entry) for one in work if (plans := self._mine["optim"].get(one.name))]
-        result = self._run(call, struck)
+        aims = [Aim(*p, one.entry) for one in work for p in self._mine["optim"].get(one.name, ())]
+        result = struck_call(call, aims, self._landings)
         self._updates.made(work, result)
         return result
-
-    def _run(self, call: Call, struck: Sequence[tuple[Sequence[Plan], int | None]]) -> Any:
-        """An operation with faults in its operands and outputs, each with the entry of its lists that it means."""
-        func, args, kwargs = call
-        plans = [(*plan, entry) for some, entry in struck for plan in some]
-        for site, wanted, entry in plans:
-            if not site.operand.startswith("out"):
-                args, kwargs = self._operand(call=(func, args, kwargs), site=site, wanted=wanted, entry=entry)
-        result = func(*args, **kwargs)
-        for site, wanted, entry in plans:
-            if site.operand.startswith("out"):
-                out = output_of(func, args, kwargs, result, int(site.operand.partition(".")[2] or 0), entry)
-                if out is None:
-                    self._refuse(wanted, "that output cannot be struck: a view, empty, or not there")
-                else:
-                    self._strike(wanted, out, False)
-        return result
-
-    def _operand(
-        self, call: Call, site: SiteName, wanted: Wanted, entry: int | None
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with a struck one among them: a copy, or in place where the operation writes it."""
-        func, args, kwargs = call
-        number, tensors = argument_number(func, args, site.operand, entry), operands_of(args, kwargs)
-        if number is None or number >= len(tensors):
-            self._refuse(wanted, f"the operation has no {site.operand} tensor operand")
-            return args, kwargs
-        old = tensors[number]
-        in_place = any(plain(t) and plain(old) and same_place(old, t) for t in written_by(func, args, kwargs))
-        new = self._strike(wanted, old, not in_place)
-        return (args, kwargs) if new is None or in_place else exchanged((args, kwargs), number, new)
 
     def _collective(self, name: str, call: Call) -> Any:
         self.names["comm"][name] = None
@@ -203,10 +206,10 @@ class Step(Mode):
         for site, wanted in plans:
             if site.operand == "in":
                 number, written = payload(func, args, kwargs)
-                new = self._strike(wanted, operands_of(args, kwargs)[number], not written)
-                if new is not None and not written:
-                    args, kwargs = exchanged((args, kwargs), number, new)
-                    self._sent.append(new)  # it may still be read when this returns
+                struck = self._strike(wanted, operands_of(args, kwargs)[number], not written)
+                if struck is not None and not written:
+                    args, kwargs = exchanged((args, kwargs), number, struck)
+                    self._sent.append(struck)  # it may still be read when this returns
         result = func(*args, **kwargs)
         for site, wanted in plans:
             if site.operand == "out" and (out := received(func, args, kwargs, result)) is not None:
@@ -217,15 +220,15 @@ class Step(Mode):
 
     def _expect(self, met: Met, call: Call) -> None:
         """Get ready for the backward of an operation whose gradients faults name, and which is about to get its node."""
-        plans = [p for p in self._mine["grad"].get(met.name, ()) if (p.wanted.micro_step or 0) == met.micro_step]
-        plans = [p for p in plans if id(p.wanted) not in self._landed]
+        plans = [p for p in self._meant("grad", met.name) if (p.wanted.micro_step or 0) == met.micro_step]
+        plans = [p for p in plans if not self._landings.has(p.wanted)]
         if not plans or not torch.is_grad_enabled():
             return
         if met.occurrence and (known := self._named.get(met.name)):
             known.called_again(*call[1:])
             return
         wanted = [(p.site, p.wanted) for p in plans]
-        gradients = Gradients(met.name, next_number() - 1, call, wanted, self._strike, self._refuse)
+        gradients = Gradients(met.name, next_number() - 1, call, wanted, self._landings)
         self._pending = gradients, None
 
     def _settle(self) -> None:
@@ -248,7 +251,7 @@ class Step(Mode):
             number, tensors = argument_number(func, args, plan.site.operand, None), operands_of(args, kwargs)
             tensor = tensors[number] if number is not None and number < len(tensors) else None
         if tensor is None or not strikeable(tensor):
-            self._refuse(plan.wanted, f"the operation has no {plan.site.operand} tensor that can be struck")
+            self._landings.refuse(plan.wanted, f"the operation has no {plan.site.operand} tensor that can be struck")
         else:
             self._kept.append((plan, Kept.of(tensor)))
 
@@ -258,7 +261,7 @@ class Step(Mode):
         for plan, place in kept:
             tensor = place.tensor()
             if tensor is None:
-                self._refuse(plan.wanted, "nobody keeps it for the backward pass")
+                self._landings.refuse(plan.wanted, "nobody keeps it for the backward pass")
             else:
                 self._strike(plan.wanted, tensor, False)
 
@@ -277,42 +280,24 @@ class Step(Mode):
                         asked = name if kind == "param" else f"{name}/{site.operand}"
                         raise unknown("parameter" if kind == "param" else "state of an optimizer", asked, known)
                     self._strike(wanted, tensor, False)
-                    if id(wanted) not in self._landed:
+                    if not self._landings.has(wanted):
                         raise self._missed(Plan(site, wanted))
 
     # -- what all share --------------------------------------------------------------------------------------------
 
     def _strike(self, wanted: Wanted, tensor: Tensor, copy: bool) -> Tensor | None:
-        """Apply a fault to a tensor or to a copy of it."""
-        tensor = local(tensor)
-        found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-        why = "" if strikeable(tensor) else f"found {found} without memory of its own, or of a dtype without a codec"
-        if not why and isinstance(wanted, Fault):
-            why = misfit(tensor, wanted)
-        if why or id(wanted) in self._landed:
-            self._refuse(wanted, why or "it was met twice")
-            return None
-        shape = tuple(tensor.shape)
-        if isinstance(wanted, Fault):
-            faults: Sequence[Fault] = [wanted]
-        else:
-            elements = None if wanted.index is None else flat_elements(wanted.index, wanted.site, shape)
-            faults = wanted.resolved(dtype_name(tensor.dtype), shape, elements)
-        struck = copied(tensor) if copy else tensor
-        self.hits += [corrupt(struck, fault) for fault in faults]
-        self._landed.add(id(wanted))
-        return struck
-
-    def _refuse(self, wanted: Wanted, why: str) -> None:
-        self._misfits[id(wanted)] = why
+        struck = self._landings.strike(wanted, local(tensor), copy)
+        return None if struck is None else struck.tensor
 
     def _missed(self, plan: Plan) -> InjectionError | UsageError:
         """The error of a fault that did not land."""
         site, wanted = plan
-        if why := self._misfits.get(id(wanted)):
+        if why := self._landings.why(wanted):
             return InjectionError(f"{wanted.site} was not hit: {why}")
         channel = _channel(site)
         there = self.names[channel if channel in ("optim", "comm") else "fwd"]
+        if "#" not in site.name and site.kind in ("op", "saved") and channel != "optim":
+            there = dict.fromkeys(name.partition("#")[0] for name in there)
         if site.name not in there:
             return unknown(
                 {"optim": "operation of the update", "comm": "collective"}.get(channel, "operation"), site.name, there

@@ -1,0 +1,160 @@
+"""Value models that change bits of what is there: flips, bursts, several bits, a bit that is stuck; and the base of all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.faults.codecs import WIDEST, Array, codec, parse_bits
+from unsilent.faults.population import Region
+from unsilent.faults.sampling import Ints
+
+Strike = tuple[str, Array]  # the operation and its operands, as in a Fault
+
+
+class ValueModel(ABC):
+    """Base of the value models; immutable and hashable."""
+
+    struck: ClassVar[str] = "elements"  # what a count counts, for messages
+    told: ClassVar[tuple[str, ...]] = ()  # parameters that a text always names, for the name does not say them
+
+    @property
+    def needs(self) -> str:
+        """What a region must have to be struck, for messages."""
+        return "a tensor with elements"
+
+    def ways(self, region: Region) -> int:
+        """Distinct ways to strike one element of ``region``; 0 leaves the region out of the population."""
+        return 1
+
+    @abstractmethod
+    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+        """The operation, and one operand for each element of ``elements`` [m] struck in the way ``way`` [m].
+
+        ``together``: the elements are one run, so a bit position that is drawn here is drawn once for all of
+        them.
+        """
+
+
+@dataclass(frozen=True)
+class Flip(ValueModel):
+    """Flip bits: each struck bit is inverted; bits=all, a class (sign, exponent, mantissa), 30, or 23-30."""
+
+    bits: str = "all"
+    struck: ClassVar[str] = "flips"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", _checked_bits(self.bits))
+
+    @property
+    def needs(self) -> str:
+        return f"a dtype with bits={self.bits}"
+
+    def ways(self, region: Region) -> int:
+        return len(region.codec.matching(self.bits))
+
+    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+        return "xor", _masks(region.dtype, self.bits, 1)[way]
+
+
+@dataclass(frozen=True)
+class Burst(ValueModel):
+    """Flip adjacent bits of one element: length=2 of them, all within bits."""
+
+    length: int = 2
+    bits: str = "all"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", _checked_bits(self.bits))
+        if not 1 <= self.length <= WIDEST:
+            raise UsageError(f"length={self.length}; expected 1 to {WIDEST} adjacent bits")
+
+    @property
+    def needs(self) -> str:
+        return f"a dtype with {self.length} adjacent bits among bits={self.bits}"
+
+    def ways(self, region: Region) -> int:
+        return int(_masks(region.dtype, self.bits, self.length).size > 0)
+
+    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+        return "xor", _any_of(_masks(region.dtype, self.bits, self.length), elements.size, rng, together)
+
+
+@dataclass(frozen=True)
+class MultiBit(ValueModel):
+    """Flip several distinct bits of one element: flips=2 of bits, adjacent or not, every such set equally likely."""
+
+    flips: int = 2
+    bits: str = "all"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", _checked_bits(self.bits))
+        if not 1 <= self.flips <= WIDEST:
+            raise UsageError(f"flips={self.flips}; expected 1 to {WIDEST} bits")
+
+    @property
+    def needs(self) -> str:
+        return f"a dtype with {self.flips} bits among bits={self.bits}"
+
+    def ways(self, region: Region) -> int:
+        return int(_masks(region.dtype, self.bits, 1).size >= self.flips)
+
+    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+        single = _masks(region.dtype, self.bits, 1)
+        chosen = np.zeros(1 if together else elements.size, dtype=single.dtype)
+        for last in range(
+            single.size - self.flips, single.size
+        ):  # Floyd's way to draw a subset, for all elements at once
+            drawn = single[rng.integers(last + 1, size=chosen.size)]
+            chosen |= np.where(chosen & drawn, single[last], drawn)
+        return "xor", np.repeat(chosen, elements.size) if together else chosen
+
+
+@dataclass(frozen=True)
+class Stuck(ValueModel):
+    """Hold one bit of each struck element at=0 or at=1, whatever it was; the bit is drawn from bits."""
+
+    at: int = 1
+    bits: str = "all"
+    told: ClassVar[tuple[str, ...]] = ("at",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", _checked_bits(self.bits))
+        if self.at not in (0, 1):
+            raise UsageError(f"at={self.at}; expected 0 or 1, the value that the bit is stuck at")
+
+    @property
+    def needs(self) -> str:
+        return f"a dtype with bits={self.bits}"
+
+    def ways(self, region: Region) -> int:
+        return int(_masks(region.dtype, self.bits, 1).size > 0)
+
+    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+        masks = _any_of(_masks(region.dtype, self.bits, 1), elements.size, rng, together)
+        return ("or", masks) if self.at else ("and", ~masks)
+
+
+def _checked_bits(bits: str | int) -> str:
+    parse_bits(str(bits))
+    return str(bits)
+
+
+@lru_cache(maxsize=1024)
+def _masks(dtype: str, bits: str, length: int) -> Array:
+    """Masks of ``length`` adjacent bits that all are among ``bits``, by lowest bit."""
+    layout = codec(dtype)
+    chosen = set(layout.matching(bits))
+    runs = [p for p in sorted(chosen) if all(p + i in chosen for i in range(length))]
+    masks = np.array([((1 << length) - 1) << p for p in runs], dtype=layout.word)
+    masks.setflags(write=False)
+    return masks
+
+
+def _any_of(masks: Array, n: int, rng: np.random.Generator, together: bool) -> Array:
+    return masks[np.repeat(rng.integers(masks.size), n) if together else rng.integers(masks.size, size=n)]

@@ -1,0 +1,112 @@
+"""Patterns of aligned elements: blocks along the order of runs, and tiles of a matrix.
+
+Hardware moves values in groups that begin at multiples of their size: the outputs of one cycle, a line of a buffer, the tile of
+one matrix instruction. A placement is one such group, and all are equally likely, also the shorter one at the end of a tensor.
+A group is one physical event: as with runs, a bit position that is drawn is drawn once for all its elements, while a value
+(``random``, ``copy``, ``uniform``) is drawn for each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.faults.patterns import Pattern, whole
+from unsilent.faults.population import Picks, Region, Slots
+
+
+class Aligned(Pattern):
+    """Base of the two."""
+
+    together: ClassVar[bool] = True
+
+    def with_count(self, k: int) -> Pattern:
+        raise UsageError(f"{self.text} says which elements are struck; leave it out to ask for {k}")
+
+
+@dataclass(frozen=True)
+class Block(Aligned):
+    """``n`` consecutive elements from a multiple of ``n`` in the order of runs, or what the tensor has left there.
+
+    ``cycles``: that many blocks one after the other, cut at the end of the tensor; ``None``: a uniformly drawn number of them,
+    from one up to the end of the tensor.
+    """
+
+    n: int
+    cycles: int | None = 1
+
+    def __post_init__(self) -> None:
+        whole("block", self.n)
+        if self.cycles is not None:
+            whole("cycles", self.cycles)
+
+    @property
+    def grid(self) -> Hashable:
+        return "block", self.n
+
+    @property
+    def text(self) -> str:
+        several = "" if self.cycles == 1 else f",cycles={'any' if self.cycles is None else self.cycles}"
+        return f"block={self.n}{several}"
+
+    def places(self, region: Region) -> int:
+        return -(-region.size // self.n)
+
+    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
+        region, block, way = slots.locate(slots.draw(1, rng, law))
+        size, first = regions[region[0]].size, int(block[0])
+        left = self.places(regions[region[0]]) - first
+        cycles = int(rng.integers(left)) + 1 if self.cycles is None else self.cycles
+        places = np.arange(first * self.n, min(size, (first + cycles) * self.n), dtype=np.int64)
+        return Picks(np.repeat(region, places.size), places, np.repeat(way, places.size))
+
+
+@dataclass(frozen=True)
+class Tile(Aligned):
+    """An aligned tile of ``rows`` x ``columns``, or what is left of it at the edges of the matrix.
+
+    The matrix has the fastest axis of the order of runs as its columns and all other axes as its rows.
+    """
+
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        whole("rows of the tile", self.rows)
+        whole("columns of the tile", self.columns)
+
+    @property
+    def grid(self) -> Hashable:
+        return "tile", self.rows, self.columns
+
+    @property
+    def text(self) -> str:
+        return f"tile={self.rows}x{self.columns}"
+
+    def places(self, region: Region) -> int:
+        if region.elements is not None:
+            raise UsageError(f"{self.text} needs a whole tensor, but {region.site!r} has a selection; leave that out")
+        return -(-region.size // (max(region.columns, 1) * self.rows)) * -(-region.columns // self.columns)
+
+    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
+        region, tile, way = slots.locate(slots.draw(1, rng, law))
+        width = regions[region[0]].columns
+        height = regions[region[0]].size // width
+        down, right = divmod(int(tile[0]), -(-width // self.columns))
+        rows = np.arange(down * self.rows, min(height, (down + 1) * self.rows), dtype=np.int64)
+        columns = np.arange(right * self.columns, min(width, (right + 1) * self.columns), dtype=np.int64)
+        places = (rows[:, None] * width + columns).reshape(-1)
+        return Picks(np.repeat(region, places.size), places, np.repeat(way, places.size))
+
+
+def tile(text: str) -> Tile:
+    """The tile of a text such as ``16x8``; raises ``UsageError``."""
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text.strip(), re.ASCII)
+    if match is None:
+        raise UsageError(f"tile={text[:40]!r}; expected ROWSxCOLUMNS, like 16x8")
+    return Tile(int(match[1]), int(match[2]))

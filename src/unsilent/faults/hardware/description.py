@@ -1,0 +1,223 @@
+"""What a description of an accelerator may say: the tables of its TOML file, checked.
+
+Every table of facts has a key ``evidence``: one grade for all its facts, or a table with one grade for each. No number about
+hardware has a default; what is left out is not known, or not there (no tail, nothing passed on, no tile).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from unsilent.errors import UsageError, unknown
+from unsilent.faults.blocks import tile as read_tile
+from unsilent.faults.codecs import codec
+from unsilent.faults.hardware.window import Window
+from unsilent.faults.models import fault_model
+
+GRADES: Mapping[str, str] = {
+    "read": "read in a named source",
+    "measured": "measured or computed",
+    "derived": "follows from other facts, in the way that the remark says",
+    "recalled": "from memory, not looked up",
+    "assumed": "a guess, there to be replaced",
+}
+Kind = Literal["input", "weight", "input register", "weight register", "output", "local control", "global control"]
+Stage = Literal["input", "weight", "accumulator", "output"]
+
+ADD_UP = 1e-6  # how far shares may be from 1
+_LARGEST = 10**9
+
+
+def _refusing(check: Any) -> AfterValidator:
+    """A check that raises ``UsageError``, as pydantic wants it."""
+
+    def validate(value: Any) -> Any:
+        try:
+            check(value)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    return AfterValidator(validate)
+
+
+def _float_dtype(name: str) -> None:
+    if codec(name).kind != "float":
+        raise UsageError(f"{name!r} needs a scale, which a description does not have; expected a floating-point dtype")
+
+
+def _one_line(text: str) -> None:
+    if not text.isprintable():
+        raise UsageError("expected printable text in one line")
+
+
+def _cycles(value: int | str) -> None:
+    if value != "all" and not (isinstance(value, int) and 1 <= value <= _LARGEST):
+        raise UsageError(f"expected a number of cycles from 1 to {_LARGEST}, or all")
+
+
+def _grades(evidence: str | dict[str, str]) -> None:
+    for fact, grade in evidence.items() if isinstance(evidence, dict) else [("", evidence)]:
+        if grade not in GRADES:
+            raise unknown(f"grade of {fact[:60]!r}" if fact else "grade", grade[:60], GRADES)
+
+
+Text = Annotated[str, Field(max_length=1000), _refusing(_one_line)]
+Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\w. -]+$")]
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[int, Field(ge=1, le=_LARGEST)]
+Cycles = Annotated[int | str, _refusing(_cycles)]
+Evidence = Annotated[str | dict[str, str], _refusing(_grades)]
+Dtype = Annotated[str, _refusing(_float_dtype)]
+
+
+class Table(BaseModel):
+    """Base of the tables; ``facts``: what needs a grade."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    facts: ClassVar[tuple[str, ...]] = ()
+    evidence: Evidence | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        keys = [k for k in cls.model_fields if k != "evidence" or cls.facts]
+        if strange := [k for k in given if k not in keys]:
+            raise ValueError(str(unknown("key", str(strange[0])[:60], keys)))
+        return given
+
+    @model_validator(mode="after")
+    def _all_graded(self) -> Table:
+        given = [fact for fact in self.facts if getattr(self, fact) is not None]
+        graded = self.evidence if isinstance(self.evidence, dict) else dict.fromkeys(given if self.evidence else (), "")
+        if missing := [fact for fact in given if fact not in graded]:
+            raise ValueError(f"evidence of {missing[0]} is missing; expected one of {', '.join(GRADES)}")
+        if strange := [fact for fact in graded if fact not in given]:
+            raise ValueError(f"evidence of {strange[0]!r}, which is not there; expected {', '.join(given) or 'none'}")
+        return self
+
+    def grade(self, fact: str) -> str:
+        """The grade of one of the facts."""
+        return self.evidence[fact] if isinstance(self.evidence, dict) else str(self.evidence)
+
+    @property
+    def graded(self) -> str:
+        """All grades in short words: ``read``, or ``share derived, activeness assumed``."""
+        if not isinstance(self.evidence, dict):
+            return str(self.evidence)
+        grades = set(self.evidence.values())
+        return grades.pop() if len(grades) == 1 else ", ".join(f"{k} {v}" for k, v in self.evidence.items())
+
+
+class Array(Table):
+    """Sizes of the array of multipliers; see `presets.Sizes`."""
+
+    facts: ClassVar[tuple[str, ...]] = (
+        "outputs", "reduction", "weight_hold", "input_hold", "fastest", "tail", "onward", "tile",
+    )  # fmt: skip
+    outputs: Number
+    reduction: Number
+    weight_hold: Cycles
+    input_hold: Cycles
+    fastest: Literal["channels", "positions"]
+    tail: bool | None = None
+    onward: bool | None = None
+    tile: Annotated[str, _refusing(read_tile)] | None = None
+
+    def cycles(self, name: str) -> int | None:
+        """A hold in cycles; None for all."""
+        value = getattr(self, name)
+        return None if value == "all" else int(value)
+
+    @property
+    def tile_sizes(self) -> tuple[int, int] | None:
+        """Rows and columns."""
+        found = None if self.tile is None else read_tile(self.tile)
+        return None if found is None else (found.rows, found.columns)
+
+
+class Dtypes(Table):
+    """In which dtype each stage holds a value."""
+
+    facts: ClassVar[tuple[str, ...]] = ("input", "weight", "accumulator", "output")
+    input: Dtype
+    weight: Dtype
+    accumulator: Dtype
+    output: Dtype
+
+
+class OwnFault(Table):
+    """A fault model that a description gives itself. ``part``: of the group's weight (None: equal parts)."""
+
+    operand: Literal["first", "second", "third", "out"]
+    model: Annotated[str, _refusing(fault_model)]
+    name: Name | None = None
+    channels: Number | None = None
+    positions: Number | None = None
+    tail: bool = False
+    onward: bool = False
+    part: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    intent: Text = ""
+
+    @property
+    def window(self) -> Window | None:
+        """None where nothing is said of it."""
+        if (self.channels, self.positions, self.tail, self.onward) == (None, None, False, False):
+            return None
+        return Window(self.channels, self.positions, self.tail, self.onward)
+
+    @model_validator(mode="after")
+    def _no_window_on_outputs(self) -> OwnFault:
+        if self.operand == "out" and self.window is not None:
+            raise ValueError("an output is seen by itself alone; leave out channels, positions, tail, onward")
+        return self
+
+
+class Group(Table):
+    """A group of flip-flops: of a known kind, or with fault models of its own."""
+
+    facts: ClassVar[tuple[str, ...]] = ("share", "activeness", "unmasked")
+    share: Share
+    activeness: Share
+    unmasked: Share | None = None
+    kind: Kind | None = None
+    faults: Annotated[list[OwnFault], Field(min_length=1, max_length=100)] | None = None
+    stage: Stage | None = None
+    remark: Text = ""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Group:
+        if (self.kind is None) == (self.faults is None):
+            raise ValueError("expected kind, or faults of its own, and not both")
+        if self.faults and len({f.part is None for f in self.faults}) > 1:
+            raise ValueError("part is given for some faults; expected it for all or for none")
+        return self
+
+
+class Description(Table):
+    """A whole file."""
+
+    facts: ClassVar[tuple[str, ...]] = ("raw_fit", "other")
+    name: Name
+    description: Text
+    sources: Annotated[list[Text], Field(max_length=100)]
+    raw_fit: Annotated[float, Field(gt=0)] | None = None
+    other: Share
+    array: Array
+    dtypes: Dtypes
+    groups: Annotated[dict[Name, Group], Field(min_length=1, max_length=100)]
+    remark: Text = ""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Description:
+        whole = sum(g.share for g in self.groups.values()) + self.other
+        if abs(whole - 1) > ADD_UP:
+            raise ValueError(f"shares of the groups and other add up to {whole:.8g}; expected 1")
+        if not any(g.share * g.activeness for g in self.groups.values()):
+            raise ValueError("share times activeness is 0 for every group; expected one that can be struck")
+        return self

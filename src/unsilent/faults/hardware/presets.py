@@ -1,0 +1,186 @@
+"""Published fault models of training accelerators, and the same family for other sizes.
+
+Source: the 18 injection types of the artifact of *Understanding and Mitigating Hardware Failures in Deep Learning Training
+Systems* (ISCA 2023, DOI 10.1145/3579371.3589105). A preset says where: operand, elements, and the outputs that see
+them. What the elements become is its default and can be exchanged (``value=``), as the published campaigns themselves did. Where
+the published code does not do what a name says, the preset does what the name says, and its remark tells.
+
+Operands are (first, second, out) of the product: (X, W, Y) forward, (dY, W, dX) in ``grad_in``, (X, dY, dW) in ``grad_wt``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from unsilent.errors import UsageError, unknown
+from unsilent.faults.drawn import Draw
+from unsilent.faults.hardware.window import Window
+from unsilent.faults.models import FaultModel, fault_model
+
+STRUCK_PHASES = ("fwd", "grad_in", "grad_wt")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named fault model of hardware: ``operand`` of a product, ``text`` of the fault model, ``window`` of outputs (None: all).
+
+    ``kind``: the flip-flops that it stands for. ``intent``: what is wrong in the hardware. ``remark``: where the published code
+    deviates.
+    """
+
+    name: str
+    kind: str
+    operand: str
+    text: str
+    window: Window | None
+    intent: str
+    remark: str = ""
+
+    @cached_property
+    def model(self) -> FaultModel:
+        """Pattern and default value."""
+        return fault_model(self.text)
+
+    @property
+    def reach(self) -> str:
+        """Which outputs see it, in words."""
+        if self.operand == "out":
+            return "itself"
+        return "all that use it" if self.window is None else self.window.text
+
+    def valued(self, value: str | None) -> FaultModel:
+        """The same pattern with another value, such as ``uniform:low=1e16,high=1e18``.
+
+        Raises ``UsageError`` for a text with a pattern of its own.
+        """
+        if value is None:
+            return self.model
+        other = fault_model(value)
+        if other.counted:
+            raise UsageError(
+                f"{value!r} says which elements, too, but {self.name} does; leave out {other.pattern.text}"
+            )
+        return replace(other, pattern=self.model.pattern)
+
+    def draw(self, operation: str, phase: str = "fwd", seed: int = 0, value: str | None = None, **moment: Any) -> Draw:
+        """It in an operation, such as ``op:conv1#convolution.0``; raises ``UsageError``.
+
+        ``phase``: ``fwd``, ``grad_in`` or ``grad_wt``. ``value``: see `valued`. ``moment``: any other field of `Draw`.
+        """
+        if phase not in STRUCK_PHASES:
+            raise unknown("phase of a product", phase, STRUCK_PHASES)
+        site = f"{operation}/{phase}/{self.operand}"
+        return Draw(site, self.valued(value), seed, **{"window": self.window, **moment})
+
+
+class Sizes(NamedTuple):
+    """The sizes of an array of multipliers that fault models follow from.
+
+    ``outputs``: fed in one cycle by one input register. ``reduction``: operands that one output takes in one cycle.
+    ``weight_hold``, ``input_hold``: cycles that a register keeps its value (None: as long as anything is streamed). ``tail``,
+    ``onward``: see `Window`. ``tile``: rows x columns that one instruction writes, where it writes a tile.
+    """
+
+    outputs: int
+    reduction: int
+    weight_hold: int | None
+    input_hold: int | None
+    tail: bool = False
+    onward: bool = False
+    tile: tuple[int, int] | None = None
+
+
+def family(sizes: Sizes) -> tuple[Preset, ...]:
+    """All presets of an array of these sizes; those of (16, 64, 16, 1) have the published names."""
+    p, c = sizes.outputs, sizes.reduction
+    seen = Window(p, sizes.input_hold, sizes.tail and sizes.input_hold != 1, sizes.onward and p > 1)
+    streamed = Window(1, sizes.weight_hold, sizes.tail and sizes.weight_hold != 1)
+    by_input = "ALL" if sizes.input_hold is None else str(p * sizes.input_hold)
+    by_weight = "ALL" if sizes.weight_hold is None else str(sizes.weight_hold)
+    buffered = "is wrong in the buffer or before it: all outputs that use it see it"
+    datapath = (
+        Preset("INPUT", "input", "first", "bitflip", None, f"an input {buffered}"),
+        Preset(f"INPUT_{by_input}", "input register", "first", "bitflip", seen, "an input is wrong in an operand register"),
+        Preset("WT", "weight", "second", "bitflip", None, f"a weight {buffered}"),
+        Preset(f"WT_{by_weight}", "weight register", "second", "bitflip", streamed, "a weight is wrong in an operand register"),
+        Preset("RBFLIP", "output", "out", "bitflip", None, "a bit of an accumulator or output register flips"),
+    )  # fmt: skip
+    unit = "control of one unit fails: its output is"
+    local = (
+        Preset("RD", "local control", "out", "random", None, f"{unit} arbitrary"),
+        Preset("RD_CORRECT", "local control", "out", "copy", None, f"{unit} stale or another's"),
+        Preset("ZERO", "local control", "out", "zero", None, f"{unit} never written"),
+    )
+    if sizes.tile is not None:
+        return datapath + local + _tiles(*sizes.tile)
+    return datapath + local + _lines_out(p) + _lines_in(c, {"INPUT": (by_input, seen), "WT": (by_weight, streamed)})
+
+
+def _global(name: str, operand: str, text: str, what: str, window: Window | None = None) -> Preset:
+    """Control of the whole array fails."""
+    how = "are arbitrary" if text.startswith("random") else "are stale or others'"
+    long = " for a number of cycles" if "cycles" in text else ""
+    return Preset(name, "global control", operand, text, window, f"{what} {how}{long}")
+
+
+def _lines_out(n: int) -> tuple[Preset, ...]:
+    """The outputs of one cycle, and of several."""
+    once, long = f"the {n} outputs of one cycle", f"the {n} outputs of every cycle"
+    return (
+        _global(f"N{n}_RD", "out", f"random:block={n}", once),
+        _global(f"N{n}_RD_CORRECT", "out", f"copy:block={n}", once),
+        _global("RD_GLB", "out", f"random:block={n},cycles=any", long),
+        _global("RD_CORRECT_GLB", "out", f"copy:block={n},cycles=any", long),
+    )
+
+
+def _lines_in(n: int, windows: Mapping[str, tuple[str, Window]]) -> tuple[Preset, ...]:
+    """As many operands as are read in one cycle, for all outputs, for those of one cycle, and in several cycles."""
+    found = []
+    for name, (suffix, window) in windows.items():
+        operand, noun = ("first", "inputs") if name == "INPUT" else ("second", "weights")
+        found += [
+            _global(f"N{n}_{name}", operand, f"copy:block={n}", f"{n} {noun} in a row"),
+            _global(f"N{n}_{name}_{suffix}", operand, f"copy:block={n}", f"{n} {noun} in operand registers", window),
+            _global(f"N{n}_{name}_GLB", operand, f"copy:block={n},cycles=any", f"{n} {noun} of every cycle"),
+        ]
+    return tuple(found)
+
+
+def _tiles(rows: int, columns: int) -> tuple[Preset, ...]:
+    """The same where one instruction writes a tile."""
+    tile, what = f"tile={rows}x{columns}", f"the {rows} x {columns} outputs of one instruction"
+    return (
+        _global("TILE_RD", "out", f"random:{tile}", what),
+        _global("TILE_RD_CORRECT", "out", f"copy:{tile}", what),
+    )
+
+
+_NOT_RESTRICTED = "published code: no restriction to 16 outputs, all that use it see it"
+_UP_TO_THE_END = "published code: cycles are drawn up to the end of the tensor, its limit of 1000 is not used; so here"
+_REMARKS: Mapping[str, str] = {
+    "INPUT_16": _NOT_RESTRICTED,
+    "WT_16": _NOT_RESTRICTED,
+    "N64_INPUT_16": _NOT_RESTRICTED,
+    "N64_WT_16": f"{_NOT_RESTRICTED}; here one channel sees its own of the 64, at 16 positions",
+    "RD_GLB": _UP_TO_THE_END,
+    "RD_CORRECT_GLB": _UP_TO_THE_END,
+    "N64_INPUT_GLB": _UP_TO_THE_END,
+    "N64_WT_GLB": _UP_TO_THE_END,
+}
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {p.name: replace(p, remark=_REMARKS.get(p.name, "")) for p in family(Sizes(16, 64, 16, 1))}
+)
+"""The 18 published ones."""
+
+
+def preset(name: str) -> Preset:
+    """A published preset; raises ``UsageError`` for another name."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name]

@@ -1,0 +1,54 @@
+"""Which way runs go through the tensors of an operation: along the channels, as accelerators lay activations and kernels out.
+
+Activations are taken as NHWC and kernels as HWIO for operations on images and sequences (convolution, batch and group norm,
+pooling); all else is taken as it lies, its last axis fastest: for products that is the axis of output features, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from unsilent.faults.naming import SiteName
+from unsilent.sites.operands import operation_name
+
+_CONVOLUTION = ("convolution",)
+_IMAGES = ("batch_norm", "group_norm", "pool", "upsample", "instance_norm")
+
+
+class Axes(NamedTuple):
+    """How one struck tensor and the output that sees it lie.
+
+    Attributes:
+        order: axes of the struck tensor, slowest first (None: as they are). output: those of the output.
+    """
+
+    order: tuple[int, ...] | None = None
+    output: tuple[int, ...] | None = None
+
+    def channel(self, ndim: int) -> int:
+        """The axis of the output's channels."""
+        return self.output[-1] if self.output else ndim - 1
+
+
+FLAT = Axes()
+"""As they lie."""
+
+
+def axes_of(func: Any, site: SiteName, ndim: int, transposed: bool = False) -> Axes:
+    """The axes of an operation's tensors as a site of it means them.
+
+    Args:
+        ndim: of its image tensors. transposed: of a convolution, whose kernel then is [in, out, …].
+    """
+    name = operation_name(func)
+    if ndim < 3 or not any(part in name for part in (*_CONVOLUTION, *_IMAGES)):
+        return FLAT
+    image = (0, *range(2, ndim), 1)
+    if not any(part in name for part in _CONVOLUTION):
+        return Axes(image, image) if not site.operand.partition(".")[2] else FLAT
+    kernel = (*range(2, ndim), *((0, 1) if transposed else (1, 0)))
+    output = kernel if site.phase == "grad_wt" else image
+    if site.operand.startswith("out"):
+        return Axes(output, output) if site.operand == "out" else FLAT
+    is_kernel = site.operand == "second" and site.phase in ("fwd", "grad_in")
+    return Axes(kernel if is_kernel else image, output) if site.operand != "third" else Axes(None, output)

@@ -1,0 +1,131 @@
+"""One operation, called with faults in its operands and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unsilent.faults import Fault
+from unsilent.faults.naming import SiteName
+from unsilent.sites.axes import Axes, axes_of
+from unsilent.sites.landing import Landings, Struck, Wanted
+from unsilent.sites.operands import (
+    argument_number,
+    exchanged,
+    operands_of,
+    operation_name,
+    output_of,
+    same_place,
+    struck_output,
+    tensors_in,
+    written_by,
+)
+from unsilent.sites.reaching import Use, splice
+from unsilent.sites.striking import plain
+
+Rewind = Callable[[], None]
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+class Aim(NamedTuple):
+    """A fault, its site, and the entry that it means of an operation on lists (None: it has none)."""
+
+    site: SiteName
+    wanted: Wanted
+    entry: int | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether some outputs alone see the fault."""
+        return (self.wanted.reach if isinstance(self.wanted, Fault) else self.wanted.window) is not None
+
+
+def struck_call(call: Call, aims: Sequence[Aim], landings: Landings) -> Any:
+    """The result of an operation with faults in what it reads and makes.
+
+    A struck operand is a corrupted copy that this operation alone sees; one that the operation writes is struck in its own
+    memory. Where a fault says which outputs see it, the operation runs twice and those are taken from the second run.
+    """
+    before = [aim for aim in aims if not aim.site.operand.startswith("out")]
+    for aim in before:
+        if not aim.partial:
+            call, _ = _with_operand(call, aim, landings)
+    partial = [aim for aim in before if aim.partial]
+    rewind = _rewinding(call[0]) if partial else None
+    result = _run(call)
+    for aim in partial:
+        _splice(call, aim, struck_output(*call, result), landings, rewind)
+    for aim in aims:
+        if aim.site.operand.startswith("out"):
+            out = output_of(*call, result, int(aim.site.operand.partition(".")[2] or 0), aim.entry)
+            if out is None:
+                landings.refuse(aim.wanted, "that output cannot be struck: a view, empty, or not there")
+            else:
+                landings.strike(aim.wanted, out, False, call_axes(call, aim.site, out.ndim))
+    return result
+
+
+def _splice(call: Call, aim: Aim, golden: Tensor | None, landings: Landings, rewind: Rewind | None) -> None:
+    """Let some elements of a golden output be what a corrupted operand makes of them."""
+    if golden is None:
+        landings.refuse(aim.wanted, "the operation gives a view, so no output of it alone can see a fault")
+        return
+
+    def again(corrupted: Call) -> Tensor:
+        if rewind:
+            rewind()
+        return next(tensors_in(_run(corrupted)))
+
+    corrupted, struck = _with_operand(call, aim, landings, None if written_by(*call) else (golden, again))
+    if struck is not None and struck.reach is not None:
+        splice(golden, again(corrupted), struck.reach)
+
+
+def call_axes(call: Call, site: SiteName, ndim: int) -> Axes:
+    """The axes of a call's tensors as a site of it means them."""
+    transposed = operation_name(call[0]) == "convolution" and len(call[1]) > 6 and bool(call[1][6])
+    return axes_of(call[0], site, ndim, transposed)
+
+
+def _with_operand(
+    call: Call, aim: Aim, landings: Landings, use: tuple[Tensor, Callable[[Call], Tensor]] | None = None
+) -> tuple[Call, Struck | None]:
+    """The call with a corrupted operand; as it is where the fault does not fit."""
+    func, args, kwargs = call
+    number, tensors = argument_number(func, args, aim.site.operand, aim.entry), operands_of(args, kwargs)
+    if number is None or number >= len(tensors):
+        landings.refuse(aim.wanted, f"the operation has no {aim.site.operand} tensor operand")
+        return call, None
+    old, place = tensors[number], number
+    in_place = any(plain(t) and plain(old) and same_place(old, t) for t in written_by(func, args, kwargs))
+
+    def swapped(new: Tensor) -> Call:
+        return (func, *exchanged((args, kwargs), place, new))
+
+    made = None
+    if use is not None:
+        golden, again = use
+        made = Use(golden, lambda new: again(swapped(new)))
+    struck = landings.strike(aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), made)
+    return (call if struck is None or in_place else swapped(struck.tensor)), struck
+
+
+def _run(call: Call) -> Any:
+    return call[0](*call[1], **call[2])
+
+
+def _rewinding(func: Any) -> Rewind | None:
+    """What takes random numbers back to where they are now; None for an operation that draws none."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return None
+    sources = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+    states = [source.get_state() for source in sources]
+
+    def rewind() -> None:
+        for source, state in zip(sources, states, strict=True):
+            source.set_state(state)
+
+    return rewind

@@ -1,0 +1,83 @@
+"""A convolution's input gradient as accelerators compute it: a convolution of stride 1 over the gradient of the output, with
+zeros between its elements where the forward convolution has strides, and around it.
+
+Faults in those zeros have no element of the gradient to strike. Only elements that depend on what was struck are taken from this
+way of computing; all others keep the bits that autograd's kernel gave them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, conv2d, conv3d
+
+from unsilent.errors import InjectionError
+from unsilent.faults.naming import SiteName
+from unsilent.sites.calling import Call
+from unsilent.sites.memory import WORDS
+from unsilent.sites.operands import operation_name
+from unsilent.sites.striking import copied
+
+_CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}
+
+
+class Stuffed:
+    """The geometry of one convolution's input gradient.
+
+    Args:
+        call: the convolution and its settings. first, kernel: its operands, [N, C, …] and [O, C, …].
+    """
+
+    def __init__(self, call: Call, first: Tensor, kernel: Tensor) -> None:
+        _, args, _ = call
+        dims = kernel.ndim - 2
+        self._stride, self._padding, self._dilation = (_each(args[i], dims) for i in (3, 4, 5))
+        reach = [(k - 1) * d for k, d in zip(kernel.shape[2:], self._dilation, strict=True)]
+        self._size = [n + r for n, r in zip(first.shape[2:], reach, strict=True)]
+        self._start = [r - p for r, p in zip(reach, self._padding, strict=True)]
+        self._kernel = kernel.flip(*range(2, kernel.ndim)).transpose(0, 1)
+        self._convolution = _CONVOLUTIONS[dims]
+        if min(self._start) < 0:
+            raise InjectionError(
+                f"padding {self._padding} goes beyond the kernel; such a convolution has no stuffed operand"
+            )
+
+    @staticmethod
+    def misfit(call: Call, site: SiteName) -> str:
+        """Why a site has no stuffed operand; empty where it has one."""
+        func, args, _ = call
+        if operation_name(func) != "convolution" or (site.phase, site.operand) != ("grad_in", "first"):
+            return "a stuffed operand is grad_in/first of a convolution"
+        if args[6] or args[8] != 1:
+            return "stuffed operands are known of convolutions that are not transposed and have one group"
+        return ""
+
+    def of(self, gradient: Tensor) -> Tensor:
+        """The gradient of the output [N, O, …] with zeros between and around."""
+        stuffed = gradient.new_zeros(*gradient.shape[:2], *self._size)
+        stuffed[self._places(gradient)] = gradient
+        self._golden = stuffed.clone()
+        return stuffed
+
+    def spliced(self, stuffed: Tensor, golden: Tensor) -> Tensor:
+        """The gradient of the input: golden but for what depends on an element that is not as it was."""
+        words = WORDS[stuffed.element_size()]
+        changed = stuffed.view(words) != self._golden.view(words)
+        probe = torch.zeros_like(stuffed).masked_fill_(changed, torch.nan)
+        depends = self._run(probe, torch.ones_like(self._kernel)).isnan()
+        made = copied(golden.contiguous())
+        made[depends] = self._run(stuffed, self._kernel)[depends].to(made.dtype)
+        return made
+
+    def _run(self, stuffed: Tensor, kernel: Tensor) -> Tensor:
+        return self._convolution(stuffed, kernel, dilation=tuple(self._dilation))
+
+    def _places(self, gradient: Tensor) -> tuple[slice, ...]:
+        ends = [a + s * (n - 1) + 1 for a, s, n in zip(self._start, self._stride, gradient.shape[2:], strict=True)]
+        inner = [slice(a, e, s) for a, e, s in zip(self._start, ends, self._stride, strict=True)]
+        return slice(None), slice(None), *inner
+
+
+def _each(value: int | list[int], dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values
