@@ -25,10 +25,13 @@ from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.traced import Trace
 
 DEADLINE_FACTOR = 20
 SHORTEST_DEADLINE = 10.0
 """Seconds. A noisy machine can stall a millisecond trial for seconds; that is not a hang."""
+ANSWER_FACTOR = 20
+"""Deadlines of a trial that a worker may stay silent for when it is asked for something else."""
 CHUNK_SECONDS = 0.1
 LARGEST_CHUNK = 64
 PAUSE = 2.0
@@ -82,7 +85,7 @@ class ProcessExecutor:
         self._deadline, self._means = deadline, replace(means, jobs=max(jobs, means.jobs))
         self._environment = environment
         self._pack = 1
-        self._explanation: Json | None = None
+        self._answer: Any = None
         self._suspects: set[TrialId] = set()
         """Trials that a worker was running together when it was lost: each is run again alone."""
         self._workers: list[_Worker] = []
@@ -135,15 +138,28 @@ class ProcessExecutor:
 
     def explain(self) -> Json:
         """What the engine of a worker does."""
+        found: Json = self._ask("explain")
+        return found
+
+    def trace(self, trial: TrialId, batch: int) -> Trace:
+        """How the faults of a trial spread through the evaluation of one batch."""
+        found: Trace = self._ask("trace", trial, batch)
+        return found
+
+    def _ask(self, verb: str, *arguments: Any) -> Any:
+        """What a worker answers; raises ``UnsilentError`` when it dies or is silent for too long."""
         self.describe()
-        worker = self._workers[0]
-        self._send(worker, ("explain",))
-        while self._explanation is None:
+        worker, self._answer = self._workers[0], None
+        self._send(worker, (verb, *arguments))
+        patience = ANSWER_FACTOR * self._limit(worker)
+        while self._answer is None:
+            if not worker.connection.poll(patience):
+                raise UnsilentError(f"the worker said nothing for {patience:.0f} s when asked to {verb}")
             try:
                 self._receive(worker)
             except _Lost as lost:
-                raise UnsilentError(f"the worker {lost} while explaining") from None
-        return self._explanation
+                raise UnsilentError(f"the worker {lost} when asked to {verb}") from None
+        return self._answer
 
     def _await_ready(self, worker: _Worker) -> None:
         while not worker.ready:
@@ -193,8 +209,8 @@ class ProcessExecutor:
         elif kind == "ready":
             worker.cpu, self._pack = message[2], message[3]
             self._welcome(worker, message[1])
-        elif kind == "explained":
-            self._explanation = message[1]
+        elif kind in ("explained", "traced"):
+            self._answer = message[1]
         elif kind == "proven":
             worker.cpu, worker.proving = message[1], False
             return worker.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,20 +14,24 @@ from typing import Any
 import numpy as np
 
 from unsilent.campaigns.executors import make_executor
-from unsilent.campaigns.spec import CampaignSpec, TrialId, TrialRow
+from unsilent.campaigns.processes import ProcessExecutor
+from unsilent.campaigns.spec import CampaignSpec, Means, TrialId, TrialRow
 from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
 from unsilent.faults import Fault
 from unsilent.outcomes.base import Outcome
+from unsilent.traced import Trace
 from unsilent.workloads import ZOO
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The stored row and the new one."""
+    """The stored row and the new one; the trace of batch ``batch``, where it was asked for."""
 
     stored: TrialRow
     again: TrialRow
+    trace: Trace | None = None
+    batch: int | None = None
 
     @property
     def same(self) -> bool:
@@ -45,29 +49,39 @@ class Replay:
             "again": outcome_counts(self.again),
             "severity": [_finite(r.severity) for r in (self.stored, self.again)],
             "error": [r.error for r in (self.stored, self.again)],
+            **({} if self.trace is None else {"batch": self.batch, "trace": self.trace.to_json()}),
         }
 
-    def __str__(self) -> str:
-        def counted(row: TrialRow) -> str:
-            return ", ".join(f"{n} {name}" for name, n in outcome_counts(row).items() if n)
+    @property
+    def ended(self) -> str:
+        """How the samples ended now, in words."""
+        return _counted(self.again)
 
+    def __str__(self) -> str:
         verdict = "ended the same" if self.same else "ENDED DIFFERENTLY"
         lines = [
             f"{self.stored.trial} {verdict}",
-            f"stored: {counted(self.stored)}",
-            f"again:  {counted(self.again)}",
+            f"stored: {_counted(self.stored)}",
+            f"again:  {_counted(self.again)}",
             f"fault:  {describe_faults(self.stored)}",
         ]
         return "\n".join(lines)
 
 
-def replay_trial(store: Store, trial: TrialId, workload: str | None = None) -> Replay:
+def replay_trial(
+    store: Store, trial: TrialId, workload: str | None = None, *, trace: bool = False, batch: int | None = None
+) -> Replay:
     """Run a stored trial again.
 
     A store is a file from anywhere: it names the workload, and a workload that is the user's code is run only when the user
     names it as well (``workload``).
 
-    Raises ``UsageError`` when it has to be named, ``StoreError`` when the workload is not the stored one any more.
+    Args:
+        trace: also compare every operation of one batch with the golden run: of ``batch``, else of the first whose output
+            the stored trial changed (the first that its faults act in, where it changed none).
+
+    Raises ``UsageError`` when it has to be named or there is nothing to trace, ``StoreError`` when the workload is not the stored
+    one any more.
     """
     stored, spec, description = store.row(trial), store.spec, store.description
     if workload is not None:
@@ -76,7 +90,9 @@ def replay_trial(store: Store, trial: TrialId, workload: str | None = None) -> R
         raise UsageError(
             f"the trial ran {spec.workload!r}, which is code; to run it again say so: --workload {shlex.quote(spec.workload)}"
         )
-    with _drawable(spec, stored) as (asked, number), make_executor("serial", asked) as executor:
+    chosen = _batch(stored, description.samples, batch) if trace else None
+    means = Means(engine="plain") if trace else None  # a trace needs no shortcuts, which take time to prepare
+    with _drawable(spec, stored) as (asked, number), make_executor("serial", asked, means=means) as executor:
         found = executor.describe()
         changed = [k for k in found.fingerprint if found.fingerprint[k] != description.fingerprint.get(k)]
         if spec.faults is not None:
@@ -87,7 +103,36 @@ def replay_trial(store: Store, trial: TrialId, workload: str | None = None) -> R
                 "a bit-exact replay needs the same weights, inputs, device model, threads and versions"
             )
         (again,) = (row for rows in executor.run([number]) for row in rows)
-        return Replay(stored, replace(again, trial=trial))
+        if chosen is None:
+            return Replay(stored, replace(again, trial=trial))
+        assert isinstance(executor, ProcessExecutor)  # serial is one of its
+        _check_alive(again, trial)
+        return Replay(stored, replace(again, trial=trial), executor.trace(number, chosen), chosen)
+
+
+def _batch(row: TrialRow, samples: Sequence[int], asked: int | None) -> int:
+    """The batch to trace; raises ``UsageError`` for one that is not there or that no fault acted in."""
+    _check_alive(row, row.trial)
+    ends = np.cumsum(samples)
+    codes = np.split(np.frombuffer(row.codes, np.uint8), ends[:-1])
+    acted = [i for i, part in enumerate(codes) if (part != Outcome.SPARED).any()]
+    if asked is not None and not 0 <= asked < len(samples):
+        raise UsageError(f"--batch is {asked}; the workload has batches 0 to {len(samples) - 1}")
+    if asked is not None and asked not in acted:
+        raise UsageError(f"no fault of {row.trial} acts in batch {asked}; it acts in {', '.join(map(str, acted[:8]))}")
+    if asked is not None:
+        return asked
+    return next((i for i in acted if (codes[i] != Outcome.MASKED).any()), acted[0] if acted else 0)
+
+
+def _check_alive(row: TrialRow, trial: TrialId) -> None:
+    """Raise ``UsageError`` where a trial took its process with it, and with that what it had computed."""
+    codes = np.frombuffer(row.codes, np.uint8)
+    for ended in (Outcome.CRASH, Outcome.HANG):
+        if (codes == ended).any():
+            raise UsageError(
+                f"{trial} ended in a {ended.name.lower()}, which leaves nothing to trace; replay it without --trace"
+            )
 
 
 @contextmanager
@@ -106,6 +151,10 @@ def outcome_counts(row: TrialRow) -> dict[str, int]:
     """Samples by outcome."""
     counts = np.bincount(np.frombuffer(row.codes, np.uint8), minlength=len(Outcome))
     return {o.name.lower(): int(counts[o]) for o in Outcome}
+
+
+def _counted(row: TrialRow) -> str:
+    return ", ".join(f"{n} {name}" for name, n in outcome_counts(row).items() if n)
 
 
 def describe_faults(row: TrialRow, most: int = 4) -> str:

@@ -29,7 +29,7 @@ from unsilent.campaigns.spec import (
     canonical,
     trial_seed,
 )
-from unsilent.engine import TrialOutcome, make_engine
+from unsilent.engine import TrialOutcome, make_engine, trace_batch
 from unsilent.engine.explain import explain
 from unsilent.engine.lookups import Lookups
 from unsilent.engine.placement import resolve_device
@@ -50,10 +50,11 @@ from unsilent.sites.targets import (
     top_level,
     unregistered,
 )
+from unsilent.traced import Trace
 from unsilent.version import __version__
 from unsilent.workloads import load
 from unsilent.workloads.base import InferenceWorkload
-from unsilent.workloads.training import Progress
+from unsilent.workloads.training import Progress, silent
 
 PROOF_EVERY = 500
 PROOF_GOLDENS = 300
@@ -165,6 +166,10 @@ class TrialRunner:
     def explain(self) -> Json:
         """What the engine does for faults in these targets, as JSON values."""
         return explain(self.engine, tuple(self.targets.values()), self.spec.workload).to_json()
+
+    def trace(self, trial: TrialId, batch: int, progress: Progress = silent) -> Trace:
+        """How the faults of a trial spread through the evaluation of one batch."""
+        return trace_batch(self.engine, batch, self.draw(trial), progress=progress)
 
     def draw(self, trial: TrialId) -> tuple[Fault, ...]:
         """The resolved faults of a trial, from its identity alone."""

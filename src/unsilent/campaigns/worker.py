@@ -1,10 +1,10 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
 Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...])``, ``("lost", trial, outcome, seconds)``, ``("prove",)``,
-``("explain",)``.
-Worker to driver: ``("loading", what, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``,
-``("proven", cpu)``, ``("explained", json)``, ``("failed", error)``. What
-user code prints goes to stderr, so that the driver's stdout stays clean.
+``("explain",)``, ``("trace", trial, batch)``.
+Worker to driver: ``("loading", description, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``,
+``("proven", cpu)``, ``("explained", json)``, ``("traced", trace)``, ``("failed", error)``. What user code prints goes to stderr,
+so that the driver's stdout stays clean.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ def _serve(connection: Connection) -> None:
 
     command, spec, means = connection.recv()
     assert command == "start"
-    runner = TrialRunner(
-        spec, progress=lambda what, done, total: connection.send(("loading", what, done, total)), means=means
-    )
+
+    def told(description: str, done: float, total: float) -> None:
+        connection.send(("loading", description, done, total))
+
+    runner = TrialRunner(spec, progress=told, means=means)
     connection.send(("ready", runner.describe(), time.process_time(), runner.pack))
     while True:
         message: tuple[Any, ...] = connection.recv()
@@ -55,6 +57,8 @@ def _serve(connection: Connection) -> None:
                 connection.send(("row", row, time.process_time(), runner.unproven == 0))
         elif message[0] == "explain":
             connection.send(("explained", runner.explain()))
+        elif message[0] == "trace":
+            connection.send(("traced", runner.trace(message[1], message[2], told)))
         elif message[0] == "prove":
             runner.prove()
             connection.send(("proven", time.process_time()))

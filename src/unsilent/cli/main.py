@@ -47,11 +47,11 @@ def root(
 
 
 def _register() -> None:
-    from unsilent.cli import listing, merge, pvf, stored
+    from unsilent.cli import listing, merge, pvf, replay, stored
 
     app.command("pvf", short_help="Measure parameter vulnerability (PVF).")(pvf.pvf)
     app.command("report", short_help="Show a stored campaign again.")(stored.report)
-    app.command("replay", short_help="Run one stored trial again.")(stored.replay)
+    app.command("replay", short_help="Run one stored trial again.")(replay.replay)
     app.command("export", short_help="Export the trials of a campaign.")(stored.export)
     app.command("merge", short_help="Join stores of one campaign.")(merge.merge)
     app.command("workloads", short_help="List the built-in workloads.")(listing.workloads)

@@ -1,10 +1,9 @@
-"""Verbs on a stored campaign: ``report``, ``replay``, ``export``."""
+"""Verbs on a stored campaign: ``report``, ``export``."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -75,30 +74,6 @@ def report(
         paths = {"Report": page, "Card": card, "Page": made and made[1]}
         print("\n" + "\n".join(f"{'# ' if plain else ''}{name}: {path}" for name, path in paths.items() if path))
     return 0
-
-
-def replay(
-    store: o.StoreFile,
-    trial: Annotated[str, typer.Argument(help="Which one, like top_mlp/x8/17.", show_default=False)],
-    workload: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            help="The workload, if it is code of your own: a store may name any file, so none is run unasked."
-        ),
-    ] = None,
-    as_json: o.Json = False,
-) -> int:
-    """Run one stored trial again and check that it ends the same; exit 1 when it does not."""
-    from unsilent.campaigns import Store, TrialId
-    from unsilent.campaigns.replay import replay_trial
-
-    with Store(store) as opened:
-        again = replay_trial(opened, TrialId.parse(trial), workload)
-    if as_json:
-        print(json.dumps(again.to_json(), indent=2))
-    else:
-        print(again)
-    return 0 if again.same else 1
 
 
 def export(

@@ -4,3 +4,5 @@ from unsilent.engine.make import ENGINES as ENGINES
 from unsilent.engine.make import make_engine as make_engine
 from unsilent.engine.plain import PlainEngine as PlainEngine
 from unsilent.engine.plain import TrialOutcome as TrialOutcome
+from unsilent.engine.trace import trace_batch as trace_batch
+from unsilent.engine.trace import trace_step as trace_step

@@ -238,12 +238,16 @@ class PlainEngine:
         strike = Strike(self.model, self.batches[batch], transient)
         with strike:
             output = self._run(strike.batch)
+        self._check_landed(strike, batch, len(transient) < len(faults))
+        return output
+
+    def _check_landed(self, strike: Strike, batch: int, in_memory: bool) -> None:
+        """Raise ``InjectionError`` for a fault that did not land and should have; ``in_memory``: parameters are struck, too."""
         for fault, why in strike.missed:
             # An earlier fault may have changed what runs afterwards; a site that was never there is an error all the same.
-            in_memory = len(transient) < len(faults)  # checked before it was struck
+            # With parameters struck, sites were checked before.
             if not in_memory and not (strike.landed and self.survey.holds(batch, fault)):
                 raise strike.error(fault, why)
-        return output
 
     def prepare_for_runs(self) -> None:
         """Get ready for faults in what a run computes, where an engine has to."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.sites.training.products import PRODUCTS, array, gradients
 from torch import nn
 
+from sites.training.products import PRODUCTS, array, gradients
 from unsilent.errors import UsageError
 from unsilent.faults import Fault, fault_model
 from unsilent.faults.drawn import Draw

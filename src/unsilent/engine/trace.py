@@ -1,0 +1,202 @@
+"""A picture of a fault: a faulty run beside its golden twin, every output of every operation compared bit for bit.
+
+    trace        any run that can be repeated from the same state
+    trace_step   a training step: state is put back before every run, and after the last
+    trace_batch  one batch of an inference workload under the faults of a trial
+
+What the numbers mean is said in `unsilent.traced`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unsilent.engine.plain import PlainEngine, acting_in
+from unsilent.engine.tracing.passes import Compared, Run, compare, together
+from unsilent.engine.tracing.tracer import Tracer
+from unsilent.engine.tracing.training_state import TrainingState
+from unsilent.errors import UsageError
+from unsilent.faults import Fault
+from unsilent.faults.drawn import Draw
+from unsilent.faults.naming import SiteName, is_transient, parse_site
+from unsilent.sites import Strike
+from unsilent.sites.receipts import Hit
+from unsilent.sites.training.step import Step
+from unsilent.traced import BEFORE, Change, Parting, Placed, Trace, TraceRow
+from unsilent.workloads.training import Progress, silent
+
+_ADDRESSED = {"outside": "fwd"}
+MEMORY = 1 << 30
+"""Bytes that golden outputs may take."""
+
+
+def trace(
+    model: nn.Module,
+    run: Run,
+    *,
+    training: bool = True,
+    memory: int = MEMORY,
+    progress: Progress = silent,
+    faults: Callable[[], Sequence[tuple[Fault, int | None]]] = tuple,
+) -> Trace:
+    """Compare faulty runs with golden ones.
+
+    Args:
+        model: whose modules and parameters give the names. run: ``run(faulty, tracer)`` runs once, always from the same state,
+            and enters ``tracer`` inside of every other mode, around all that is to be seen. training: the run may hold backward
+            passes and updates; without, names are those of an evaluation. memory: bytes that golden outputs may take: with less
+            than is needed, runs are repeated. progress: told of runs. faults: asked after the runs which faults there were, with
+            the bits each changed (None: not counted), to be marked in the picture.
+
+    Raises:
+        UsageError: runs that should be the same differ (names the first operation), or the tracer was not entered.
+    """
+    if memory < 1:
+        raise UsageError(f"memory is {memory} bytes; expected 1 or more")
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
+        raise UsageError(
+            "a job of several ranks cannot be traced: runs are repeated on one rank alone; trace with one rank"
+        )
+    found = compare(model, run, training, memory, progress)
+    rows, numbers = _rows(found)
+    placed = tuple(_placed(fault, bits, rows) for fault, bits in faults())
+    notes = () if not found.scratch else (_scratch_note(found),)
+    return Trace(rows, placed, _parting(found, numbers), found.runs, notes)
+
+
+def trace_step(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    step: Callable[[], Any],
+    faults: Sequence[Fault | Draw],
+    *,
+    others: Sequence[Any] = (),
+    memory: int = MEMORY,
+    progress: Progress = silent,
+) -> Trace:
+    """How faults spread through one training step.
+
+    Args:
+        step: runs one step, whatever it does: forward and backward passes, updates. It must give the same when it is run again
+            from the same parameters, buffers, gradients, optimizer state, ``others`` and random generators; a step that takes
+            its batch from an iterator does not. faults: see `Step`. others: schedulers, scalers: what has a ``state_dict``.
+
+    State is put back before every run, and after the last one. Raises as `trace` and `Step` do.
+    """
+    state, hits = TrainingState(model, optimizers, others), list[Hit]()
+
+    def run(faulty: bool, tracer: Tracer) -> None:
+        state.restore()
+        struck = Step(model, faults if faulty else (), optimizers)
+        try:
+            with struck, tracer:
+                step()
+        finally:
+            if faulty:
+                hits[:] = struck.hits
+
+    try:
+        return trace(
+            model, run, memory=memory, progress=progress, faults=lambda: [(h.fault, h.changed_bits) for h in hits]
+        )
+    finally:
+        state.restore()
+
+
+def trace_batch(
+    engine: PlainEngine,
+    batch: int,
+    faults: Sequence[Fault],
+    *,
+    memory: int = MEMORY,
+    progress: Progress = silent,
+) -> Trace:
+    """How the faults of a trial spread through the evaluation of one batch; the model is as before afterwards.
+
+    Raises as `trace` does, and ``InjectionError`` for a fault that is not there.
+    """
+    acting, missed = acting_in(batch, faults), list[str]()
+    engine.prepare(acting)
+
+    def run(faulty: bool, tracer: Tracer) -> None:
+        struck = acting if faulty else []
+        transient = [f for f in struck if is_transient(f.site)]
+        strike = Strike(engine.model, engine.batches[batch], transient)
+        with engine.in_memory(struck), strike, tracer:
+            engine._run(strike.batch)
+        engine._check_landed(strike, batch, len(transient) < len(struck))
+        if faulty:
+            missed[:] = [f"{fault.site} was not hit: {why}" for fault, why in strike.missed]
+
+    found = trace(
+        engine.model,
+        run,
+        training=False,
+        memory=memory,
+        progress=progress,
+        faults=lambda: [(fault, None) for fault in acting],
+    )
+    return Trace(found.rows, found.faults, found.parting, found.runs, (*found.notes, *missed))
+
+
+def _rows(found: Compared) -> tuple[tuple[TraceRow, ...], list[int]]:
+    """The rows up to where the runs part, and the number of every row among all that was seen."""
+    numbers = [i for i in range(together(found.golden, found.faulty)) if i not in found.scratch]
+    rows = []
+    for i in numbers:
+        one, two = found.golden[i], found.faulty[i]
+        other = (
+            "" if (one.dtype, one.shape) == (two.dtype, two.shape) else f"{two.dtype}[{','.join(map(str, two.shape))}]"
+        )
+        elements = int(torch.Size(one.shape).numel())
+        change = found.changes[i] if not other else Change(elements)
+        rows.append(TraceRow(*one.key, dtype=one.dtype, shape=one.shape, elements=elements, change=change, other=other))
+    return tuple(rows), numbers
+
+
+def _parting(found: Compared, numbers: Sequence[int]) -> Parting | None:
+    both = together(found.golden, found.faulty)
+    if both == len(found.golden) == len(found.faulty) and not found.error:
+        return None
+    golden, faulty = (seen[both].text if both < len(seen) else "" for seen in (found.golden, found.faulty))
+    return Parting(len(numbers), golden, faulty, found.error)
+
+
+def _scratch_note(found: Compared) -> str:
+    names = [found.golden[i].text for i in sorted(found.scratch)]
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"left out, scratch memory that differs between golden runs and that nothing reads: {', '.join(names[:4])}{more}"
+
+
+def _placed(fault: Fault, bits: int | None, rows: Sequence[TraceRow]) -> Placed:
+    return Placed(fault.site, fault.describe(), _place(parse_site(fault.site), fault, rows), bits)
+
+
+def _place(site: SiteName, fault: Fault, rows: Sequence[TraceRow]) -> int | None:
+    """The number of the row that a fault strikes, see `Placed`."""
+    if site.kind in ("param", "optim", "input"):
+        return BEFORE
+    phase = {"fwd": "recomputed" if fault.occurrence else "fwd", "optim": "update"}.get(site.phase, "bwd")
+    if site.kind == "saved":
+        return next((i for i, row in enumerate(rows) if row.phase == "bwd"), None)
+    step, output = fault.micro_step or 0, int(site.operand.partition(".")[2] or 0) if phase != "bwd" else None
+    mine = [
+        i
+        for i, row in enumerate(rows)
+        if (row.name, _ADDRESSED.get(row.phase, row.phase)) == (site.name, phase)
+        and (phase == "update" or row.micro_step == step)
+    ]
+    if phase == "bwd":  # the last that the node runs; what autograd adds up behind it also goes by its name
+        own = [i for i in mine if not rows[i].kernel.startswith("add.")] or mine
+        return own[-1] if own else None
+    exact = [i for i in mine if rows[i].output == output]
+    return next(iter(exact or mine), None)

@@ -1,0 +1,70 @@
+"""Two tensors bit for bit: a digest of one, and the numbers of what differs between two (see `unsilent.traced`)."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+import xxhash
+from torch import Tensor
+
+from unsilent.outcomes.tensors import words_of
+from unsilent.traced import Change
+
+CHUNK = 1 << 22
+"""Elements that are compared at a time: what is held in float64 stays below 100 MB."""
+_NARROW = tuple(d for d in vars(torch).values() if isinstance(d, torch.dtype) and str(d).startswith("torch.float8_e"))
+_NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_NARROW)
+
+
+def digest(tensor: Tensor) -> int:
+    """xxh3-128 of all bits in C order."""
+    return xxhash.xxh3_128_intdigest(words_of(tensor).cpu().numpy().data)
+
+
+def change(golden: Tensor, faulty: Tensor) -> Change:
+    """What differs between two tensors of one dtype and shape, on the CPU."""
+    if golden.dtype.is_complex:  # numbers by part, elements whole
+        parts = change(torch.view_as_real(golden), torch.view_as_real(faulty))
+        return replace(parts, changed=int((words_of(golden) != words_of(faulty)).any(-1).sum()))
+    numeric, found = golden.dtype in _NUMBERS, Change()
+    ones, twos = golden.reshape(-1), faulty.reshape(-1)
+    for start in range(0, len(ones), CHUNK):
+        one, two = ones[start : start + CHUNK], twos[start : start + CHUNK]
+        unequal = words_of(one) != words_of(two)
+        if unequal.any():
+            found = _joined(found, _change(one[unequal], two[unequal]) if numeric else Change(int(unequal.sum())))
+    return found
+
+
+def _change(golden: Tensor, faulty: Tensor) -> Change:
+    """Of changed elements alone."""
+    one, two = golden.double(), faulty.double()
+    known = one.isfinite() & two.isfinite()
+    apart = (two - one).abs()
+    rated = known & (one != 0)
+    return Change(
+        len(one),
+        _largest((apart / one.abs())[rated]),
+        _largest(apart[known]),
+        int((known & (one == 0) & (two != 0)).sum()),
+        int((one.isfinite() & ~two.isfinite()).sum()),
+    )
+
+
+def _largest(values: Tensor) -> float | None:
+    return min(float(values.max()), sys.float_info.max) if values.numel() else None
+
+
+def _joined(a: Change, b: Change) -> Change:
+    def most(x: float | None, y: float | None) -> float | None:
+        return max((v for v in (x, y) if v is not None), default=None)
+
+    return Change(
+        a.changed + b.changed,
+        most(a.relative, b.relative),
+        most(a.absolute, b.absolute),
+        a.from_zero + b.from_zero,
+        a.nonfinite + b.nonfinite,
+    )

@@ -1,0 +1,192 @@
+"""The mode that sees what every operation of a run gives, under the names that faults have.
+
+Modes are stacked, and the one that was entered last is called first: entered innermost, the tracer gets every result after
+the modes around it have put their faults in. It reads, and nothing more: results are read below all modes, so that no mode
+counts its work, and autograd does not see it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from unsilent.sites.calls import OUTSIDE, Calls
+from unsilent.sites.modes import Mode
+from unsilent.sites.operands import gives_uninitialised, is_view, operation_name, tensors_in, written_by
+from unsilent.sites.striking import plain
+from unsilent.sites.training.names import Met, StepCalls, current_node, inner, next_number
+from unsilent.sites.training.updates import Updates, local
+
+NOBODY, UPDATE = "(backward)", "(update)"
+"""Backward kernels of nodes that no operation of the run made; operations of an update that work for no parameter."""
+ACCUMULATED = "accumulated"
+_WORKSPACE = {
+    "mkldnn_rnn_layer": 3,
+    "_cudnn_rnn": 3,
+    "miopen_rnn": 3,
+    "cudnn_batch_norm": 3,
+    "batch_norm_with_update": 3,
+}
+"""Outputs that a kernel keeps for its own backward, and does not write all of."""
+
+
+class Key(NamedTuple):
+    """Which output of which operation: see `unsilent.traced.TraceRow`."""
+
+    name: str
+    kernel: str
+    phase: str
+    micro_step: int
+    output: int
+
+
+See = Callable[[Key, Tensor], None]
+"""Told of every output at once, before anything can write over it; the tensor must not be kept."""
+
+
+class Tracer(Mode):
+    """Active around one run, inside of all other modes.
+
+    Args:
+        model: whose modules and parameters give the names. see: told of every output. training: a training step, whose names
+            are those of `Step`; else one evaluation, whose names are those of `Operations`.
+
+    Attributes:
+        entered: whether it ever was.
+    """
+
+    def __init__(self, model: nn.Module, see: See, training: bool) -> None:
+        super().__init__()
+        self._calls: Calls = StepCalls(model) if training else Calls(model)
+        self._updates = Updates(inner(model))
+        self._parameters = {name: p for name, p in inner(model).named_parameters() if p.requires_grad and p.is_leaf}
+        self._see, self._training = see, training
+        self._hooks = ExitStack()
+        self.entered = False
+
+    def __enter__(self) -> Tracer:
+        self.entered = True
+        self._nodes: dict[int, Met] = {}
+        self._counts: Counter[tuple[str, str, int]] = Counter()
+        self._first, self._behind = next_number(), False
+        with ExitStack() as stack:
+            stack.enter_context(self._calls)
+            if self._training:
+                stack.enter_context(self._updates)
+                for name, parameter in self._parameters.items():
+                    self._watch(stack, name, parameter)
+            super().__enter__()
+            self._hooks = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._hooks.close()
+        self._nodes = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._training and self._updates.active:
+            return self._update(func, args, kwargs)
+        key = self._key(func)  # now: a node's number is that of the moment
+        result = func(*args, **kwargs)
+        if not gives_uninitialised(func) and not is_view(func, args, kwargs, result):
+            workspace = _WORKSPACE.get(operation_name(func))
+            for number, tensor in enumerate(_given(func, args, kwargs, result)):
+                if number != workspace:
+                    self._tell(key._replace(output=number), tensor)
+        return result
+
+    def _key(self, func: Any) -> Key:
+        """The name of an operation outside of the update that is about to run."""
+        if not isinstance(self._calls, StepCalls):
+            return Key(self._calls.name(func), "", "fwd", 0, 0)
+        node = current_node()
+        if node is None or torch.is_grad_enabled():
+            met = self._calls.meet(func, again=node is not None)
+            if (number := next_number() - 1) >= self._first:
+                self._nodes.setdefault(number, met)  # its node's, unless an operation before it has that number
+            self._behind = self._behind and met.name.startswith(f"{OUTSIDE}#")
+            phase = "recomputed" if met.occurrence else "outside" if self._behind and node is None else "fwd"
+            return Key(met.name, "", phase, met.micro_step, 0)
+        self._calls.backward()
+        self._behind = True
+        met = self._nodes.get(node._sequence_nr(), Met(NOBODY, self._calls.micro_step, 0))
+        if met.name == NOBODY and (parameter := getattr(node, "variable", None)) is not None:
+            met = met._replace(name=next((n for n, p in self._parameters.items() if p is parameter), NOBODY))
+        return Key(met.name, self._count(met.name, operation_name(func), met.micro_step), "bwd", met.micro_step, 0)
+
+    def _update(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation of an optimizer: one on lists gives a row for each entry, named by its parameter."""
+        work = self._updates.work(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self._updates.made(work, result)
+        if gives_uninitialised(func) or is_view(func, args, kwargs, result):
+            return result
+        step = self._calls.micro_step if isinstance(self._calls, StepCalls) else 0
+        names = {one.entry: one.name for one in work}
+        unowned = "" if names else f"{UPDATE}#{self._count(UPDATE, operation_name(func), 0)}"
+        given = list(_given(func, args, kwargs, result))
+        width = _entries(args)
+        for i, tensor in enumerate(given):
+            number, entry = (i, None) if width is None else divmod(i, width)
+            name = names.get(entry) or unowned or f"{UPDATE}#{operation_name(func)}[{entry}]"
+            self._tell(Key(name, "", "update", step, number), tensor)
+        return result
+
+    def _watch(self, stack: ExitStack, name: str, parameter: nn.Parameter) -> None:
+        """See the gradient of a parameter whenever a backward pass has added to it; no operation need run for that."""
+
+        def added(p: Tensor) -> None:
+            assert isinstance(self._calls, StepCalls)
+            if p.grad is not None:
+                k = self._count(name, ACCUMULATED, step := self._calls.micro_step)
+                self._tell(Key(name, k.removesuffix(".0"), "bwd", step, 0), p.grad)
+
+        had = parameter._post_accumulate_grad_hooks
+        handle = parameter.register_post_accumulate_grad_hook(added)
+
+        def forget() -> None:
+            handle.remove()
+            if had is None and not parameter._post_accumulate_grad_hooks:
+                parameter._post_accumulate_grad_hooks = None  # torch leaves an empty dictionary
+
+        stack.callback(forget)
+
+    def _count(self, name: str, kernel: str, step: int) -> str:
+        k = self._counts[name, kernel, step]
+        self._counts[name, kernel, step] = k + 1
+        return f"{kernel}.{k}"
+
+    def _tell(self, key: Key, tensor: Tensor) -> None:
+        tensor = local(tensor)
+        if is_traceable_wrapper_subclass(tensor) or tensor.is_meta or tensor.is_quantized:
+            return
+        if not plain(tensor) or not tensor.numel():
+            return
+        with no_dispatch():
+            self._see(key, tensor.detach())
+
+
+def _given(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Tensor]:
+    """What an operation gives; of one that gives nothing what it writes."""
+    found = list(tensors_in(result))
+    yield from found or written_by(func, args, kwargs)
+
+
+def _entries(args: Sequence[Any]) -> int | None:
+    """How many entries the lists of an operation on lists have; None for any other."""
+    lists = (a for a in args if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a))
+    return next((len(a) for a in lists), None)
