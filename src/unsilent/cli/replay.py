@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -16,14 +15,25 @@ if TYPE_CHECKING:
     from unsilent.campaigns.replay import Replay
     from unsilent.report.trace_info import TraceInfo
 
-OF_TRACES = ("batch", "html", "plain")
+OF_TRACES = ("batch", "html")
 """Parameters that mean nothing without --trace."""
+OF_STORES = ("trial", "workload", "batch")
+OF_INJECTIONS = ("data", "weights", "steps", "steps_before", "batch_size", "images", "log", "quiet")
+"""Parameters of a stored trial, and of a published injection, alone."""
 
 
 def replay(
     context: typer.Context,
-    store: o.StoreFile,
-    trial: Annotated[str, typer.Argument(help="Which one, like top_mlp/x8/17.", show_default=False)],
+    store: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE|FILE.csv", help="A store, or a published injection.", exists=True, dir_okay=False
+        ),
+    ],
+    trial: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="Of a store: which one, like top_mlp/x8/17.", show_default=False),
+    ] = None,
     workload: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -32,19 +42,68 @@ def replay(
     ] = None,
     trace: Annotated[
         bool,
-        typer.Option("--trace", help="Show how the fault spread: every operation of one batch beside the golden run."),
+        typer.Option("--trace", help="Show how the fault spread: every operation beside the golden run."),
     ] = False,
     batch: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(help="The batch to trace, from 0.", show_default="the first whose output changed"),
+        typer.Option(help="Of a store: the batch to trace, from 0.", show_default="the first whose output changed"),
+    ] = None,
+    data: Annotated[Optional[Path], typer.Option(help="Of an injection: images, .npz.", show_default=False)] = None,  # noqa: UP045
+    weights: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Of an injection: what to start from.", show_default="a fresh network"),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Of an injection: steps to train after it.")] = 5,
+    steps_before: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            help="Of an injection: steps to train before it.", show_default="its epoch's, or 0 without weights"
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Of an injection: images of all 8 workers in a step.")] = 1024,
+    images: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Of an injection: use only the first so many.", show_default="all"),
+    ] = None,
+    log: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The log in the published layout.", show_default="replay_NAME.txt here"),
     ] = None,
     html: o.Html = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
+    quiet: o.Quiet = False,
 ) -> int:
-    """Run one stored trial again and check that it ends the same; exit 1 when it does not."""
+    """Run one stored trial again and check that it ends the same; exit 1 when it does not.
+
+    Or replay a published injection on the network that it was made for.
+    """
+    from unsilent.cli.injection import is_injection, replay_csv
+
     if not trace:
         o.refuse(context, OF_TRACES, "only --trace has that")
+    if is_injection(store):
+        o.refuse(context, OF_STORES, f"{store} is a published injection, not a store")
+        if data is None:
+            raise UsageError(f"{store} is a published injection, which needs images to train on: --data IMAGES.npz")
+        return replay_csv(
+            store,
+            data=str(data),
+            weights=None if weights is None else str(weights),
+            steps=steps,
+            steps_before=steps_before,
+            batch=batch_size,
+            images=images,
+            log=log,
+            trace=trace,
+            html=html,
+            as_json=as_json,
+            plain=plain,
+            quiet=quiet,
+        )
+    o.refuse(context, OF_INJECTIONS, f"{store} is a store; published injections end in .csv")
+    if trial is None:
+        raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
     return replay_stored(store, trial, workload, trace, batch, html, as_json, plain)
 
 
@@ -61,6 +120,7 @@ def replay_stored(
     """A trial of a campaign."""
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial
+    from unsilent.cli.tracing import show_trace, trace_path
 
     number = TrialId.parse(trial)
     page = trace_path(store, str(number), html) if trace else None
@@ -74,34 +134,6 @@ def replay_stored(
     if info is not None and page is not None:
         show_trace(info, page, as_json, plain)
     return 0 if again.same else 1
-
-
-def show_trace(info: TraceInfo, page: Path, as_json: bool, plain: bool) -> None:
-    """The table of a trace (unless JSON says all) and its page."""
-    from unsilent.report.trace_html import write_trace
-
-    if not as_json:
-        from rich.console import Console
-
-        from unsilent.report.trace_terminal import render_trace
-
-        print("#" if plain else "")
-        render_trace(info, Console(), plain)
-    write_trace(info, page)
-    if not as_json:
-        print(f"\n{'# ' if plain else ''}Report: {page}")
-
-
-def trace_path(store: Path, name: str, html: Path | None) -> Path:
-    """Where the page of a trace goes: as asked, else beside the store; raises ``UsageError`` as `report_path` does."""
-    from unsilent.cli.pvf import report_beside, report_path
-
-    if html is not None:
-        if html.resolve() == report_beside(store).resolve():
-            raise UsageError(f"{html} is the report of {store}; give another --html")
-        return report_path(store, html)
-    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-")[:80]
-    return report_path(store.with_name(f"{store.stem}-{slug}.trace.sqlite"), None)
 
 
 def _info(store: object, again: Replay) -> TraceInfo | None:

@@ -1,0 +1,59 @@
+"""``unsilent replay FILE.csv``: a published injection run again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def is_injection(path: Path) -> bool:
+    """Whether a file is taken for a published injection rather than for a store."""
+    return path.suffix.lower() == ".csv"
+
+
+def replay_csv(
+    file: Path,
+    *,
+    data: str,
+    weights: str | None = None,
+    steps: int = 5,
+    steps_before: int | None = None,
+    batch: int = 1024,
+    images: int | None = None,
+    log: Path | None = None,
+    trace: bool = False,
+    html: Path | None = None,
+    as_json: bool = False,
+    plain: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Replay a published injection, write its log and say how it went; see `studies.injection.replay_injection`."""
+    from unsilent.cli.progress import make_observer
+    from unsilent.cli.tracing import show_trace, trace_path
+    from unsilent.faults.injections import read_injection
+    from unsilent.report.trace_info import TraceInfo
+    from unsilent.studies.injection import replay_injection
+
+    injection = read_injection(file)
+    with make_observer(quiet=quiet, plain=plain) as observer:
+        done = replay_injection(
+            injection,
+            data,
+            weights,
+            steps=steps,
+            steps_before=steps_before,
+            batch=batch,
+            images=images,
+            log=log,
+            trace=trace,
+            progress=observer.loading,
+        )
+    page = None if done.trace is None else trace_path(file, "", html)
+    if as_json:
+        print(json.dumps(done.to_json() | ({} if page is None else {"report": str(page)}), indent=2))
+    else:
+        print(f"{done}\n\n{'# ' if plain else ''}Log: {done.log}")
+    if done.trace is not None and page is not None:
+        facts = (("injection", injection.name), ("layer", injection.target_layer), ("weights", done.weights))
+        show_trace(TraceInfo(done.trace, f"how the fault of {injection.name} spreads", facts), page, as_json, plain)
+    return 0

@@ -1,0 +1,293 @@
+"""A published injection run again: the training around it, the fault in its step, and the log in the published layout.
+
+The published runs start from a checkpoint of TensorFlow, which cannot be read here. Weights of one's own take its place; without
+any the training starts at the target step (or some steps before) with a fresh network, and the log says so. Then what is the same
+as published is the operation, the tensor, the position and the value, not the state of the network that is struck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from unsilent.errors import UsageError
+from unsilent.faults.injections import EPOCHS, STEPS, Injection
+from unsilent.strictjson import strict
+from unsilent.workloads.published import log as lines
+from unsilent.workloads.published.log import StepRecord
+from unsilent.workloads.published.mapping import convolution_of, fault_of, victims
+
+if TYPE_CHECKING:
+    from unsilent.faults import Fault
+    from unsilent.traced import Trace
+    from unsilent.workloads.training import Progress
+
+HELD_OUT = 6
+"""One image in so many is kept for the evaluation, as 10,000 of 60,000 are."""
+MOST_HELD_OUT = 10_000
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay gave.
+
+    ``before``: the steps before the fault; ``golden`` and ``struck``: its step without and with it, from the same state;
+    ``after``: those that followed. ``valid``: mean loss and accuracy on the held-out images at the end (None: the training had
+    stopped). ``hits``: elements that were struck. ``trace``: how the fault spread through its step, where that was asked.
+    """
+
+    log: str
+    weights: str
+    fault: Fault
+    hits: int
+    before: tuple[StepRecord, ...]
+    golden: StepRecord
+    struck: StepRecord
+    after: tuple[StepRecord, ...]
+    valid: tuple[float, float] | None
+    trace: Trace | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON; numbers that are not finite are null."""
+        told = {
+            "log": self.log,
+            "weights": self.weights,
+            "fault": self.fault.to_json(),
+            "hits": self.hits,
+            "valid": self.valid,
+        }
+        steps = {"before": self.before, "golden": (self.golden,), "struck": (self.struck,), "after": self.after}
+        keys = ("epoch", "step", "loss", "accuracy")
+        told |= {name: [{key: getattr(r, key) for key in keys} for r in records] for name, records in steps.items()}
+        if self.trace is not None:
+            told["trace"] = self.trace.to_json()
+        return dict(strict(told))
+
+    def __str__(self) -> str:
+        told = [f"weights: {self.weights}", f"fault: {self.fault.describe()}"]
+        twins = [("without the fault", (self.golden,)), ("with the fault", (self.struck,))]
+        shown = [("before", self.before[-1:]), *twins, ("after", self.after)]
+        for name, records in shown:
+            told += [f"{name}: {record.line}" for record in records]
+        if not (self.struck, *self.after)[-1].finite:
+            told.append("the loss is not finite: the training stopped")
+        if self.valid is not None:
+            told.append(f"held-out images at the end: loss {self.valid[0]:.5f}, accuracy {self.valid[1]:.5f}")
+        return "\n".join(told)
+
+
+class InjectionReplay:
+    """The training around one published injection.
+
+    Args:
+        injection: read from a file. data: ``.npz`` of images; the last sixth is held out. weights: start from these (state
+            dict or safetensors of the network here), None: a fresh network. batch: of all eight workers. images: use only the
+            first so many.
+
+    Raises:
+        UsageError: the injection does not fit the network or the batch, or a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        injection: Injection,
+        data: str | Path,
+        weights: str | Path | None = None,
+        *,
+        batch: int = 1024,
+        images: int | None = None,
+        width: int = 64,
+    ) -> None:
+        self.injection = injection
+        self.fault = fault_of(injection, batch=batch, width=width)
+        if not (injection.target_epoch < EPOCHS and injection.target_step < STEPS):
+            place = injection.place("target_epoch" if injection.target_epoch >= EPOCHS else "target_step")
+            raise UsageError(
+                f"{place}: expected an epoch below {EPOCHS} and a step below {STEPS}, as published trainings have"
+            )
+        self._conv = convolution_of(self.fault, batch=batch, width=width)
+
+        from unsilent.workloads.cifar_files import read_images, read_weights
+        from unsilent.workloads.published.training import PublishedTraining, prepared
+
+        pictures, labels = read_images(str(data), 10)
+        count = len(labels) if images is None else images
+        if not HELD_OUT <= count <= len(labels):
+            raise UsageError(
+                f"{count} images asked of {data}, which has {len(labels)}; expected {HELD_OUT} to {len(labels)}"
+            )
+        known, self.held_out = prepared(pictures[:count], labels[:count], count - min(count // HELD_OUT, MOST_HELD_OUT))
+        rate = float(injection.learning_rate)
+        self.training = PublishedTraining(
+            injection.model, known, rate=rate, batch=batch, width=width, seed=injection.seed
+        )
+        # Nothing needs the gradient of the images, but a fault there must have something to land in.
+        self.training.input_gradients = (injection.layer, injection.phase) == ("conv1", "grad_in")
+        self.weights = f"none: a fresh network (seed {injection.seed}), the epochs before are not trained"
+        if weights is not None:
+            self.training.load(read_weights(str(weights)), str(weights))
+            self.weights = str(weights)
+        self._state: dict[str, Any] | None = None
+        self.position = injection.target_epoch * STEPS + injection.target_step
+
+    @property
+    def model(self) -> Any:
+        """The network that is trained."""
+        return self.training.model
+
+    def lead_in(self, count: int) -> Iterable[StepRecord]:
+        """Train the steps just before the target; those of earlier epochs, too, where the epoch has not as many."""
+        for position in range(max(self.position - count, 0), self.position):
+            yield self.training.step(*divmod(position, STEPS))
+
+    def run_step(self, faulty: bool = True, inside: AbstractContextManager[Any] | None = None) -> StepRecord:
+        """Run the target step, always from the state in which it was run first.
+
+        ``inside`` is entered within the mode that strikes. Raises ``InjectionError`` where the fault does not land.
+        """
+        if self._state is None:
+            self._state = self.training.snapshot()
+        else:
+            self.training.restore(self._state)
+        faults = [self.fault] if faulty else []
+        epoch, step = divmod(self.position, STEPS)
+        return self.training.step(epoch, step, faults, inside or nullcontext())
+
+    def spread(self) -> Trace:
+        """How the fault spreads through the target step, operation by operation."""
+        from unsilent.engine.trace import trace
+
+        hits: list[tuple[Fault, int | None]] = []
+
+        def run(faulty: bool, tracer: AbstractContextManager[Any]) -> None:
+            record = self.run_step(faulty, tracer)
+            if record.receipt is not None:
+                hits[:] = [(hit.fault, hit.changed_bits) for hit in record.receipt.entries]
+
+        return trace(self.model, run, faults=lambda: hits)
+
+    def follow(self, count: int) -> Iterable[StepRecord]:
+        """Train the steps after the target, to the end of the last epoch at most."""
+        for position in range(self.position + 1, min(self.position + 1 + count, EPOCHS * STEPS)):
+            yield self.training.step(*divmod(position, STEPS))
+
+    def evaluate(self) -> tuple[float, float]:
+        """Mean loss and accuracy on the held-out images."""
+        return self.training.evaluate(self.held_out)
+
+    def struck_lines(self, record: StepRecord) -> list[str]:
+        """The lines of the log that tell what was struck."""
+        assert record.receipt is not None
+        told = victims(self.fault, self._conv, self.fault.operands)
+        asked = dict(zip(self.injection.inj_pos, self.injection.inj_values, strict=True))
+        values = [float(asked[index]) for index in map(tuple, told.positions.tolist())]
+        worker, layer = self.injection.target_worker, self.injection.target_layer
+        return lines.struck_lines(record.receipt, worker, layer, told.shape, told.positions, values)
+
+
+def replay_injection(
+    injection: Injection,
+    data: str | Path,
+    weights: str | Path | None = None,
+    *,
+    steps: int = 5,
+    steps_before: int | None = None,
+    batch: int = 1024,
+    images: int | None = None,
+    width: int = 64,
+    log: str | Path | None = None,
+    trace: bool = False,
+    progress: Progress | None = None,
+) -> Replayed:
+    """Replay a published injection and write its log.
+
+    Args:
+        steps: to train after the fault. steps_before: to train before it; by default, as published, those of its epoch where
+            weights are given, none without. log: ``replay_….txt`` with the name of the injection's file, here, by default. trace:
+            compare every operation of the struck step with its golden twin, too. The other arguments are those of
+            `InjectionReplay`, which says what is raised, too.
+    """
+    if steps_before is None:
+        steps_before = 0 if weights is None else injection.target_step
+    for name, count in (("steps", steps), ("steps_before", steps_before)):
+        if count < 0:
+            raise UsageError(f"{name} is {count}; expected 0 or more")
+    replay = InjectionReplay(injection, data, weights, batch=batch, images=images, width=width)
+    path = Path(log) if log is not None else Path(f"replay_{Path(injection.name).stem}.txt")
+    try:
+        with path.expanduser().open("w", encoding="utf-8", newline="\n") as file:
+            return _Run(replay, file, str(path), steps_before + 1 + steps, progress, trace).go(steps_before, steps)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+class _Run:
+    """One replay from its first step to its last, told to the log."""
+
+    def __init__(
+        self, replay: InjectionReplay, file: IO[str], path: str, total: int, progress: Progress | None, trace: bool
+    ) -> None:
+        self._trace = trace
+        self._replay, self._file, self._path = replay, file, path
+        self._total, self._progress, self._done = total, progress, 0
+        self._epoch: list[StepRecord] = []
+        self._stopped = False
+
+    def go(self, steps_before: int, steps: int) -> Replayed:
+        replay, injection = self._replay, self._replay.injection
+        self._write(*lines.header(injection.target_epoch, injection.target_step, replay.weights))
+        self._tell("the first step")
+        before = self._all(replay.lead_in(steps_before))
+        if self._stopped:
+            raise UsageError(
+                "the loss is not finite before the fault strikes; start from other weights, or with fewer steps before"
+            )
+        golden = replay.run_step(faulty=False)
+        spread, record = replay.spread() if self._trace else None, replay.run_step()
+        self._write(*replay.struck_lines(record))
+        struck = self._one(record)
+        after = () if self._stopped else self._all(replay.follow(steps))
+        assert record.receipt is not None
+        valid = None if self._stopped else replay.evaluate()
+        return Replayed(
+            self._path, replay.weights, replay.fault, record.receipt.hits, before, golden, struck, after, valid, spread
+        )
+
+    def _all(self, records: Iterable[StepRecord]) -> tuple[StepRecord, ...]:
+        seen = []
+        for record in records:
+            seen.append(self._one(record))
+            if self._stopped:
+                break
+        return tuple(seen)
+
+    def _one(self, record: StepRecord) -> StepRecord:
+        self._write(record.line)
+        self._epoch.append(record)
+        self._done += 1
+        self._tell(record.line)
+        self._stopped = not record.finite
+        if not self._stopped and record.step == STEPS - 1:
+            self._end_of_epoch(record.epoch)
+        if self._stopped:
+            self._write(lines.NOT_FINITE)
+        return record
+
+    def _end_of_epoch(self, epoch: int) -> None:
+        count = len(self._epoch)
+        train = sum(m.loss for m in self._epoch) / count, sum(m.accuracy for m in self._epoch) / count
+        valid = self._replay.evaluate()
+        self._write(lines.epoch_line(epoch, train, valid))
+        self._epoch, self._stopped = [], not math.isfinite(valid[0])
+
+    def _write(self, *written: str) -> None:
+        self._file.writelines(f"{line}\n" for line in written)
+        self._file.flush()
+
+    def _tell(self, description: str) -> None:
+        if self._progress is not None:
+            self._progress(description, self._done, self._total)

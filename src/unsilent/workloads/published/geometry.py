@@ -1,0 +1,179 @@
+"""The convolutions of the published ResNet-18, and the tensors that its injections name, without torch.
+
+The artifact of He et al. (ISCA 2023) has its tensors channels last, and computes both gradients of a convolution as convolutions
+of stride 1 without padding:
+
+    fwd/first       the input [N, H, W, C]
+    fwd/second      the kernel [k, k, C, O]
+    fwd/out         the output before the bias [N, h, w, O]
+    grad_in/first   the gradient of the output, zeros between its elements (stride 2) and around it [N, s h + k - 1, …, O]
+    grad_in/second  the kernel, rotated by half a turn [k, k, O, C]
+    grad_in/out     dX [N, H, W, C]
+    grad_wt/first   the padded input [C, H + k - 1, …, N]
+    grad_wt/second  the gradient of the output, zeros between [s h, s w, N, O]
+    grad_wt/out     dW [C, k, k, O]
+
+Padding is TensorFlow's "same": with stride 2 more zeros follow than precede. Our convolution has the zeros of stride 1 built in,
+those of stride 2 it is given in its first operand. A `Frame` is one such tensor and the way from its indices to ours and back;
+both spatial axes are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from unsilent.faults.sampling import Ints
+
+IMAGE = 32
+STAGES = ((1, 1, 1), (2, 2, 2), (3, 4, 2), (4, 8, 2))
+"""Number, width over the width of the stem, stride of the first block."""
+Shape = tuple[int, int, int, int]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One convolution as one worker runs it; ``layer``: its published name, ``module``: ours. Height and width are ``size``."""
+
+    layer: str
+    module: str
+    images: int
+    channels: int
+    kernels: int
+    size: int
+    kernel: int
+    stride: int
+
+    @property
+    def out(self) -> int:
+        """Height and width of the output."""
+        return -(-self.size // self.stride)
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Zeros before and after, per axis."""
+        return same_padding(self.size, self.kernel, self.stride)
+
+    @property
+    def built_in(self) -> int:
+        """Zeros that our convolution itself puts on each side; where it has none, its first operand has them."""
+        return built_in_padding(self.kernel, self.stride)
+
+    @property
+    def given(self) -> tuple[int, int]:
+        """Zeros before and after that its first operand has."""
+        before, after = self.padding
+        return before - self.built_in, after - self.built_in
+
+
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """TensorFlow's "same": enough zeros for ceil(size / stride) outputs, the odd one after."""
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def built_in_padding(kernel: int, stride: int) -> int:
+    """What a convolution that pads both sides alike can do itself."""
+    return (kernel - 1) // 2 if stride == 1 else 0
+
+
+@lru_cache(maxsize=16)
+def convolutions(images: int, width: int = 64) -> Mapping[str, Convolution]:
+    """Published name -> convolution, for a worker with that many images."""
+    found = [Convolution("conv1", "conv1", images, 3, width, IMAGE, 7, 2)]
+    channels, size = width, IMAGE // 2
+    for number, times, stride in STAGES:
+        for block in range(2):
+            first = block == 0
+            name, module = f"basicblock_{number}_basic_{block}", f"basicblock_{number}.basic_{block}"
+            step, out = stride if first else 1, times * width
+            parts = [("downsample", channels, size, 1, step)] if step > 1 else []
+            parts += [("conv1", channels, size, 3, step), ("conv2", out, size // step, 3, 1)]
+            for part, c, n, kernel, s in parts:
+                found.append(Convolution(f"{name}_{part}", f"{module}.{part}", images, c, out, n, kernel, s))
+            channels, size = out, size // step
+    return MappingProxyType({c.layer: c for c in found})
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One tensor of the artifact (``shape``) and the tensor of ours that holds its elements (``tensor``).
+
+    Our axis k is its axis ``order[k]``; on the spatial axes its index is ``start + scale * ours``. It has ``low`` to ``high -
+    1`` of the artifact's indices there; others are zeros, as ``rest`` says.
+    """
+
+    shape: Shape
+    tensor: Shape
+    order: tuple[int, int, int, int]
+    start: int = 0
+    scale: int = 1
+    low: int = 0
+    high: int = 2**31
+    rest: str = ""
+    layout: str = "strided"
+
+    def ours(self, index: Ints) -> tuple[Ints, Bools]:
+        """The artifact's indices int64[n, 4] as ours, and which of them we have."""
+        found = index[:, self.order]
+        there = found[:, 2:].copy()
+        moved = there - self.start
+        found[:, 2:] = moved // self.scale
+        inside = (there >= self.low) & (there < self.high) & (moved % abs(self.scale) == 0)
+        return found, inside.all(1) & self._within(found, self.tensor)
+
+    def theirs(self, index: Ints) -> tuple[Ints, Bools]:
+        """Our indices int64[n, 4] as the artifact's, and which of them it can name."""
+        moved = index.copy()
+        moved[:, 2:] = self.start + self.scale * index[:, 2:]
+        found = np.empty_like(index)
+        found[:, self.order] = moved
+        inside = (moved[:, 2:] >= self.low) & (moved[:, 2:] < self.high)
+        return found, inside.all(1) & self._within(found, self.shape)
+
+    @staticmethod
+    def _within(index: Ints, shape: Shape) -> Bools:
+        return np.asarray(((index >= 0) & (index < np.array(shape))).all(1))
+
+
+def frame(conv: Convolution, phase: str, operand: str, stuffed: bool = False) -> Frame:
+    """The tensor that ``fwd``, ``grad_in`` or ``grad_wt`` has as ``first``, ``second`` or ``out``.
+
+    ``stuffed``: of ``grad_in/first``, with the zeros between and around as part of our tensor.
+    """
+    n, c, o, k, s = conv.images, conv.channels, conv.kernels, conv.kernel, conv.stride
+    size, out, (before, after) = conv.size, conv.out, conv.given
+    padded, around = size + before + after, (k - 1) // 2
+    activation, kernel, gradient = (n, c, padded, padded), (o, c, k, k), (n, o, out, out)
+    lead = int(s > 1 and k > 1)  # zeros before the first element of a stuffed gradient
+    if (phase, operand) in (("fwd", "first"), ("grad_in", "out")):
+        return Frame((n, size, size, c), activation, (0, 3, 1, 2), start=-before, low=0, high=size, rest="padding")
+    if (phase, operand) == ("fwd", "second"):
+        return Frame((k, k, c, o), kernel, (3, 2, 0, 1))
+    if (phase, operand) == ("fwd", "out"):
+        return Frame((n, out, out, o), gradient, (0, 3, 1, 2))
+    if (phase, operand) == ("grad_in", "first"):
+        side = s * out + 2 * around
+        if stuffed:
+            ours = padded + k - 1
+            return Frame((n, side, side, o), (n, o, ours, ours), (0, 3, 1, 2), start=-before, layout="stuffed")
+        return Frame(
+            (n, side, side, o), gradient, (0, 3, 1, 2), start=lead + around, scale=s, rest="a zero between or around"
+        )
+    if (phase, operand) == ("grad_in", "second"):
+        return Frame((k, k, o, c), kernel, (2, 3, 0, 1), start=k - 1, scale=-1)
+    if (phase, operand) == ("grad_wt", "first"):
+        side, start = size + 2 * around, around - before
+        return Frame(
+            (c, side, side, n), activation, (3, 0, 1, 2), start, low=around, high=around + size, rest="padding"
+        )
+    if (phase, operand) == ("grad_wt", "second"):
+        side = s * out
+        return Frame((side, side, n, o), gradient, (2, 3, 0, 1), start=lead, scale=s, rest="a zero between")
+    return Frame((c, k, k, o), kernel, (3, 0, 1, 2))

@@ -1,0 +1,98 @@
+"""The log of a struck training in the layout of the artifact's own (``replay_….txt``), line by line; numpy alone.
+
+The lines of a fault take any receipt: also that of a trial from elsewhere can be shown beside the published ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.faults import Fault
+from unsilent.faults.injections import EPOCHS, STEPS
+from unsilent.faults.sampling import Ints
+
+if TYPE_CHECKING:
+    from unsilent.sites.receipts import Receipt
+
+VALID_SCALE = 125 / 1024
+"""The published validation loss is each worker's sum over its 125 images, divided by the training's batch."""
+NOT_FINITE = "Encounter NaN! Terminate training!"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step of training gave: loss and share of right answers over the whole batch, in training mode."""
+
+    epoch: int
+    step: int
+    loss: float
+    accuracy: float
+    receipt: Receipt | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the training goes on."""
+        return math.isfinite(self.loss)
+
+    @property
+    def line(self) -> str:
+        """As the log has it."""
+        at = f"Epoch: {self.epoch}/{EPOCHS}, step: {self.step}/{STEPS}"
+        return f"{at}, loss: {self.loss:.5f}, accuracy: {self.accuracy:.5f}"
+
+
+def header(epoch: int, step: int, weights: str) -> list[str]:
+    """Where the fault is to strike and what the training starts from."""
+    return [f"Inject to epoch: {epoch}", f"Inject to step: {step}", f"Load weights from {weights}"]
+
+
+def epoch_line(epoch: int, train: tuple[float, float], valid: tuple[float, float]) -> str:
+    """The end of an epoch: mean loss and accuracy of its steps, and those on held-out images."""
+    scaled = valid[0] * VALID_SCALE
+    return (
+        f"End of epoch: {epoch}/{EPOCHS}, train loss: {train[0]:.5f}, train accuracy: {train[1]:.5f}, "
+        f"valid loss: {scaled:.5f}, valid accuracy: {valid[1]:.5f}"
+    )
+
+
+def struck_lines(
+    receipt: Receipt,
+    worker: int,
+    layer: str,
+    shape: Sequence[int],
+    positions: Ints,
+    values: Sequence[float] | None = None,
+) -> list[str]:
+    """What was struck: worker, layer, shape of the tensor; in its order, place, golden and new value of each victim.
+
+    Args:
+        receipt: of the step; its hits in order. shape, positions: of the tensor as the log's reader knows it, and indices
+            int64[n, d] into it, one for each struck element of the receipt. values: new values as they were asked for (None: as
+            they were read back).
+    """
+    before = [x for hit in receipt.entries for x in hit.fault.codec.decode(hit.before).tolist()]
+    after = [x for hit in receipt.entries for x in hit.fault.codec.decode(hit.after).tolist()]
+    values = after if values is None else list(values)
+    if not len(before) == len(positions) == len(values):
+        raise UsageError(
+            f"{len(positions)} positions and {len(values)} values for {len(before)} struck elements; give one each"
+        )
+    order = np.argsort(np.ravel_multi_index(tuple(np.asarray(positions).T), tuple(shape)))
+    lines = [f"Inject worker: {worker}", f"Inject layer: {layer}", f"Shape for target layer is {tuple(shape)}"]
+    places = [tuple(index) for index in positions.tolist()]
+    return lines + [
+        f"Position is {places[i]}, Golden data is {before[i]}, inject data is {values[i]}" for i in order.tolist()
+    ]
+
+
+def channels_last(fault: Fault) -> tuple[tuple[int, ...], Ints]:
+    """Shape and indices int64[n, d] of a fault's elements with the second axis last, as TensorFlow has activations."""
+    index = np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64)
+    axes = [0, *range(2, len(fault.shape)), 1] if len(fault.shape) > 2 else list(range(len(fault.shape)))
+    return tuple(fault.shape[a] for a in axes), index[:, axes]

@@ -1,0 +1,204 @@
+"""Published injections as faults of ours, and faults of ours as published injections.
+
+Both ways are exact: a fault comes back as it was, and an injection with its victims in the order in which the artifact writes
+them, by their place in its tensor. The text of a value is that of its float32 with 15 digits, as in the published files.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from unsilent.errors import UsageError, unknown
+from unsilent.faults import Fault
+from unsilent.faults.codecs import Array
+from unsilent.faults.injections import BACKWARD, FORWARD, OPERANDS, STEPS, WORKERS, Injection
+from unsilent.faults.naming import PHASES, parse_site
+from unsilent.faults.sampling import Ints
+from unsilent.workloads.published.geometry import Convolution, Frame, Shape, convolutions, frame
+
+NETWORKS = ("resnet18", "resnet18_nobn", "resnet18_sgd")
+"""Published models that are here; their convolutions are the same."""
+_USUAL = {"first": ("INPUT", "N64_INPUT", 64), "second": ("WT", "N64_WT", 64), "out": ("RD", "N16_RD", 16)}
+
+
+class Victims(NamedTuple):
+    """What a fault strikes, as the artifact names it: shape of its tensor, indices int64[n, 4] and words uint32[n] of its
+    elements."""
+
+    shape: Shape
+    positions: Ints
+    words: Array
+
+
+def shard(batch: int) -> int:
+    """Images of each worker; raises ``UsageError`` where a batch cannot be shared out."""
+    if batch < WORKERS or batch % WORKERS:
+        raise UsageError(f"batch is {batch}; expected a multiple of {WORKERS}, as {WORKERS} workers share it")
+    return batch // WORKERS
+
+
+def fault_of(injection: Injection, *, batch: int = 1024, width: int = 64) -> Fault:
+    """The fault in a training step of the network here; its ``micro_step`` is the worker.
+
+    Raises ``UsageError`` with row and column for a network or layer that is not here, a victim outside of its tensor, and one on
+    padding or between the elements where the operation here has no such operand.
+    """
+    if injection.model not in NETWORKS:
+        why = unknown("network to replay on", injection.model, NETWORKS)
+        raise UsageError(f"{injection.place('model')}: {why}")
+    there = convolutions(shard(batch), width)
+    if injection.layer not in there:
+        suffix = "" if injection.phase == "fwd" else f"_{injection.phase}"
+        why = unknown("layer", injection.target_layer, [layer + suffix for layer in there])
+        raise UsageError(f"{injection.place('target_layer')}: {why}")
+    return placed(injection, there[injection.layer])
+
+
+def placed(injection: Injection, conv: Convolution) -> Fault:
+    """The fault in this convolution, whatever it is called; see `fault_of`."""
+    index = injection.positions
+    told = frame(conv, injection.phase, injection.operand)
+    outside = ((index < 0) | (index >= np.array(told.shape))).any(1)
+    if outside.any():
+        entry = int(outside.argmax())
+        raise UsageError(
+            f"{injection.place('inj_pos', entry)}: index {_joined(index[entry])} is outside {told.shape}, "
+            f"the {injection.operand} tensor of {injection.target_layer} with {conv.images} images a worker"
+        )
+    ours, real = told.ours(index)
+    if not real.all():
+        if (injection.phase, injection.operand) != ("grad_in", "first"):
+            entry = int((~real).argmax())
+            raise UsageError(
+                f"{injection.place('inj_pos', entry)}: index {_joined(index[entry])} is {told.rest} in {told.shape}, "
+                f"the {injection.operand} tensor of {injection.target_layer}; the operation here has no such element"
+            )
+        told = frame(conv, injection.phase, injection.operand, stuffed=True)
+        ours, _ = told.ours(index)
+    elements = np.ravel_multi_index(tuple(ours.T), told.tensor).astype(np.int64)
+    order = np.argsort(elements)
+    site = f"op:{conv.module}#convolution.0/{injection.phase}/{injection.operand}"
+    return Fault(
+        site,
+        "float32",
+        told.tensor,
+        elements[order],
+        "set",
+        injection.words[order],
+        layout=told.layout,
+        step=injection.target_epoch * STEPS + injection.target_step,
+        micro_step=injection.target_worker,
+    )
+
+
+def injection_of(
+    fault: Fault,
+    *,
+    after: Array | None = None,
+    model: str = "resnet18",
+    fmodel: str | None = None,
+    learning_rate: str = "0.001",
+    seed: int = 123,
+    batch: int = 1024,
+    width: int = 64,
+) -> Injection:
+    """A fault in one of the network's convolutions as a published injection.
+
+    Args:
+        after: words uint32[n] at the fault's elements once it had struck, from its receipt; needed unless it sets them.
+        model, fmodel, learning_rate, seed: what a fault does not say; ``fmodel`` by default one that strikes that tensor.
+
+    Raises:
+        UsageError: the fault is none in a convolution of the network, or says what the published format cannot.
+    """
+    conv, phase, operand = _site(fault, batch, width)
+    told = victims(fault, conv, fault.operands if fault.operation == "set" and after is None else after)
+    name = fmodel or _usual(operand, len(fault))
+    if OPERANDS.get(name) != operand:
+        raise unknown(f"fault model for the {operand} tensor", name, [m for m, o in OPERANDS.items() if o == operand])
+    epoch, step = divmod(fault.step or 0, STEPS)
+    order = np.argsort(np.ravel_multi_index(tuple(told.positions.T), told.shape))
+    return Injection(
+        model=model,
+        stage=FORWARD if phase == "fwd" else BACKWARD,
+        fmodel=name,
+        target_worker=fault.micro_step or 0,
+        target_layer=conv.layer if phase == "fwd" else f"{conv.layer}_{phase}",
+        target_epoch=epoch,
+        target_step=step,
+        inj_pos=tuple(map(tuple, told.positions[order].tolist())),
+        inj_values=tuple(value_text(word) for word in told.words[order].tolist()),
+        learning_rate=learning_rate,
+        seed=seed,
+        name=fault.site,
+    )
+
+
+def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
+    """What a fault in this convolution strikes; ``words`` uint32[n] at its elements. Raises ``UsageError`` as `injection_of`."""
+    site = parse_site(fault.site)
+    told: Frame = frame(conv, site.phase, site.operand, fault.layout == "stuffed")
+    if fault.dtype != "float32" or fault.shape != told.tensor:
+        found = f"{fault.dtype}{list(fault.shape)}"
+        raise UsageError(
+            f"{fault.site} is {found}; expected float32{list(told.tensor)}, as published injections strike it"
+        )
+    if words is None:
+        raise UsageError(
+            f"{fault.site}: {fault.operation} says no values; give the words after it struck, from its receipt"
+        )
+    index, named = told.theirs(np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64))
+    if not named.all():
+        element = int(fault.elements[int((~named).argmax())])
+        raise UsageError(f"{fault.site}: element {element} is padding, which a published injection cannot name")
+    return Victims(told.shape, index, np.asarray(words))
+
+
+def convolution_of(fault: Fault, *, batch: int = 1024, width: int = 64) -> Convolution:
+    """The published convolution that a fault strikes; raises ``UsageError`` where it strikes none."""
+    return _site(fault, batch, width)[0]
+
+
+def value_text(word: int) -> str:
+    """A float32 as the published files write it; raises ``UsageError`` for a NaN that no text stands for."""
+    text = format(float(np.uint32(word).view(np.float32)), ".15g")
+    if text == "nan":
+        text = "-nan" if word >> 31 else "nan"
+        if word & 0x7FFFFFFF != 0x7FC00000:
+            raise UsageError(
+                f"the NaN {word:#010x} has no text of its own; only 0x7fc00000 and 0xffc00000 can be written"
+            )
+    return text
+
+
+def _site(fault: Fault, batch: int, width: int) -> tuple[Convolution, str, str]:
+    site = parse_site(fault.site)
+    module, _, operation = site.name.partition("#")
+    found = [c for c in convolutions(shard(batch), width).values() if c.module == module]
+    if site.kind != "op" or not found or operation != "convolution.0" or site.phase not in PHASES[:3]:
+        raise UsageError(f"{fault.site} is no convolution of {NETWORKS[0]}; published injections strike only those")
+    if site.operand not in ("first", "second", "out"):
+        raise UsageError(f"{fault.site}: published injections know first, second and out, no {site.operand}")
+    limits = {
+        "held": fault.held,
+        "reach": fault.reach,
+        "rank": fault.rank or None,
+        "occurrence": fault.occurrence or None,
+    }
+    limits["micro_step"] = fault.micro_step if (fault.micro_step or 0) >= WORKERS else None
+    if said := [key for key, value in limits.items() if value is not None]:
+        raise UsageError(f"{fault.site} says {', '.join(said)}, which a published injection cannot")
+    return found[0], site.phase, site.operand
+
+
+def _usual(operand: str, count: int) -> str:
+    single, run, length = _USUAL[operand]
+    if count == 1:
+        return single
+    return run if count == length else {"out": "RD_GLB"}.get(operand, f"{run}_GLB")
+
+
+def _joined(index: Ints) -> str:
+    return "/".join(str(i) for i in index.tolist())
