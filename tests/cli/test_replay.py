@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 
+import numpy as np
 import pytest
 
 from conftest import in_process
@@ -54,6 +57,31 @@ def test_trials_of_every_kind(digits, store, trial, kind):
     assert (last["changed"] > 0) == (differing > 0)
     assert differing <= last["changed"] <= 10 * differing
     assert (digits / told["report"]).read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("store", "trial"), [("p.sqlite", "block2/x1/0"), ("o.sqlite", "block1/x1/1"), ("i.sqlite", "input/x1/0")]
+)
+def test_what_was_struck_as_a_published_log(digits, store, trial, tmp_path):
+    """Golden and new value differ by the bits that the stored fault flips."""
+    log = tmp_path / "log.txt"
+    done = in_process("replay", store, trial, "--log", log, "--json", cwd=digits)
+    assert done.returncode == 0, done.stderr
+    (fault,) = json.loads(done.stdout)["faults"]
+    worker, layer, shape, victim = log.read_text().splitlines()
+    assert worker == "Inject worker: 0"
+    assert layer == f"Inject layer: {fault['site']}"
+    named = re.fullmatch(r"Shape for target layer is (\(.*\))", shape)
+    channels_last = len(fault["shape"]) == 4 and "#convolution" in fault["site"]
+    wanted = [fault["shape"][a] for a in (0, 2, 3, 1)] if channels_last else fault["shape"]
+    assert ast.literal_eval(named[1]) == tuple(wanted)
+    place, golden, new = re.fullmatch(
+        r"Position is (\(.*\)), Golden data is (.*), inject data is (.*)", victim
+    ).groups()
+    element = np.ravel_multi_index(ast.literal_eval(place), tuple(wanted))
+    assert channels_last or element == fault["elements"][0]
+    words = [int(np.float32(float(x)).view(np.uint32)) for x in (golden, new)]
+    assert words[0] ^ words[1] == int(fault["operands"][0], 16)
 
 
 def test_the_table_and_the_page(stored):

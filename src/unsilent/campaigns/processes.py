@@ -25,6 +25,7 @@ from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.faults.receipts import Receipt
 from unsilent.traced import Trace
 
 DEADLINE_FACTOR = 20
@@ -146,6 +147,11 @@ class ProcessExecutor:
         found: Trace = self._ask("trace", trial, batch)
         return found
 
+    def receipt(self, trial: TrialId) -> Receipt:
+        """What the faults of a trial find and write."""
+        found: Receipt = self._ask("receipt", trial)
+        return found
+
     def _ask(self, verb: str, *arguments: Any) -> Any:
         """What a worker answers; raises ``UnsilentError`` when it dies or is silent for too long."""
         self.describe()
@@ -209,7 +215,7 @@ class ProcessExecutor:
         elif kind == "ready":
             worker.cpu, self._pack = message[2], message[3]
             self._welcome(worker, message[1])
-        elif kind in ("explained", "traced"):
+        elif kind in ("explained", "traced", "received"):
             self._answer = message[1]
         elif kind == "proven":
             worker.cpu, worker.proving = message[1], False

@@ -19,6 +19,7 @@ from unsilent.campaigns.spec import CampaignSpec, Means, TrialId, TrialRow
 from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
 from unsilent.faults import Fault
+from unsilent.faults.receipts import Receipt
 from unsilent.outcomes.base import Outcome
 from unsilent.traced import Trace
 from unsilent.workloads import ZOO
@@ -26,12 +27,13 @@ from unsilent.workloads import ZOO
 
 @dataclass(frozen=True)
 class Replay:
-    """The stored row and the new one; the trace of batch ``batch``, where it was asked for."""
+    """The stored row and the new one; the trace of batch ``batch``, and the receipt, where they were asked for."""
 
     stored: TrialRow
     again: TrialRow
     trace: Trace | None = None
     batch: int | None = None
+    receipt: Receipt | None = None
 
     @property
     def same(self) -> bool:
@@ -69,7 +71,13 @@ class Replay:
 
 
 def replay_trial(
-    store: Store, trial: TrialId, workload: str | None = None, *, trace: bool = False, batch: int | None = None
+    store: Store,
+    trial: TrialId,
+    workload: str | None = None,
+    *,
+    trace: bool = False,
+    batch: int | None = None,
+    receipt: bool = False,
 ) -> Replay:
     """Run a stored trial again.
 
@@ -78,7 +86,8 @@ def replay_trial(
 
     Args:
         trace: also compare every operation of one batch with the golden run: of ``batch``, else of the first whose output
-            the stored trial changed (the first that its faults act in, where it changed none).
+            the stored trial changed (the first that its faults act in, where it changed none). receipt: also say what the
+            faults find and write.
 
     Raises ``UsageError`` when it has to be named or there is nothing to trace, ``StoreError`` when the workload is not the stored
     one any more.
@@ -103,11 +112,12 @@ def replay_trial(
                 "a bit-exact replay needs the same weights, inputs, device model, threads and versions"
             )
         (again,) = (row for rows in executor.run([number]) for row in rows)
-        if chosen is None:
-            return Replay(stored, replace(again, trial=trial))
         assert isinstance(executor, ProcessExecutor)  # serial is one of its
-        _check_alive(again, trial)
-        return Replay(stored, replace(again, trial=trial), executor.trace(number, chosen), chosen)
+        if trace or receipt:
+            _check_alive(again, trial)
+        struck = executor.receipt(number) if receipt else None
+        spread = executor.trace(number, chosen) if chosen is not None else None
+        return Replay(stored, replace(again, trial=trial), spread, chosen, struck)
 
 
 def _batch(row: TrialRow, samples: Sequence[int], asked: int | None) -> int:

@@ -37,6 +37,7 @@ from unsilent.engine.screening import Scores, screen
 from unsilent.errors import InjectionError, UsageError, unknown
 from unsilent.faults import Fault, FaultModel, Region, fault_model
 from unsilent.faults.naming import parse_site
+from unsilent.faults.receipts import Receipt
 from unsilent.faults.sampling import shuffled
 from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
@@ -170,6 +171,10 @@ class TrialRunner:
     def trace(self, trial: TrialId, batch: int, progress: Progress = silent) -> Trace:
         """How the faults of a trial spread through the evaluation of one batch."""
         return trace_batch(self.engine, batch, self.draw(trial), progress=progress)
+
+    def receipt(self, trial: TrialId) -> Receipt:
+        """What the faults of a trial find and write, each where it strikes first."""
+        return self.engine.receipt(self.draw(trial))
 
     def draw(self, trial: TrialId) -> tuple[Fault, ...]:
         """The resolved faults of a trial, from its identity alone."""

@@ -1,7 +1,7 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
 Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...])``, ``("lost", trial, outcome, seconds)``, ``("prove",)``,
-``("explain",)``, ``("trace", trial, batch)``.
+``("explain",)``, ``("trace", trial, batch)``, ``("receipt", trial)``.
 Worker to driver: ``("loading", description, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``,
 ``("proven", cpu)``, ``("explained", json)``, ``("traced", trace)``, ``("failed", error)``. What user code prints goes to stderr,
 so that the driver's stdout stays clean.
@@ -59,6 +59,8 @@ def _serve(connection: Connection) -> None:
             connection.send(("explained", runner.explain()))
         elif message[0] == "trace":
             connection.send(("traced", runner.trace(message[1], message[2], told)))
+        elif message[0] == "receipt":
+            connection.send(("received", runner.receipt(message[1])))
         elif message[0] == "prove":
             runner.prove()
             connection.send(("proven", time.process_time()))

@@ -13,12 +13,13 @@ from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
     from unsilent.campaigns.replay import Replay
+    from unsilent.faults.receipts import Receipt
     from unsilent.report.trace_info import TraceInfo
 
 OF_TRACES = ("batch", "html")
 """Parameters that mean nothing without --trace."""
 OF_STORES = ("trial", "workload", "batch")
-OF_INJECTIONS = ("data", "weights", "steps", "steps_before", "batch_size", "images", "log", "quiet")
+OF_INJECTIONS = ("data", "weights", "steps", "steps_before", "batch_size", "images", "quiet")
 """Parameters of a stored trial, and of a published injection, alone."""
 
 
@@ -67,7 +68,10 @@ def replay(
     ] = None,
     log: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="The log in the published layout.", show_default="replay_NAME.txt here"),
+        typer.Option(
+            help="What was struck, as a log in the layout of published injections.",
+            show_default="of an injection: replay_NAME.txt here",
+        ),
     ] = None,
     html: o.Html = None,
     as_json: o.Json = False,
@@ -104,7 +108,7 @@ def replay(
     o.refuse(context, OF_INJECTIONS, f"{store} is a store; published injections end in .csv")
     if trial is None:
         raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
-    return replay_stored(store, trial, workload, trace, batch, html, as_json, plain)
+    return replay_stored(store, trial, workload, trace, batch, log, html, as_json, plain)
 
 
 def replay_stored(
@@ -113,6 +117,7 @@ def replay_stored(
     workload: str | None,
     trace: bool,
     batch: int | None,
+    log: Path | None,
     html: Path | None,
     as_json: bool,
     plain: bool,
@@ -125,8 +130,10 @@ def replay_stored(
     number = TrialId.parse(trial)
     page = trace_path(store, str(number), html) if trace else None
     with Store(store) as opened:
-        again = replay_trial(opened, number, workload, trace=trace, batch=batch)
+        again = replay_trial(opened, number, workload, trace=trace, batch=batch, receipt=log is not None)
         info = _info(opened, again)
+    if log is not None and again.receipt is not None:
+        write_log(log, again.receipt)
     if as_json:
         print(json.dumps(again.to_json() | ({} if page is None else {"report": str(page)}), indent=2))
     else:
@@ -134,6 +141,16 @@ def replay_stored(
     if info is not None and page is not None:
         show_trace(info, page, as_json, plain)
     return 0 if again.same else 1
+
+
+def write_log(path: Path, receipt: Receipt) -> None:
+    """What was struck, in the layout of published injections; raises ``UsageError`` where it cannot be written."""
+    from unsilent.workloads.published.log import trial_lines
+
+    try:
+        path.write_text("".join(f"{line}\n" for line in trial_lines(receipt)), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _info(store: object, again: Replay) -> TraceInfo | None:

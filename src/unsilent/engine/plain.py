@@ -24,10 +24,11 @@ from unsilent.engine.placement import clone, place, place_model
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault, Region
 from unsilent.faults.naming import is_transient
+from unsilent.faults.receipts import Hit
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, all_of, classify, sample_count
 from unsilent.outcomes.tensors import differing, leaves, nonfinite
-from unsilent.sites import Operations, Parameters, Strike, Survey
+from unsilent.sites import Operations, Parameters, Receipt, Strike, Survey
 from unsilent.sites.addresses import component_hint
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.user import user_code
@@ -240,6 +241,20 @@ class PlainEngine:
             output = self._run(strike.batch)
         self._check_landed(strike, batch, len(transient) < len(faults))
         return output
+
+    def receipt(self, faults: Sequence[Fault]) -> Receipt:
+        """What the faults of a trial find and write: those of parameters in memory, others in the batches they act in."""
+        self.prepare(faults)
+        hits: list[Hit] = []
+        with self.parameters.inject([f for f in faults if not is_transient(f.site)]) as receipt:
+            hits += receipt.entries
+            for batch in range(len(self.batches)):
+                transient = [f for f in acting_in(batch, faults) if is_transient(f.site)]
+                if transient:
+                    with Strike(self.model, self.batches[batch], transient) as strike:
+                        self._run(strike.batch)
+                    hits += strike.hits
+        return Receipt(tuple(hits))
 
     def _check_landed(self, strike: Strike, batch: int, in_memory: bool) -> None:
         """Raise ``InjectionError`` for a fault that did not land and should have; ``in_memory``: parameters are struck, too."""

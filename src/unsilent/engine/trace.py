@@ -24,8 +24,8 @@ from unsilent.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName, is_transient, parse_site
+from unsilent.faults.receipts import Hit
 from unsilent.sites import Strike
-from unsilent.sites.receipts import Hit
 from unsilent.sites.training.step import Step
 from unsilent.traced import BEFORE, Change, Parting, Placed, Trace, TraceRow
 from unsilent.workloads.training import Progress, silent

@@ -1,11 +1,11 @@
 """Where values can go wrong: addresses, parameters and buffers of a model, and the values of a running evaluation."""
 
+from unsilent.faults.receipts import Receipt as Receipt
 from unsilent.sites.addresses import Address as Address
 from unsilent.sites.injecting import inject as inject
 from unsilent.sites.operations import Operations as Operations
 from unsilent.sites.parameters import Injection as Injection
 from unsilent.sites.parameters import Parameters as Parameters
-from unsilent.sites.receipts import Receipt as Receipt
 from unsilent.sites.striking import corrupt as corrupt
 from unsilent.sites.striking import corrupted_copy as corrupted_copy
 from unsilent.sites.survey import Survey as Survey

@@ -10,7 +10,8 @@ from torch import Tensor
 from unsilent.errors import InjectionError
 from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
-from unsilent.sites.striking import corrupted_copy
+from unsilent.faults.receipts import Hit
+from unsilent.sites.striking import copied, corrupt, misfit
 
 
 def named_inputs(batch: Any) -> Iterator[tuple[str, Tensor]]:
@@ -32,8 +33,10 @@ def _nested(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _nested(f"{prefix}.{i}" if prefix else str(i), item)
 
 
-def struck_inputs(batch: Any, faults: Sequence[Fault]) -> Any:
+def struck_inputs(batch: Any, faults: Sequence[Fault], hits: list[Hit]) -> Any:
     """The batch with corrupted copies of the tensors that the ``input:`` faults name; the batch itself is left alone.
+
+    ``hits``: what landed is added to it.
 
     Raises ``InjectionError`` where a fault names no tensor of the batch or does not fit it.
     """
@@ -45,7 +48,11 @@ def struck_inputs(batch: Any, faults: Sequence[Fault]) -> Any:
         name = parse_site(fault.site).name
         if name not in found:
             raise InjectionError(f"{fault.site}: the batch has no such input; it has {', '.join(found) or 'no tensor'}")
-        struck[name] = corrupted_copy(struck.get(name, found[name]), fault)
+        if name not in struck:
+            if why := misfit(found[name], fault):
+                raise InjectionError(f"{fault.site}: {why}")
+            struck[name] = copied(found[name])
+        hits.append(corrupt(struck[name], fault))
     return struck["0"] if isinstance(batch, Tensor) else _replaced("", batch, struck)
 
 

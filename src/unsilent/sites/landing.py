@@ -13,12 +13,12 @@ from torch import Tensor
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw
+from unsilent.faults.receipts import Hit
 from unsilent.faults.sampling import Ints
 from unsilent.sites.addresses import flat_elements
 from unsilent.sites.axes import FLAT, Axes
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.reaching import Use, dependents
-from unsilent.sites.receipts import Hit
 from unsilent.sites.striking import copied, corrupt, misfit, strikeable
 
 Wanted = Fault | Draw

@@ -20,10 +20,10 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from unsilent.errors import InjectionError, UsageError, unknown
 from unsilent.faults import CODECS, Fault, Region
 from unsilent.faults.naming import is_transient
+from unsilent.faults.receipts import Hit, Receipt
 from unsilent.sites.addresses import Address, flat_elements
 from unsilent.sites.claims import Claims
 from unsilent.sites.memory import Memory, Words, distinct, dtype_name
-from unsilent.sites.receipts import Hit, Receipt
 from unsilent.sites.striking import intended, plain, write
 
 

@@ -12,8 +12,8 @@ from torch.utils._mode_utils import no_dispatch
 
 from unsilent.errors import InjectionError
 from unsilent.faults import CODECS, Fault
+from unsilent.faults.receipts import Hit
 from unsilent.sites.memory import Memory, Words, dtype_name
-from unsilent.sites.receipts import Hit
 
 
 def plain(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault
 from unsilent.faults.naming import kind_of, parse_site
+from unsilent.faults.receipts import Hit
 from unsilent.sites.inputs import struck_inputs
 from unsilent.sites.operations import Operations
 
@@ -33,13 +34,19 @@ class Strike:
                 raise UsageError(
                     f"{fault.site}: the fault does not say at which call; give it an occurrence, 0 or more"
                 )
-        self.batch = struck_inputs(batch, self._inputs)
+        self._found: list[Hit] = []
+        self.batch = struck_inputs(batch, self._inputs, self._found)
         self._operations = Operations(model, self._inside) if self._inside else None
 
     @property
     def landed(self) -> int:
         """How many faults were applied so far."""
         return len(self._inputs) + (self._operations.landings.count if self._operations else 0)
+
+    @property
+    def hits(self) -> list[Hit]:
+        """What was found and written so far, inputs first."""
+        return self._found + (self._operations.landings.hits if self._operations else [])
 
     @property
     def missed(self) -> list[tuple[Fault, str]]:

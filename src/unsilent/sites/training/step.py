@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 from unsilent.errors import InjectionError, UsageError, unknown
 from unsilent.faults.moments import acting
 from unsilent.faults.naming import PHASES, SiteName, parse_site
+from unsilent.faults.receipts import Hit, Receipt
 from unsilent.sites.calling import Aim, Call, struck_call
 from unsilent.sites.landing import Landings, Wanted
 from unsilent.sites.modes import Mode
 from unsilent.sites.operands import argument_number, exchanged, gives_uninitialised, gives_views, operands_of, output_of
-from unsilent.sites.receipts import Hit, Receipt
 from unsilent.sites.striking import strikeable
 from unsilent.sites.training.collectives import Collectives, payload, received
 from unsilent.sites.training.gradients import Gradients, Ran

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +15,11 @@ import numpy as np
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.injections import EPOCHS, STEPS
+from unsilent.faults.naming import parse_site
 from unsilent.faults.sampling import Ints
 
 if TYPE_CHECKING:
-    from unsilent.sites.receipts import Receipt
+    from unsilent.faults.receipts import Receipt
 
 VALID_SCALE = 125 / 1024
 """The published validation loss is each worker's sum over its 125 images, divided by the training's batch."""
@@ -91,8 +92,24 @@ def struck_lines(
     ]
 
 
+def trial_lines(receipt: Receipt) -> list[str]:
+    """What any faults struck: their rank as worker, their site as layer, activations of images with the channels last."""
+    told = []
+    for hit in receipt.entries:
+        site = parse_site(hit.fault.site)
+        image = site.kind == "op" and len(hit.fault.shape) > 2 and "convolution" in site.name
+        shape, places = channels_last(hit.fault) if image else (hit.fault.shape, _places(hit.fault))
+        told += struck_lines(replace(receipt, entries=(hit,)), hit.fault.rank, hit.fault.site, shape, places)
+    return told
+
+
 def channels_last(fault: Fault) -> tuple[tuple[int, ...], Ints]:
     """Shape and indices int64[n, d] of a fault's elements with the second axis last, as TensorFlow has activations."""
-    index = np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64)
+    index = _places(fault)
     axes = [0, *range(2, len(fault.shape)), 1] if len(fault.shape) > 2 else list(range(len(fault.shape)))
     return tuple(fault.shape[a] for a in axes), index[:, axes]
+
+
+def _places(fault: Fault) -> Ints:
+    """Indices int64[n, d] of a fault's elements."""
+    return np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.faults import Fault
+from unsilent.faults.record import Fault
 
 Words = NDArray[np.unsignedinteger]
 
