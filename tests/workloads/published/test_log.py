@@ -8,7 +8,7 @@ import torch
 
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
-from unsilent.sites.receipts import Receipt
+from unsilent.faults.receipts import Receipt
 from unsilent.sites.striking import corrupt
 from unsilent.workloads.published import log
 
