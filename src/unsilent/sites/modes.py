@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
+from types import TracebackType
 from typing import Self
 
 import torch
@@ -18,6 +20,10 @@ class Mode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._hooks = ExitStack()
+
+    def _around(self, stack: ExitStack) -> None:
+        """Enter what is to be there while the mode is: hooks that name operations, say."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -29,5 +35,14 @@ class Mode(TorchDispatchMode):
             cls._hidden = True  # type: ignore[attr-defined]
             hide = torch._disable_dynamo  # type: ignore[attr-defined]
             cls.__torch_dispatch__ = hide(cls.__torch_dispatch__, recursive=True)  # type: ignore[method-assign]
-        super().__enter__()  # type: ignore[no-untyped-call]
+        with ExitStack() as stack:
+            self._around(stack)
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._hooks = stack.pop_all()
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._hooks.close()

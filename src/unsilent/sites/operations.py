@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -58,24 +57,13 @@ class Operations(Mode):
             elif site.phase == PHASES[0]:
                 self._aims.setdefault(site.name, []).append(Aim(site, fault))
         self._caches = Caches(model, self._cache) if self._cached or tell else None
-        self._hooks = ExitStack()
         self.landings = Landings()
 
-    def __enter__(self) -> Operations:
+    def _around(self, stack: ExitStack) -> None:
         self.landings = Landings()
-        with ExitStack() as stack:
-            stack.enter_context(self._calls)
-            if self._caches:
-                stack.enter_context(self._caches)
-            super().__enter__()
-            self._hooks = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._hooks.close()
+        stack.enter_context(self._calls)
+        if self._caches:
+            stack.enter_context(self._caches)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

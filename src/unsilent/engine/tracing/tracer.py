@@ -69,29 +69,23 @@ class Tracer(Mode):
         self._updates = Updates(inner(model))
         self._parameters = {name: p for name, p in inner(model).named_parameters() if p.requires_grad and p.is_leaf}
         self._see, self._training = see, training
-        self._hooks = ExitStack()
         self.entered = False
 
-    def __enter__(self) -> Tracer:
+    def _around(self, stack: ExitStack) -> None:
         self.entered = True
         self._nodes: dict[int, Met] = {}
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._first, self._behind = next_number(), False
-        with ExitStack() as stack:
-            stack.enter_context(self._calls)
-            if self._training:
-                stack.enter_context(self._updates)
-                for name, parameter in self._parameters.items():
-                    self._watch(stack, name, parameter)
-            super().__enter__()
-            self._hooks = stack.pop_all()
-        return self
+        stack.enter_context(self._calls)
+        if self._training:
+            stack.enter_context(self._updates)
+            for name, parameter in self._parameters.items():
+                self._watch(stack, name, parameter)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._hooks.close()
+        super().__exit__(kind, error, trace)
         self._nodes = {}
 
     def __torch_dispatch__(

@@ -77,7 +77,6 @@ class Step(Mode):
                 raise UsageError(f"{fault.site} is for rank {fault.rank}; there are ranks 0 to {ranks - 1}")
         self._model, self._optimizers = inner(model), tuple(optimizers)
         self._plans = [Plan(parse_site(f.site), f) for f in faults if f.rank == rank]
-        self._hooks = ExitStack()
         self._start()
 
     def _start(self) -> None:
@@ -106,26 +105,21 @@ class Step(Mode):
         """Proof of what landed."""
         return Receipt(tuple(self.hits))
 
-    def __enter__(self) -> Step:
+    def _around(self, stack: ExitStack) -> None:
         self._start()
-        with ExitStack() as stack:
-            stack.enter_context(self._calls)
-            stack.enter_context(self._updates)
-            stack.enter_context(before_backward(self._settle))
-            if "torch._dynamo" in sys.modules:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-                stack.enter_context(warnings.catch_warnings())  # a compiled module would complain of our hooks
-                warnings.filterwarnings("ignore", message=".*global hooks on modules", category=UserWarning)
-            self._strike_memory()
-            super().__enter__()
-            self._hooks = stack.pop_all()
-        return self
+        stack.enter_context(self._calls)
+        stack.enter_context(self._updates)
+        stack.enter_context(before_backward(self._settle))
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(warnings.catch_warnings())  # a compiled module would complain of our hooks
+            warnings.filterwarnings("ignore", message=".*global hooks on modules", category=UserWarning)
+        self._strike_memory()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._hooks.close()
+        super().__exit__(kind, error, trace)
         for gradients in self._gradients.values():
             gradients.detach()
         self._gradients, self._named, self._pending = {}, {}, None

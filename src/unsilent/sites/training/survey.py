@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -60,15 +61,14 @@ class StepSurvey(Step):
             chosen |= {site: self._found[site] for site in sites}
         return tuple(region for site, region in self._found.items() if site in chosen)
 
-    def __enter__(self) -> StepSurvey:
-        super().__enter__()
+    def _around(self, stack: ExitStack) -> None:
+        super()._around(stack)
         self._found = {}
         for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
             self._tell(SiteName("param", name), local(tensor))
         for text in states_there(self._optimizers, self._model):
             name, _, entry = text.rpartition("/")
             self._tell(SiteName("optim", name, "", entry), state_of(self._optimizers, self._model, name, entry))
-        return self
 
     def _tell(self, site: SiteName, tensor: Tensor | None) -> None:
         if tensor is not None and site not in self._found and strikeable(tensor):
