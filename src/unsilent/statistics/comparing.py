@@ -117,6 +117,19 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values: of those below alpha, a share of at most alpha is false on average, where p values depend positively.
+
+    Source: Benjamini & Hochberg 1995, J. R. Statist. Soc. B 57:289.
+    """
+    order = np.argsort(p_values)
+    adjusted, best = [0.0] * len(order), 1.0
+    for i, rank in zip(order[::-1].tolist(), range(len(order), 0, -1), strict=True):
+        best = min(best, p_values[i] * len(order) / rank)
+        adjusted[i] = best
+    return adjusted
+
+
 def _alike(one: Interval, other: Interval) -> None:
     if not math.isclose(one.confidence, other.confidence):
         raise ValueError(f"intervals at {one.confidence} and {other.confidence} cannot be compared")
