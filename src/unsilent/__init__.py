@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from unsilent.sites import inject
     from unsilent.studies.pvf import pvf
     from unsilent.workloads import Workload, load
+    from unsilent.workloads.trainings import Training
 
 _LAZY = {
     "Fault": "unsilent.faults",
@@ -27,6 +28,7 @@ _LAZY = {
     "inject": "unsilent.sites",
     "load": "unsilent.workloads",
     "Workload": "unsilent.workloads",
+    "Training": "unsilent.workloads.trainings",
     "pvf": "unsilent.studies.pvf",
     "write_html": "unsilent.report.html",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "FaultModel",
     "InjectionError",
     "StoreError",
+    "Training",
     "UnsilentError",
     "UsageError",
     "UserCodeError",

@@ -533,7 +533,7 @@ def test_a_faulty_run_that_raises_is_compared_up_to_there():
 
 def test_mistakes_are_told():
     model, optimizer, step = trained()
-    with pytest.raises(UsageError, match="unknown operation 'fc9#addmm.0'"):
+    with pytest.raises(UsageError, match="unknown module with operations in this step 'fc9'"):
         trace_step(model, [optimizer], step, [draw("op:fc9#addmm.0/fwd/out")])
     with pytest.raises(InjectionError, match="occurrence 1"):
         trace_step(model, [optimizer], step, [draw("op:fc2#addmm.0/fwd/out", occurrence=1)])

@@ -29,7 +29,7 @@ def main(fd: int, driver: int) -> None:
     os.set_inheritable(fd, False)
     os.dup2(2, 1)
     os.environ[INSIDE] = "1"
-    _die_with(driver)
+    die_with(driver)
     connection = Connection(fd)
     try:
         _serve(connection)
@@ -76,7 +76,7 @@ def portable(error: BaseException) -> UnsilentError:
     return UnsilentError(f"internal error in a worker: {type(error).__name__}: {error}\n{trace}")
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """End this process when its driver is gone, even in the middle of a trial: by the kernel on Linux, else soon after."""
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

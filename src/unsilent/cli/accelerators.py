@@ -37,6 +37,7 @@ def show(which: str, as_json: bool) -> int:
     show_table(
         [(r.group, r.name, r.operand, r.pattern, r.values, r.reach, r.held, f"{r.weight:.4f}") for r in found.table()],
         ("flip-flops", "fault model", "operand", "pattern", "values", "seen by", "held as", "weight"),
+        whole=("flip-flops", "fault model", "weight"),
     )
     print()
     for group, split in {row.group: row.split for row in found.table() if row.split}.items():
@@ -56,7 +57,9 @@ def _groups(found: Accelerator) -> None:
                 f"{weights[name]:.4f}", "" if fit is None else f"{fit:.3f}", group.graded, group.remark,
             )
         )  # fmt: skip
-    show_table(rows, ("flip-flops", "share", "active", "unmasked", "weight", "FIT", "evidence", "remark"))
+    show_table(
+        rows, ("flip-flops", "share", "active", "unmasked", "weight", "FIT", "evidence", "remark"), ("flip-flops",)
+    )
 
 
 def _facts(table: Table) -> str:

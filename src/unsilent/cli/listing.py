@@ -12,26 +12,31 @@ from unsilent.cli.tables import show_table
 
 def workloads(as_json: o.Json = False) -> int:
     """List the built-in workloads and their options."""
-    from unsilent.workloads import ZOO
+    from unsilent.workloads import TRAININGS, ZOO
 
-    entries = [
-        {
-            "name": e.name,
-            "description": e.description,
-            "options": dict(e.options),
-            "data": e.data,
-            "weights": e.weights,
-        }
-        for e in ZOO.values()
-    ]
+    kinds = {"inference": ZOO, "training": TRAININGS}
     if as_json:
+        entries = [
+            {
+                "name": e.name,
+                "kind": kind,
+                "description": e.description,
+                "options": dict(e.options),
+                "data": e.data,
+                "weights": e.weights,
+            }
+            for kind, known in kinds.items()
+            for e in known.values()
+        ]
         print(json.dumps(entries, indent=2))
         return 0
-    show_table(
-        [(e.name, e.description + _needs(e.data, e.weights), ", ".join(e.options)) for e in ZOO.values()],
-        ("workload", "what it is", "options (--with)"),
-    )
-    print("\nYour own: file.py:name or package.module:name (a workload, or a function making one),")
+    for kind, known in kinds.items():
+        show_table(
+            [(e.name, e.description + _needs(e.data, e.weights), ", ".join(e.options)) for e in known.values()],
+            (kind, "what it is", "options (--with)"),
+        )
+        print()
+    print("Your own: file.py:name or package.module:name (a workload, or a function making one); for inference also")
     print("hf:DIR for a local transformers folder, or FILE.pt2 for a program of torch.export.")
     return 0
 

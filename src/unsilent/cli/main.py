@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
     try:
         code: Any = command.main(arguments, prog_name="unsilent", standalone_mode=False)
         sys.stdout.flush()  # while a reader who left can still be noticed
-        return _interrupted() if code == INTERRUPTED else int(code or 0)
+        return _interrupted(arguments) if code == INTERRUPTED else int(code or 0)
     except _CommandError as error:
         message = str(getattr(error, "format_message")())  # noqa: B009
         if "Usage:" in message:  # no arguments at all: the message is the help text
@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> int:
             return 2
         return _fail(f"{message.rstrip('.')}; see unsilent --help", 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _interrupted()
+        return _interrupted(arguments)
     except UserCodeError as error:
         _frame(error.trace)
         return _fail(str(error), 2)
@@ -103,8 +103,9 @@ def _reader_left() -> int:
     return READER_LEFT
 
 
-def _interrupted() -> int:
-    print("unsilent: interrupted; what was done is stored, run the same command again to go on", file=sys.stderr)
+def _interrupted(arguments: list[str]) -> int:
+    stored = "; what was done is stored, run the same command again to go on" if arguments[:1] == ["pvf"] else ""
+    print(f"unsilent: interrupted{stored}", file=sys.stderr)
     return INTERRUPTED
 
 

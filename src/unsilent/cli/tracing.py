@@ -37,4 +37,5 @@ def trace_path(store: Path, name: str, html: Path | None) -> Path:
             raise UsageError(f"{html} is the report of {store}; give another --html")
         return report_path(store, html)
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-")[:80]
-    return report_path(store.with_name(f"{store.stem}-{slug}.trace.sqlite"), None)
+    stem = f"{store.stem}-{slug}" if slug else store.stem
+    return report_path(store.with_name(f"{stem}.trace.sqlite"), None)

@@ -158,7 +158,7 @@ def _digest(values: list[Any]) -> int:
     digest = xxhash.xxh3_64()
     for value in values:
         if not isinstance(value, Tensor):
-            digest.update(_text(value))
+            digest.update(bits_of_text(value))
             continue
         digest.update(f"{value.dtype}{tuple(value.shape)}{value.device}".encode())
         if (raw := _bits(value)) is not None:
@@ -166,7 +166,7 @@ def _digest(values: list[Any]) -> int:
     return digest.intdigest()
 
 
-def _text(value: Any) -> bytes:
+def bits_of_text(value: Any) -> bytes:
     """Numbers to the last bit; things without a text of their own (their address differs) by their type."""
     if isinstance(value, float):
         return value.hex().encode()

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from unsilent.engine.plain import PlainEngine, acting_in
 from unsilent.engine.tracing.passes import Compared, Run, compare, together
 from unsilent.engine.tracing.tracer import Tracer
-from unsilent.engine.tracing.training_state import TrainingState
+from unsilent.engine.tracing.training_state import HeldTraining
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw
@@ -92,7 +92,7 @@ def trace_step(
 
     State is put back before every run, and after the last one. Raises as `trace` and `Step` do.
     """
-    state, hits = TrainingState(model, optimizers, others), list[Hit]()
+    state, hits = HeldTraining(model, optimizers, others), list[Hit]()
 
     def run(faulty: bool, tracer: Tracer) -> None:
         state.restore()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from unsilent.errors import UsageError, unknown
 from unsilent.faults.codecs import codec
 from unsilent.faults.hardware.window import Window
-from unsilent.faults.models import FaultModel
+from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.naming import parse_site
 from unsilent.faults.population import Region
 from unsilent.faults.record import Fault
@@ -26,7 +26,7 @@ _REACH = int.from_bytes(b"reach")
 class Draw:
     """What is struck (the text of one site), how, and when; ``seed`` fixes the elements and values.
 
-    ``index``: which elements may be struck, as in an address (``3,5``; None: all).
+    ``model`` may be given as its text. ``index``: which elements may be struck, as in an address (``3,5``; None: all).
     ``micro_step``, ``occurrence``, ``rank``, ``first_step`` and ``last_step`` mean what they mean in a `Fault`.
     ``window``: which outputs see a struck operand (None: all that use it); ``held``: the dtype that the hardware holds the value
     in. ``fastest``: what runs follow, the ``channels`` (the last axis of their order) or the ``positions`` (all others).
@@ -49,6 +49,12 @@ class Draw:
     fastest: str = "channels"
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, str):
+            object.__setattr__(self, "model", fault_model(self.model))
+        if self.step is not None and (self.first_step, self.last_step) != (None, None):
+            raise UsageError(f"step={self.step} is one step; leave out first_step and last_step")
+        if self.last_step is not None and self.last_step < (self.first_step or 0):
+            raise UsageError(f"last_step={self.last_step} is before first_step={self.first_step or 0}")
         if self.held is not None:
             codec(self.held)
         if self.fastest not in FASTEST:

@@ -88,6 +88,8 @@ def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reach(record: Mapping[str, Any]) -> Ints:
     """Positions of an output whose shape only the run knows: it is checked there."""
+    if record["reach"] == []:
+        return np.empty(0, dtype=np.int64)  # nothing uses the element
     reach = _indices("reach", record["reach"], _LARGEST)
     if reach.size > 1 and np.diff(reach).min() <= 0:
         _refuse("reach", "not ascending", "distinct positions in ascending order")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from unsilent.faults.record import Fault
 
 Words = NDArray[np.unsignedinteger]
+SHOWN = 4
+"""Tensors, and elements of each, that a receipt shows as text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +29,21 @@ class Hit:
     def changed_bits(self) -> int:
         """How many bits differ (a stuck-at fault on a bit that has that value already changes none)."""
         return int(np.bitwise_count(self.before ^ self.after).sum())
+
+    @property
+    def victims(self) -> Iterator[tuple[tuple[int, ...], float, float]]:
+        """Place in the tensor, value before and value after of every element, in order."""
+        fault = self.fault
+        index = np.unravel_index(fault.elements, fault.shape) if fault.shape else ()
+        places = np.stack(index, axis=-1) if index else np.empty((len(fault), 0), np.int64)
+        values = (fault.codec.decode(words).tolist() for words in (self.before, self.after))
+        for place, before, after in zip(places.tolist(), *values, strict=True):
+            yield tuple(place), before, after
+
+    def __str__(self) -> str:
+        shown = [f"[{','.join(map(str, p))}] {b:g} -> {a:g}" for p, b, a in itertools.islice(self.victims, SHOWN)]
+        more = f", and {len(self.fault) - SHOWN} more" if len(self.fault) > SHOWN else ""
+        return f"{self.fault.describe()}: {', '.join(shown)}{more}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,5 +79,8 @@ class Receipt:
         ]
 
     def __str__(self) -> str:
-        lines = [hit.fault.describe() for hit in self.entries]
-        return f"{self.hits} of {self.asked} hit, {self.changed_bits} bits changed: " + "; ".join(lines[:4])
+        if not self.entries:
+            return "nothing was to be struck"
+        more = f"; and {len(self.entries) - SHOWN} tensors more" if len(self.entries) > SHOWN else ""
+        lines = "; ".join(map(str, self.entries[:SHOWN]))
+        return f"{self.hits} of {self.asked} hit, {self.changed_bits} bits changed: {lines}{more}"

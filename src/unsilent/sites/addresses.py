@@ -155,6 +155,8 @@ def _operand(text: str) -> tuple[str, str, str]:
     if len(suffix) != 2:
         raise UsageError(f"cannot read address 'op:{text}'; expected op:MODULE#OP.k/PHASE/OPERAND, like /fwd/out")
     for noun, part, known in (("phase", suffix[0], PHASES), ("operand", suffix[1], OPERANDS)):
+        if noun == "operand" and re.fullmatch(r"out\.[1-9*]\d?", part):
+            continue
         if not fnmatch.filter(known, part):
             raise unknown(f"{noun} of an operation", part, known)
     return head + mark + stem, suffix[0], suffix[1]

@@ -25,10 +25,6 @@ class Axes(NamedTuple):
     order: tuple[int, ...] | None = None
     output: tuple[int, ...] | None = None
 
-    def channel(self, ndim: int) -> int:
-        """The axis of the output's channels."""
-        return self.output[-1] if self.output else ndim - 1
-
 
 FLAT = Axes()
 """As they lie."""
@@ -51,4 +47,4 @@ def axes_of(func: Any, site: SiteName, ndim: int, transposed: bool = False) -> A
     if site.operand.startswith("out"):
         return Axes(output, output) if site.operand == "out" else FLAT
     is_kernel = site.operand == "second" and site.phase in ("fwd", "grad_in")
-    return Axes(kernel if is_kernel else image, output) if site.operand != "third" else Axes(None, output)
+    return Axes(kernel if is_kernel else image, output)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from unsilent.faults import Fault
-from unsilent.faults.naming import SiteName
+from unsilent.faults.naming import OPERANDS, SiteName
 from unsilent.sites.axes import Axes, axes_of
 from unsilent.sites.landing import Landings, Struck, Wanted
 from unsilent.sites.operands import (
+    PRODUCTS,
     argument_number,
     exchanged,
+    gives_views,
     operands_of,
     operation_name,
     output_of,
@@ -26,7 +27,6 @@ from unsilent.sites.operands import (
 from unsilent.sites.reaching import Use, splice
 from unsilent.sites.striking import plain
 
-Rewind = Callable[[], None]
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
@@ -53,35 +53,40 @@ def struck_call(call: Call, aims: Sequence[Aim], landings: Landings) -> Any:
     for aim in before:
         if not aim.partial:
             call, _ = _with_operand(call, aim, landings)
+    result = call[0](*call[1], **call[2])
     partial = [aim for aim in before if aim.partial]
-    rewind = _rewinding(call[0]) if partial else None
-    result = _run(call)
-    for aim in partial:
-        _splice(call, aim, struck_output(*call, result), landings, rewind)
+    for number, aim in enumerate(partial):
+        _splice(call, aim, struck_output(*call, result), landings, number)
     for aim in aims:
         if aim.site.operand.startswith("out"):
             out = output_of(*call, result, int(aim.site.operand.partition(".")[2] or 0), aim.entry)
             if out is None:
                 landings.refuse(aim.wanted, "that output cannot be struck: a view, empty, or not there")
             else:
-                landings.strike(aim.wanted, out, False, call_axes(call, aim.site, out.ndim))
+                landings.strike(aim.site, aim.wanted, out, False, call_axes(call, aim.site, out.ndim))
     return result
 
 
-def _splice(call: Call, aim: Aim, golden: Tensor | None, landings: Landings, rewind: Rewind | None) -> None:
+def _splice(call: Call, aim: Aim, golden: Tensor | None, landings: Landings, number: int) -> None:
     """Let some elements of a golden output be what a corrupted operand makes of them."""
-    if golden is None:
-        landings.refuse(aim.wanted, "the operation gives a view, so no output of it alone can see a fault")
+    if why := no_window(call[0], aim.site, number):
+        landings.refuse(aim.wanted, why)
         return
+    assert golden is not None
 
     def again(corrupted: Call) -> Tensor:
-        if rewind:
-            rewind()
-        return next(tensors_in(_run(corrupted)))
+        return next(tensors_in(corrupted[0](*corrupted[1], **corrupted[2])))
 
-    corrupted, struck = _with_operand(call, aim, landings, None if written_by(*call) else (golden, again))
+    corrupted, struck = _with_operand(call, aim, landings, (golden, again))
     if struck is not None and struck.reach is not None:
         splice(golden, again(corrupted), struck.reach)
+
+
+def no_window(func: Any, site: SiteName, number: int) -> str:
+    """Why some outputs alone cannot see a fault; empty where they can: ``number`` of such faults came before."""
+    if operation_name(func) not in PRODUCTS or site.operand not in OPERANDS[1:3]:
+        return "windows are of the factors of products, which have operand registers"
+    return "one fault of an operation can have a window" if number else ""
 
 
 def call_axes(call: Call, site: SiteName, ndim: int) -> Axes:
@@ -99,6 +104,9 @@ def _with_operand(
     if number is None or number >= len(tensors):
         landings.refuse(aim.wanted, f"the operation has no {aim.site.operand} tensor operand")
         return call, None
+    if gives_views(func):
+        landings.refuse(aim.wanted, "the operation gives a view of its operand, so it has none of its own")
+        return call, None
     old, place = tensors[number], number
     in_place = any(plain(t) and plain(old) and same_place(old, t) for t in written_by(func, args, kwargs))
 
@@ -109,23 +117,5 @@ def _with_operand(
     if use is not None:
         golden, again = use
         made = Use(golden, lambda new: again(swapped(new)))
-    struck = landings.strike(aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), made)
+    struck = landings.strike(aim.site, aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), made)
     return (call if struck is None or in_place else swapped(struck.tensor)), struck
-
-
-def _run(call: Call) -> Any:
-    return call[0](*call[1], **call[2])
-
-
-def _rewinding(func: Any) -> Rewind | None:
-    """What takes random numbers back to where they are now; None for an operation that draws none."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return None
-    sources = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
-    states = [source.get_state() for source in sources]
-
-    def rewind() -> None:
-        for source, state in zip(sources, states, strict=True):
-            source.set_state(state)
-
-    return rewind

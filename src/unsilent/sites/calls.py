@@ -7,10 +7,12 @@ watched. Hooks are global to the process while a `Calls` is entered and are gone
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -34,6 +36,7 @@ class Calls:
         self._stack: list[str] = [OUTSIDE]
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []
+        self._thread = threading.get_ident()
 
     @property
     def module(self) -> str:
@@ -49,9 +52,10 @@ class Calls:
 
     def __enter__(self) -> Calls:
         self._stack, self._counts = [OUTSIDE], Counter()
+        self._thread = threading.get_ident()
         self._handles = [
-            register_module_forward_pre_hook(self._begin),
-            register_module_forward_hook(self._end, always_call=True),
+            register_module_forward_pre_hook(self._began),
+            register_module_forward_hook(self._ended, always_call=True),
         ]
         return self
 
@@ -60,6 +64,19 @@ class Calls:
     ) -> None:
         for handle in self._handles:
             handle.remove()
+
+    @property
+    def _mine(self) -> bool:
+        """Whether the caller's thread is one that is followed: where a mode is active, also those that run a backward pass."""
+        return threading.get_ident() == self._thread or torch._C._len_torch_dispatch_stack() > 0
+
+    def _began(self, module: nn.Module, args: Any) -> None:
+        if self._mine:
+            self._begin(module, args)
+
+    def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._mine:
+            self._end(module, args, output)
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         self._stack.append(self._names.get(id(module), self._stack[-1]))

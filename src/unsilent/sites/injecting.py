@@ -11,8 +11,8 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from unsilent.errors import UsageError
-from unsilent.faults import Fault, FaultModel, fault_model
+from unsilent.errors import UsageError, unknown
+from unsilent.faults import FAULT_MODELS, Fault, FaultModel, fault_model
 from unsilent.faults.drawn import Draw
 from unsilent.faults.hardware.presets import PRESETS, preset
 from unsilent.faults.naming import PHASES, kind_of
@@ -37,7 +37,7 @@ def inject(
     bit: int | None = None,
     seed: int = 0,
     law: str = "per-element",
-    optimizers: Sequence[Optimizer] = (),
+    optimizers: Optimizer | Sequence[Optimizer] = (),
     rank: int = 0,
     micro_step: int | None = None,
     occurrence: int | None = None,
@@ -57,8 +57,9 @@ def inject(
 
     Returns:
         for ``param:`` an `Injection`: entering it strikes and gives a `Receipt`, leaving it restores all bits, proven. For
-        ``op:``, ``saved:``, ``comm:`` and ``optim:`` a `Step`, to be entered around one step (or one evaluation); what that
-        computes stays corrupted; its ``receipt`` says what landed, and leaving it raises unless all did.
+        ``op:``, ``saved:``, ``comm:`` and ``optim:``, and for ``param:`` with ``optimizers`` (which write parameters themselves),
+        a `Step`, to be entered around one step (or one evaluation). What that computes stays corrupted; its ``receipt`` says what
+        landed, and leaving it raises unless all did.
 
     Raises:
         UsageError: the address matches nothing, or the fault does not fit it.
@@ -81,7 +82,7 @@ def inject(
     kind = kind_of(what)
     if kind in _ELSEWHERE:
         raise UsageError(f"inject does not strike {kind}: sites; {_ELSEWHERE[kind]}")
-    if kind != "param":
+    if kind != "param" or optimizers:
         moment = {"rank": rank, "micro_step": micro_step, "occurrence": occurrence}
         return Step(model, [_draw(what, fault, bit, seed, law, moment)], optimizers)
     parameters = Parameters(model)
@@ -104,7 +105,13 @@ def _draw(
             f"{what!r} may mean many operations, whose shapes are not known yet; name one (Step.names has them)"
         )
     stem, *rest = address.glob.split("/")
-    if address.kind == "op" and isinstance(fault, str) and fault in PRESETS:
+    if isinstance(fault, str) and fault.partition(":")[0] not in (*FAULT_MODELS, *PRESETS):
+        raise unknown("fault model or preset", fault, [*FAULT_MODELS, *PRESETS])
+    if isinstance(fault, str) and fault in PRESETS:
+        if address.kind != "op" or (rest and rest[0] == "optim"):
+            raise UsageError(
+                f"{fault} strikes an operation forward or backward, op:MODULE/fwd, grad_in or grad_wt; found {what!r}"
+            )
         if len(rest) > 1:
             raise UsageError(f"{fault} says itself which operand is struck; leave out '/{rest[1]}'")
         return preset(fault).draw(

@@ -8,18 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw
+from unsilent.faults.naming import SiteName
 from unsilent.faults.receipts import Hit
 from unsilent.faults.sampling import Ints
 from unsilent.sites.addresses import flat_elements
 from unsilent.sites.axes import FLAT, Axes
+from unsilent.sites.claims import distinct_elements
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.reaching import Use, dependents
-from unsilent.sites.striking import copied, corrupt, misfit, strikeable
+from unsilent.sites.striking import copied, corrupt, misfit, overlaps, strikeable
 
 Wanted = Fault | Draw
 
@@ -29,6 +32,10 @@ class Struck(NamedTuple):
 
     tensor: Tensor
     reach: Ints | None
+
+
+class _Unfit(Exception):
+    """What was drawn has nothing to land in."""
 
 
 class Landings:
@@ -61,13 +68,19 @@ class Landings:
         self.misfits.append((wanted, why))
 
     def strike(
-        self, wanted: Wanted, tensor: Tensor, copy: bool, axes: Axes = FLAT, use: Use | None = None
+        self,
+        site: SiteName,
+        wanted: Wanted,
+        tensor: Tensor,
+        copy: bool,
+        axes: Axes = FLAT,
+        use: Use | None = None,
     ) -> Struck | None:
         """Corrupt a tensor or a copy of it.
 
         Args:
-            axes: order of runs in the tensor, and the channels of the output. use: what is made of it; None for what is no
-                operand, or where that cannot be told.
+            site: where it is met, in full. axes: order of runs in the tensor, and the channels of the output. use: what is made
+                of it; None for what is no operand, or where that cannot be told.
 
         Returns:
             None, and remembered, where the fault does not fit.
@@ -78,7 +91,12 @@ class Landings:
         if why := self._misfit(wanted, tensor):
             self.refuse(wanted, why)
             return None
-        faults = self._faults(wanted, tensor, axes, use)
+        try:
+            faults = self._faults(wanted, tensor, axes, use)
+        except _Unfit as unfit:
+            self.refuse(wanted, str(unfit))
+            return None
+        faults = tuple(f if f.site == site.text else replace(f, site=site.text) for f in faults)
         struck = copied(tensor) if copy else tensor
         self.hits += [corrupt(struck, fault) for fault in faults]
         self._landed.add(id(wanted))
@@ -96,18 +114,34 @@ class Landings:
         """The resolved faults, with what sees them."""
         if isinstance(wanted, Fault):
             if wanted.reach is not None and use is None:
-                raise UsageError("a reach is for an operand of an operation that writes over nothing")
+                raise _Unfit("a reach is for an operand of an operation that writes over nothing")
             return (wanted,)
         shape = tuple(tensor.shape)
         elements = None if wanted.index is None else flat_elements(wanted.index, wanted.site, shape)
+        if elements is None:
+            elements = distinct_elements(tensor) if overlaps(tensor) else None  # a cell of memory is one element
         order = None if elements is not None else axes.order
         faults = wanted.resolved(dtype_name(tensor.dtype), shape, elements, order)
         if wanted.window is None:
             return faults
         if use is None:
-            raise UsageError("a window of outputs is for an operand of an operation that writes over nothing")
+            raise _Unfit("a window of outputs is for an operand of an operation that writes over nothing")
         seen = [dependents(use, tensor, fault.elements) for fault in faults]
+        if not all(mask.any() for mask in seen) and bool(use.golden.isnan().any()):
+            raise _Unfit("the golden output has NaNs, so which of its elements use the operand cannot be told")
         return tuple(
-            replace(fault, reach=wanted.reach(mask, axes.channel(mask.ndim)))
+            replace(fault, reach=_reach(wanted, mask, axes.output or tuple(range(mask.ndim))))
             for fault, mask in zip(faults, seen, strict=True)
         )
+
+
+def _reach(wanted: Draw, dependents: NDArray[np.bool_], order: tuple[int, ...]) -> Ints | None:
+    """The outputs that see a fault; positions are counted in the order of axes that runs follow, too, channels last."""
+    found = wanted.reach(dependents.transpose(order), len(order) - 1)
+    if found is None:
+        return None
+    shape = tuple(dependents.shape[axis] for axis in order)
+    index: list[Ints] = [np.empty(0, np.int64)] * len(order)
+    for axis, places in zip(order, np.unravel_index(found, shape), strict=True):
+        index[axis] = places
+    return np.sort(np.ravel_multi_index(tuple(index), dependents.shape))

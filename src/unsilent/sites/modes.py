@@ -10,6 +10,8 @@ from typing import Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unsilent.errors import InjectionError
+
 
 class Mode(TorchDispatchMode):
     """A dispatch mode that is hidden from torch's compiler only once a compiler is there.
@@ -21,6 +23,7 @@ class Mode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._hooks = ExitStack()
+        self._entered = False
 
     def _around(self, stack: ExitStack) -> None:
         """Enter what is to be there while the mode is: hooks that name operations, say."""
@@ -35,7 +38,11 @@ class Mode(TorchDispatchMode):
             cls._hidden = True  # type: ignore[attr-defined]
             hide = torch._disable_dynamo  # type: ignore[attr-defined]
             cls.__torch_dispatch__ = hide(cls.__torch_dispatch__, recursive=True)  # type: ignore[method-assign]
+        if self._entered:
+            raise InjectionError(f"this {cls.__name__} is active already; make one for each step")
         with ExitStack() as stack:
+            stack.callback(setattr, self, "_entered", False)
+            self._entered = True
             self._around(stack)
             super().__enter__()  # type: ignore[no-untyped-call]
             self._hooks = stack.pop_all()

@@ -24,6 +24,10 @@ _ROLES = {
 """Tensor arguments of first, second and third, where they are not the first ones."""
 
 
+PRODUCTS = ("convolution", "addmm", "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot")
+"""Operations of two factors: each gradient is made of the gradient from above and of the other factor."""
+
+
 def operation_name(func: Any) -> str:
     """``aten.relu_.default`` -> ``relu``; operations of other libraries keep their namespace: ``mylib.scan``."""
     namespace, _, name = func._schema.name.partition("::")

@@ -81,7 +81,7 @@ class Operations(Mode):
         found = entries(cache)
         for name, fault in self._cached:
             if fault.occurrence == number and name in found:
-                self.landings.strike(fault, found[name], False)
+                self.landings.strike(parse_site(fault.site), fault, found[name], False)
         for name, tensor in found.items() if self._tell else ():
             layer, _, entry = name.partition("/")
             self._tell(SiteName("kv", layer, "", entry), tensor, number)  # type: ignore[misc]

@@ -64,6 +64,12 @@ def corrupt(tensor: Tensor, fault: Fault) -> Hit:
         return write(memory, fault, *intended(memory, fault))
 
 
+def overlaps(tensor: Tensor) -> bool:
+    """Whether several of its elements may be one cell of memory (``expand``, ``unfold``)."""
+    with no_dispatch():
+        return bool(torch._debug_has_internal_overlap(tensor) != 0)
+
+
 def copied(tensor: Tensor) -> Tensor:
     """A copy with memory of its own: the whole storage, at the same offset and strides."""
     with no_dispatch():

@@ -3,10 +3,11 @@
 A reference is one of
 
     digits-cnn                 a built-in workload (`ZOO`), trained on first use and kept in the cache
+    train-resnet               a built-in training (`TRAININGS`)
     path/to/file.py:name       an object in the user's own file, or a function (or class) that makes one
     package.module:name        the same in an importable module
-    hf:DIR                     a local transformers folder
-    path/to/model.pt2          a program of torch.export
+    hf:DIR                     a local transformers folder (inference)
+    path/to/model.pt2          a program of torch.export (inference)
 
 Built-in factories and the user's functions are called alike: every keyword parameter is an option (``--with
 key=value``, converted by its annotation or default), except ``data``, ``weights`` and ``progress``, which are passed
@@ -20,26 +21,53 @@ from __future__ import annotations
 import importlib
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import UsageError, unknown
 from unsilent.named import convert
 from unsilent.workloads.user import find, user_code
-from unsilent.workloads.zoo import EXPORTED, HF, ZOO, Entry
+from unsilent.workloads.zoo import EXPORTED, HF, TRAININGS, ZOO, Entry
 
 if TYPE_CHECKING:
     from unsilent.workloads.base import InferenceWorkload
     from unsilent.workloads.training import Progress
+    from unsilent.workloads.trainings.base import TrainingWorkload
 
 PASSED = ("data", "weights", "progress")
 """Parameters of a factory that are not ``--with`` options."""
 PARTS = ("name", "judge", "components", "info", "model", "batches", "run")
-"""What an object must have to be a workload."""
-
+"""What an object must have to be an inference workload."""
+TRAINING_PARTS = (
+    "name",
+    "steps",
+    "world_size",
+    "info",
+    "start",
+    "step",
+    "evaluate",
+    "snapshot",
+    "restore",
+    "restore_into",
+)
+"""What an object must have to be a training workload."""
 
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".th", ".npz", ".onnx")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a training workload was loaded from, so that another process can load it."""
+
+    ref: str
+    options: Mapping[str, str]
+    data: str | None
+
+
+_origins: weakref.WeakKeyDictionary[Any, Origin] = weakref.WeakKeyDictionary()
 
 
 def load(
@@ -50,7 +78,7 @@ def load(
     weights: str | None = None,
     progress: Progress | None = None,
 ) -> InferenceWorkload:
-    """Make the workload that ``ref`` names (see the module's docstring).
+    """Make the inference workload that ``ref`` names (see the module's docstring).
 
     Args:
         ref: built-in name, ``file.py:name``, ``module:name``, ``hf:DIR`` or ``file.pt2``.
@@ -61,35 +89,87 @@ def load(
 
     Raises:
         UsageError: nothing is named so, an option is unknown or unreadable, data or weights are not taken or missing,
-            or the object is not a workload.
+            or the object is not an inference workload.
         UserCodeError: the user's own file or function raised.
     """
     given = {"data": data, "weights": weights, "progress": progress or _silent}
     chosen = {key: value for key, value in given.items() if value is not None}
     if ref.startswith("hf:"):
-        return _builtin(HF, ref, options or {}, chosen, {"folder": ref[3:]})
-    if ref.endswith(".pt2"):
-        return _builtin(EXPORTED, ref, options or {}, chosen, {"program": ref})
-    if ref in ZOO:
-        return _builtin(ZOO[ref], ref, options or {}, chosen, ZOO[ref].preset)
-    if ":" not in ref and "/" not in ref and not ref.endswith(".py"):
-        if Path(ref).suffix in _WEIGHTS:
-            raise UsageError(
-                f"{ref!r} holds weights at most, not what runs; expected a workload: FILE.py:NAME that loads them, a program "
-                "FILE.pt2, a folder hf:DIR, or a built-in one with --weights (see unsilent workloads)"
-            )
-        raise unknown("workload", ref, ZOO)
+        found = _builtin(HF, ref, options or {}, chosen, {"folder": ref[3:]})
+    elif ref.endswith(".pt2"):
+        found = _builtin(EXPORTED, ref, options or {}, chosen, {"program": ref})
+    elif ref in ZOO:
+        found = _builtin(ZOO[ref], ref, options or {}, chosen, ZOO[ref].preset)
+    elif ref in TRAININGS:
+        raise _other_kind(ref, "inference")
+    else:
+        _check_own(ref, ZOO)
+        found = _own(ref, options or {}, chosen, PARTS)
+    return _checked(ref, found)
+
+
+def load_training(
+    ref: str, options: Mapping[str, str] | None = None, *, data: str | None = None, progress: Progress | None = None
+) -> TrainingWorkload:
+    """Make the training workload that ``ref`` names: built-in name, ``file.py:name`` or ``module:name``; else as `load`."""
+    given = {"data": data, "progress": progress or _silent}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    if ref in TRAININGS:
+        found = _builtin(TRAININGS[ref], ref, options or {}, chosen, TRAININGS[ref].preset)
+    elif ref in ZOO or ref.startswith("hf:") or ref.endswith(".pt2"):
+        raise _other_kind(ref, "training")
+    else:
+        _check_own(ref, TRAININGS)
+        found = _own(ref, options or {}, chosen, TRAINING_PARTS)
+    workload = _checked_training(ref, found)
+    try:
+        _origins[workload] = Origin(ref, dict(options or {}), data)
+    except TypeError:
+        pass  # it takes no weak references or has no hash: then nobody can look up where it is from
+    return workload
+
+
+def origin_of(workload: Any) -> Origin | None:
+    """What `load_training` made this very object from; None for others."""
+    try:
+        return _origins.get(workload)
+    except TypeError:
+        return None
+
+
+def _other_kind(ref: str, wanted: str) -> UsageError:
+    """A training was given where inference is wanted, or the other way round."""
+    there, entries = ("a training", ZOO) if wanted == "inference" else ("for inference", TRAININGS)
+    return UsageError(
+        f"workload {ref!r} is {there}; expected one {'for inference' if wanted == 'inference' else 'that trains'}: "
+        f"{', '.join(entries)}, or your own"
+    )
+
+
+def _check_own(ref: str, known: Mapping[str, Entry]) -> None:
+    """Raise unless the reference has the form of one to the user's own code."""
+    if ":" in ref or "/" in ref or ref.endswith(".py"):
+        return
+    if Path(ref).suffix in _WEIGHTS:
+        raise UsageError(
+            f"{ref!r} holds weights at most, not what runs; expected a workload: FILE.py:NAME that loads them, a program "
+            "FILE.pt2, a folder hf:DIR, or a built-in one with --weights (see unsilent workloads)"
+        )
+    raise unknown("workload", ref, known)
+
+
+def _own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], parts: Sequence[str]) -> Any:
+    """The user's object, or what their function makes; ``parts``: what tells a ready object."""
     found = find(ref)
     with user_code(ref):
-        ready = not inspect.isclass(found) and _is_workload(found)
+        ready = not inspect.isclass(found) and _has(found, parts)
     if not ready and callable(found) and not _is_module(found):
-        arguments = _arguments(ref, found, options or {}, chosen, {})
+        arguments = _arguments(ref, found, options, chosen, {})
         with user_code(ref):
-            found = found(**arguments)
-    else:
-        for key in [*(options or {}), *(k for k in chosen if k != "progress")]:
-            raise UsageError(f"workload {ref!r} is a ready object and takes no {key!r}; name a function to pass values")
-    return _checked(ref, found)
+            return found(**arguments)
+    for key in [*options, *(k for k in chosen if k != "progress")]:
+        raise UsageError(f"workload {ref!r} is a ready object and takes no {key!r}; name a function to pass values")
+    return found
 
 
 def _silent(description: str, done: float, total: float) -> None:
@@ -98,7 +178,7 @@ def _silent(description: str, done: float, total: float) -> None:
 
 def _builtin(
     entry: Entry, ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], preset: Mapping[str, Any]
-) -> InferenceWorkload:
+) -> Any:
     """Call a factory of this package."""
     for key in options:
         if key not in entry.options:
@@ -111,7 +191,7 @@ def _builtin(
         raise UsageError(f"workload {ref!r} needs {' and '.join(missing)}")
     module, _, function = entry.target.partition(":")
     factory = getattr(importlib.import_module(module), function)
-    return _checked(ref, factory(**_arguments(ref, factory, options, chosen, preset)))
+    return factory(**_arguments(ref, factory, options, chosen, preset))
 
 
 def _arguments(
@@ -175,17 +255,37 @@ def _is_module(found: Any) -> bool:
     return isinstance(found, nn.Module)
 
 
-def _is_workload(found: Any) -> bool:
-    return all(hasattr(found, part) for part in PARTS)
+def _has(found: Any, parts: Sequence[str]) -> bool:
+    return all(hasattr(found, part) for part in parts)
 
 
 def _kind(found: Any) -> str:
     return f"{type(found).__module__}.{type(found).__qualname__}".removeprefix("builtins.")
 
 
-def _checked(ref: str, found: Any) -> InferenceWorkload:
-    """``found`` if it is a workload, else an error saying what it is instead."""
+def _checked_training(ref: str, found: Any) -> TrainingWorkload:
+    """``found`` if it is a training workload, else an error saying what it is instead."""
     with user_code(ref):
+        if not inspect.isclass(found) and _has(found, PARTS):
+            raise _other_kind(ref, "training")
+        missing = [part for part in TRAINING_PARTS if not hasattr(found, part)]
+    if missing and len(missing) < len(TRAINING_PARTS) - 2 and not _is_module(found):
+        raise UsageError(
+            f"workload {ref!r} is {_kind(found)} without {', '.join(missing)}; a training has {', '.join(TRAINING_PARTS)}"
+        )
+    if missing or inspect.isclass(found):
+        raise UsageError(
+            f"workload {ref!r} is {_kind(found)}; expected a training: make one with unsilent.Training(model=…, optimizer=…, "
+            "batches=…, loss=…, evaluate=…)"
+        )
+    return typing.cast("TrainingWorkload", found)
+
+
+def _checked(ref: str, found: Any) -> InferenceWorkload:
+    """``found`` if it is an inference workload, else an error saying what it is instead."""
+    with user_code(ref):
+        if not inspect.isclass(found) and _has(found, TRAINING_PARTS):
+            raise _other_kind(ref, "inference")
         missing = [part for part in PARTS if not hasattr(found, part)]
     if missing and len(missing) < len(PARTS) - 2 and not _is_module(found):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Which workloads are built in: one line each, with the options they take.
+"""Which workloads are built in, for inference and training: one line each, with the options they take.
 
 Invariant: importing this module imports neither torch nor numpy, so that listing is instant; the factories live in
 modules that are imported when they are asked for.
@@ -90,7 +90,89 @@ def _zoo() -> dict[str, Entry]:
 
 
 ZOO: Mapping[str, Entry] = _zoo()
-"""The built-in workloads by name, in the order they are listed."""
+"""The built-in inference workloads by name, in the order they are listed."""
+
+_TRAINED = {
+    "optimizer": "adam, adamw or sgd (with momentum)",
+    "rate": "highest learning rate",
+    "amp": "forward passes in bfloat16 or float16, with a loss scaler (none)",
+    "device": "cpu, cuda or cuda:N (cpu)",
+}
+_STEPS = "steps of a full run, over which the learning rate goes up and down"
+
+
+def _trainings() -> dict[str, Entry]:
+    here = _HERE + "trainings."
+    shift = {"shift": "move each training image by up to one pixel (yes)"}
+    resnets = {
+        "train-resnet": "a residual network with batch norm on scikit-learn's digits, with Adam",
+        "train-resnet-nobn": "the same without batch norm",
+        "train-resnet-sgd": "the same with batch norm and SGD with momentum",
+    }
+    entries = [
+        Entry(
+            name,
+            here + "images:train_resnet",
+            what,
+            {
+                "steps": f"{_STEPS} (1200)",
+                "batch": "images per step (32)",
+                "width": "digits: channels of the first layer (8)",
+                "depth": "own images: layers, 6 k + 2 (8)",
+                "dropout": "share that is dropped before the last layer (0.15)",
+                **shift,
+                **_TRAINED,
+            },
+            data="optional",
+            preset={"variant": name},
+        )
+        for name, what in resnets.items()
+    ]
+    entries += [
+        Entry(
+            "train-vit",
+            here + "images:train_vit",
+            "a vision transformer on the same digits, with AdamW",
+            {
+                "steps": f"{_STEPS} (1200)",
+                "batch": "images per step (32)",
+                "width": "numbers per token (32)",
+                "depth": "blocks (2)",
+                "dropout": "share that is dropped at the end of each MLP (0.1)",
+                **shift,
+                **_TRAINED,
+            },
+        ),
+        Entry(
+            "train-chargpt",
+            here + "text:train_chargpt",
+            "a character GPT on the Python reference that ships with Python, with AdamW",
+            {
+                "steps": f"{_STEPS} (1200)",
+                "batch": "contexts of 64 characters per step (8)",
+                "width": "numbers per token (32)",
+                "depth": "blocks (2)",
+                "dropout": "share that is dropped at the end of each MLP (0.1)",
+                **_TRAINED,
+            },
+        ),
+        Entry(
+            "train-dlrm",
+            here + "clicking:train_dlrm",
+            "DLRM on synthetic click data, with Adam",
+            {
+                "steps": f"{_STEPS} (1000)",
+                "batch": "rows per step (64)",
+                "dropout": "share that is dropped after the first layer of the top MLP (0.1)",
+                **_TRAINED,
+            },
+        ),
+    ]
+    return {entry.name: entry for entry in entries}
+
+
+TRAININGS: Mapping[str, Entry] = _trainings()
+"""The built-in training workloads by name, in the order they are listed."""
 
 HF = Entry(
     "hf:DIR",

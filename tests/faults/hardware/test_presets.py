@@ -82,7 +82,7 @@ def test_what_cannot_be_drawn():
         preset("N16_RD").draw("op:conv1#convolution.0", value="random:block=4")
     with pytest.raises(UsageError, match="unknown phase of a product 'optim'"):
         preset("N16_RD").draw("op:conv1#convolution.0", phase="optim")
-    with pytest.raises(UsageError, match="cannot read site"):
+    with pytest.raises(UsageError, match="give the operation alone"):
         preset("INPUT_16").draw("op:conv1#convolution.0/fwd/out")
 
 

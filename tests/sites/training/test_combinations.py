@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from unsilent.errors import InjectionError
+from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.drawn import Draw
 from unsilent.sites.training.step import Step
@@ -164,3 +165,167 @@ def test_two_faults_in_one_step_land_both():
     found, step = gradients(frozenset(), *draws)
     assert len(step.hits) == 3
     assert {n for n in golden if not torch.equal(golden[n], found[n])} == {"mid.weight", "exit.weight"}
+
+
+# -- found by others: each went wrong before ----------------------------------------------------------------------------
+
+
+class Twice(nn.Module):
+    """One activation, called twice in a checkpointed region."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        torch.manual_seed(0)
+        self.reentrant = reentrant
+        self.first, self.second, self.relu = nn.Linear(6, 6), nn.Linear(6, 6), nn.ReLU()
+
+    def forward(self, x):
+        return checkpoint(lambda v: self.second(self.relu(self.first(self.relu(v)))), x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("call", [0, 1])
+def test_what_is_run_again_keeps_its_name_where_a_module_is_called_twice(reentrant, call):
+    model = Twice(reentrant)
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    with torch.no_grad():
+        seen = [torch.relu(x), torch.relu(model.first(torch.relu(x)))]
+    with Step(model, Draw(f"op:relu#relu.{call}/fwd/out", "set:value=9", seed=2, occurrence=1)) as step:
+        model(x).sum().backward()
+    (hit,) = step.hits
+    assert hit.before.view("f4")[0] == seen[call].flatten()[hit.fault.elements[0]]
+
+
+def test_an_own_optimizer_that_frees_memory_names_its_operations_right():
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self):
+            for p in self.param_groups[0]["params"]:
+                noise = torch.ones(36).mul_(0.5)
+                p.add_(p.grad * noise.sum(), alpha=-0.1)
+
+    names = set()
+    for _ in range(12):
+        model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+        optimizer = Own(model.parameters())
+        with Step(model, (), optimizer) as step:
+            model(torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+        names.add(tuple(step.names["optim"]))
+    assert len(names) == 1
+    assert not any("#sum" in name for name in next(iter(names)))  # works for nobody: made of nothing of a parameter's
+
+
+def test_an_operand_of_a_view_is_refused():
+    a = torch.zeros(4)
+    with (
+        pytest.raises(InjectionError, match="gives a view"),
+        Step(nn.Module(), Draw("op:(run)#slice.0/fwd/first", "scale:factor=1")),
+    ):
+        a[:2].add_(1.0)
+    assert a.tolist() == [1, 1, 0, 0]
+
+
+def test_an_element_of_an_expanded_operand_is_a_cell_of_memory():
+    a, b = torch.ones(4, 3), torch.ones(1, 3)
+    with Step(nn.Module(), Draw("op:(run)#mul.0/fwd/second", "random:count=3")) as step:
+        y = a * b.expand(4, 3)
+    assert step.receipt.hits == 3
+    assert (y == y[0]).all()
+
+
+def test_faults_of_one_gradient_are_made_in_order_or_refused_with_the_reason():
+    x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)
+    out, first = (Draw(f"op:(run)#mm.0/grad_wt/{o}", "set:value=7", seed=3) for o in ("out", "first"))
+    found = []
+    for faults in ([out, first], [first, out]):
+        x.grad = w.grad = None
+        with Step(nn.Module(), faults) as step:
+            (x @ w).sum().backward()
+        assert len(step.hits) == 2
+        found.append(w.grad.clone())
+    assert torch.equal(*found)
+    assert (found[0] == 7).any()
+    both = [first, Draw("op:(run)#mm.0/grad_wt/second", "set:value=7")]
+    with pytest.raises(InjectionError, match="one operand of a gradient"), Step(nn.Module(), both):
+        (x @ w).sum().backward()
+    with pytest.raises(UsageError, match="given twice"):
+        Step(nn.Module(), [out, out])
+
+
+def test_a_gradient_fault_keeps_no_activation_alive():
+    x = torch.randn(4, requires_grad=True)
+    faults = [Draw("op:(run)#add.0/grad_in/out", "set:value=7"), Draw("saved:(run)#add.0/first", "set:value=7")]
+    with pytest.raises(InjectionError, match="nobody keeps it"), Step(nn.Module(), faults):
+        ((x * 2) + 1).sum().backward()
+
+
+def test_the_last_product_of_a_checkpointed_region_can_be_struck():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    x = torch.randn(5, 4, requires_grad=True)
+    with Step(model, Draw("op:2/grad_wt/first", "set:value=7")) as step:
+        (checkpoint(model, x, use_reentrant=False) + x).square().sum().backward()
+    assert len(step.hits) == 1
+
+
+def test_a_backward_for_some_inputs_leaves_the_fault_for_the_next():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    with Step(model, Draw("op:2/grad_wt/out", "set:value=7")) as step:
+        loss = model(torch.randn(5, 4)).sum()
+        loss.backward(inputs=[model[0].weight], retain_graph=True)
+        loss.backward()
+    assert len(step.hits) == 1
+
+
+def test_a_closure_of_an_optimizer_is_a_forward_and_a_backward():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+    x = torch.randn(5, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    for site in ("op:(root)#addmm.0/fwd/out", "op:(root)#addmm.0/grad_wt/out"):
+        with Step(model, Draw(site, "set:value=7"), optimizer) as step:
+            optimizer.step(closure)
+        assert len(step.hits) == 1
+
+
+def test_modules_of_other_threads_are_left_alone():
+    model, other = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4)
+    stop, errors = threading.Event(), []
+
+    def run():
+        try:
+            while not stop.is_set():
+                other(torch.ones(2, 4))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(20):
+            with Step(model) as step:
+                model(torch.ones(2, 4)).sum().backward()
+            assert {n.partition("#")[0] for n in step.names["fwd"]} == {"0", "1", "(run)"}
+    finally:
+        stop.set()
+        thread.join()
+    assert not errors
+
+
+def test_a_step_is_entered_once_at_a_time():
+    step = Step(nn.Linear(2, 2))
+    with step, pytest.raises(InjectionError, match="active already"):
+        step.__enter__()
+    with step:
+        pass
+    assert torch.autograd._engine_run_backward.__module__ == "torch.autograd.graph"

@@ -30,14 +30,14 @@ def stepped(model, optimizer):
 
 
 LINES = {
-    ("op:0", "bitflip"): "op:0/fwd/out",
-    ("op:0/grad_wt", None): "op:0/grad_wt/out",
-    ("op:4/grad_in/second", "random"): "op:4/grad_in/second",
+    ("op:0", "bitflip"): "op:0#convolution.0/fwd/out",
+    ("op:0/grad_wt", None): "op:0#convolution.0/grad_wt/out",
+    ("op:4/grad_in/second", "random"): "op:4#addmm.0/grad_in/second",
     ("op:4#addmm.0/fwd/third", "zero"): "op:4#addmm.0/fwd/third",
-    ("op:0/grad_wt", "N16_RD"): "op:0/grad_wt/out",
-    ("op:0/grad_wt", "INPUT_16"): "op:0/grad_wt/first",
-    ("op:4/grad_in", "WT"): "op:4/grad_in/second",
-    ("saved:4", "random"): "saved:4/first",
+    ("op:0/grad_wt", "N16_RD"): "op:0#convolution.0/grad_wt/out",
+    ("op:0/grad_wt", "INPUT_16"): "op:0#convolution.0/grad_wt/first",
+    ("op:4/grad_in", "WT"): "op:4#addmm.0/grad_in/second",
+    ("saved:4", "random"): "saved:4#addmm.0/first",
     ("optim:4.bias/exp_avg", "zero"): "optim:4.bias/exp_avg",
     ("op:4.bias#lerp.0/optim", "random"): "op:4.bias#lerp.0/optim/out",
 }
@@ -82,14 +82,19 @@ def test_an_evaluation_is_struck_too_and_a_resolved_fault_replays():
     ("address", "fault", "said"),
     [
         ("op:1", None, r"2 operations of '1' can be struck; name one: op:1#add.0, op:1#native_batch_norm.0"),
-        ("op:9", None, "unknown operation '9'"),
+        ("op:9", None, "unknown module with operations in this step '9'"),
         ("op:4/backward", None, "cannot read site"),
         ("op:4/grad_in/out", "N16_RD", "says itself which operand"),
-        ("op:4", "N17_RD", "unknown fault model 'N17_RD'"),
+        ("op:4", "N17_RD", "unknown fault model or preset 'N17_RD'; did you mean 'N16_RD'"),
         ("op:0/grad_in/out", None, "no gradient is made"),
-        ("op:4/fwd/third", "INPUT_99", "unknown fault model"),
+        ("op:4/fwd/third", "INPUT_99", "unknown fault model or preset"),
         ("kv:0/key", None, "does not strike kv: sites"),
         ("comm:all_reduce.0", None, "unknown collective 'all_reduce.0'"),
+        ("op:1/fwd", "INPUT_16", r"2 operations of '1' can be struck"),
+        ("op:4.weight/optim", None, r"1\d operations update '4.weight'; name one: op:4.weight#"),
+        ("op:9.weight/optim", None, "unknown parameter with an update in this step"),
+        ("saved:4", "N16_RD", "strikes an operation"),
+        ("op:4.weight#lerp.0/optim", "RD", "strikes an operation"),
         ("op:4/grad_wt[0,0,0]", None, r"index \[0,0,0\] is outside"),
     ],
 )
@@ -119,6 +124,8 @@ def test_a_survey_changes_no_bit_and_every_site_that_it_tells_can_be_struck():
     regions = survey.regions("op:*/*/*", "optim:*", "saved:*")
     names = {r.site for r in regions}
     assert {"op:0#convolution.0/grad_wt/first", "op:4#addmm.0/grad_in/second", "optim:0.weight/exp_avg_sq"} <= names
+    biases = ("0#convolution.0", "4#addmm.0", "1#native_batch_norm.0")
+    assert {f"op:{name}/grad_wt/out.1" for name in biases} <= names
     assert "op:0#convolution.0/grad_in/out" not in names  # images need no gradient
     missed = []
     for region in regions:
@@ -130,6 +137,49 @@ def test_a_survey_changes_no_bit_and_every_site_that_it_tells_can_be_struck():
         if not landed or (landed.dtype, landed.shape) != (region.dtype, region.shape):
             missed.append(region.site)
     assert not missed
+
+
+def test_a_module_alone_means_the_operation_that_has_a_gradient():
+    """Batch norm counts its batches, too, but only its normalisation goes back."""
+    model, optimizer = made()
+    with unsilent.inject(model, "op:1/grad_wt", "random", optimizers=optimizer) as step:
+        stepped(model, optimizer)
+    assert step.hits[0].fault.site == "op:1#native_batch_norm.0/grad_wt/out"
+
+
+def test_moments_that_a_site_does_not_have_are_refused():
+    model, optimizer = made()
+    for site, moment, said in (
+        ("op:4/grad_wt/out", {"occurrence": 1}, "only forward operations are run again"),
+        ("optim:4.bias/exp_avg", {"micro_step": 1}, "once in a step"),
+        ("op:4/fwd/out", {"step": 3, "first_step": 1}, "leave out first_step"),
+        ("op:4/fwd/out", {"first_step": 3, "last_step": 2}, "before first_step=3"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Step(model, [Draw(site, "bitflip", **moment)], [optimizer])
+    for draw, said in (
+        (Draw("op:4/grad_wt/out", "bitflip", micro_step=2), "micro-step 2; there was 0 alone"),
+        (Draw("op:4/fwd/out", "bitflip", occurrence=1), "occurrence 1"),
+    ):
+        with pytest.raises(InjectionError, match=said), Step(model, draw, optimizer):
+            stepped(model, optimizer)
+    with pytest.raises(InjectionError, match="no backward pass ran"), Step(model, Draw("op:4/grad_wt/out", "bitflip")):
+        model(torch.randn(5, 3, 6, 6))
+    with pytest.raises(UsageError, match="none was given"), Step(model, Draw("optim:4.bias/exp_avg", "zero")):
+        pass
+
+
+def test_a_window_among_nans_is_refused_not_a_silent_miss():
+    model, x = nn.Conv2d(3, 4, 3), torch.full((1, 3, 6, 6), float("nan"))
+    with pytest.raises(InjectionError, match="has NaNs"), unsilent.inject(model, "op:(root)", "INPUT_16"):
+        model(x)
+
+
+def test_a_parameter_before_a_step_of_an_optimizer():
+    model, optimizer = made()
+    with unsilent.inject(model, "param:4.weight[1,2]", bit=30, optimizers=optimizer) as step:
+        stepped(model, optimizer)
+    assert step.receipt.changed_bits == 1
 
 
 def test_a_survey_selects_by_address():

@@ -134,7 +134,7 @@ def test_micro_steps_are_told_apart():
         seen.append(float((found["once.up.weight"] - golden["once.up.weight"]).abs().max()))
         assert len(step.hits) == 1
     assert len(set(seen)) == 3
-    with pytest.raises(InjectionError, match="no gradient was computed"):
+    with pytest.raises(InjectionError, match="there were 0 to 2"):
         backward(model, draw("op:once.up#addmm.0/grad_wt/out", micro_step=3), times=3, loss=loss)
 
 

@@ -92,15 +92,12 @@ class Tracer(Mode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._training and self._updates.active:
+        if self._training and self._updates.active and current_node() is None and not torch.is_grad_enabled():
             return self._update(func, args, kwargs)
         key = self._key(func)  # now: a node's number is that of the moment
         result = func(*args, **kwargs)
-        if not gives_uninitialised(func) and not is_view(func, args, kwargs, result):
-            workspace = _WORKSPACE.get(operation_name(func))
-            for number, tensor in enumerate(_given(func, args, kwargs, result)):
-                if number != workspace:
-                    self._tell(key._replace(output=number), tensor)
+        for number, tensor in computed(func, args, kwargs, result):
+            self._tell(key._replace(output=number), tensor)
         return result
 
     def _key(self, func: Any) -> Key:
@@ -172,6 +169,16 @@ class Tracer(Mode):
             return
         with no_dispatch():
             self._see(key, tensor.detach())
+
+
+def computed(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[tuple[int, Tensor]]:
+    """What an operation computes, by number of output: no views, no memory that nothing has written, no scratch memory."""
+    if gives_uninitialised(func) or is_view(func, args, kwargs, result):
+        return
+    workspace = _WORKSPACE.get(operation_name(func))
+    for number, tensor in enumerate(_given(func, args, kwargs, result)):
+        if number != workspace:
+            yield number, tensor
 
 
 def _given(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Tensor]:

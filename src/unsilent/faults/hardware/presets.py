@@ -71,6 +71,8 @@ class Preset:
 
         ``phase``: ``fwd``, ``grad_in`` or ``grad_wt``. ``value``: see `valued`. ``moment``: any other field of `Draw`.
         """
+        if "/" in operation:
+            raise UsageError(f"{operation!r} has a phase; give the operation alone, and phase=")
         if phase not in STRUCK_PHASES:
             raise unknown("phase of a product", phase, STRUCK_PHASES)
         site = f"{operation}/{phase}/{self.operand}"

@@ -37,7 +37,7 @@ def parsed(content: bytes, where: str) -> Accelerator:
         raise UsageError(f"{where} is no text in UTF-8; expected a TOML file that describes an accelerator") from None
     except ValidationError as error:
         raise UsageError(f"{where}: {_first(error)}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
         raise UsageError(f"{where} is no TOML: {_short(error)}; correct it there") from None
 
 

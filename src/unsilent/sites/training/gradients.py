@@ -19,7 +19,7 @@ from torch.utils._mode_utils import no_dispatch
 from unsilent.errors import InjectionError
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
-from unsilent.sites.calling import Call, call_axes
+from unsilent.sites.calling import Call, call_axes, no_window
 from unsilent.sites.landing import Landings, Wanted
 from unsilent.sites.operands import operand_number, operands_of, operation_name, same_place, tensors_in, written_by
 from unsilent.sites.reaching import Use, splice
@@ -74,10 +74,14 @@ class Gradients:
         landings: Landings,
     ) -> None:
         self.name, self.number = name, number
-        self._func, self._wanted, self._landings = call[0], wanted, landings
+        self._func, self._landings = call[0], landings
+        self._wanted = sorted(
+            wanted, key=lambda w: w[0].operand.startswith("out")
+        )  # what is made comes after what it is made of
         self._settings: Call = call[0], tuple(None if isinstance(a, Tensor) else a for a in call[1]), {}
-        self._tensors = [operands_of(*call[1:])]
-        self._edges = [edge_of(t) for t in self._tensors[0]]
+        tensors = operands_of(*call[1:])
+        self._edges = [edge_of(t) for t in tensors]
+        self._tensors = [tensors] if self.watched else []  # else nobody is kept alive
         self._ran: list[Ran] = []
         self._handle: Any = None
 
@@ -103,7 +107,8 @@ class Gradients:
 
     def called_again(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Told of the operands of the same operation when checkpointing runs it again: the node is given those."""
-        self._tensors.append(operands_of(args, kwargs))
+        if self.watched:
+            self._tensors.append(operands_of(args, kwargs))
 
     def remember(self, ran: Ran) -> None:
         """Told of an operation that the node runs."""
@@ -123,26 +128,40 @@ class Gradients:
 
     def _hand_back(self, given: tuple[Tensor | None, ...], came: tuple[Tensor | None, ...]) -> Any:
         """The hook of the node: the gradients, with faults in them."""
-        gradients = list(given)
+        gradients, remade = list(given), set[int]()
         for site, fault in self._wanted:
-            number = gradient_of(site)
-            if number == 0 and "." in site.operand:
-                self._landings.refuse(
-                    fault, "grad_in is one gradient; those of further operands are grad_wt/out, grad_wt/out.1 …"
-                )
+            place, why = self._place(site, given)
+            if place is None:
+                if not self._landings.why(fault):  # an earlier backward pass knew better
+                    self._landings.refuse(fault, why)
                 continue
-            place = self._places.get(operand_number(self._func, OPERANDS[number + 1]) if number < 3 else number)
-            golden = gradients[place] if place is not None else None
-            if golden is None or place is None:
-                self._landings.refuse(fault, "no gradient is made for that operand")
+            golden = gradients[place]
+            assert golden is not None
+            if not site.operand.startswith("out") and place in remade:
+                self._landings.refuse(fault, "one operand of a gradient can be struck at a time")
             elif (new := self._struck(site, fault, golden, came)) is not None:
                 gradients[place] = _InPlaceOf.put(golden, new) if golden.requires_grad else new
-        self.detach()
+                remade.add(place)
+        self._ran = []
+        if all(self._landings.has(fault) for _, fault in self._wanted):
+            self.detach()  # else a later backward pass may bring what is not here yet
         return tuple(gradients)
+
+    def _place(self, site: SiteName, given: tuple[Tensor | None, ...]) -> tuple[int | None, str]:
+        """Which of the gradients a site means; None with the reason."""
+        number = gradient_of(site)
+        if number == 0 and "." in site.operand:
+            return None, "grad_in is one gradient; those of further operands are grad_wt/out, grad_wt/out.1 …"
+        place = self._places.get(operand_number(self._func, OPERANDS[number + 1]) if number < 3 else number)
+        if place is None or given[place] is None:
+            return None, "no gradient is made for that operand: it is frozen, or needs none, or is not there"
+        return place, ""
 
     def _struck(self, site: SiteName, fault: Wanted, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
         if site.operand.startswith("out"):
-            struck = self._landings.strike(fault, _dense(golden), True, call_axes(self._settings, site, golden.ndim))
+            struck = self._landings.strike(
+                site, fault, _dense(golden), True, call_axes(self._settings, site, golden.ndim)
+            )
             return None if struck is None else struck.tensor
         if isinstance(fault, Fault) and fault.layout == "stuffed":
             return self._stuffed(site, fault, golden, came)
@@ -165,8 +184,12 @@ class Gradients:
         self, site: SiteName, fault: Wanted, old: Tensor, golden: Tensor, run: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor | None:
         """The gradient as it is with a struck operand in the place of the old one."""
+        window = fault.reach if isinstance(fault, Fault) else fault.window
+        if window is not None and (why := no_window(self._func, site, 0)):
+            self._landings.refuse(fault, why)
+            return None
         axes = call_axes(self._settings, site, old.ndim)
-        struck = self._landings.strike(fault, old, True, axes, Use(golden, lambda new: run(new, golden)))
+        struck = self._landings.strike(site, fault, old, True, axes, Use(golden, lambda new: run(new, golden)))
         if struck is None:
             return None
         made = run(struck.tensor, golden)

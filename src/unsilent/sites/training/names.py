@@ -5,11 +5,14 @@ that was given out last, when an operation that needs a gradient runs, is that o
 
 Names count anew with every micro-step: a forward pass of the model that begins after a backward pass. What activation
 checkpointing runs again goes by the name it had, with occurrence 1: a call of a module is taken for the earlier call whose nodes
-lie nearest to the node that asked for it.
+lie in the same region and, where torch does not tell, nearest to the node that asked for it. Calls of one module in one region
+are run again in their order.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,11 +39,16 @@ def next_number() -> int:
 
 
 class Call(NamedTuple):
-    """One call of a module in the forward pass: last node made before it and in it, operations counted before it."""
+    """One call of a module in the forward pass: last node made before it and in it, operations counted before it, its region."""
 
     begin: int
     counts: Counter[str]
     end: int
+    region: int | None
+
+    def distance(self, node: int) -> int:
+        """How far its nodes lie from one."""
+        return max(self.begin - node, node - self.end, 0)
 
 
 class Met(NamedTuple):
@@ -64,13 +72,20 @@ class StepCalls(Calls):
         self._tallies: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._again: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._calls: defaultdict[int, list[Call]] = defaultdict(list)
-        self._open: list[tuple[int, int, Counter[str]] | None] = []
+        self._open: list[tuple[int, int, Counter[str], int | None] | None] = []
+        self._reruns: Counter[tuple[Any, int]] = Counter()
+        self.unclear: set[str] = set()
 
     def __enter__(self) -> StepCalls:
         super().__enter__()
         self._reset()
         self._micro_step, self._backward = 0, False
         return self
+
+    @property
+    def went_back(self) -> bool:
+        """Whether a backward pass ran."""
+        return self._backward or self._micro_step > 0
 
     @property
     def micro_step(self) -> int:
@@ -100,36 +115,85 @@ class StepCalls(Calls):
         super()._begin(module, args)
         name = self.module
         if node is None:
-            self._open.append((id(module), next_number() - 1, self._tallies[name].copy()))
+            self._open.append((id(module), next_number() - 1, self._tallies[name].copy(), region()))
             return
         self._open.append(None)
         if id(module) in self._calls:
-            number = node._sequence_nr()
-            nearest = min(self._calls[id(module)], key=lambda c: max(c.begin - number, number - c.end, 0))
-            self._again[name] = nearest.counts.copy()
+            self._again[name] = self._earlier(id(module), name, node._sequence_nr()).counts.copy()
+
+    def _earlier(self, module: int, name: str, node: int) -> Call:
+        """The call that is run again."""
+        where, calls = region(), self._calls[module]
+        mine = [call for call in calls if call.region == where and where is not None]
+        if not mine:  # torch does not tell: those nearest to the node that asks
+            least = min(call.distance(node) for call in calls)
+            mine = [call for call in calls if call.distance(node) == least]
+            if self._reruns[node, module] >= len(mine) or len({call.region for call in calls} - {None}):
+                self.unclear.add(name)
+        key = (where if where is not None else node, module)
+        number = self._reruns[key]
+        self._reruns[key] = number + 1
+        return mine[number % len(mine)]
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         super()._end(module, args, output)
         if opened := self._open.pop():
-            key, begin, counts = opened
-            self._calls[key].append(Call(begin, counts, next_number() - 1))
+            key, begin, counts, where = opened
+            self._calls[key].append(Call(begin, counts, next_number() - 1, where))
+
+
+class _Told:
+    """Who is told of backward passes; torch's entry to them is replaced while there is anybody."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: list[Callable[[], None]] = []
+        self._engine: Any = None
+
+    def add(self, told: Callable[[], None]) -> None:
+        autograd: Any = torch.autograd
+        with self._lock:
+            if not self._told:
+                self._engine, autograd._engine_run_backward = autograd._engine_run_backward, self._run
+            self._told.append(told)
+
+    def remove(self, told: Callable[[], None]) -> None:
+        autograd: Any = torch.autograd
+        with self._lock:
+            self._told.remove(told)
+            if not self._told:
+                autograd._engine_run_backward = self._engine
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        engine = self._engine
+        for told in tuple(self._told):
+            told()
+        return engine(*args, **kwargs)
+
+
+_TOLD = _Told()
 
 
 @contextmanager
 def before_backward(told: Callable[[], None]) -> Iterator[None]:
     """Calls back whenever a backward pass is about to begin: nodes that are made by then can still be given hooks."""
-    autograd: Any = torch.autograd
-    engine = autograd._engine_run_backward
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        told()
-        return engine(*args, **kwargs)
-
-    autograd._engine_run_backward = run
+    _TOLD.add(told)
     try:
         yield
     finally:
-        autograd._engine_run_backward = engine
+        _TOLD.remove(told)
+
+
+def region() -> int | None:
+    """The checkpointed region (non-reentrant) that is being run, for the first time or again; None outside of any."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack: Any = hooks[0] if hooks else None
+    for cell in getattr(getattr(pack, "_torchdynamo_orig_callable", pack), "__closure__", None) or ():
+        found = cell.cell_contents
+        found = found() if isinstance(found, weakref.ref) else found
+        if type(found).__name__ == "_CheckpointFrame":
+            return id(found)
+    return None
 
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,17 +15,55 @@ from unsilent.faults import Region
 from unsilent.faults.naming import OPERANDS, SiteName
 from unsilent.sites.addresses import Address
 from unsilent.sites.calling import Call
+from unsilent.sites.landing import Landings
 from unsilent.sites.memory import dtype_name
-from unsilent.sites.operands import gives_views, operand_number, operands_of, operation_name, output_of, struck_output
+from unsilent.sites.operands import (
+    PRODUCTS,
+    gives_views,
+    operand_number,
+    operands_of,
+    operation_name,
+    output_of,
+    struck_output,
+)
 from unsilent.sites.striking import strikeable
 from unsilent.sites.training.collectives import payload
+from unsilent.sites.training.gradients import Gradients
 from unsilent.sites.training.kept import Kept
 from unsilent.sites.training.names import Met, next_number
 from unsilent.sites.training.step import Step
 from unsilent.sites.training.updates import local, state_of, states_there
 
-PRODUCTS = ("convolution", "addmm", "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot")
-"""Operations of two factors: each gradient is made of the gradient from above and of the other factor, and both can be struck."""
+Shaped = tuple[str, tuple[int, ...]]
+"""Dtype and shape."""
+
+
+class Seen(Gradients):
+    """The gradients that one operation hands back, told with their dtypes and shapes; keeps none of its operands."""
+
+    def __init__(
+        self, name: str, number: int, call: Call, tell: Callable[[SiteName, Tensor | Shaped | None], None]
+    ) -> None:
+        super().__init__(name, number, call, (), Landings())
+        self._tell, self._tensors = tell, []
+        tensors = operands_of(*call[1:])
+        self._roles = [operand_number(call[0], operand) for operand in OPERANDS[1:]]
+        product = operation_name(call[0]) in PRODUCTS
+        self._factors = [_shaped(tensors[n]) for n in self._roles[:2]] if product else []
+
+    def _hand_back(self, given: tuple[Tensor | None, ...], came: tuple[Tensor | None, ...]) -> None:
+        above = next((_shaped(t) for t in came if t is not None), None)
+        for place, at in self._places.items():
+            gradient, number = given[at], self._roles.index(place) if place in self._roles else place
+            if gradient is None:
+                continue
+            phase = "grad_wt" if number else "grad_in"
+            self._tell(SiteName("op", self.name, phase, "out" if number < 2 else f"out.{number - 1}"), gradient)
+            if self._factors and above is not None and number < 2:
+                pair = (self._factors[0], above) if number else (above, self._factors[1])
+                for operand, region in zip(OPERANDS[1:3], pair, strict=True):
+                    self._tell(SiteName("op", self.name, phase, operand), region)
+        self.detach()
 
 
 class StepSurvey(Step):
@@ -38,9 +76,7 @@ class StepSurvey(Step):
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:
         super().__init__(model, (), optimizers)
         self._found: dict[SiteName, Region] = {}
-        self._ahead: dict[int, dict[SiteName, Region]] = {}
         self._alive: list[tuple[SiteName, Kept]] = []
-        self._owned: set[int] = set()
 
     def regions(self, *addresses: str) -> tuple[Region, ...]:
         """What addresses select together, in the order of the step: ``op:layer1.*/grad_wt/out``, ``optim:*``, ``comm:*``.
@@ -70,51 +106,36 @@ class StepSurvey(Step):
             name, _, entry = text.rpartition("/")
             self._tell(SiteName("optim", name, "", entry), state_of(self._optimizers, self._model, name, entry))
 
-    def _tell(self, site: SiteName, tensor: Tensor | None) -> None:
-        if tensor is not None and site not in self._found and strikeable(tensor):
-            self._found[site] = _region(site, tensor)
+    def _tell(self, site: SiteName, what: Tensor | Shaped | None) -> None:
+        if what is None or site in self._found:
+            return
+        if isinstance(what, Tensor):
+            if not strikeable(what):
+                return
+            what = _shaped(what)
+        self._found[site] = Region(site.text, *what)
 
     def _forward(self, met: Met, call: Call) -> Any:
         number = next_number() - 1
-        owner = number not in self._owned  # an operation that makes no node meets the number of the one before
-        self._owned.add(number)
         result = super()._forward(met, call)
         func, args, kwargs = call
         if met.occurrence or gives_views(func):
             return result
-        out = struck_output(func, args, kwargs, result)
-        self._tell(SiteName("op", met.name, "fwd", "out"), out)
+        self._tell(SiteName("op", met.name, "fwd", "out"), struck_output(func, args, kwargs, result))
         tensors = operands_of(args, kwargs)
-        factors = [tensors[n] for o in OPERANDS[1:3] if (n := operand_number(func, o)) < len(tensors)]
-        for operand, tensor in zip(OPERANDS[1:], factors, strict=False):
-            self._tell(SiteName("op", met.name, "fwd", operand), tensor)
-            if torch.is_grad_enabled() and strikeable(tensor):
-                self._alive.append((SiteName("saved", met.name, "", operand), Kept.of(tensor)))
-        if owner and torch.is_grad_enabled() and out is not None:
-            self._expected(met.name, func, number, factors, out)
+        for operand in OPERANDS[1:3]:
+            if (place := operand_number(func, operand)) < len(tensors):
+                self._tell(SiteName("op", met.name, "fwd", operand), tensors[place])
+                if torch.is_grad_enabled() and strikeable(tensors[place]):
+                    self._alive.append((SiteName("saved", met.name, "", operand), Kept.of(tensors[place])))
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            self._pending = Seen(met.name, number, call, self._tell), result
         return result
-
-    def _expected(self, name: str, func: Any, number: int, factors: Sequence[Tensor], out: Tensor) -> None:
-        """The gradients that this operation will hand back if its node is reached."""
-        sites = self._ahead.setdefault(number, {})
-        for phase, factor in zip(("grad_in", "grad_wt"), factors, strict=False):
-            if not factor.requires_grad:
-                continue
-            there = {"out": factor}
-            if operation_name(func) in PRODUCTS and len(factors) == 2:
-                there |= (
-                    {"first": out, "second": factors[1]} if phase == "grad_in" else {"first": factors[0], "second": out}
-                )
-            for operand, tensor in there.items():
-                site = SiteName("op", name, phase, operand)
-                sites[site] = _region(site, tensor)
 
     def _backward(self, node: Any, call: Call) -> Any:
         for site, kept in self._alive:  # what somebody keeps when the backward pass begins
             self._tell(site, kept.tensor())
         self._alive = []
-        for site, region in self._ahead.pop(node._sequence_nr(), {}).items():
-            self._found.setdefault(site, region)
         return super()._backward(node, call)
 
     def _update(self, call: Call) -> Any:
@@ -129,9 +150,9 @@ class StepSurvey(Step):
         return super()._collective(name, call)
 
     def __exit__(self, *error: Any) -> None:
-        self._ahead, self._alive = {}, []
+        self._alive = []
         super().__exit__(*error)
 
 
-def _region(site: SiteName, tensor: Tensor) -> Region:
-    return Region(site.text, dtype_name(tensor.dtype), tuple(tensor.shape))
+def _shaped(tensor: Tensor) -> Shaped:
+    return dtype_name(tensor.dtype), tuple(tensor.shape)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -45,7 +46,7 @@ class Updates:
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(p): name for name, p in model.named_parameters()}
         self.active = False
-        self._owners: dict[int, str] = {}
+        self._owners: dict[int, tuple[StorageWeakRef, str]] = {}  # a reference keeps the number from being given again
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []
 
@@ -89,11 +90,13 @@ class Updates:
 
     def _owner(self, tensor: Any) -> str | None:
         here = local(tensor) if isinstance(tensor, Tensor) else None
-        return self._owners.get(here.untyped_storage()._cdata) if here is not None and plain(here) else None
+        found = self._owners.get(here.untyped_storage()._cdata) if here is not None and plain(here) else None
+        return None if found is None or found[0].expired() else found[1]
 
     def _own(self, tensor: Any, name: str) -> None:
         if isinstance(tensor, Tensor) and plain(here := local(tensor)):
-            self._owners[here.untyped_storage()._cdata] = name
+            memory = here.untyped_storage()
+            self._owners[memory._cdata] = StorageWeakRef(memory), name
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.active = True

@@ -1,0 +1,70 @@
+"""How far the weights of replicas lie from each other: raw L2, and after each vector is scaled to unit length.
+
+Raw distance grows with the weights and one huge weight is all of it; the normalised one lies between 0 and 2 and compares models
+of any size. Both come from differences, never from ``|a|^2 + |b|^2 - 2 ab``, whose rounding would show distance between equal
+vectors. All is float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.statistics.intervals import Interval
+from unsilent.statistics.replicas import over_pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """Of each pair of replicas, float64[R, R]; equal vectors are at exactly 0."""
+
+    raw: NDArray[np.float64]
+    unit: NDArray[np.float64]
+
+    def mean_raw(self, confidence: float = 0.95) -> Interval:
+        """Mean raw distance of two replicas."""
+        return over_pairs(self.raw, confidence)
+
+    def mean_unit(self, confidence: float = 0.95) -> Interval:
+        """Mean distance of two replicas on the unit sphere."""
+        return over_pairs(self.unit, confidence, most=2.0)
+
+
+def distance(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, float]:
+    """Raw and normalised distance of two weight vectors [P]; infinite where a weight is not finite.
+
+    ``|a/|a| - b/|b||^2 = (|a - b|^2 - (|a| - |b|)^2) / (|a| |b|)``. Zeros are at 0 from zeros, and at 1 from all else.
+
+    >>> [round(d, 6) for d in distance(np.array([3.0, 0.0]), np.array([0.0, 3.0]))]
+    [4.242641, 1.414214]
+    """
+    a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (one, other))
+    if a.shape != b.shape:
+        raise UsageError(f"weights of {a.size} and {b.size} elements have no distance; compare runs of one model")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.inf, math.inf
+    scale = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
+    if scale == 0:
+        return 0.0, 0.0
+    a, b = a / scale, b / scale  # squares of the greatest doubles would overflow
+    apart, mine, theirs = (float(np.linalg.norm(v)) for v in (a - b, a, b))
+    if mine == 0 or theirs == 0:
+        return apart * scale, 1.0
+    around = max(0.0, (apart - (mine - theirs)) * (apart + (mine - theirs)))
+    return apart * scale, min(2.0, math.sqrt(around / mine / theirs))
+
+
+def weight_distances(load: Callable[[int], NDArray[Any]], count: int) -> Distances:
+    """Distances of all pairs; ``load(r)`` gives the weights of replica r, [P], and two of them are in memory at a time."""
+    raw, unit = np.zeros((count, count)), np.zeros((count, count))
+    for i in range(count - 1):
+        mine = np.asarray(load(i), dtype=np.float64)
+        for j in range(i + 1, count):
+            raw[i, j], unit[i, j] = distance(mine, load(j))
+    return Distances(raw + raw.T, unit + unit.T)

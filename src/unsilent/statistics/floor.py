@@ -1,0 +1,233 @@
+"""Is this difference beyond noise? One run, or many, against the clean ones: a p value, a margin, and one word.
+
+| word | what it says |
+|---|---|
+| `identical` | the bits are those of the clean twin; nothing is tested |
+| `harmful` | beyond noise, and at least one measure is off by its margin or more, the way that is worse |
+| `improved` | beyond noise the better way, and no difference is beyond noise the worse way |
+| `detectable` | beyond noise, within the margins |
+| `masked` | not beyond noise, and an equivalence test proves every measure to be within its margin |
+| `undecided` | neither: more replicas, or a wider margin, would decide |
+
+Two kinds of error are held at the level, each by itself over all runs judged together: a difference called that is noise, and
+``masked`` for an effect of the margin or more. Where the clean runs are equal in bits there is no noise, and every difference
+is beyond it without a test. How large an effect is, is what it measures: the run's value less the median of the clean ones.
+
+Runs of bits equal to the twin's leave the family that is corrected for, where no clean run has such bits: given that, what
+remains is as exchangeable as before. Else they stay in it with p = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.statistics import ranks
+from unsilent.statistics.comparing import benjamini_hochberg, holm
+from unsilent.statistics.nulls import Compared, Measure, Null
+from unsilent.statistics.verdicts import Finding, Verdict, finding, sentence, word_for
+
+Correction = Literal["holm", "bh"]
+_TITLES = {"holm": "Holm", "bh": "Benjamini-Hochberg"}
+_Question = tuple[Compared, Null]
+
+
+def judge(
+    observed: Compared,
+    null: Null,
+    measures: Sequence[Measure],
+    *,
+    level: float = 0.05,
+    tests: int = 1,
+    fitted: bool = False,
+) -> Verdict:
+    """One run; ``tests``: how many runs are judged in this study, this one included.
+
+    >>> clean = Null([Compared(f"r{i}", "twin", {"loss": i / 100}) for i in range(19)])
+    >>> found = judge(Compared("struck", "twin", {"loss": 0.5}), clean, [Measure("loss", margin=0.1)])
+    >>> found.word, found.p
+    ('harmful', 0.05)
+    """
+    return judge_all([(observed, null)], measures, level=level, tests=tests, fitted=fitted)[0]
+
+
+def judge_all(
+    questions: Sequence[_Question],
+    measures: Sequence[Measure],
+    *,
+    level: float = 0.05,
+    correction: Correction = "holm",
+    tests: int | None = None,
+    fitted: bool = False,
+) -> list[Verdict]:
+    """Many runs, each with the clean comparisons it is held against, judged together.
+
+    Args:
+        measures: what counts, with margins; several are combined into one p value per run.
+        level: chance of any false call (holm), or expected share of false ones among the calls (bh).
+        tests: runs of the whole study where these are not all of them.
+        fitted: p values from a fitted distribution, checked for fit, instead of ranks.
+
+    Raises:
+        UsageError: the clean comparisons are too few for the level and the number of runs, not exchangeable, or not fit.
+    """
+    if not 0 < level < 1 or not measures:
+        raise UsageError(f"need a level between 0 and 1 and at least one measure, got {level} and {len(measures)}")
+    if len({m.name for m in measures}) < len(measures):
+        raise UsageError("a measure is given twice; name each once")
+    for observed, null in questions:
+        null.accept(observed, measures)
+    by_bits = [null.silent or (observed.same_bits and null.never_same) for observed, null in questions]
+    asked = [question for question, bits in zip(questions, by_bits, strict=True) if not bits]
+    size = max(len(asked), (len(questions) if tests is None else tests) - sum(by_bits))
+    if not fitted:
+        for _, null in asked:
+            _refuse_few(null.n, level, size, correction)
+    tested = iter(_Family(asked, measures, level, correction, size, fitted).verdicts() if asked else [])
+    return [
+        _untested(*question, measures, level, size) if bits else next(tested)
+        for question, bits in zip(questions, by_bits, strict=True)
+    ]
+
+
+def replicas_needed(level: float, tests: int = 1, correction: Correction = "holm") -> int:
+    """Clean replicas without which a rank test cannot call anything at this level.
+
+    >>> replicas_needed(0.05), replicas_needed(0.05, tests=70)
+    (19, 1399)
+    """
+    return math.ceil(round((tests if correction == "holm" else 1) / level, 6)) - 1
+
+
+def _refuse_few(n: int, level: float, tests: int, correction: Correction) -> None:
+    needed = replicas_needed(level, tests, correction)
+    if n < needed:
+        each = f"{level / tests:.2g} for each" if correction == "holm" and tests > 1 else f"{level:g}"
+        raise UsageError(
+            f"{n} clean replicas cannot call anything at level {level:g} over {tests} test{'s' * (tests > 1)}: their "
+            f"smallest p is 1/{n + 1}, above {each}; make at least {needed} replicas, or ask for a fitted null"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Runs that are tested together; ``size`` counts those of the study that are not here, too."""
+
+    asked: Sequence[_Question]
+    measures: Sequence[Measure]
+    level: float
+    correction: Correction
+    size: int
+    fitted: bool
+
+    def verdicts(self) -> list[Verdict]:
+        """One of each run, in their order."""
+        raw = [self._p(observed, null) for observed, null in self.asked]
+        p = np.array([one for one, _ in raw])
+        runs, single = self._corrected(p)
+        equivalence = self._adjusted([within for _, within in raw])
+        return [
+            self._verdict(question, p[i], runs[i], single[i], equivalence[i]) for i, question in enumerate(self.asked)
+        ]
+
+    def _p(self, observed: Compared, null: Null) -> tuple[NDArray[np.float64], float]:
+        """P values of the measures, and of their equivalence."""
+        if observed.same_bits:
+            return np.ones(len(self.measures)), 1.0
+        x = np.array([observed.values[m.name] for m in self.measures], dtype=np.float64)
+        if self.fitted:
+            fit = ranks.Fitted(null, self.measures)
+            return fit.beyond(x), fit.within(x)
+        clean = null.values(self.measures)
+        return ranks.beyond(x, clean, self.measures), ranks.within(x, clean, self.measures)
+
+    def _adjusted(self, p: list[float]) -> list[float]:
+        """Corrected for all runs of the study; those that are not here count as not significant."""
+        whole = [*p, *[1.0] * (self.size - len(p))]
+        return (holm(whole) if self.correction == "holm" else benjamini_hochberg(whole))[: len(p)]
+
+    def _corrected(self, p: NDArray[np.float64]) -> tuple[list[float], NDArray[np.float64]]:
+        """Of runs, and of single measures, float64[runs, measures]."""
+        if self.correction == "holm":
+            single = step_down(p, self.size)
+            return [float(row.min()) for row in single], single
+        runs = self._adjusted([float(row.min()) for row in p])
+        # Measures of the runs found are tested at the share of the level that found them (Benjamini & Bogomolov 2014).
+        found = max(1, sum(_below(one, self.level) for one in runs))
+        return runs, np.minimum(1.0, p * self.size / found)
+
+    def _verdict(
+        self,
+        question: _Question,
+        p: NDArray[np.float64],
+        corrected: float,
+        single: NDArray[np.float64],
+        equivalence: float,
+    ) -> Verdict:
+        observed, null = question
+        if observed.same_bits:
+            return _untested(observed, null, self.measures, self.level, self.size)
+        findings = tuple(
+            finding(observed, null, m, _below(float(single[k]), self.level), float(p[k]), float(single[k]))
+            for k, m in enumerate(self.measures)
+        )
+        word = word_for(findings, _below(equivalence, self.level))
+        method = "fitted (normal; log-normal for distances)" if self.fitted else "rank"
+        many = self.size > 1
+        how = f"{method}, {null.n} clean comparisons, p {corrected:.3g}"
+        how += f" after {_TITLES[self.correction]} over {self.size} tests" * many + f", level {self.level:g}"
+        if flat := [m.name for m in self.measures if null.spreadless(m)]:
+            how += f"; {', '.join(flat)} without spread among them, so the rank is all there is"
+        return Verdict(
+            run=observed.run,
+            word=word,
+            p=float(p.min()),
+            corrected=corrected,
+            equivalence=equivalence,
+            n=null.n,
+            tests=self.size,
+            level=self.level,
+            method=method + f", {_TITLES[self.correction]}" * many,
+            findings=findings,
+            sentence=f"{sentence(word, findings, equivalence)} ({how})",
+        )
+
+
+def step_down(p: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
+    """Holm over runs whose measures are already corrected among each other; p and result float64[runs, measures].
+
+    From the least p upwards, each is multiplied by the number of runs of which something is still to be called. Before the first
+    false call these include every run with an unaffected measure, so any false call has at most the level. With one measure it
+    is Holm's own.
+    """
+    adjusted, left = np.ones_like(p), np.full(len(p), p.shape[1])
+    absent, worst = runs - len(p), 0.0
+    for flat in np.argsort(p, axis=None, kind="stable").tolist():
+        run, k = divmod(flat, p.shape[1])
+        worst = max(worst, min(1.0, float(p[run, k]) * (int((left > 0).sum()) + absent)))
+        adjusted[run, k] = worst
+        left[run] -= 1
+    return adjusted
+
+
+def _untested(observed: Compared, null: Null, measures: Sequence[Measure], level: float, tests: int) -> Verdict:
+    """Where bits alone decide: they are equal, or there is no noise."""
+    findings: tuple[Finding, ...] = tuple(finding(observed, null, m, beyond=False) for m in measures)
+    if observed.same_bits:
+        told = sentence("identical", findings)
+        return Verdict(observed.run, "identical", None, None, None, null.n, tests, level, "bits", findings, told)
+    findings = tuple(finding(observed, null, m, beyond=f.effect != 0) for m, f in zip(measures, findings, strict=True))
+    word = word_for(findings, equivalent=False) if any(f.beyond for f in findings) else "detectable"
+    told = f"{sentence(word, findings)} (no test: {null.n} clean comparisons are equal in every bit, so nothing of it is noise)"
+    return Verdict(observed.run, word, None, None, None, null.n, tests, level, "bits", findings, told)
+
+
+def _below(p: float, level: float) -> bool:
+    """At most the level, up to rounding."""
+    return p <= level * (1 + 1e-12)

@@ -1,0 +1,149 @@
+"""The contract of a training workload: a state, a step, an evaluation, and snapshots that come back bit for bit.
+
+A step is a pure function of the state. Whatever is random in it is drawn from a stream of its own, seeded from the number
+of the step or epoch (see `randomness`), so a few counters say where all generators are: the state is the model, optimizers,
+schedulers, the loss scaler, and these counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unsilent.errors import UsageError
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """One seed for each source of algorithmic randomness; changing one leaves the draws of the others as they are."""
+
+    init: int = 0
+    """Of the weights a run starts from."""
+    order: int = 0
+    """Of the order of the training data."""
+    augment: int = 0
+    dropout: int = 0
+    within: int | None = None
+    """Of a permutation of the rows inside every batch: the same sums in another order. None: rows as they come."""
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = getattr(self, part.name)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            if not whole and not (value is None and part.name == "within"):
+                raise UsageError(f"seed {part.name!r} is {value!r}; expected a whole number from 0 on")
+
+    @classmethod
+    def all(cls, seed: int) -> Seeds:
+        """The same number for every stream (they stay independent of each other); rows in a batch as they come."""
+        return cls(seed, seed, seed, seed)
+
+    def to_json(self) -> dict[str, int | None]:
+        """Name -> seed; ``Seeds(**json)`` gives it back."""
+        return asdict(self)
+
+
+STREAMS = tuple(part.name for part in fields(Seeds))
+"""The names of the streams."""
+
+
+@dataclass(eq=False)
+class TrainingState:
+    """A training as it is between two steps; live, changed by `TrainingWorkload.step`.
+
+    ``step``: steps done, ``epoch`` and ``cursor``: batches taken of that epoch. ``generators``: one per stream on the CPU,
+    seeded anew from ``seeds`` and the counters before every use, so they need no place in a snapshot. ``derived``: what
+    follows from the rest and is only kept to save time (the order of this epoch).
+    """
+
+    model: nn.Module
+    optimizers: list[Optimizer]
+    schedulers: list[Any]
+    scaler: torch.amp.GradScaler | None
+    seeds: Seeds
+    step: int = 0
+    epoch: int = 0
+    cursor: int = 0
+    generators: dict[str, torch.Generator] = field(
+        default_factory=lambda: {name: torch.Generator() for name in STREAMS}
+    )
+    derived: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step gave: its number (from 0), the loss before the update, and metrics of the batch by name."""
+
+    step: int
+    loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A model on the held-out data; the same samples in the same order at every call.
+
+    ``loss``: mean over samples. ``predictions``, ``labels``: int64[n]; ``groups``: name -> bool[n], which samples belong to it.
+    """
+
+    loss: float
+    metrics: Mapping[str, float]
+    predictions: Ints
+    labels: Ints
+    groups: Mapping[str, Bools] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parts: dict[str, tuple[Any, Any]] = {}
+        parts |= {"predictions": (self.predictions, np.int64), "labels": (self.labels, np.int64)}
+        parts |= {f"group {name!r}": (mask, np.bool_) for name, mask in self.groups.items()}
+        for name, (array, dtype) in parts.items():
+            found = getattr(array, "dtype", type(array).__name__), getattr(array, "shape", None)
+            if found != (np.dtype(dtype), (len(self.labels),)):
+                wanted = f"{np.dtype(dtype).name} [{len(self.labels)}]"
+                raise UsageError(f"evaluation: {name} is {found[0]} {found[1]}; expected {wanted}")
+
+
+@runtime_checkable
+class TrainingWorkload(Protocol):
+    """Contract of everything that can be trained; `Training` is the implementation that a few functions are enough for."""
+
+    name: str
+    steps: int
+    """Of a full run."""
+    world_size: int
+    info: Mapping[str, Any]
+    """What the reader of a report should know (JSON values)."""
+
+    def start(self, seeds: int | Seeds) -> TrainingState:
+        """A new training; one number stands for `Seeds.all`."""
+        ...
+
+    def step(self, state: TrainingState) -> StepRecord:
+        """One update, in place; the same bits whenever the state has the same bits."""
+        ...
+
+    def evaluate(self, state: TrainingState) -> Evaluation:
+        """The model on the held-out data; the state stays as it is."""
+        ...
+
+    def snapshot(self, state: TrainingState) -> dict[str, Any]:
+        """All of the state in tensors of its own and plain values: ``torch.save`` it, read it with ``weights_only=True``."""
+        ...
+
+    def restore(self, snapshot: Mapping[str, Any]) -> TrainingState:
+        """The state of the snapshot in fresh objects. Raises ``UsageError`` for the snapshot of another training."""
+        ...
+
+    def restore_into(self, state: TrainingState, snapshot: Mapping[str, Any]) -> None:
+        """The same into the very tensors of ``state``, so that nobody who holds them notices."""
+        ...

@@ -1,0 +1,101 @@
+"""`train-dlrm`: click prediction with embedding tables on synthetic clicks with a teacher; see `workloads.clicks`.
+
+A full run is one pass over the rows, as is usual for DLRM. Categories are Zipf-distributed, so some rows of the tables are met
+in few steps. Requests with such a category are a group of their own among the held-out ones: a natural place for run-to-run
+variation that the overall accuracy does not show.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from unsilent.errors import UsageError
+from unsilent.workloads.base import call_model
+from unsilent.workloads.clicks import Clicks, synthetic
+from unsilent.workloads.dlrm_model import Dlrm
+from unsilent.workloads.training import auc, check_count
+from unsilent.workloads.trainings.base import Bools, Evaluation
+from unsilent.workloads.trainings.evaluating import evaluation
+from unsilent.workloads.trainings.loop import Training
+from unsilent.workloads.trainings.recipes import behind, optimizer_of, schedule_of, streams_of
+from unsilent.workloads.trainings.sources import Rows
+
+NAME = "train-dlrm"
+EVALUATED = 2000
+RARE = 3
+"""Held-out requests with a category that fewer than so many training rows have are a group."""
+
+
+def train_dlrm(
+    *,
+    steps: int = 1000,
+    batch: int = 64,
+    optimizer: str = "adam",
+    rate: float = 0.005,
+    dropout: float = 0.1,
+    amp: str = "none",
+    device: str = "cpu",
+) -> Training:
+    """DLRM with dropout after the first layer of its top MLP."""
+    if not 0 <= dropout < 1:
+        raise UsageError(f"workload {NAME!r}: option 'dropout' is {dropout:g}; expected a share from 0 to below 1")
+    data = synthetic()
+    check_count(NAME, "batch", batch, data.cut, "training rows")
+    held_out = slice(data.cut, data.cut + EVALUATED)
+    dense, sparse, labels = data.dense[held_out], data.sparse[held_out], data.labels[held_out]
+    groups = {"rare category": rare(data, held_out)}
+
+    def take(rows: Tensor) -> dict[str, Tensor]:
+        return {"dense": data.dense[rows], "sparse": data.sparse[rows], "labels": data.labels[rows]}
+
+    def build() -> nn.Module:
+        model = Dlrm(data.dense.shape[1], data.tables)
+        # Without the last sigmoid: its loss is exact for scores of any size, and under autocast.
+        model.top_l[-1] = nn.Identity()
+        behind(model.top_l, 1, dropout)
+        return model
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        scores = call_model(model, {"dense": batch["dense"], "sparse": batch["sparse"]})
+        right = (scores.detach() > 0) == (batch["labels"] > 0.5)
+        return binary_cross_entropy_with_logits(scores, batch["labels"]), {"accuracy": right.float().mean()}
+
+    def evaluate(model: nn.Module) -> Evaluation:
+        place = next(model.parameters()).device
+        scores = call_model(model, {"dense": dense.to(place), "sparse": sparse.to(place)}).cpu()
+        found = float(binary_cross_entropy_with_logits(scores, labels))
+        # A model that a fault has spoilt has no order of its scores.
+        area = auc(labels.numpy(), scores.numpy()) if bool(torch.isfinite(scores).all()) else float("nan")
+        return evaluation(found, (scores > 0).long(), labels.long(), groups, AUC=area)
+
+    return Training(
+        name=NAME,
+        model=build,
+        optimizer=optimizer_of(NAME, optimizer, rate),
+        schedule=schedule_of(steps),
+        batches=Rows(data.cut, batch, take),
+        loss=loss,
+        evaluate=evaluate,
+        amp=amp,
+        steps=steps,
+        device=device,
+        streams=streams_of(False, dropout),
+        settings={"batch": batch, "optimizer": optimizer, "rate": rate, "dropout": dropout, "data": data.hash},
+        info={
+            "description": "DLRM click prediction, dot interaction",
+            "data": data.description,
+            "citation": "Naumov et al., Deep Learning Recommendation Model, arXiv 1906.00091",
+        },
+    )
+
+
+def rare(data: Clicks, rows: slice) -> Bools:
+    """Which rows have, in any table, a category that fewer than `RARE` training rows have."""
+    found = np.zeros(len(data.labels[rows]), np.bool_)
+    for i, size in enumerate(data.tables):
+        met = np.bincount(data.sparse[: data.cut, i].numpy(), minlength=size)
+        found |= met[data.sparse[rows, i].numpy()] < RARE
+    return found

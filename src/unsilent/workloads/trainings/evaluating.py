@@ -1,0 +1,93 @@
+"""How a model is evaluated: a function of the user's own, or labelled batches and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unsilent.errors import UsageError
+from unsilent.workloads.base import call_model
+from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
+from unsilent.workloads.trainings.trees import row_count
+
+Placed = Callable[[Any], Any]
+"""Puts a batch on the device of the model."""
+
+
+def evaluator(
+    name: str, evaluate: Any, loss: Callable[[nn.Module, Any], Any]
+) -> Callable[[nn.Module, Placed], Evaluation]:
+    """What makes an `Evaluation` of a model in eval mode; ``evaluate`` as `Training` takes it."""
+    if callable(evaluate):
+        return lambda model, placed: _checked(name, evaluate(model))
+    if isinstance(evaluate, (Tensor, Mapping, str)) or not isinstance(evaluate, Iterable):
+        raise UsageError(
+            f"training {name!r}: evaluate is {type(evaluate).__name__}; expected a list of batches (inputs, labels) or a "
+            "function of the model giving an Evaluation"
+        )
+    return lambda model, placed: _over(name, model, evaluate, loss, placed)
+
+
+def answers(scores: Tensor) -> Tensor:
+    """int64 [n] from class scores [n, classes] or one score [n] that is positive for yes."""
+    return scores.argmax(-1) if scores.ndim > 1 and scores.shape[-1] > 1 else (scores.reshape(-1) > 0).long()
+
+
+def evaluation(
+    loss: float,
+    predictions: Tensor,
+    labels: Tensor,
+    groups: Mapping[str, Bools] | None = None,
+    classes: bool = True,
+    **metrics: float,
+) -> Evaluation:
+    """With the accuracy among the metrics, and beside ``groups`` one for each class."""
+    answered, right = _ints(predictions), _ints(labels)
+    every = {f"class {c}": right == c for c in np.unique(right)} if classes else {}
+    accuracy = float((answered == right).mean())
+    return Evaluation(loss, {"accuracy": accuracy, **metrics}, answered, right, {**every, **(groups or {})})
+
+
+def _ints(values: Tensor) -> Ints:
+    return values.detach().cpu().numpy().astype(np.int64).reshape(-1)
+
+
+def _over(
+    name: str, model: nn.Module, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Any], placed: Placed
+) -> Evaluation:
+    total, predictions, labels = 0.0, list[Tensor](), list[Tensor]()
+    for given in batches:
+        batch = placed(given)
+        if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[-1], Tensor):
+            raise UsageError(
+                f"training {name!r}: a held-out batch is a {type(batch).__name__}; expected (inputs, labels), else give "
+                "evaluate a function of the model"
+            )
+        found = loss(model, batch)
+        value = found[0] if isinstance(found, tuple) else found
+        scores = call_model(model, batch[0] if len(batch) == 2 else tuple(batch[:-1]))
+        if not isinstance(scores, Tensor) or answers(scores).numel() != batch[-1].numel():
+            raise UsageError(
+                f"training {name!r}: the model's output is not one row of scores for each label; give evaluate a function of "
+                "the model"
+            )
+        total += float(value) * (row_count(batch) or 1)
+        predictions.append(answers(scores).reshape(-1))
+        labels.append(batch[-1].reshape(-1))
+    if not labels:
+        raise UsageError(f"training {name!r}: there are no held-out batches; give evaluate at least one")
+    every = torch.cat(labels)
+    return evaluation(total / len(every), torch.cat(predictions), every)
+
+
+def _checked(name: str, found: Any) -> Evaluation:
+    if not isinstance(found, Evaluation):
+        raise UsageError(
+            f"training {name!r}: evaluate gave a {type(found).__name__}; expected an Evaluation(loss, metrics, predictions, "
+            "labels), see unsilent.workloads.trainings"
+        )
+    return found

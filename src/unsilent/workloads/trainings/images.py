@@ -1,0 +1,274 @@
+"""`train-resnet` and its variants, and `train-vit`: classifiers of handwritten digits, or of CIFAR images of the user's own.
+
+The residual network is `digits_cnn.DigitsCnn`, for CIFAR that of He et al. without its weights; ``-nobn`` has a bias in place
+of each batch norm, and residual branches begin at zero (after Zhang, Dauphin & Ma, ICLR 2019), so that it trains without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from unsilent.errors import UsageError
+from unsilent.workloads.base import call_model
+from unsilent.workloads.cache import digest
+from unsilent.workloads.cifar_files import read_images
+from unsilent.workloads.cifar_resnet import CITATION as RESNET_CITATION
+from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet, normalised
+from unsilent.workloads.digits_cnn import DigitsCnn, ResidualBlock
+from unsilent.workloads.digits_data import CITATION, DESCRIPTION, digits
+from unsilent.workloads.digits_vit import DigitsVit
+from unsilent.workloads.published.resnet18 import Bias
+from unsilent.workloads.training import check_count
+from unsilent.workloads.trainings.base import Bools, Evaluation
+from unsilent.workloads.trainings.dropout import RowDropout
+from unsilent.workloads.trainings.evaluating import answers, evaluation
+from unsilent.workloads.trainings.loop import Training
+from unsilent.workloads.trainings.recipes import behind, drop_in_blocks, optimizer_of, schedule_of, shifted, streams_of
+from unsilent.workloads.trainings.sources import Rows
+
+HELD_OUT = 6
+"""One in so many of the user's own images is held out, as 10,000 of 60,000 are in CIFAR."""
+LEAST = 60
+EVALUATED = 250
+DARK = "darkest quarter"
+
+
+class Pictures(NamedTuple):
+    """Images float32 [n, c, h, w] and labels int64 [n]; ``black``: the value of a pixel without light."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    black: float
+    description: str
+    citation: str
+    hash: str
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What tells one of the residual networks from the others; ``rate``: the highest learning rate."""
+
+    optimizer: str
+    rate: float
+    norm: bool = True
+
+
+VARIANTS = {
+    "train-resnet": Variant("adam", 0.004),
+    "train-resnet-nobn": Variant("adam", 0.008, norm=False),
+    "train-resnet-sgd": Variant("sgd", 0.05),
+}
+
+
+def train_resnet(
+    *,
+    variant: str = "train-resnet",
+    steps: int = 1200,
+    batch: int = 32,
+    width: int | None = None,
+    depth: int | None = None,
+    optimizer: str | None = None,
+    rate: float | None = None,
+    dropout: float = 0.15,
+    shift: bool = True,
+    amp: str = "none",
+    device: str = "cpu",
+    data: str | None = None,
+) -> Training:
+    """A residual network on digits, or on the images of ``data``.
+
+    Args:
+        width: of the digits' network (8). depth: of the CIFAR network, 6 k + 2 (8). optimizer, rate: default: the variant's.
+        data: ``.npz`` with ``images`` uint8 [n, 32, 32, 3] and ``labels`` [n]; the last sixth is held out.
+    """
+    chosen = VARIANTS[variant]
+    if (data is None and depth is not None) or (data is not None and width is not None):
+        given, other = ("depth", "width") if data is None else ("width", "depth")
+        kind = "digits'" if data is None else "CIFAR"
+        raise UsageError(f"workload {variant!r}: the {kind} network has no {given!r}; choose its {other!r}")
+    size, layers = 8 if width is None else width, 8 if depth is None else depth
+    check_count(variant, "width", size, 1024, "channels of the first layer")
+    if layers % 6 != 2 or layers < 8:
+        raise UsageError(f"workload {variant!r}: option 'depth' is {layers}; expected 8, 14, 20 … (6 k + 2)")
+
+    def build() -> nn.Module:
+        model: nn.Module
+        if data is None:
+            model = DigitsCnn(size)
+            behind(model.head, 1, dropout)
+        else:
+            model = CifarResNet(layers)
+            model.add_module("linear", nn.Sequential(RowDropout(dropout), model.linear))
+        return model if chosen.norm else without_norm(model)
+
+    return _classifier(
+        variant,
+        "residual network" + ("" if chosen.norm else " without batch norm"),
+        build,
+        _own(data) if data is not None else _digits(),
+        steps=steps,
+        batch=batch,
+        optimizer=optimizer or chosen.optimizer,
+        rate=chosen.rate if rate is None else rate,
+        dropout=dropout,
+        shift=shift,
+        amp=amp,
+        device=device,
+        settings={"width": size} if data is None else {"depth": layers},
+    )
+
+
+def train_vit(
+    *,
+    steps: int = 1200,
+    batch: int = 32,
+    width: int = 32,
+    depth: int = 2,
+    optimizer: str = "adamw",
+    rate: float = 0.004,
+    dropout: float = 0.1,
+    shift: bool = True,
+    amp: str = "none",
+    device: str = "cpu",
+) -> Training:
+    """A vision transformer on digits; dropout at the end of each MLP."""
+    name = "train-vit"
+    check_count(name, "width", width, 1024, "numbers per token, a multiple of 4")
+    check_count(name, "depth", depth, 64, "blocks")
+    if width % 4:
+        raise UsageError(f"workload {name!r}: option 'width' is {width}; expected a multiple of its 4 heads")
+
+    def build() -> nn.Module:
+        model = DigitsVit(width, depth)
+        drop_in_blocks(model.blocks, dropout)
+        return model
+
+    return _classifier(
+        name,
+        "vision transformer",
+        build,
+        _digits(),
+        steps=steps,
+        batch=batch,
+        optimizer=optimizer,
+        rate=rate,
+        dropout=dropout,
+        shift=shift,
+        amp=amp,
+        device=device,
+        settings={"width": width, "depth": depth},
+    )
+
+
+def _classifier(
+    name: str,
+    what: str,
+    build: Callable[[], nn.Module],
+    pictures: Pictures,
+    *,
+    steps: int,
+    batch: int,
+    optimizer: str,
+    rate: float,
+    dropout: float,
+    shift: bool,
+    amp: str,
+    device: str,
+    settings: dict[str, int],
+) -> Training:
+    """The training of any classifier of the pictures."""
+    check_count(name, "batch", batch, len(pictures.train), "training images")
+    if not 0 <= dropout < 1:
+        raise UsageError(f"workload {name!r}: option 'dropout' is {dropout:g}; expected a share from 0 to below 1")
+    groups = {DARK: _darkest(pictures.test)}
+
+    def augment(rows: tuple[Tensor, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return shifted(rows[0], generator, pictures.black), rows[1]
+
+    def evaluate(model: nn.Module) -> Evaluation:
+        place = next(model.parameters()).device
+        scores = torch.cat([call_model(model, part.to(place)) for part in pictures.test.split(EVALUATED)]).cpu()
+        loss = float(cross_entropy(scores, pictures.test_labels))
+        return evaluation(loss, answers(scores), pictures.test_labels, groups)
+
+    return Training(
+        name=name,
+        model=build,
+        optimizer=optimizer_of(name, optimizer, rate),
+        schedule=schedule_of(steps),
+        batches=Rows(len(pictures.train), batch, lambda rows: (pictures.train[rows], pictures.train_labels[rows])),
+        augment=augment if shift else None,
+        loss=loss_and_accuracy,
+        evaluate=evaluate,
+        clip=1.0,
+        amp=amp,
+        steps=steps,
+        device=device,
+        streams=streams_of(shift, dropout),
+        settings={
+            **settings,
+            "batch": batch,
+            "optimizer": optimizer,
+            "rate": rate,
+            "dropout": dropout,
+            "shift": shift,
+            "data": pictures.hash,
+        },
+        info={
+            "description": f"{what} on {pictures.description}",
+            "data": pictures.description,
+            "citation": pictures.citation,
+        },
+    )
+
+
+def loss_and_accuracy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross entropy of a classifier and the share of right answers."""
+    scores = call_model(model, batch[0])
+    return cross_entropy(scores, batch[1]), {"accuracy": (scores.detach().argmax(1) == batch[1]).float().mean()}
+
+
+def without_norm(model: nn.Module) -> nn.Module:
+    """Every batch norm replaced by a bias; the last convolution of each residual branch begins at zero."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, Bias(child.num_features))
+        if isinstance(module, (ResidualBlock, BasicBlock)):
+            nn.init.zeros_(module.conv2.weight)
+    return model
+
+
+def _digits() -> Pictures:
+    d = digits()
+    return Pictures(d.train, d.train_labels, d.test, d.test_labels, -1.0, DESCRIPTION, CITATION, d.hash)
+
+
+def _own(path: str) -> Pictures:
+    """Images of the user's own. Raises ``UsageError`` where there are too few."""
+    images, labels = read_images(path, 10)
+    if len(images) < LEAST:
+        raise UsageError(f"{path} has {len(images)} images; a training needs at least {LEAST}")
+    cut = len(images) - len(images) // HELD_OUT
+    ready = normalised(images)
+    told = f"{Path(path).name}, {cut:,} training and {len(images) - cut:,} held-out images"
+    content = digest(images.numpy().tobytes(), labels.numpy().tobytes())
+    return Pictures(ready[:cut], labels[:cut], ready[cut:], labels[cut:], 0.0, told, RESNET_CITATION, content)
+
+
+def _darkest(images: Tensor) -> Bools:
+    """Which images are among the quarter with the least light."""
+    light = images.mean((1, 2, 3)).numpy()
+    mask = np.zeros(len(light), np.bool_)
+    mask[np.argsort(light, kind="stable")[: len(light) // 4]] = True
+    return mask

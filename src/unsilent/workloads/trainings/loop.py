@@ -1,0 +1,245 @@
+"""`Training`: a training workload from a few functions, the built-in ones and the user's own alike.
+
+One step: the batch, its augmentation, the permutation of its rows, forward, backward, clipping, the update (through the loss
+scaler), the schedule. Each part draws from its own stream; see `randomness`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.errors import UsageError
+from unsilent.workloads.trainings import snapshots
+from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
+from unsilent.workloads.trainings.dropout import rows_as
+from unsilent.workloads.trainings.evaluating import evaluator
+from unsilent.workloads.trainings.randomness import apart, derived, seed_globals
+from unsilent.workloads.trainings.sources import source_of
+from unsilent.workloads.trainings.trees import mapped, row_count
+
+FORMAT = 1
+"""Of snapshots; raised whenever they or the way seeds become draws change."""
+AMPS = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Training:
+    """A training workload.
+
+    Args:
+        model: gives a new model; what it draws is seeded from ``init``.
+        optimizer: from the model one optimizer, or several.
+        batches: a list of batches (in a new random order in each epoch); a data loader, or a function giving one, or one with
+            ``yield``; or a function of the step giving its batch.
+        loss: ``loss(model, batch)`` -> the loss, or the loss and metrics of the batch by name.
+        evaluate: held-out batches ``(inputs, labels)`` (the answer is the largest score), or a function of the model that
+            gives an `Evaluation`.
+        schedule: from an optimizer its learning-rate scheduler, which goes on after each update.
+        augment: ``augment(batch, generator)`` -> batch; what it draws, also from the global generators, follows from the seed.
+        clip: largest norm of all gradients together.
+        amp: ``bfloat16`` or ``float16``: forward passes under autocast, with a loss scaler. growth: updates after which it
+            doubles its scale.
+        steps: of a full run.
+        device: model and batches are put there.
+        settings: what decides the run beside the code (JSON values); a snapshot taken with others is refused.
+        streams: the seeds that have an effect (None: not known).
+        info: JSON values for reports.
+    """
+
+    world_size = 1
+
+    def __init__(
+        self,
+        *,
+        model: Callable[[], nn.Module],
+        optimizer: Callable[[nn.Module], Optimizer | Sequence[Optimizer]],
+        batches: Any,
+        loss: Callable[[nn.Module, Any], Any],
+        evaluate: Any,
+        schedule: Callable[[Optimizer], Any] | None = None,
+        augment: Callable[[Any, torch.Generator], Any] | None = None,
+        clip: float | None = None,
+        amp: str = "none",
+        growth: int = 200,
+        steps: int = 1000,
+        device: str = "cpu",
+        name: str = "custom",
+        settings: Mapping[str, Any] | None = None,
+        streams: Sequence[str] | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        for part, given in (("model", model), ("optimizer", optimizer), ("loss", loss)):
+            # A module can be called, too; but a training needs a new one for each run.
+            if not callable(given) or (part != "loss" and isinstance(given, (nn.Module, Optimizer))):
+                raise UsageError(
+                    f"training {name!r}: {part} is {type(given).__name__}; expected a function giving a new one: lambda: …"
+                    if part == "model"
+                    else f"training {name!r}: {part} is {type(given).__name__}; expected a function of the model"
+                )
+        if amp not in AMPS:
+            raise UsageError(f"training {name!r}: amp is {amp!r}; expected {', '.join(AMPS)}")
+        if steps < 1:
+            raise UsageError(f"training {name!r}: steps is {steps}; expected at least 1")
+        self.name, self.steps, self.device = name, steps, _device(name, device)
+        self.settings = {**(settings or {}), "steps": steps, "clip": clip, "amp": amp, "device": self.device.type}
+        self.streams = None if streams is None else tuple(streams)
+        self.info = {**(info or {}), "settings": self.settings, "streams": None if streams is None else list(streams)}
+        self._model, self._optimizer, self._schedule = model, optimizer, schedule
+        self._source, self._augment, self._loss = source_of(batches), augment, loss
+        self._evaluate = evaluator(name, evaluate, loss)
+        self._clip, self._amp, self._growth = clip, AMPS[amp], growth
+
+    def start(self, seeds: int | Seeds = 0) -> TrainingState:
+        """A new training."""
+        seeds = seeds if isinstance(seeds, Seeds) else Seeds.all(seeds)
+        with apart():
+            seed_globals(derived(seeds, "init"))
+            model = self._model()
+            if not isinstance(model, nn.Module):
+                raise UsageError(f"training {self.name!r}: expected a torch.nn.Module, got {type(model).__name__}")
+            model = model.to(self.device)
+            made = self._optimizer(model)
+            optimizers = [made] if isinstance(made, Optimizer) else list(made)
+            schedulers = [self._schedule(o) for o in optimizers] if self._schedule else []
+        scaler = None
+        if self._amp is not None:
+            scaler = torch.amp.GradScaler(self.device.type, growth_interval=self._growth)
+        return TrainingState(model, optimizers, schedulers, scaler, seeds)
+
+    def step(self, state: TrainingState) -> StepRecord:
+        """One update."""
+        with apart():
+            batch, order = self._batch(state)
+            for optimizer in state.optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            seed_globals(derived(state.seeds, "dropout", state.step))
+            with rows_as(order), self._autocast():
+                found = self._loss(state.model, batch)
+            loss, metrics = found if isinstance(found, tuple) else (found, {})
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise UsageError(f"training {self.name!r}: loss gave {_what(loss)}; expected a tensor with one element")
+            (loss if state.scaler is None else state.scaler.scale(loss)).backward()
+            self._update(state)
+            record = StepRecord(state.step, float(loss.detach()), {name: float(v) for name, v in metrics.items()})
+        state.step += 1
+        state.cursor += 1
+        return record
+
+    def evaluate(self, state: TrainingState) -> Evaluation:
+        """The model in eval mode, on the held-out data."""
+        training = [module for module in state.model.modules() if module.training]
+        with apart(), torch.no_grad():
+            seed_globals(0)
+            state.model.eval()
+            try:
+                return self._evaluate(state.model, self._placed)
+            finally:
+                for module in training:
+                    module.training = True
+
+    def snapshot(self, state: TrainingState) -> dict[str, Any]:
+        """All of the state; see `snapshots`."""
+        names = _names(state.model)
+        return {
+            "format": FORMAT,
+            "workload": self.name,
+            "settings": snapshots.copied(self.settings, "settings"),
+            "seeds": state.seeds.to_json(),
+            "step": state.step,
+            "epoch": state.epoch,
+            "cursor": state.cursor,
+            "model": snapshots.copied(snapshots.tensors_of(state.model), "model"),
+            "optimizers": [snapshots.of_optimizer(optimizer, names) for optimizer in state.optimizers],
+            "schedulers": [snapshots.copied(s.state_dict(), type(s).__name__) for s in state.schedulers],
+            "scaler": None if state.scaler is None else state.scaler.state_dict(),
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> TrainingState:
+        """The state in fresh objects."""
+        snapshots.check_header(snapshot, FORMAT, self.name, self.settings)
+        state = self.start(Seeds(**snapshot["seeds"]))
+        self.restore_into(state, snapshot)
+        return state
+
+    def restore_into(self, state: TrainingState, snapshot: Mapping[str, Any]) -> None:
+        """The state in the same objects."""
+        snapshots.check_header(snapshot, FORMAT, self.name, self.settings)
+        snapshots.check_fit(snapshot, self.name, state.model, state.optimizers, state.schedulers)
+        names = _names(state.model)
+        snapshots.put_into_model(state.model, snapshot["model"])
+        for optimizer, kept in zip(state.optimizers, snapshot["optimizers"], strict=True):
+            snapshots.put_into_optimizer(optimizer, kept, names)
+        for scheduler, kept in zip(state.schedulers, snapshot["schedulers"], strict=True):
+            scheduler.load_state_dict(snapshots.put_back(scheduler.state_dict(), kept))
+        if state.scaler is not None:
+            state.scaler.load_state_dict(dict(snapshot["scaler"]))
+        state.seeds = Seeds(**snapshot["seeds"])
+        state.step, state.epoch, state.cursor = (snapshot[key] for key in ("step", "epoch", "cursor"))
+        state.derived.clear()
+
+    def _batch(self, state: TrainingState) -> tuple[Any, Tensor | None]:
+        """The batch of the state's step, and how its rows were permuted (None: not)."""
+        batch = self._source.batch(state)
+        if self._augment is not None:
+            seed = derived(state.seeds, "augment", state.step)
+            seed_globals(seed)
+            batch = self._augment(batch, state.generators["augment"].manual_seed(seed))
+        order = None
+        if state.seeds.within is not None and (count := row_count(batch)):
+            generator = state.generators["within"].manual_seed(derived(state.seeds, "within", state.step))
+            order = torch.randperm(count, generator=generator)
+            batch = mapped(batch, lambda tensor: tensor[order] if tensor.ndim else tensor)
+            order = order.to(self.device)
+        return self._placed(batch), order
+
+    def _placed(self, batch: Any) -> Any:
+        return mapped(batch, lambda tensor: tensor.to(self.device)) if self.device.type != "cpu" else batch
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        with torch.autocast(self.device.type, self._amp) if self._amp is not None else nullcontext():
+            yield
+
+    def _update(self, state: TrainingState) -> None:
+        """Clip, update, and move the scaler and the schedules on."""
+        scaler = state.scaler
+        for optimizer in state.optimizers:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(state.model.parameters(), self._clip)
+        if scaler is None:
+            for optimizer in state.optimizers:
+                optimizer.step()
+        else:
+            before = scaler.get_scale()
+            for optimizer in state.optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            if scaler.get_scale() < before:
+                return  # gradients were not finite and the update was left out: the schedule waits
+        for scheduler in state.schedulers:
+            scheduler.step()
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(p): name for name, p in model.named_parameters()}
+
+
+def _what(value: Any) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _device(name: str, text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise UsageError(f"training {name!r}: device is {text!r}; expected cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"training {name!r}: device is {text!r}, but torch finds no CUDA device here; use device=cpu")
+    return device

@@ -1,0 +1,71 @@
+"""What the built-in trainings share: optimizers by name, the learning-rate schedule, and the checks of their options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from unsilent.errors import unknown
+from unsilent.workloads.layers import TransformerBlock
+from unsilent.workloads.trainings.dropout import RowDropout
+
+WARM_UP = 0.1
+"""Share of a run in which the learning rate goes up."""
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.05),
+    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+}
+
+
+def optimizer_of(name: str, kind: str, rate: float) -> Callable[[nn.Module], Optimizer]:
+    """The optimizer by name, as `Training` takes it."""
+    if kind not in OPTIMIZERS:
+        raise unknown(f"optimizer of workload {name!r}", kind, OPTIMIZERS)
+    return lambda model: OPTIMIZERS[kind](model.parameters(), lr=rate)
+
+
+def schedule_of(steps: int) -> Callable[[Optimizer], LambdaLR]:
+    """Up in a straight line, down along a cosine to a hundredth, where it stays."""
+    warm = max(1, round(steps * WARM_UP))
+
+    def share(step: int) -> float:
+        if step < warm:
+            return (step + 1) / warm
+        done = min(1.0, (step - warm) / max(1, steps - warm))
+        return 0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2
+
+    return lambda optimizer: LambdaLR(optimizer, share)
+
+
+def behind(layers: nn.Sequential, index: int, p: float) -> None:
+    """Dropout after one layer of a sequence; the names of the other layers stay."""
+    layers[index] = nn.Sequential(layers[index], RowDropout(p))
+
+
+def drop_in_blocks(blocks: nn.Sequential, p: float) -> None:
+    """Dropout at the end of the MLP of every transformer block."""
+    for block in blocks:
+        assert isinstance(block, TransformerBlock)
+        block.mlp.append(RowDropout(p))
+
+
+def shifted(images: Tensor, generator: torch.Generator, fill: float) -> Tensor:
+    """Each image [n, c, h, w] moved by -1, 0 or 1 pixel both ways; ``fill`` comes in at the border."""
+    n, _, h, w = images.shape
+    top, left = torch.randint(3, (2, n, 1), generator=generator)
+    rows, columns = torch.arange(h) + top, torch.arange(w) + left
+    bordered = pad(images, (1, 1, 1, 1), value=fill)
+    moved = bordered[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return moved.permute(0, 3, 1, 2).contiguous()
+
+
+def streams_of(augment: bool, dropout: float) -> Sequence[str]:
+    """The seeds that have an effect."""
+    return ("init", "order", *(["augment"] if augment else []), *(["dropout"] if dropout else []), "within")

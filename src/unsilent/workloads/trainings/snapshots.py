@@ -1,0 +1,251 @@
+"""Snapshots of a training: taken as plain data, put back bit for bit, compared.
+
+A snapshot is a nesting of dicts and lists of tensors and plain values. Optimizers are not asked for their ``state_dict``, for
+loading one rounds state to the dtype of its parameter; their state is copied as it lies there. Gradients are left out: a step
+begins without.
+
+Invariants: no tensor of a snapshot shares memory with the training; strides are kept, for kernels may sum in another order
+where the memory layout differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.errors import UsageError
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def copied(value: Any, where: str, plain: bool = True) -> Any:
+    """A copy that shares nothing; with ``plain``, anything but tensors and plain values is a ``UsageError`` naming ``where``."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: copied(item, f"{where}/{key}", plain) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied(item, f"{where}/{i}", plain) for i, item in enumerate(value))
+    if type(value) in _PLAIN:
+        return value
+    if not plain:
+        return copy.deepcopy(value)
+    raise UsageError(
+        f"{where} is a {type(value).__name__}, which a snapshot cannot hold; expected tensors, numbers, texts, lists and dicts"
+    )
+
+
+def put_back(now: Any, kept: Any, device: torch.device | None = None) -> Any:
+    """What to put where ``now`` is, so that it is ``kept``: the same tensor where it fits, else a copy of the kept one.
+
+    ``device``: where tensors with dimensions belong (None: where they were).
+    """
+    if isinstance(kept, Tensor):
+        if isinstance(now, Tensor) and _alike(now, kept):
+            now.data.copy_(kept)
+            return now
+        return kept.to(device, copy=True) if device is not None and kept.ndim else kept.clone()
+    if isinstance(kept, Mapping):
+        entries = now if isinstance(now, dict) else {}
+        items = {key: put_back(entries.get(key), item, device) for key, item in kept.items()}
+        # Some schedulers hold a Counter.
+        return type(now)(items) if isinstance(now, dict) else items
+    if type(kept) in (list, tuple):
+        own = now if isinstance(now, (list, tuple)) and len(now) == len(kept) else [None] * len(kept)
+        return type(kept)(put_back(a, b, device) for a, b in zip(own, kept, strict=True))
+    return kept if type(kept) in _PLAIN else copy.deepcopy(kept)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, also those buffers that a state dict leaves out."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    """Into the tensors of the model, of the same names and shapes; a tensor in another memory layout gets that layout."""
+    for name, tensor in tensors_of(model).items():
+        source = kept[name]
+        if _alike(tensor, source):
+            tensor.data.copy_(source)
+        else:
+            tensor.data = source.to(tensor.device, copy=True)
+        if tensor.requires_grad:
+            tensor.grad = None
+
+
+def of_optimizer(optimizer: Optimizer, names: Mapping[int, str], plain: bool = True) -> dict[str, Any]:
+    """State by name of the parameter, and the settings of the groups; ``names``: by ``id``; ``plain``: see `copied`."""
+    stepped = _stepped(optimizer, names)
+    known = {id(p) for p in stepped.values()}
+    stray = [key for key in optimizer.state if id(key) not in known]
+    if stray:
+        raise UsageError(
+            f"{type(optimizer).__name__} keeps state under {type(stray[0]).__name__}, not a parameter of its groups"
+        )
+    return {
+        "kind": type(optimizer).__name__,
+        "state": {
+            n: copied(dict(optimizer.state[p]), f"optim:{n}", plain) for n, p in stepped.items() if p in optimizer.state
+        },
+        "groups": [
+            {k: copied(v, f"optimizer group {i}/{k}", plain) for k, v in group.items() if k != "params"}
+            for i, group in enumerate(optimizer.param_groups)
+        ],
+    }
+
+
+def put_into_optimizer(optimizer: Optimizer, kept: Mapping[str, Any], names: Mapping[int, str]) -> None:
+    """Into the tensors that are there; what the snapshot lacks is dropped."""
+    stepped = _stepped(optimizer, names)
+    before = dict(optimizer.state)
+    optimizer.state.clear()
+    for name, entries in kept["state"].items():
+        parameter = stepped[name]
+        optimizer.state[parameter] = put_back(dict(before.get(parameter, {})), entries, parameter.device)
+    for group, settings in zip(optimizer.param_groups, kept["groups"], strict=True):
+        for key in set(group) - {"params", *settings}:
+            del group[key]
+        group.update({key: put_back(group.get(key), value) for key, value in settings.items()})
+
+
+def _stepped(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Tensor]:
+    """The parameters it updates, by name; those outside of the model are numbered."""
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    return {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(every)}
+
+
+def misfit(kept: Mapping[str, Any], model: nn.Module) -> str | None:
+    """The first tensor of a model that is not as the snapshot has it, in words; None where all fit."""
+    own = tensors_of(model)
+    for name, tensor in own.items():
+        source = kept.get(name)
+        if not isinstance(source, Tensor):
+            return f"lacks {name!r}"
+        if (source.dtype, source.shape) != (tensor.dtype, tensor.shape):
+            return f"has {name!r} as {_told(source)}, this model has {_told(tensor)}"
+    surplus = next((name for name in kept if name not in own), None)
+    return None if surplus is None else f"has {surplus!r}, which this model lacks"
+
+
+def _told(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def first_difference(a: Any, b: Any, where: str = "") -> str | None:
+    """The first place at which two nestings have other bits, in words; None where they are the same. NaNs compare by bits."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return f"{where} is {_told(a)} and {_told(b)}"
+        count = int((_bytes(a) != _bytes(b)).any(-1).sum()) if a.numel() else 0
+        return f"{where} ({_told(a)}) in {count} of {a.numel()} elements" if count else None
+    if (parts := _parts(a, b)) is not None:
+        found = (first_difference(x, y, f"{where}/{key}" if where else key) for x, y, key in parts)
+        return next(filter(None, found), None)
+    if isinstance(a, float) and isinstance(b, float):
+        same = struct.pack("d", a) == struct.pack("d", b)
+    else:
+        same = type(a) is type(b) and bool(a == b)
+    return None if same else f"{where}: {_short(a)} and {_short(b)}"
+
+
+def _parts(a: Any, b: Any) -> list[tuple[Any, Any, str]] | None:
+    """The items of two containers side by side, with their keys; None where they are not containers of one kind."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return [(a.get(key, _NOTHING), b.get(key, _NOTHING), str(key)) for key in dict.fromkeys([*a, *b])]
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        return [(x, y, str(i)) for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    return None
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
+"""Stands where only the other one has a value."""
+
+
+def _short(value: Any) -> str:
+    return _told(value) if isinstance(value, Tensor) else f"{value!r:.60}"
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The bytes of every element, uint8 [elements, bytes]."""
+    dense = tensor.detach().cpu().contiguous()
+    # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of its bytes is given.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).view(dense.numel(), -1)
+
+
+def check_header(snapshot: Mapping[str, Any], version: int, name: str, settings: Mapping[str, Any]) -> None:
+    """Raise ``UsageError`` unless the snapshot is one of this training, with the same settings."""
+    lacking = [key for key in KEYS if key not in snapshot]
+    if lacking:
+        raise UsageError(f"not a snapshot of a training: it lacks {lacking[0]!r}; expected what snapshot(state) gives")
+    if snapshot["format"] != version:
+        raise UsageError(
+            f"snapshot has format {snapshot['format']!r}, expected {version}; take it anew with this version"
+        )
+    if snapshot["workload"] != name:
+        raise UsageError(
+            f"snapshot is one of {snapshot['workload']!r}, expected one of {name!r}; restore it with its own"
+        )
+    if told := first_difference(snapshot["settings"], dict(settings)):
+        raise UsageError(f"snapshot of {name!r} was taken with other settings ({told} here); give the same options")
+
+
+KEYS = (
+    "format",
+    "workload",
+    "settings",
+    "seeds",
+    "step",
+    "epoch",
+    "cursor",
+    "model",
+    "optimizers",
+    "schedulers",
+    "scaler",
+)
+"""What a snapshot has."""
+
+
+def check_fit(
+    snapshot: Mapping[str, Any],
+    name: str,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    schedulers: Sequence[Any],
+) -> None:
+    """Raise ``UsageError`` naming the first tensor of the snapshot that does not fit; before anything was written."""
+    if told := misfit(snapshot["model"], model):
+        raise UsageError(f"snapshot of {name!r} {told}; restore it with the training it was taken of")
+    names = {id(p): n for n, p in model.named_parameters()}
+    kinds = [kept["kind"] for kept in snapshot["optimizers"]]
+    if kinds != [type(o).__name__ for o in optimizers]:
+        here = ", ".join(type(o).__name__ for o in optimizers)
+        raise UsageError(f"snapshot of {name!r} has optimizers {', '.join(kinds)}, this training has {here}")
+    for optimizer, kept in zip(optimizers, snapshot["optimizers"], strict=True):
+        stepped = _stepped(optimizer, names)
+        if stray := [key for key in kept["state"] if key not in stepped]:
+            raise UsageError(f"snapshot of {name!r} has optimizer state of {stray[0]!r}, which is not updated here")
+        if len(kept["groups"]) != len(optimizer.param_groups):
+            count = len(optimizer.param_groups)
+            raise UsageError(
+                f"snapshot of {name!r} has {len(kept['groups'])} parameter groups, this training has {count}"
+            )
+    if len(snapshot["schedulers"]) != len(schedulers):
+        count = len(schedulers)
+        raise UsageError(
+            f"snapshot of {name!r} has {len(snapshot['schedulers'])} schedulers, this training has {count}"
+        )

@@ -1,0 +1,179 @@
+"""Where the batches of a training come from, in an order that follows from the seeds, the epoch and the place in it alone.
+
+Invariant: a source keeps nothing of a run in itself; what a run holds lies in its state, and can be made again from the counters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from unsilent.errors import UsageError
+from unsilent.workloads.trainings.base import TrainingState
+from unsilent.workloads.trainings.randomness import DATA, derived, seed_globals
+
+
+class Source(Protocol):
+    """Gives the batch of the state's epoch and cursor; where the epoch has no more, the first of the next one."""
+
+    def batch(self, state: TrainingState) -> Any:
+        """Moves ``epoch`` on where it is through; the cursor is moved by the caller once the step is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Batches of ``size`` out of ``count`` rows, in a new random order in each epoch; the last incomplete batch is left out.
+
+    ``take``: maps int64 row numbers [size] to a batch.
+    """
+
+    count: int
+    size: int
+    take: Callable[[Tensor], Any]
+
+    def batch(self, state: TrainingState) -> Any:
+        """The rows of this place."""
+        order = _order(state, self.count, self.count // self.size)
+        return self.take(order[state.cursor * self.size : (state.cursor + 1) * self.size])
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Ready batches, in a new random order in each epoch."""
+
+    batches: Sequence[Any]
+
+    def batch(self, state: TrainingState) -> Any:
+        """The batch of this place."""
+        return self.batches[int(_order(state, len(self.batches), len(self.batches))[state.cursor])]
+
+
+@dataclass(frozen=True)
+class ByStep:
+    """A function that gives the batch of a step; what it draws is seeded from the order's stream."""
+
+    give: Callable[[int], Any]
+
+    def batch(self, state: TrainingState) -> Any:
+        """The batch of this step; all of the run is one epoch."""
+        seed_globals(derived(state.seeds, "order", state.step))
+        return self.give(state.step)
+
+
+@dataclass(frozen=True)
+class Iterated:
+    """Something that is iterated anew for each epoch, a data loader say; to its middle it is iterated up to the cursor.
+
+    A sampler with a ``generator`` gets one of the order's stream, and all else that is drawn for a batch is augmentation. Where
+    there is no such sampler, nobody can tell the two apart in the first batch of an epoch: it is drawn from the order's stream.
+    """
+
+    make: Callable[[], Iterable[Any]]
+    """Called once for each state; where it gives something that can be iterated once only, in each epoch."""
+
+    def batch(self, state: TrainingState) -> Any:
+        """The next batch of the iteration that the state holds."""
+        held = state.derived
+        if held.get("at") != (state.epoch, state.cursor):
+            self._begin(state)
+        seed_globals(derived(state.seeds, "augment", state.step))
+        batch = next(held["iterator"], _END)
+        if batch is _END:
+            if state.cursor == 0:
+                raise UsageError("the batches are empty; give at least one")
+            state.epoch, state.cursor = state.epoch + 1, 0
+            return self.batch(state)
+        held["at"] = (state.epoch, state.cursor + 1)
+        return batch
+
+    def _begin(self, state: TrainingState) -> None:
+        iterable = state.derived.get("iterable")
+        if iterable is None or isinstance(iterable, Iterator):
+            seed_globals(derived(state.seeds, DATA))
+            iterable = state.derived["iterable"] = self.make()
+        first = state.step - state.cursor
+        iterator = _iteration(iterable, state, first)
+        for step in range(first, state.step):
+            seed_globals(derived(state.seeds, "augment", step))
+            next(iterator, None)
+        state.derived["iterator"] = iterator
+
+
+def _iteration(loader: Any, state: TrainingState, step: int) -> Iterator[Any]:
+    """A new iteration, with its first batch already drawn; ``step``: that takes this batch."""
+    order, augment = derived(state.seeds, "order", state.epoch), derived(state.seeds, "augment", step)
+    sampler = getattr(loader, "sampler", None)
+    for part in (loader, sampler):
+        if callable(set_epoch := getattr(part, "set_epoch", None)):
+            set_epoch(state.epoch)
+    # The loader's own generator seeds its worker processes, which augment.
+    pairs: tuple[tuple[Any, int], ...] = ((sampler, order), (loader, augment))
+    lent = [(part, part.generator, seed) for part, seed in pairs if _draws(part)]
+    seed_globals(augment if _draws(sampler) else order)
+    try:
+        for part, _, seed in lent:
+            part.generator = torch.Generator().manual_seed(seed)
+        iterator = iter(loader)
+        # Samplers look for their generator when the first batch is asked for.
+        first = list(islice(iterator, 1))
+    finally:
+        for part, before, _ in lent:
+            part.generator = before
+    return chain(first, iterator)
+
+
+def _draws(part: Any) -> bool:
+    """Whether it has a place for a generator."""
+    return hasattr(part, "generator") and isinstance(part.generator, (torch.Generator, type(None)))
+
+
+_END = object()
+
+
+def source_of(batches: Any) -> Source:
+    """The source that a user's ``batches`` mean. Raises ``UsageError`` for what cannot give batches."""
+    if isinstance(batches, (Tensor, Mapping, str)):
+        raise UsageError(
+            f"a training needs many batches, found one {type(batches).__name__}; put it into a list: [batch]"
+        )
+    if isinstance(batches, (Rows, Listed, ByStep, Iterated)):
+        return batches
+    if isinstance(batches, (list, tuple)):
+        if not batches:
+            raise UsageError("a training needs at least one batch, found an empty list")
+        return Listed(batches)
+    if isinstance(batches, Iterator):
+        raise UsageError(
+            f"batches is a {type(batches).__name__}, which can be read once; give a list, a data loader or a function"
+        )
+    if isinstance(batches, Iterable):
+        return Iterated(lambda: batches)
+    if callable(batches):
+        return ByStep(batches) if _wants_step(batches) else Iterated(batches)
+    raise UsageError(
+        f"batches is {type(batches).__name__}; expected a list of batches, a data loader, a function giving one, "
+        "or a function of the step giving its batch"
+    )
+
+
+def _wants_step(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def _order(state: TrainingState, count: int, batches: int) -> Tensor:
+    """A permutation of ``count`` things, that of the epoch; begins the next one where ``batches`` are through."""
+    if state.cursor >= batches:
+        state.epoch, state.cursor = state.epoch + 1, 0
+    if state.derived.get("order_of") != state.epoch:
+        generator = state.generators["order"].manual_seed(derived(state.seeds, "order", state.epoch))
+        state.derived |= {"order_of": state.epoch, "order": torch.randperm(count, generator=generator)}
+    order: Tensor = state.derived["order"]
+    return order

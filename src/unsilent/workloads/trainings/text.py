@@ -1,0 +1,108 @@
+"""`train-chargpt`: a character GPT on the help texts that ship with Python; see `workloads.chargpt`.
+
+A row is a piece of 64 characters from a random place, so the order of the data is the choice of the places. Its answer at every
+position is the most likely next character.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unsilent.errors import UsageError
+from unsilent.workloads.base import call_model
+from unsilent.workloads.chargpt import ALPHABET, CONTEXT, CharGpt, loss, text
+from unsilent.workloads.training import check_count
+from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
+from unsilent.workloads.trainings.evaluating import evaluation
+from unsilent.workloads.trainings.loop import Training
+from unsilent.workloads.trainings.recipes import drop_in_blocks, optimizer_of, schedule_of, streams_of
+from unsilent.workloads.trainings.sources import Rows
+
+NAME = "train-chargpt"
+EVALUATED = 32
+"""Held-out contexts, spread over the text."""
+
+
+def train_chargpt(
+    *,
+    steps: int = 1200,
+    batch: int = 8,
+    width: int = 32,
+    depth: int = 2,
+    optimizer: str = "adamw",
+    rate: float = 0.006,
+    dropout: float = 0.1,
+    amp: str = "none",
+    device: str = "cpu",
+) -> Training:
+    """A decoder-only transformer; dropout at the end of each MLP."""
+    check_count(NAME, "width", width, 1024, "numbers per token, a multiple of 4")
+    check_count(NAME, "depth", depth, 64, "blocks")
+    if width % 4:
+        raise UsageError(f"workload {NAME!r}: option 'width' is {width}; expected a multiple of its 4 heads")
+    if not 0 <= dropout < 1:
+        raise UsageError(f"workload {NAME!r}: option 'dropout' is {dropout:g}; expected a share from 0 to below 1")
+    data, offsets = text(), torch.arange(CONTEXT + 1)
+    places = len(data.train) - CONTEXT
+    check_count(NAME, "batch", batch, places, "contexts per step")
+    starts = torch.linspace(0, len(data.test) - CONTEXT - 1, EVALUATED).long()
+    held_out = data.test[starts[:, None] + offsets]
+    groups = kinds(held_out[:, 1:].flatten().numpy())
+
+    def take(rows: Tensor) -> tuple[Tensor, Tensor]:
+        window = data.train[rows[:, None] + offsets]
+        return window[:, :-1], window[:, 1:]
+
+    def build() -> nn.Module:
+        model = CharGpt(width, depth)
+        drop_in_blocks(model.blocks, dropout)
+        return model
+
+    def step_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        scores = call_model(model, batch[0])
+        return loss(scores, batch[1]), {"accuracy": (scores.detach().argmax(2) == batch[1]).float().mean()}
+
+    def evaluate(model: nn.Module) -> Evaluation:
+        place = next(model.parameters()).device
+        scores = call_model(model, held_out[:, :-1].to(place)).cpu()
+        found = float(loss(scores, held_out[:, 1:]))
+        return evaluation(found, scores.argmax(2), held_out[:, 1:].contiguous(), groups, classes=False)
+
+    return Training(
+        name=NAME,
+        model=build,
+        optimizer=optimizer_of(NAME, optimizer, rate),
+        schedule=schedule_of(steps),
+        batches=Rows(places, batch, take),
+        loss=step_loss,
+        evaluate=evaluate,
+        clip=1.0,
+        amp=amp,
+        steps=steps,
+        device=device,
+        streams=streams_of(False, dropout),
+        settings={
+            "width": width,
+            "depth": depth,
+            "batch": batch,
+            "optimizer": optimizer,
+            "rate": rate,
+            "dropout": dropout,
+            "data": data.hash,
+        },
+        info={
+            "description": "character GPT on Python's help texts",
+            "data": "help topics of this Python version (pydoc_data.topics), every tenth paragraph held out",
+            "citation": "Python Software Foundation, The Python Language Reference (PSF licence)",
+        },
+    )
+
+
+def kinds(tokens: Ints) -> dict[str, Bools]:
+    """Groups of characters by kind: each token is in exactly one."""
+    marks = {"space": str.isspace, "small letter": str.islower, "capital": str.isupper, "digit": str.isdigit}
+    named = [next((kind for kind, is_it in marks.items() if is_it(c)), "punctuation") for c in ALPHABET]
+    of_token = np.array([*named, "unknown character"])[tokens]
+    return {kind: of_token == kind for kind in (*marks, "punctuation") if (of_token == kind).any()}
