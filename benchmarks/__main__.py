@@ -7,12 +7,13 @@ import platform
 
 import torch
 
-from benchmarks import cached_trial, faulty_step, plain_trial, time_to_answer
+from benchmarks import cached_trial, determinism, faulty_step, plain_trial, time_to_answer
 
 BENCHMARKS = {
     "plain_trial": plain_trial.main,
     "cached_trial": cached_trial.main,
     "faulty_step": faulty_step.main,
+    "determinism": determinism.main,
     "time_to_answer": time_to_answer.main,
 }
 PARTS = cached_trial.PARTS
@@ -30,7 +31,7 @@ def main() -> None:
     for name in asked.names:
         if name not in known:
             parser.error(f"no benchmark {name!r}; there are {', '.join(known)}")
-    print(f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, one thread")
+    print(f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, one thread unless said")
     for name in asked.names or BENCHMARKS:
         known[name](asked.rounds or (15 if name == "plain_trial" else 5), asked.device)
 

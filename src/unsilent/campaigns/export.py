@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from unsilent.campaigns.filed import temporary_name
 from unsilent.campaigns.replay import outcome_counts
 from unsilent.campaigns.spec import TrialRow, canonical
-from unsilent.campaigns.store import Store, temporary_name
+from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 
 FORMATS = (".csv", ".json", ".jsonl", ".parquet")

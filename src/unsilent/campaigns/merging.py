@@ -18,10 +18,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from unsilent.campaigns.filed import temporary_name
 from unsilent.campaigns.locking import FileLock
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import TrialId, TrialRow, campaign_hash, differences, value_text
-from unsilent.campaigns.store import Store, temporary_name
+from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
 
 CONTENT = ("trial", "faults", "codes", "incorrect_batches", "severity", "error")

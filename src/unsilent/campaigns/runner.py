@@ -377,6 +377,6 @@ def versions() -> dict[str, str]:
     return {
         "unsilent": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a class of its own: who unpickles it loads torch
         "numpy": np.__version__,
     }
