@@ -31,7 +31,9 @@ def main() -> None:
     for name in asked.names:
         if name not in known:
             parser.error(f"no benchmark {name!r}; there are {', '.join(known)}")
-    print(f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, one thread unless said")
+    print(
+        f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, one thread unless said"
+    )
     for name in asked.names or BENCHMARKS:
         known[name](asked.rounds or (15 if name == "plain_trial" else 5), asked.device)
 
