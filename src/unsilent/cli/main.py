@@ -47,9 +47,10 @@ def root(
 
 
 def _register() -> None:
-    from unsilent.cli import listing, merge, pvf, replay, stored
+    from unsilent.cli import listing, merge, noise, pvf, replay, stored
 
     app.command("pvf", short_help="Measure parameter vulnerability (PVF).")(pvf.pvf)
+    app.command("noise", short_help="Measure how much fault-free runs differ.")(noise.noise)
     app.command("report", short_help="Show a stored campaign again.")(stored.report)
     app.command("replay", short_help="Run one stored trial again.")(replay.replay)
     app.command("export", short_help="Export the trials of a campaign.")(stored.export)
@@ -104,7 +105,11 @@ def _reader_left() -> int:
 
 
 def _interrupted(arguments: list[str]) -> int:
-    stored = "; what was done is stored, run the same command again to go on" if arguments[:1] == ["pvf"] else ""
+    stored = (
+        "; what was done is stored, run the same command again to go on"
+        if arguments[:1] in (["pvf"], ["noise"])
+        else ""
+    )
     print(f"unsilent: interrupted{stored}", file=sys.stderr)
     return INTERRUPTED
 

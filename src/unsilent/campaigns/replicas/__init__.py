@@ -1,0 +1,20 @@
+"""Clean twins and repeats of one training: run in processes, kept in one file, shared by whoever asks for the same ones."""
+
+from __future__ import annotations
+
+from unsilent.campaigns.replicas.run import run_replicas
+from unsilent.campaigns.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
+from unsilent.campaigns.replicas.store import ReplicaStore
+from unsilent.campaigns.replicas.switches import SWITCHES, VARIANTS, Switches
+
+__all__ = [
+    "SWITCHES",
+    "VARIANTS",
+    "Replica",
+    "ReplicaRow",
+    "ReplicaSpec",
+    "ReplicaStore",
+    "Switches",
+    "Trained",
+    "run_replicas",
+]

@@ -1,0 +1,161 @@
+"""Worker processes for replicas: each has the environment its switches need, and runs all replicas that need the same.
+
+The driver's side; it never imports torch. A worker that dies ends the command with an error that names the run: a clean run that
+kills its process is no outcome, and what was stored is safe.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, Self
+
+from unsilent.campaigns.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
+from unsilent.campaigns.replicas.switches import Switches
+from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.errors import UnsilentError
+
+Environment = tuple[tuple[str, str], ...]
+SECOND_TWIN = Replica(Switches(), 1)
+"""It gets a process of its own: what depends on the process (the order of sets, say) must not hide."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    number: int
+    environment: Environment
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    ready: bool = False
+    running: Replica | None = None
+    runs: int = 0
+    cpu: float = 0.0
+
+
+class ReplicaPool:
+    """Up to ``jobs`` workers, started when there is work for them; ends all of them on exit."""
+
+    def __init__(self, spec: ReplicaSpec, jobs: int) -> None:
+        self._spec, self._jobs = spec, jobs
+        self._workers: list[_Worker] = []
+        self._count = 0
+        self._gone_cpu = 0.0
+        self._watch = Stopwatch()
+
+    def describe(self) -> Trained:
+        """What the training is, as a worker without any switch finds it."""
+        worker = self._start(())
+        self._receive(worker)
+        self._send(worker, ("describe",))
+        found: Trained = self._receive(worker)[1]
+        return found
+
+    def run(self, replicas: Iterable[Replica]) -> Iterator[ReplicaRow]:
+        """Run them all; rows come as they end."""
+        waiting = sorted(replicas, key=lambda r: (r.switches.environment, r.number))
+        while waiting or any(w.running for w in self._workers):
+            self._hand_out(waiting)
+            busy = {w.connection: w for w in self._workers if w.running or not w.ready}
+            for connection in wait(list(busy), timeout=0.5):
+                worker = busy[connection]  # type: ignore[index]
+                message = self._receive(worker)
+                if message[0] == "row":
+                    worker.running, worker.runs = None, worker.runs + 1
+                    yield replace(message[1], worker=worker.number)
+
+    def _hand_out(self, waiting: list[Replica]) -> None:
+        """Give every idle worker a run of its environment, end those that have none left, start new ones."""
+        for worker in [w for w in self._workers if w.ready and not w.running]:
+            mine = next((r for r in waiting if r.switches.environment == worker.environment), None)
+            if mine is None:
+                if waiting:
+                    self._end(worker)
+                continue
+            if mine == SECOND_TWIN and worker.runs:
+                self._end(worker)
+                continue
+            waiting.remove(mine)
+            worker.running = mine
+            self._send(worker, ("run", mine))
+        starting = [w.environment for w in self._workers if not w.ready]
+        open_ = [r.switches.environment for r in waiting]
+        for environment in starting:
+            if environment in open_:
+                open_.remove(environment)
+        while open_ and len(self._workers) < self._jobs:
+            self._start(open_.pop(0))
+
+    def _start(self, environment: Environment) -> _Worker:
+        ours, theirs = socket.socketpair()
+        # What cuBLAS needs to be deterministic; without CUDA nobody reads it.
+        variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ, **dict(environment)}
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "unsilent.campaigns.replicas.worker", str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=variables,
+                start_new_session=True,  # Ctrl-C is for the driver; a kill reaches its children too
+            )
+        worker = _Worker(self._count, environment, process, Connection(ours.detach()))
+        self._count += 1
+        self._workers.append(worker)
+        self._send(worker, ("start", self._spec))
+        return worker
+
+    def _send(self, worker: _Worker, message: tuple[Any, ...]) -> None:
+        try:
+            worker.connection.send(message)
+        except OSError:
+            pass  # it has died; receiving says so
+
+    def _receive(self, worker: _Worker) -> tuple[Any, ...]:
+        """The next message of a worker; raises its own error, ``UnsilentError`` where it is gone."""
+        try:
+            while not worker.connection.poll(0.5):
+                # Its children may hold the socket open after it died.
+                if worker.process.poll() is not None and not worker.connection.poll():
+                    raise EOFError
+            message: tuple[Any, ...] = worker.connection.recv()
+        except (EOFError, OSError):
+            code = worker.process.wait()
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            what = f"while it ran replica {worker.running}" if worker.running else "while it loaded the training"
+            raise UnsilentError(
+                f"a worker died ({how}) {what}; what was stored is safe: see what ends it, then run the same command again"
+            ) from None
+        if message[0] == "failed":
+            raise message[1]
+        worker.ready, worker.cpu = True, float(message[-1])
+        return message
+
+    def _end(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        self._gone_cpu += worker.cpu
+        try:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it and its children are gone
+        worker.process.wait()
+        worker.connection.close()
+
+    def spent(self) -> tuple[float, float]:
+        """Wall and CPU seconds since it was made, its workers' included as far as they have told."""
+        wall, cpu = self._watch.lap()
+        return wall, cpu + self._gone_cpu + sum(w.cpu for w in self._workers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in list(self._workers):
+            self._end(worker)

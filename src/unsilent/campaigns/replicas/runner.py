@@ -1,0 +1,221 @@
+"""Runs replicas in this process: seeds and switches set, a training from start to end, everything of before put back.
+
+Lives in a worker: it imports torch.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.campaigns.code import code_fingerprint
+from unsilent.campaigns.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
+from unsilent.campaigns.replicas.switches import Switches
+from unsilent.campaigns.runner import versions
+from unsilent.errors import UsageError
+from unsilent.workloads import load_training
+from unsilent.workloads.trainings.base import Seeds, TrainingState
+from unsilent.workloads.trainings.snapshots import tensors_of
+from unsilent.workloads.user import user_code
+
+_UNSURE = "does not have a deterministic implementation"
+
+
+class ReplicaRunner:
+    """Runs replicas of one training, one after the other."""
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self._spec = spec
+        self._workload = load_training(spec.workload, dict(spec.options), data=spec.data)
+        self._steps = self._workload.steps if spec.steps is None else spec.steps
+        if not self._steps >= 1:
+            raise UsageError(f"steps is {self._steps}; expected at least 1")
+
+    def describe(self) -> Trained:
+        """What is known before the first run; starts a training with the base seed."""
+        with applied(Switches()), user_code(self._spec.workload):
+            state = self._workload.start(Seeds.all(self._spec.seed))
+            evaluation = self._workload.evaluate(state)
+        parameters = list(state.model.parameters())
+        labels = evaluation.labels
+        masks = {name: np.asarray(mask) for name, mask in evaluation.groups.items()}
+        machine = {
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "processor": _processor(),
+            "onednn": str(torch.backends.mkldnn.is_available()),
+            "mkl": str(torch.backends.mkl.is_available()),
+        }
+        streams = getattr(self._workload, "streams", None)
+        return Trained(
+            name=str(self._workload.name),
+            steps=self._steps,
+            fingerprint={
+                "code": code_fingerprint(self._spec.workload, self._workload, None),
+                "data": _file_hash(self._spec.data),
+                "start": digest_of(_all_tensors(self._workload.snapshot(state))),
+                "labels": xxhash.xxh3_128_hexdigest(labels.tobytes()),
+                **{name: value for name, value in versions().items() if name != "unsilent"},
+                **machine,
+            },
+            labels=labels,
+            groups=masks,
+            streams=None if streams is None else tuple(streams),
+            layouts=any(p.ndim == 4 and p.shape[1] > 1 for p in parameters),
+            device=parameters[0].device.type if parameters else "cpu",
+            parameters=sum(p.numel() for p in parameters),
+            machine=machine,
+            versions=versions(),
+            info=dict(self._workload.info),
+        )
+
+    def run(self, replica: Replica) -> ReplicaRow:
+        """One training from start to end."""
+        began = time.perf_counter()
+        losses, hashes = [], []
+        with applied(replica.switches), _told() as notes, user_code(self._spec.workload):
+            state = self._workload.start(Seeds(**replica.seeds(self._spec.seed)))  # type: ignore[arg-type]
+            if "layout" in replica.switches:
+                state.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for step in range(self._steps):
+                losses.append(self._workload.step(state).loss)
+                if (step + 1) % self._spec.every == 0 or step + 1 == self._steps:
+                    hashes.append(_quick_hash(state))
+            evaluation = self._workload.evaluate(state)
+            snapshot = self._workload.snapshot(state)
+        return ReplicaRow(
+            replica=replica,
+            losses=np.array(losses, dtype=np.float64),
+            hashes=np.array(hashes, dtype=np.uint64),
+            finals=[(name, xxhash.xxh3_64_hexdigest(content_of(t))) for name, t in _all_tensors(snapshot).items()],
+            loss=float(evaluation.loss),
+            metrics={name: float(value) for name, value in evaluation.metrics.items()},
+            predictions=evaluation.predictions,
+            weights=_weights(state),
+            notes=tuple(sorted(set(notes))),
+            seconds=time.perf_counter() - began,
+        )
+
+
+@contextmanager
+def applied(switches: Switches) -> Iterator[None]:
+    """The settings of these switches inside; those of before afterwards. The environment must be set already."""
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    deterministic: Any = torch.utils.deterministic
+    strict, filling = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    free = "race" in switches or "nondeterministic" in switches
+    with ExitStack() as stack:
+        try:
+            torch.set_num_threads(switches.threads)
+            # Memory is filled for debugging only; it would cost time.
+            deterministic.fill_uninitialized_memory = False
+            torch.use_deterministic_algorithms(not free, warn_only=True)
+            torch.backends.cudnn.benchmark = "cudnn-benchmark" in switches
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = "tf32" in switches
+            if "onednn" in switches:
+                # Not `flags`: that would set TF32, too, which warns where there is none.
+                stack.callback(torch.backends.mkldnn.set_flags, torch.backends.mkldnn.set_flags(False)[0])
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            deterministic.fill_uninitialized_memory = filling
+            torch.use_deterministic_algorithms(strict, warn_only=only_warn)
+            torch.backends.cudnn.benchmark = benchmark
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+
+
+@contextmanager
+def _told() -> Iterator[list[str]]:
+    """The operations that torch warned have no deterministic kernel; other warnings go where they go."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+    for one in caught:
+        text = str(one.message)
+        if _UNSURE in text:
+            found.append(f"{text.split(_UNSURE)[0].strip()} has no deterministic kernel")
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def content_of(tensor: Tensor) -> Any:
+    """The bytes of its elements in logical order, whatever the memory layout: -0 is not 0, and NaN equals itself."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """One hash of names and contents."""
+    digest = xxhash.xxh3_128()
+    for name, tensor in tensors.items():
+        digest.update(f"{name};{tensor.dtype};{list(tensor.shape)};".encode())
+        digest.update(content_of(tensor))
+    return digest.hexdigest()
+
+
+def _quick_hash(state: TrainingState) -> int:
+    """64 bits of parameters and buffers."""
+    digest = xxhash.xxh3_64()
+    for tensor in tensors_of(state.model).values():
+        digest.update(content_of(tensor))
+    return digest.intdigest()
+
+
+def _all_tensors(value: Any, where: str = "") -> dict[str, Tensor]:
+    """Every tensor of a snapshot by its path."""
+    if isinstance(value, Tensor):
+        return {where: value}
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    found: dict[str, Tensor] = {}
+    for key, item in items:
+        found |= _all_tensors(item, f"{where}/{key}" if where else str(key))
+    return found
+
+
+def _weights(state: TrainingState) -> NDArray[Any] | None:
+    """All parameters one after the other, in float32, or float64 if one of them is; None where they take too much."""
+    parameters = [p.detach() for p in state.model.parameters()]
+    wide = any(p.dtype == torch.float64 for p in parameters)
+    dtype = torch.float64 if wide else torch.float32
+    if sum(p.numel() for p in parameters) * dtype.itemsize > WEIGHT_BYTES or any(p.is_complex() for p in parameters):
+        return None
+    found: NDArray[Any] = torch.cat([p.to("cpu", dtype).contiguous().reshape(-1) for p in parameters]).numpy()
+    return found
+
+
+def _file_hash(data: str | None) -> str:
+    if data is None or not Path(data).is_file():
+        return ""
+    digest = xxhash.xxh3_128()
+    with Path(data).open("rb") as opened:
+        while piece := opened.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    """The model of the processor: kernels are chosen by it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

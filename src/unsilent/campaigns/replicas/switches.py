@@ -1,0 +1,159 @@
+"""Switches: what may differ between two runs of one training, each on its own, written ``name`` or ``name=value``.
+
+Algorithmic switches give a stream of random draws a fresh seed in each replica. Implementation switches leave all draws as they
+are and change how the same sums are carried out: their order, the kernel, the machine it is made for. The four variants of
+"Randomness in neural network training" (MLSys 2022, arXiv 2106.11872) are named sets of them.
+
+Some of them are read from the environment when torch is loaded, so replicas with these run in processes of their own. A switch
+that is not set is held: one thread, deterministic algorithms, rows of a batch as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from unsilent.errors import UsageError, unknown
+
+ALGORITHMIC, IMPLEMENTATION = "algorithmic", "implementation"
+MOST_THREADS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What can be switched.
+
+    Attributes:
+        draws: each replica gets a fresh seed of the stream of this name. values: what it can be set to; the first is meant where
+        nothing is said; empty: nothing to set. threads: it takes a number of threads, 2 or more. variable: of the environment,
+        that it sets. cuda: it needs a CUDA device.
+    """
+
+    name: str
+    kind: str
+    text: str
+    draws: bool = False
+    values: tuple[str, ...] = ()
+    threads: bool = False
+    variable: str = ""
+    cuda: bool = False
+
+
+SWITCHES: Mapping[str, Switch] = {
+    switch.name: switch
+    for switch in (
+        Switch("init", ALGORITHMIC, "the weights a run starts from", draws=True),
+        Switch("order", ALGORITHMIC, "the order of the training data", draws=True),
+        Switch("augment", ALGORITHMIC, "augmentation", draws=True),
+        Switch("dropout", ALGORITHMIC, "all else that forward passes draw", draws=True),
+        Switch("within", IMPLEMENTATION, "a permutation of the rows of each batch: sums in another order", draws=True),
+        Switch("threads", IMPLEMENTATION, "the number of threads", threads=True),
+        Switch(
+            "race", IMPLEMENTATION, "that many threads, and operations that race are not made to wait", threads=True
+        ),
+        Switch("onednn", IMPLEMENTATION, "oneDNN's kernels", values=("off",)),
+        Switch(
+            "isa", IMPLEMENTATION, "the instructions of torch's kernels",
+            values=("default", "avx2", "avx512"), variable="ATEN_CPU_CAPABILITY",
+        ),
+        Switch(
+            "onednn-isa", IMPLEMENTATION, "the instructions of oneDNN's kernels",
+            values=("AVX2", "SSE41", "AVX", "AVX512_CORE"), variable="ONEDNN_MAX_CPU_ISA",
+        ),
+        Switch(
+            "mkl", IMPLEMENTATION, "the code path of MKL's matrix products",
+            values=("COMPATIBLE", "AVX", "AVX2", "AVX512"), variable="MKL_CBWR",
+        ),
+        Switch("layout", IMPLEMENTATION, "the memory layout of images and kernels", values=("channels_last",)),
+        Switch("cudnn-benchmark", IMPLEMENTATION, "cuDNN takes the kernel that was fastest just now", cuda=True),
+        Switch("tf32", IMPLEMENTATION, "matrix products and convolutions in TF32", cuda=True),
+        Switch("nondeterministic", IMPLEMENTATION, "kernels with atomic additions are allowed", cuda=True),
+    )
+}  # fmt: skip
+"""All there are, in the order in which they are written."""
+_ORDER = tuple(SWITCHES)
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Settings (name, value) in the order of `SWITCHES`; value "" where a switch has none. ``str`` is the inverse of `parse`."""
+
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Switches:
+        """Of ``init+order``, ``within+threads=2``, a variant's name, or ``control`` (nothing). Raises ``UsageError``."""
+        named = VARIANTS.get(text.lower())
+        if named is not None:
+            return named
+        found: dict[str, str] = {}
+        for part in text.split("+"):
+            name, equals, value = part.strip().partition("=")
+            if name in found:
+                raise UsageError(f"switch {name!r} is set twice in {text!r}; give it once")
+            found[name] = _value(name, value if equals else None)
+        if {"threads", "race"} <= set(found):
+            raise UsageError(f"{text!r} sets threads and race, which both say how many threads; leave out threads")
+        return cls(tuple(sorted(found.items(), key=lambda item: _ORDER.index(item[0]))))
+
+    def __str__(self) -> str:
+        return "+".join(f"{name}={value}" if value else name for name, value in self.settings) or CONTROL
+
+    def __contains__(self, name: str) -> bool:
+        return any(name == own for own, _ in self.settings)
+
+    def value(self, name: str) -> str:
+        """What a switch is set to; empty where it is not set or has no value."""
+        return dict(self.settings).get(name, "")
+
+    def parts(self) -> Iterable[Switches]:
+        """Each of its switches alone."""
+        return (Switches((setting,)) for setting in self.settings)
+
+    @property
+    def varies(self) -> bool:
+        """Whether replicas of the same switches may differ from each other; otherwise all of them should be the same run."""
+        return any(SWITCHES[name].draws or name in RACING for name, _ in self.settings)
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of such a run."""
+        return int(self.value("threads") or self.value("race") or 1)
+
+    @property
+    def environment(self) -> tuple[tuple[str, str], ...]:
+        """Variables that must be set before torch is loaded."""
+        return tuple((SWITCHES[n].variable, value) for n, value in self.settings if SWITCHES[n].variable)
+
+
+CONTROL = "control"
+RACING = ("race", "cudnn-benchmark", "nondeterministic")
+"""Switches with which two runs of the same seeds may differ."""
+_ALGO = tuple((name, "") for name in ("init", "order", "augment", "dropout"))
+VARIANTS: Mapping[str, Switches] = {
+    CONTROL: Switches(),
+    "algo": Switches(_ALGO),
+    "impl": Switches((("within", ""),)),
+    "algo+impl": Switches((*_ALGO, ("within", ""))),
+}
+
+
+def _value(name: str, value: str | None) -> str:
+    """The value a switch gets; raises ``UsageError`` for an unknown switch or value."""
+    if name not in SWITCHES:
+        raise unknown("switch", name, (*SWITCHES, *VARIANTS))
+    switch = SWITCHES[name]
+    if switch.threads:
+        text = "2" if value is None else value
+        if not (text.isdecimal() and 2 <= int(text) <= MOST_THREADS):
+            raise UsageError(
+                f"switch {name} is {text!r}; expected a number of threads from 2 to {MOST_THREADS}: {name}=2"
+            )
+        return str(int(text))
+    if not switch.values:
+        if value is not None:
+            raise UsageError(f"switch {name} takes no value, found {value!r}; write {name}")
+        return ""
+    if value is not None and value not in switch.values:
+        raise unknown(f"value of switch {name}", value, switch.values)
+    return switch.values[0] if value is None else value

@@ -1,0 +1,49 @@
+"""A worker process: ``python -m unsilent.campaigns.replicas.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
+
+Driver to worker: ``("start", spec)``, ``("describe",)``, ``("run", replica)``. Worker to driver: ``("ready", cpu)``,
+``("described", trained, cpu)``, ``("row", row, cpu)``, ``("failed", error)``. What user code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+from unsilent.campaigns.worker import die_with, portable
+
+
+def main(fd: int, driver: int) -> None:
+    """Serve one driver until it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
+    os.set_inheritable(fd, False)
+    os.dup2(2, 1)
+    die_with(driver)
+    connection = Connection(fd)
+    try:
+        _serve(connection)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)
+    except BaseException as error:
+        connection.send(("failed", portable(error)))
+
+
+def _serve(connection: Connection) -> None:
+    from unsilent.campaigns.replicas.runner import ReplicaRunner
+
+    command, spec = connection.recv()
+    assert command == "start"
+    runner = ReplicaRunner(spec)
+    connection.send(("ready", time.process_time()))
+    while True:
+        message = connection.recv()
+        if message[0] == "describe":
+            connection.send(("described", runner.describe(), time.process_time()))
+        else:
+            connection.send(("row", runner.run(message[1]), time.process_time()))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,208 @@
+"""``unsilent noise WORKLOAD``: how much fault-free runs of one training differ, by what is switched between them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from unsilent.cli import options as o
+from unsilent.errors import UsageError
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.replicas import ReplicaRow, ReplicaSpec, Switches
+    from unsilent.campaigns.replicas.run import Told
+
+LINE_SECONDS = 10.0
+OF_EXPLAINING = ("runs",)
+"""Options that only ``--explain`` and ``--control`` read."""
+OF_REPLICAS = (
+    "replicas", "variants", "switch", "every", "level", "confidence", "with_", "data", "seed", "jobs", "store", "html",
+)  # fmt: skip
+"""Options that mean nothing where a loop is explained."""
+
+
+def noise(
+    context: typer.Context,
+    workload: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="A training: built-in name, file.py:name or package.module:name.", show_default=False),
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="Runs of each variant.")] = 20,
+    variants: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Named sets of switches: control, algo, impl, algo+impl.", show_default="all four"),
+    ] = None,
+    switch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A variant of your own, like within, threads=2 or init+order; repeat for more. See docs/noise.md.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each run.", show_default="all of the training")] = None,
+    every: Annotated[int, typer.Option(help="Steps between two hashes of the weights.")] = 1,
+    level: Annotated[
+        float | None, typer.Option(help="Refuse to run too few replicas for a rank test at this level, like 0.05.")
+    ] = None,
+    confidence: o.Confidence = 0.95,
+    explain: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Say what makes runs of this loop differ: file.py:loop.", show_default=False),
+    ] = None,
+    control: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Say whether runs of this loop end in the same bits here.", show_default=False),
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Runs that --explain and --control compare.", show_default="as many as they need")
+    ] = None,
+    with_: o.With = None,
+    data: o.Data = None,
+    seed: Annotated[int, typer.Option(help="Base seed: of the clean twin, and what fresh seeds derive from.")] = 0,
+    jobs: o.Jobs = 1,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            "--store",
+            help="Where replicas are kept; may hold many trainings.",
+            show_default="unsilent-noise-….sqlite here",
+        ),
+    ] = None,
+    html: o.Html = None,
+    as_json: o.Json = False,
+    plain: o.Plain = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Measure how much fault-free runs of a training differ, and why: accuracy, churn, distance of weights, parts of the data.
+
+    Resumable: the same command goes on where it stopped, more --replicas extend it. Ends in a table and an HTML report.
+    """
+    if explain is not None or control is not None:
+        if workload is not None or (explain is not None and control is not None):
+            raise UsageError("give one thing to look at: WORKLOAD, --explain FILE.py:LOOP or --control FILE.py:LOOP")
+        o.refuse(context, OF_REPLICAS, "--explain and --control compare runs of a loop as it is")
+        from unsilent.cli.explain_noise import explain_loop
+
+        ref = explain if explain is not None else control or ""
+        return explain_loop(
+            ref, control=control is not None, runs=runs, steps=steps, as_json=as_json, plain=plain, quiet=quiet
+        )
+    o.refuse(context, OF_EXPLAINING, "--runs belongs to --explain and --control; of replicas say --replicas")
+    if workload is None:
+        raise UsageError(
+            "no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP"
+        )
+    from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore
+    from unsilent.cli.pvf import _pairs, report_path
+    from unsilent.studies.noise import Asked, run_noise
+
+    if jobs < 1 or every < 1 or (steps is not None and steps < 1) or seed < 0:
+        raise UsageError("--jobs, --every and --steps are numbers from 1 on, --seed from 0 on")
+    spec = ReplicaSpec(workload, _pairs(with_), data, seed, steps, every)
+    asked = Asked(spec, chosen(variants, switch or []), replicas, confidence, level)
+    path = store or Path(default_store(spec))
+    page = report_path(path, html)
+    with showing(quiet, plain or as_json) as told, ReplicaStore(path, write=True) as opened:
+        result = run_noise(asked, opened, jobs=jobs, command=command_line(), told=told)
+    if as_json:
+        from unsilent.report.noise_json import noise_json
+
+        print(json.dumps({**noise_json(result), "report": str(page)}, indent=2))
+    else:
+        from rich.console import Console
+
+        from unsilent.report.noise_terminal import render_noise
+
+        render_noise(result, Console(), plain)
+    from unsilent.report.noise_html import write_noise
+
+    write_noise(result, page)
+    if not as_json:
+        mark = "# " if plain else ""
+        print(f"\n{mark}Report: {page}\n{mark}Store:  {path}")
+    return 0
+
+
+def chosen(variants: str | None, switches: list[str]) -> tuple[Switches, ...]:
+    """The variants that were asked for, each once; all named ones where nothing was said."""
+    from unsilent.campaigns.replicas import VARIANTS, Switches
+    from unsilent.errors import unknown
+
+    names = [name.strip().lower() for name in variants.split(",")] if variants is not None else []
+    for name in names:
+        if name not in VARIANTS:
+            raise unknown("variant", name, VARIANTS)
+    if not names and not switches:
+        names = list(VARIANTS)
+    return tuple(dict.fromkeys([*(VARIANTS[name] for name in names), *map(Switches.parse, switches)]))
+
+
+def default_store(spec: ReplicaSpec) -> str:
+    """A file name here that is the same for the same training and another for another."""
+    import xxhash
+
+    from unsilent.campaigns.spec import canonical
+
+    identity = spec.identity()
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", identity["workload"]).strip("-")
+    return f"unsilent-noise-{name}-{xxhash.xxh3_64_hexdigest(canonical(identity).encode())[:8]}.sqlite"
+
+
+def command_line() -> str:
+    """What was typed."""
+    return shlex.join(["unsilent", *sys.argv[1:]]) if sys.argv[1:2] == ["noise"] else "unsilent noise"
+
+
+@contextmanager
+def showing(quiet: bool, lines: bool) -> Iterator[Told]:
+    """How far it is, on stderr: nothing, a bar on a terminal, else a line now and then."""
+    if quiet:
+        yield lambda done, total, row: None
+    elif lines or not sys.stderr.isatty():
+        yield _Lines().told
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("loading the training", total=None)
+
+            def told(done: int, total: int, row: ReplicaRow | None) -> None:
+                progress.update(task, description="replicas", completed=done, total=total)
+
+            yield told
+
+
+class _Lines:
+    """A line at the start and every ten seconds."""
+
+    def __init__(self) -> None:
+        self._said = self._began = time.monotonic()
+        self._before = 0
+
+    def told(self, done: int, total: int, row: ReplicaRow | None) -> None:
+        """See `Told`."""
+        now = time.monotonic()
+        if row is None:
+            self._said, self._began, self._before = now, now, done
+            stored = f", {done:,} of them stored already" if done else ""
+            print(f"{total:,} replicas{stored}", file=sys.stderr)
+        elif now - self._said >= LINE_SECONDS:
+            self._said = now
+            left = (total - done) * (now - self._began) / max(done - self._before, 1)
+            print(f"{done:,}/{total:,} replicas, {left:.0f} s left", file=sys.stderr)

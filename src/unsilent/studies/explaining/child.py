@@ -1,0 +1,94 @@
+"""One run of the user's code in a process of its own: ``python -m unsilent.studies.explaining.child FOLDER NUMBER``.
+
+``NUMBER.json`` in the folder says what to run (see `running.Launch`); ``NUMBER.done.json`` is what it told at its end. What
+the user's code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from unsilent.errors import UsageError, UserCodeError
+
+_NO_RANDOM_ADDRESSES = 0x0040000
+
+
+def main(folder: Path, number: int) -> None:
+    """Do one run and tell about it."""
+    job = json.loads((folder / f"{number}.json").read_text())
+    if "addresses" in job["pinned"]:
+        _fix_addresses()
+    from unsilent.campaigns.worker import die_with, portable
+
+    die_with(job["driver"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
+    os.dup2(2, 1)
+    try:
+        told = _run(job, folder)
+    except UserCodeError as error:
+        told = {"error": "user", "message": str(error), "trace": error.trace}
+    except UsageError as error:
+        told = {"error": "usage", "message": str(error)}
+    except Exception as error:
+        told = {"error": "internal", "message": str(portable(error))}
+    sys.stdout.flush()
+    (folder / f"{number}.done.json").write_text(json.dumps(told))
+    # Threads and open resources of the user's code must not keep the process, nor change how it ends.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _fix_addresses() -> None:
+    """Start this process again with the same addresses in each run; the system may refuse."""
+    personality = ctypes.CDLL(None).personality
+    now = personality(0xFFFFFFFF)
+    if now & _NO_RANDOM_ADDRESSES:
+        return
+    personality(now | _NO_RANDOM_ADDRESSES)
+    if personality(0xFFFFFFFF) & _NO_RANDOM_ADDRESSES:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+
+def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What a run told: see `running.Run`."""
+    import torch
+
+    from unsilent.campaigns.runner import versions
+    from unsilent.studies.explaining.finals import Finals
+    from unsilent.studies.explaining.frames import Frames
+    from unsilent.studies.explaining.loops import run_loop
+    from unsilent.studies.explaining.pinning import Sources
+    from unsilent.studies.explaining.steps import Steps
+    from unsilent.studies.explaining.watching import Watch
+
+    place = job["ref"].rpartition(":")[0]
+    frames = Frames(str(Path(place).expanduser().resolve()) if place.endswith(".py") else None)
+    steps, finals, watch = Steps(job["steps"]), Finals(), None
+    with ExitStack() as stack:
+        # All of this is imported by now, so that what the sources do to clocks and random numbers is only for the user's code.
+        sources = Sources(job["pinned"], job["number"], frames, job["threads"])
+        stack.enter_context(steps)
+        if job["final"]:
+            stack.enter_context(finals)
+        if job["file"]:
+            watch = stack.enter_context(Watch(folder / job["file"], frames, steps, clear="memory" in job["pinned"]))
+        returned = run_loop(job["ref"], steps, job["steps"])
+        touched, threads = sources.touched(), torch.get_num_threads()
+    told: dict[str, Any] = {"versions": versions(), "threads": threads, "steps": steps.done, "touched": sorted(touched)}
+    told["reads"] = [(source, call, *line, direct) for source, call, line, direct in sources.reads]
+    told["final"] = finals.hashes(steps.optimizers, returned) if job["final"] else []
+    if watch is not None:
+        told |= {"file": job["file"], "operations": watch.count, "names": watch.names}
+        told |= {"places": watch.places, "origins": watch.origins}
+    return told
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,81 @@
+"""Does a loop end in the same bits whenever it is run here, as it is? If not: which switches make it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from unsilent.errors import UsageError
+from unsilent.studies.explaining.explain import RUNS, Pins, Search, check
+from unsilent.studies.explaining.results import Controlled
+from unsilent.studies.explaining.running import DEADLINE, Launcher, Run, Told
+
+
+def control(
+    ref: str,
+    *,
+    runs: int = RUNS,
+    steps: int | None = None,
+    deadline: float = DEADLINE,
+    told: Told = lambda text: None,
+) -> Controlled:
+    """Compare what runs end with; arguments and errors as of `explain`.
+
+    Runs are not watched: nothing comes between the program and torch. Only where they differ the sources are searched for,
+    what is superfluous among them is left out, and the rest is tried on runs that are not watched.
+    """
+    check(runs, steps, deadline)
+    begun = time.perf_counter()
+    with Launcher(ref, steps, deadline, told) as launcher:
+        ends, first = _ends(launcher, frozenset(), runs)
+        explained, switches, verified = None, frozenset[str](), not first
+        if first:
+            search = Search(launcher, runs)
+            explained = search.explain(ref, begun)
+            switches = frozenset(f.source for f in explained.findings if f.source)
+            if switches and all(f.source for f in explained.findings):
+                switches = search.needed(switches)
+                verified = not _ends(launcher, switches, runs)[1]
+        ordered = tuple(f.source for f in explained.findings if f.source in switches) if explained else ()
+        return Controlled(
+            ref,
+            runs,
+            launcher.launched,
+            ends["steps"],
+            len(ends["final"]),
+            first,
+            tuple(s for s in ordered if s),
+            verified,
+            explained,
+            launcher.machine,
+            time.perf_counter() - begun,
+        )
+
+
+def _ends(launcher: Launcher, pins: Pins, runs: int) -> tuple[Run, str]:
+    """The first of some runs, and the first tensor that another ends with in other bits (empty: none)."""
+    # New memory can only be set to zero where operations are watched.
+    watched = "memory" in pins
+    one = launcher.run(pins, 0, watched=watched, final=True)
+    launcher.forget(one)
+    if not one["final"]:
+        raise UsageError(
+            "the loop called no module, used no optimizer and returned no tensor, so there is nothing to compare; "
+            "let it return what it trains"
+        )
+    for number in range(1, runs):
+        other = launcher.run(pins, number, watched=watched, final=True)
+        launcher.forget(other)
+        if first := _first_unequal(one["final"], other["final"]):
+            return one, first
+    return one, ""
+
+
+def _first_unequal(one: Sequence[Sequence[object]], other: Sequence[Sequence[object]]) -> str:
+    for a, b in zip(one, other, strict=False):
+        if list(a) != list(b):
+            return str(a[0])
+    if len(one) != len(other):
+        longer = one if len(one) > len(other) else other
+        return str(longer[min(len(one), len(other))][0])
+    return ""

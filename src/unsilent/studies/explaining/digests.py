@@ -1,0 +1,64 @@
+"""Hashes of what an operation is given and what it gives: of all bits of tensors, and of numbers that Python gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from unsilent.engine.differences import bits_of_text
+from unsilent.engine.tape import flatten
+from unsilent.outcomes.tensors import words_of
+from unsilent.sites.memory import distinct
+from unsilent.sites.training.updates import local
+
+
+def own_generator(values: Sequence[Any]) -> bool:
+    """Whether an operation was given a generator other than torch's global ones."""
+    given = [v for v in values if isinstance(v, torch._C.Generator)]
+    defaults = (torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()))
+    return any(all(g is not d for d in defaults) for g in given)
+
+
+def digest(tensors: Sequence[Tensor]) -> int:
+    """xxh3-64 of dtypes, shapes and all bits; below all modes, so that nobody sees it."""
+    found = xxhash.xxh3_64()
+    with no_dispatch():
+        for tensor in tensors:
+            tensor = local(tensor).detach()
+            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            for part in _parts(tensor):
+                found.update(words_of(distinct(part)).contiguous().cpu().numpy().data)
+    return int(found.intdigest())
+
+
+def digest_all(hashes: Sequence[int]) -> int:
+    """One number for several; 0 for none."""
+    return int(xxhash.xxh3_64_intdigest(repr(hashes).encode())) if hashes else 0
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The strided memory that a tensor consists of; nothing of one without memory that can be read."""
+    if tensor.is_meta or is_traceable_wrapper_subclass(tensor) or not tensor.numel() or tensor.is_nested:
+        return []
+    if tensor.layout == torch.sparse_coo:
+        return [part for part in (tensor._indices(), tensor._values()) if part.numel()]
+    if tensor.layout != torch.strided or tensor._is_zerotensor():
+        return []
+    tensor = tensor.resolve_conj().resolve_neg()
+    return [tensor.int_repr() if tensor.is_quantized else tensor]
+
+
+def digest_given(args: Any, kwargs: dict[str, Any]) -> int:
+    """What Python gives an operation beside tensors."""
+    found = xxhash.xxh3_64()
+    for value in flatten((*args, *kwargs.values())):
+        if not isinstance(value, Tensor):
+            found.update(bits_of_text(value))
+            found.update(b"\0")
+    return int(found.intdigest())

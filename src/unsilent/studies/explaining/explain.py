@@ -1,0 +1,241 @@
+"""Why do two runs of a loop differ? Sources are found one after the other, each by pinning it.
+
+Runs in fresh processes are compared operation by operation. Where they part says which sources are likely; each is pinned
+in turn, and the one that makes the runs agree, or part later, is a finding and stays pinned. So on, until the runs agree or
+nothing helps. Where no source helps alone, all are pinned together, and those that can be left out are.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from unsilent.errors import UsageError
+from unsilent.studies.explaining.records import first_difference, read_places
+from unsilent.studies.explaining.results import Explained, Finding, Parting, Place, Read
+from unsilent.studies.explaining.running import DEADLINE, Launcher, Run, Told
+from unsilent.studies.explaining.sources import DATA, KERNEL, PATH, SOURCES, candidates
+
+RUNS = 3
+"""Runs that are compared where nothing was said: two of them may agree by chance where little is drawn."""
+_READS = 5
+"""Lines that are told of a source."""
+_GUESSED = (DATA, PATH)
+"""Kinds of partings that do not say by themselves what their source is."""
+Pins = frozenset[str]
+
+
+def explain(
+    ref: str,
+    *,
+    runs: int = RUNS,
+    steps: int | None = None,
+    deadline: float = DEADLINE,
+    told: Told = lambda text: None,
+) -> Explained:
+    """Which sources make runs of ``ref`` differ.
+
+    Args:
+        ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
+        runs: how many are compared. steps: updates of optimizers after which a run is ended. deadline: seconds for one run.
+        told: is told of every run.
+
+    Raises:
+        UsageError: bad arguments, nothing of that name, or a run that does not end. UserCodeError: the loop raises.
+    """
+    check(runs, steps, deadline)
+    begun = time.perf_counter()
+    with Launcher(ref, steps, deadline, told) as launcher:
+        return Search(launcher, runs).explain(ref, begun)
+
+
+def check(runs: int, steps: int | None, deadline: float) -> None:
+    """Raise ``UsageError`` for numbers that make no sense."""
+    if runs < 2:
+        raise UsageError(f"--runs is {runs}; expected at least 2, for two runs are compared")
+    if steps is not None and steps < 1:
+        raise UsageError(f"--steps is {steps}; expected at least 1")
+    if not deadline > 0:
+        raise UsageError(f"--deadline is {deadline:g} s; expected more than 0")
+
+
+class Search:
+    """The search for the sources of one loop."""
+
+    def __init__(self, launcher: Launcher, runs: int) -> None:
+        self._launcher, self._runs = launcher, runs
+        self._first: Run | None = None
+        """The first run of the newest condition; its records are kept."""
+        self._touched: set[str] = set()
+        self._failed: dict[str, str] = {}
+
+    def explain(self, ref: str, begun: float) -> Explained:
+        """All findings, and whether the number of threads would matter."""
+        pins: Pins = frozenset()
+        findings: list[Finding] = []
+        parting = self._plain()
+        assert self._first is not None
+        operations, own_threads = self._first["operations"], self._first["threads"]
+        steps = self._first["steps"]
+        while parting is not None:
+            found = self._one(pins, parting) or self._together(pins, parting)
+            if not found:
+                findings.append(Finding(None, parting, parting, self._runs))
+                break
+            findings += found
+            pins |= {f.source for f in found if f.source}
+            parting = found[-1].after
+        other = (os.cpu_count() or 1) if own_threads == 1 else 1
+        sensitive = None
+        if parting is None and other != own_threads and "threads" not in pins:
+            sensitive = self._with_threads(pins, other)
+        if parting is None:
+            findings = self._confirmed(findings, pins)
+        known, seconds = self._launcher, time.perf_counter() - begun
+        return Explained(
+            ref,
+            self._runs,
+            known.launched,
+            operations,
+            steps,
+            tuple(findings),
+            known.machine,
+            seconds,
+            sensitive,
+            other if sensitive else None,
+            self._failed,
+        )
+
+    def needed(self, pins: Pins) -> Pins:
+        """Pins that make runs agree, without what is superfluous: one thread makes most kernels deterministic."""
+        if {"kernels", "threads"} <= pins and self._parting(pins - {"kernels"}) is None:
+            return pins - {"kernels"}
+        return pins
+
+    def _confirmed(self, findings: list[Finding], pins: Pins) -> list[Finding]:
+        """Findings without those that chance has made: the runs agree as well with that source free and the others pinned.
+
+        An operation that was seen to give or draw other bits for the same inputs is no chance.
+        """
+        kept = list(findings)
+        for finding in findings if len(findings) > 1 else ():
+            if finding.parting.kind in _GUESSED and finding.source and self._parting(pins - {finding.source}) is None:
+                pins -= {finding.source}
+                kept.remove(finding)
+        return kept
+
+    def _plain(self) -> Parting | None:
+        """Runs as they are."""
+        return self._parting(frozenset())
+
+    def _parting(self, pins: Pins, earliest: int | None = None) -> Parting | None:
+        """Where runs part first, with these sources pinned; with one at or before ``earliest`` the others are spared."""
+        if self._first is not None:
+            self._launcher.forget(self._first)
+        first = self._first = self._launcher.run(pins, 0)
+        self._touched |= set(first["touched"])
+        best: Parting | None = None
+        for number in range(1, self._runs):
+            other = self._launcher.run(pins, number)
+            self._touched |= set(other["touched"])
+            parting = first_difference(self._launcher.folder, first, other)
+            self._launcher.forget(other)
+            if parting is not None and (best is None or parting.index < best.index):
+                best = parting
+            if best is not None and (earliest is None or best.index <= earliest):
+                break
+        return best
+
+    def _pinned(self, source: str, pins: Pins, parting: Parting) -> tuple[bool, Parting | None]:
+        """Whether runs agree or part later with a source pinned too, and where.
+
+        Where it is guessed what the source is, all runs are made twice: two values of a source that has few may agree by chance.
+        """
+        earliest: Parting | None = None
+        for _ in range(self._times(parting)):
+            try:
+                after = self._parting(pins | {source}, parting.index)
+            except UsageError as error:  # a program need not stand what is done to it
+                self._failed[source] = str(error)
+                return False, None
+            if not helps(parting, after):
+                return False, after
+            earliest = min((p for p in (earliest, after) if p), key=lambda p: p.index, default=None)
+        return True, earliest
+
+    @staticmethod
+    def _times(parting: Parting) -> int:
+        return 2 if parting.kind in _GUESSED else 1
+
+    def _one(self, pins: Pins, parting: Parting) -> list[Finding]:
+        """The source that helps alone."""
+        assert self._first is not None
+        reads = read_places(self._first)
+        for source in candidates(parting.kind, parting.generator, self._touched):
+            if source not in pins and source not in self._failed:
+                helped, after = self._pinned(source, pins, parting)
+                if helped:
+                    return [Finding(source, parting, after, self._runs * self._times(parting), _reads(reads, source))]
+        return []
+
+    def _together(self, pins: Pins, parting: Parting) -> list[Finding]:
+        """Sources that only help together: of all pinned at once, those that cannot be left out."""
+        kept = frozenset(SOURCES) - self._failed.keys()
+        helped, after = self._pinned_all(kept, parting)
+        if not helped:
+            return []
+        assert self._first is not None
+        reads = read_places(self._first)
+        groups = self._groups(kept - pins)
+        while groups:
+            out = groups.pop(0)
+            helps_less, then = self._pinned_all(kept - set(out), parting)
+            if helps_less:
+                kept, after = kept - set(out), then
+            elif len(out) > 1:
+                groups[:0] = [out[: len(out) // 2], out[len(out) // 2 :]]
+        found = sorted(kept - pins, key=list(SOURCES).index)
+        return [
+            Finding(s, parting, after, self._runs, _reads(reads, s), tuple(k for k in found if k != s)) for s in found
+        ]
+
+    def _groups(self, pins: Pins) -> list[list[str]]:
+        """What to leave out: first all that was never read, then half and half of the rest, the unlikely ones first."""
+        likely = [key for key in candidates(DATA, "", self._touched) if key in pins]
+        groups = [[key for key in pins if key not in likely], likely[::-1][: len(likely) // 2]]
+        return [g for g in (*groups, likely[::-1][len(likely) // 2 :]) if g]
+
+    def _pinned_all(self, pins: Pins, parting: Parting) -> tuple[bool, Parting | None]:
+        try:
+            after = self._parting(pins, parting.index)
+        except UsageError:
+            return False, None
+        return helps(parting, after), after
+
+    def _with_threads(self, pins: Pins, threads: int) -> Parting | None:
+        """Where a run with another number of threads parts from one with the program's own."""
+        assert self._first is not None
+        try:
+            other = self._launcher.run(pins, 0, threads=threads)
+        except UsageError:
+            return None
+        return first_difference(self._launcher.folder, self._first, other)
+
+
+def helps(before: Parting, after: Parting | None) -> bool:
+    """Whether runs agree now, or part later.
+
+    A race may go the same way for a while: where one operation gives other bits for the same inputs, its next time is no
+    progress.
+    """
+    if after is None:
+        return True
+    raced = before.kind == KERNEL and after.kind == KERNEL and before.site == after.site
+    return after.index > before.index and not raced
+
+
+def _reads(known: dict[str, list[tuple[bool, str, Place]]], source: str) -> tuple[Read, ...]:
+    """Where it was read: lines that did so themselves, else those that led to it."""
+    found = known.get(source, [])
+    lines = [(call, place) for direct, call, place in found if direct] or [(call, place) for _, call, place in found]
+    return tuple(Read(call, place) for call, place in lines[:_READS])

@@ -1,0 +1,150 @@
+"""Starting runs of the user's code in processes of their own, as two real runs would be, and what they tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from unsilent.errors import UnsilentError, UsageError, UserCodeError
+from unsilent.studies.explaining.results import Machine
+
+DEADLINE = 600.0
+"""Seconds that one run may take where nothing was said."""
+HASH_SEED = "PYTHONHASHSEED"
+_LAST = 4294967295
+Run = dict[str, Any]
+"""What a run told at its end: ``steps``, ``touched``, ``reads``, ``final``, and of a watched one the tables of `records`."""
+Told = Callable[[str], None]
+
+
+class Launcher:
+    """Makes runs of one loop, one after the other, in a folder that is gone afterwards.
+
+    Args:
+        ref: what to run. steps: updates after which a run is ended (None: none). deadline: seconds for one run. told: is
+            told of every run before it starts.
+
+    Attributes:
+        folder: where the files of runs are. launched: how many runs there were.
+    """
+
+    def __init__(self, ref: str, steps: int | None, deadline: float, told: Told) -> None:
+        self.launched = 0
+        self._ref, self._steps, self._deadline, self._told = ref, steps, deadline, told
+        self._plain: Run = {}
+        """The first run: nothing was pinned in it."""
+
+    def __enter__(self) -> Launcher:
+        self._temporary = tempfile.TemporaryDirectory(prefix="unsilent-explain-")
+        self.folder = Path(self._temporary.name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._temporary.cleanup()
+
+    def run(
+        self,
+        pinned: Collection[str],
+        number: int,
+        *,
+        watched: bool = True,
+        final: bool = False,
+        threads: int | None = None,
+    ) -> Run:
+        """One run. ``number``: which of the runs that are compared; ``threads``: of torch, whatever the program says.
+
+        Raises ``UserCodeError`` for what the user's code raises, ``UsageError`` for a run that does not end or dies.
+        """
+        name = self.launched
+        self.launched += 1
+        self._told(f"run {self.launched}" + (f", pinned: {', '.join(sorted(pinned))}" if pinned else ""))
+        job = {"ref": self._ref, "pinned": sorted(pinned), "number": number, "steps": self._steps, "threads": threads}
+        job |= {"file": f"{name}.records" if watched else "", "final": final, "driver": os.getpid()}
+        (self.folder / f"{name}.json").write_text(json.dumps(job))
+        self._process(name, self._environment(pinned, threads))
+        told = _told_by(self.folder / f"{name}.done.json", self._ref)
+        self._plain = self._plain or told
+        return told
+
+    def forget(self, run: Run) -> None:
+        """Remove the records of a run."""
+        if "file" in run:
+            (self.folder / run["file"]).unlink(missing_ok=True)
+
+    @property
+    def machine(self) -> Machine:
+        """What the runs ran on."""
+        return Machine(self._plain["versions"], self._plain["threads"], own_hash_seed())
+
+    def _environment(self, pinned: Collection[str], threads: int | None) -> dict[str, str]:
+        """That of the caller; hash seeds of two runs surely differ, unless the caller has set one."""
+        found = dict(os.environ)
+        if "hash" in pinned or "addresses" in pinned:
+            found[HASH_SEED] = "0"
+        elif own_hash_seed() is None:
+            found[HASH_SEED] = str(1 + self.launched * 2_654_435_761 % _LAST)
+        if (count := 1 if "threads" in pinned else threads) is not None:
+            found |= {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}
+        if "kernels" in pinned:
+            found.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        return found
+
+    def _process(self, name: int, environment: dict[str, str]) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "unsilent.studies.explaining.child", str(self.folder), str(name)],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # a group of its own: a kill reaches its children too
+        )
+        try:
+            code = process.wait(self._deadline)
+        except subprocess.TimeoutExpired:
+            raise UsageError(
+                f"{self._ref!r} was not over after {self._deadline:g} s; "
+                "let it make fewer steps (--steps N) or wait longer (--deadline SECONDS)"
+            ) from None
+        finally:
+            _end(process)
+        if code < 0:
+            raise UsageError(
+                f"{self._ref!r} ended its process by {signal.Signals(-code).name}; run it alone to see why"
+            )
+        if not (self.folder / f"{name}.done.json").exists():
+            raise UsageError(f"{self._ref!r} ended its process with exit code {code}; let it return instead")
+
+
+def own_hash_seed() -> str | None:
+    """The hash seed that the caller has fixed."""
+    seed = os.environ.get(HASH_SEED, "")
+    return seed if seed.isdecimal() else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its children; those of one that is over as well."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # all are gone
+    process.wait()
+
+
+def _told_by(path: Path, ref: str) -> Run:
+    told: Run = json.loads(path.read_text())
+    kind = told.get("error")
+    if kind == "user":
+        raise UserCodeError(told["message"], told["trace"])
+    if kind == "usage":
+        raise UsageError(told["message"])
+    if kind is not None:
+        raise UnsilentError(f"{ref!r}: {told['message']}")
+    return told

@@ -1,0 +1,51 @@
+"""Counting the steps of a training loop of which nothing is known: by the updates of its optimizers."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+class Enough(BaseException):
+    """Ends a loop that has made as many steps as were asked for; no ``except Exception`` of the user's catches it."""
+
+
+class Steps:
+    """Counts while it is active.
+
+    Args:
+        limit: steps after which `Enough` is raised (None: none).
+
+    Attributes:
+        done: updates that are over. updating: whether one is running. optimizers: all that were used.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.done, self.updating = 0, False
+        self.optimizers: list[Optimizer] = []
+        self._limit = limit
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Steps:
+        self._handles = [register_optimizer_step_pre_hook(self._begin), register_optimizer_step_post_hook(self._end)]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.updating = True
+        if all(known is not optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)
+
+    def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.updating = False
+        self.done += 1
+        if self._limit is not None and self.done >= self._limit:
+            raise Enough

@@ -1,0 +1,172 @@
+"""The mode that writes down every operation of a run: what it is, where in the user's code, and hashes of what goes in and out.
+
+It reads and changes nothing. Names of modules play no part, since a user's loop may make any models: an operation is told
+by its name, its line and the step. Steps are counted by the updates of optimizers. A process forked from this one (workers
+of a data loader) is not watched: what it makes is seen when it comes in.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unsilent.engine.tape import flatten
+from unsilent.engine.tracing.tracer import computed
+from unsilent.engine.values import words_of_storage
+from unsilent.sites.modes import Mode
+from unsilent.sites.operands import gives_uninitialised, operands_of, operation_name, written_by
+from unsilent.sites.training.names import current_node, next_number
+from unsilent.studies.explaining.digests import digest, digest_all, digest_given, own_generator
+from unsilent.studies.explaining.frames import NOWHERE, Frames
+from unsilent.studies.explaining.records import BACKWARD, DRAWS, OWN, PACKED, UPDATE
+from unsilent.studies.explaining.steps import Steps
+
+_BUFFER = 1 << 20
+"""Bytes of records that are held before they are written."""
+_NODES = 1 << 17
+"""Backward nodes that are remembered with the line that made them."""
+_FROM_OUTSIDE = "lift_fresh"
+"""The operation that torch.tensor, from_numpy and the like end with: a view of memory that nothing of the run computed."""
+
+
+class _Kind(NamedTuple):
+    """What is known of an operation whatever its arguments."""
+
+    number: int
+    flags: int
+    view: bool
+    fresh: bool
+
+
+class Watch(Mode):
+    """Active around one run.
+
+    Args:
+        path: where records go. frames: tells the user's lines. steps: counts updates. clear: set memory that nobody has
+            written to zero.
+
+    Attributes:
+        names, places, origins: what the numbers in the records stand for. count: operations.
+    """
+
+    def __init__(self, path: Path, frames: Frames, steps: Steps, clear: bool = False) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.places: list[tuple[str, int, str]] = [NOWHERE]
+        self.origins: list[tuple[int, int] | None] = [None]
+        self.count = 0
+        self._path, self._frames, self._steps, self._clear = path, frames, steps, clear
+        self._kinds: dict[Any, _Kind] = {}
+        self._name_numbers: dict[str, int] = {}
+        self._place_numbers: dict[tuple[str, int, str], int] = {NOWHERE: 0}
+        self._origin_numbers: dict[tuple[int, int] | None, int] = {None: 0}
+        self._nodes: dict[int, tuple[int, int]] = {}
+        self._held = bytearray()
+        self._file = -1
+        # Asked of the system itself: `os.getpid` may be pinned.
+        self._owner, self._first = _process(), 0
+
+    def _around(self, stack: ExitStack) -> None:
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        stack.callback(os.close, self._file)
+        self._first = next_number()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _process() == self._owner:
+            self._write()
+        super().__exit__(kind, error, trace)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _process() != self._owner:
+            return func(*args, **kwargs)
+        known, place = self._kind(func), self._number(self._frames.here(), self.places, self._place_numbers)
+        flags, origin = self._moment(known, place)
+        if known.flags & DRAWS and own_generator((*args, *kwargs.values())):
+            flags |= OWN
+        given = digest_given(args, kwargs)
+        inputs = 0
+        if not known.view and not known.fresh:  # neither reads anything
+            read = operands_of(args, kwargs)
+            if known.flags & DRAWS:  # memory that is about to be overwritten may hold anything
+                written = {id(t) for t in written_by(func, args, kwargs)}
+                read = [t for t in read if id(t) not in written]
+            inputs = digest(read)
+        result = func(*args, **kwargs)
+        if known.fresh and self._clear:
+            _zero(result)
+        first, *rest = self._outputs(known, func, args, kwargs, result)
+        if self.names[known.number] == _FROM_OUTSIDE:
+            inputs = first
+        record = (known.number, place, origin, self._steps.done, flags, given, inputs, first, digest_all(rest))
+        self._held += PACKED.pack(*record)
+        self.count += 1
+        if len(self._held) >= _BUFFER:
+            self._write()
+        return result
+
+    def _outputs(self, known: _Kind, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> list[int]:
+        """Hashes of the first output (0: there is none) and of each of the others."""
+        if self.names[known.number] == _FROM_OUTSIDE:
+            return [digest([result])]
+        if known.view:
+            return [0]
+        return [digest([tensor]) for _, tensor in computed(func, args, kwargs, result)] or [0]
+
+    def _moment(self, known: _Kind, place: int) -> tuple[int, int]:
+        """Flags of an operation that is about to run, and the number of what it is the backward of."""
+        node = current_node()
+        if node is not None and not torch.is_grad_enabled():
+            return known.flags | BACKWARD, self._number(
+                self._nodes.get(node._sequence_nr()), self.origins, self._origin_numbers
+            )
+        number = next_number() - 1
+        if number >= self._first and number not in self._nodes:
+            self._nodes[number] = known.number, place
+            if len(self._nodes) > _NODES:
+                for old in list(islice(self._nodes, _NODES // 2)):
+                    del self._nodes[old]
+        return known.flags | (UPDATE if self._steps.updating else 0), 0
+
+    def _kind(self, func: Any) -> _Kind:
+        if (known := self._kinds.get(func)) is None:
+            name = operation_name(func)
+            flags = DRAWS if torch.Tag.nondeterministic_seeded in func.tags else 0
+            number = self._number(name, self.names, self._name_numbers)
+            known = self._kinds[func] = _Kind(number, flags, bool(func.is_view), gives_uninitialised(func))
+        return known
+
+    @staticmethod
+    def _number(value: Any, values: list[Any], numbers: dict[Any, int]) -> int:
+        """The number of a value, a new one where it is met for the first time."""
+        if (found := numbers.get(value)) is None:
+            found = numbers[value] = len(values)
+            values.append(value)
+        return found
+
+    def _write(self) -> None:
+        view = memoryview(self._held)
+        while len(view):
+            view = view[os.write(self._file, view) :]
+        view.release()
+        self._held = bytearray()
+
+
+_process = os.getpid
+
+
+def _zero(result: Any) -> None:
+    for part in flatten(result):
+        if isinstance(part, Tensor) and not part.is_meta and part.layout == torch.strided:
+            words_of_storage(part).zero_()

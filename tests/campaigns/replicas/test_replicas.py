@@ -1,0 +1,205 @@
+"""Replicas in real processes: the same rows whatever the jobs, kills and order; each switch changes bits or does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from campaigns.replicas.subjects import LOOP
+from unsilent.campaigns.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
+from unsilent.campaigns.replicas.runner import ReplicaRunner
+from unsilent.errors import StoreError, UnsilentError, UsageError
+from unsilent.workloads import load_training
+from unsilent.workloads.trainings import Seeds
+
+ASKED = [Replica(Switches.parse(name), k) for name in ("control", "algo", "within", "isa=default") for k in (0, 1)]
+
+
+ALGO, WITHIN = Switches.parse("algo"), Switches.parse("within")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("replicas")
+    (path / "loop.py").write_text(LOOP)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stored(folder):
+    """A store with all of `ASKED`, run by one worker after the other."""
+    spec = ReplicaSpec(f"{folder}/loop.py:make")
+    with ReplicaStore(folder / "one.sqlite", write=True) as store:
+        training, _ = run_replicas(spec, lambda trained: ASKED, store, jobs=1)
+    return spec, folder / "one.sqlite", training
+
+
+def content(path, training):
+    """All that is stored of runs but time and worker."""
+    with ReplicaStore(path) as store:
+        return {
+            row.replica: (
+                row.losses.tobytes(), row.hashes.tobytes(), row.finals, row.loss, row.metrics, row.predictions.tobytes(),
+                row.weights.tobytes(),
+            )
+            for switches in dict.fromkeys(r.switches for r in ASKED)
+            for row in store.rows(training, switches, 99, weights=True)
+        }  # fmt: skip
+
+
+def test_rows_hold_what_the_training_gives(stored):
+    spec, path, training = stored
+    workload = load_training(spec.workload)
+    state = workload.start(Seeds(**Replica(Switches.parse("algo"), 1).seeds(0)))
+    losses = [workload.step(state).loss for _ in range(workload.steps)]
+    with ReplicaStore(path) as store:
+        row = list(store.rows(training, Switches.parse("algo"), 2, weights=True))[1]
+        trained = store.trained(training)
+    assert row.losses.tolist() == losses
+    assert row.hashes.shape == (8,)
+    assert row.predictions.tolist() == workload.evaluate(state).predictions.tolist()
+    assert trained.labels.tolist() == workload.evaluate(state).labels.tolist()
+    flat = np.concatenate([p.detach().numpy().ravel() for p in state.model.parameters()])
+    assert row.weights.tobytes() == flat.tobytes()
+    assert trained.groups.keys() == workload.evaluate(state).groups.keys()
+
+
+def test_clean_twins_agree_and_switches_change_bits(stored):
+    _, path, training = stored
+    with ReplicaStore(path) as store:
+        finals = {name: [r.final for r in store.rows(training, Switches.parse(name), 2)]
+                  for name in ("control", "algo", "within", "isa=default")}  # fmt: skip
+    assert len(set(finals["control"])) == 1
+    assert len(set(finals["isa=default"])) == 1
+    assert len({*finals["control"], *finals["algo"], *finals["within"], finals["isa=default"][0]}) == 6
+
+
+def test_two_jobs_in_another_order_give_the_same_rows(stored, folder):
+    spec, path, training = stored
+    with ReplicaStore(folder / "two.sqlite", write=True) as store:
+        again, _ = run_replicas(spec, lambda trained: reversed(ASKED), store, jobs=2)
+    assert again == training
+    assert content(folder / "two.sqlite", training) == content(path, training)
+
+
+def test_a_killed_driver_loses_only_runs_in_flight(stored, folder):
+    spec, path, training = stored
+    killed, wanted = folder / "killed.sqlite", [r for r in ASKED if r.switches in (ALGO, WITHIN)]
+    code = (
+        "from unsilent.campaigns.replicas import *\n"
+        "asked = [Replica(Switches.parse('within'), k) for k in range(2000)]\n"
+        f"with ReplicaStore({str(killed)!r}, write=True) as store:\n"
+        f"    run_replicas(ReplicaSpec({spec.workload!r}), lambda t: asked, store)\n"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        while _count(killed) < 2:
+            assert driver.poll() is None
+            time.sleep(0.02)
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    before, ran = _count(killed), []
+    assert 2 <= before < 2000
+    with ReplicaStore(killed, write=True) as store:
+        run_replicas(spec, lambda trained: wanted, store, told=lambda done, total, row: ran.append(row))
+    # Two of them were stored before: these were not run again.
+    assert {str(row.replica) for row in ran if row is not None} == {str(r) for r in wanted if r.switches != WITHIN}
+    found, whole = content(killed, training), content(path, training)
+    assert {r: found[r] for r in wanted} == {r: whole[r] for r in wanted}
+
+
+def _count(path):
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+            return db.execute("SELECT count(*) FROM replica").fetchone()[0]
+    except sqlite3.Error:
+        return 0
+
+
+def test_another_training_is_another_one(folder):
+    spec = ReplicaSpec(f"{folder}/loop.py:make")
+    runner = ReplicaRunner(spec)
+    found = runner.describe()
+    training = found.hash(spec)
+    assert ReplicaRunner(spec).describe().hash(spec) == training
+    assert found.hash(replace(spec, steps=8)) == training  # all that it has
+    assert found.hash(replace(spec, seed=1)) != training
+    (folder / "edited").mkdir()
+    (folder / "edited" / "loop.py").write_text(LOOP + "\n# edited\n")
+    edited = replace(spec, workload=f"{folder}/edited/loop.py:make")
+    assert ReplicaRunner(edited).describe().hash(edited) != training
+    assert ReplicaRunner(replace(spec, steps=3)).run(ASKED[0]).losses.shape == (3,)
+
+
+def test_settings_are_put_back_and_each_switch_is_applied(folder):
+    import torch
+
+    from unsilent.campaigns.replicas.runner import applied
+
+    def settings():
+        return (
+            torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled(),
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32,
+        )  # fmt: skip
+
+    before = settings()
+    seen = {}
+    for name in ("control", "threads=2", "race=2", "onednn", "cudnn-benchmark", "tf32", "nondeterministic"):
+        with applied(Switches.parse(name)):
+            seen[name] = settings()
+        assert settings() == before
+    assert seen["control"] == (1, True, True, False, False, False)
+    assert seen["threads=2"] == (2, True, True, False, False, False)
+    assert seen["race=2"] == (2, True, False, False, False, False)
+    assert seen["onednn"] == (1, False, True, False, False, False)
+    assert seen["cudnn-benchmark"] == (1, True, True, True, False, False)
+    assert seen["tf32"] == (1, True, True, False, True, True)
+    assert seen["nondeterministic"] == (1, True, False, False, False, False)
+
+
+def test_a_worker_that_dies_is_told_with_its_replica(folder):
+    spec = ReplicaSpec(f"{folder}/loop.py:make", (("dies", "yes"),))
+    with ReplicaStore(folder / "dies.sqlite", write=True) as store:
+        with pytest.raises(UnsilentError, match=r"signal 9.* replica control/0.*what was stored is safe"):
+            run_replicas(spec, lambda trained: ASKED, store)
+        assert store.trainings()
+    assert not os.path.exists(folder / "dies.sqlite.lock")
+
+
+def test_a_store_of_something_else_is_refused(stored, folder):
+    _, path, training = stored
+    with sqlite3.connect(folder / "other.sqlite") as db:
+        db.execute("CREATE TABLE notes (text)")
+    with pytest.raises(StoreError, match="database of another program"):
+        ReplicaStore(folder / "other.sqlite")
+    from unsilent.campaigns import Store
+
+    with pytest.raises(StoreError, match="database of another program"):
+        Store(path)
+    shutil.copy(path, folder / "broken.sqlite")
+    with sqlite3.connect(folder / "broken.sqlite") as db:
+        db.execute("UPDATE replica SET losses = ? WHERE switches = 'control'", (b"\x00" * 9,))
+        db.execute("UPDATE replica SET dtype = 'object' WHERE switches LIKE '%within%'")
+        db.execute("UPDATE replica SET number = -1 WHERE switches LIKE 'isa%' AND number = 0")
+    with ReplicaStore(folder / "broken.sqlite") as store:
+        with pytest.raises(StoreError, match="damaged"):
+            list(store.rows(training, Switches(), 2))
+        with pytest.raises(StoreError, match="weights cannot be read"):
+            store.weights(training, Replica(Switches.parse("within"), 0))
+        with pytest.raises(StoreError, match="number -1"):
+            store.done(training)
+
+
+def test_steps_below_one_are_refused(folder):
+    with pytest.raises(UsageError, match="at least 1"):
+        ReplicaRunner(ReplicaSpec(f"{folder}/loop.py:make", steps=0))

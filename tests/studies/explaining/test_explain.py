@@ -1,0 +1,114 @@
+"""Sources planted in a user's loops are found, named and placed; a loop without any comes out clean. All in real processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from unsilent.studies.explaining import explain
+from unsilent.studies.explaining.results import Explained
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores to race on"),
+]
+Lines = Callable[[str], str]
+
+
+def found(loops: str, name: str, runs: int = 2) -> Explained:
+    return explain(f"{loops}:{name}", runs=runs, deadline=120)
+
+
+def sources(explained: Explained) -> list[str | None]:
+    return [finding.source for finding in explained.findings]
+
+
+def test_a_clean_loop_comes_out_clean(loops: str):
+    explained = found(loops, "clean", runs=3)
+    assert explained.agreed
+    assert explained.steps == 3
+    assert explained.operations > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "mark"),
+    [
+        ("torch", "random", ""),
+        ("random", "data", "random"),
+        ("hash", "data", "hash"),
+        ("clock", "data", "clock"),
+        ("listing", "data", "listing"),
+        ("generator", "random", "generator"),
+    ],
+)
+def test_one_planted_source(loops: str, line: Lines, name: str, kind: str, mark: str):
+    explained = found(loops, f"source_{name}")
+    assert sources(explained) == [name]
+    (finding,) = explained.findings
+    assert finding.after is None
+    assert finding.parting.kind == kind
+    if mark:
+        assert str(finding.parting.place) == line(mark)
+
+
+def test_the_line_that_reads_a_source_is_told_beside_the_one_where_runs_part(loops: str, line: Lines):
+    (finding,) = found(loops, "source_numpy").findings
+    assert (finding.source, str(finding.parting.place)) == ("numpy", line("numpy"))
+    assert [(read.call, str(read.place)) for read in finding.reads] == [("numpy.random.default_rng", line("read"))]
+    (finding,) = found(loops, "source_entropy").findings
+    assert finding.source == "entropy"
+    assert line("entropy-read") in [str(read.place) for read in finding.reads]
+
+
+def test_a_racing_kernel_is_named_with_the_forward_line_it_belongs_to(loops: str, line: Lines):
+    (finding,) = found(loops, "source_kernels").findings
+    parting = finding.parting
+    assert (finding.source, finding.after, parting.kind) == ("kernels", None, "kernel")
+    assert (parting.operation, parting.phase, parting.origin_operation) == ("index_put", "backward", "index")
+    assert str(parting.origin) == line("race")
+
+
+def test_two_sources_are_peeled_off_one_after_the_other(loops: str):
+    explained = found(loops, "numpy_and_hash")
+    assert sources(explained) == ["hash", "numpy"]
+    first, second = explained.findings
+    assert first.after is not None
+    assert first.after.index > first.parting.index
+    assert second.after is None
+
+
+def test_sources_that_only_help_together(loops: str):
+    explained = found(loops, "random_and_hash_at_once")
+    assert set(sources(explained)) == {"hash", "random"}
+    assert {f.source: f.together for f in explained.findings} == {"hash": ("random",), "random": ("hash",)}
+
+
+def test_a_difference_that_shows_late_is_placed_at_its_step(loops: str, line: Lines):
+    (finding,) = found(loops, "late").findings
+    assert (finding.source, finding.parting.step, str(finding.parting.place)) == ("random", 2, line("late"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere addresses cannot be fixed")
+def test_the_order_of_a_set_of_objects(loops: str, line: Lines):
+    explained = found(loops, "source_addresses")
+    assert sources(explained) == ["addresses"]
+    assert str(explained.findings[0].parting.place) == line("addresses")
+
+
+def test_what_nothing_pins_is_said_to_be_unknown(loops: str):
+    explained = found(loops, "counts_its_runs")
+    assert sources(explained) == [None]
+    assert explained.findings[0].parting.operation == "mul"
+
+
+def test_steps_end_a_loop_before_it_differs(loops: str):
+    assert explain(f"{loops}:late", runs=2, steps=2).agreed
+
+
+def test_a_training_workload_is_clean(loops: str):
+    explained = found(loops, "training")
+    assert explained.agreed
+    assert explained.steps == 5

@@ -1,0 +1,133 @@
+"""The noise study on real runs of a tiny training: what it finds is what the rows say; what cannot be switched is said."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from campaigns.replicas.subjects import LOOP
+from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.studies.noise import Asked, name_of, read_noise, run_noise
+
+RACE = ("race=2", "threads=2", "layout", "tf32", "augment")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("noise")
+    (path / "loop.py").write_text(LOOP)
+    return path
+
+
+def ask(folder, switches, options=(), **more):
+    spec = ReplicaSpec(f"{folder}/loop.py:make", options)
+    return Asked(spec, tuple(map(Switches.parse, switches)), **{"replicas": 3, **more})
+
+
+@pytest.fixture(scope="module")
+def named(folder):
+    with ReplicaStore(folder / "named.sqlite", write=True) as store:
+        asked = ask(folder, ("control", "algo", "impl", "algo+impl", "race=2"), replicas=4)
+        return run_noise(asked, store, jobs=2), folder / "named.sqlite", asked
+
+
+def test_measures_follow_from_the_rows(named):
+    result, path, _ = named
+    assert [v.name for v in result.variants] == ["CONTROL", "ALGO", "IMPL", "ALGO+IMPL", "race=2"]
+    assert [v.distinct for v in result.variants] == [1, 4, 4, 4, 1]
+    algo = result.variants[1]
+    with ReplicaStore(path) as store:
+        rows = list(store.rows(result.training, Switches.parse("algo"), 4, weights=True))
+        labels = store.trained(result.training).labels
+    pairs = list(itertools.combinations(rows, 2))
+    accuracies = [float((row.predictions == labels).mean()) for row in rows]
+    assert algo.accuracies == pytest.approx(accuracies)
+    assert algo.accuracy.sd.estimate == pytest.approx(np.std(accuracies, ddof=1))
+    assert algo.churn.estimate == pytest.approx(np.mean([(a.predictions != b.predictions).mean() for a, b in pairs]))
+    assert algo.raw.estimate == pytest.approx(
+        np.mean([np.linalg.norm(a.weights - b.weights) for a, b in pairs]), rel=1e-5
+    )
+    assert 0 < algo.unit.low < algo.unit.estimate < algo.unit.high <= 2
+    assert algo.partings == (0, 0, 0, 0)
+    assert result.matrix.churn[4][5] == (rows[0].predictions != rows[1].predictions).mean()
+
+
+def test_the_clean_twins_do_not_differ_in_anything(named):
+    control = named[0].variants[0]
+    assert (control.churn.estimate, control.raw.estimate, control.accuracy.sd.estimate) == (0, 0, 0)
+    assert control.partings == (None,) * 4
+    assert math.isinf(control.parting.estimate)
+    assert control.twin_churn == (0,) * 4
+
+
+def test_a_stream_that_is_not_drawn_from_is_said_and_the_others_count(named):
+    effects = {e.switch: (e.changes, e.how) for e in named[0].effects}
+    assert effects["augment"] == (None, "this training draws nothing for augment")
+    assert effects["dropout"][0] is None
+    assert [effects[name][0] for name in ("init", "order", "within")] == [True, True, True]
+
+
+def test_reading_again_gives_the_same(named):
+    result, path, asked = named
+    with ReplicaStore(path) as store:
+        again = read_noise(asked, store, result.training)
+    assert again.variants == result.variants
+    assert again.effects == result.effects
+
+
+def test_races_and_what_cannot_be_switched(folder):
+    with ReplicaStore(folder / "race.sqlite", write=True) as store:
+        result = run_noise(ask(folder, RACE, (("racing", "yes"), ("steps", "4"))), store)
+    effects = {e.switch: e for e in result.effects}
+    assert effects["race=2"].changes
+    assert "makes runs of the same seeds differ" in effects["race=2"].how
+    assert effects["threads=2"].changes is not None
+    assert effects["layout=channels_last"].changes is None
+    assert "four dimensions" in effects["layout=channels_last"].how
+    assert "needs a CUDA device" in effects["tf32"].how
+    assert [v.name for v in result.variants] == ["race=2", "threads=2"]
+    assert result.variants[0].distinct > 1
+    assert (result.variants[1].distinct, result.variants[1].fixed) == (1, True)
+    assert sum("was not run" in note for note in result.notes) == 3
+
+
+def test_no_race_is_said(named):
+    effect = next(e for e in named[0].effects if e.switch == "race=2")
+    assert "no operation raced in 3 runs; they end in" in effect.how
+
+
+@pytest.mark.parametrize(("loose", "step"), [("clock", 2), ("process", 0)])
+def test_twins_that_differ_are_an_error_with_step_and_tensor(folder, loose, step):
+    """Also those that differ between processes alone, with one job."""
+    with ReplicaStore(folder / f"{loose}.sqlite", write=True) as store, pytest.raises(UnsilentError) as raised:
+        run_noise(ask(folder, ("control",), (("loose", loose),)), store)
+    told = str(raised.value)
+    assert "control/0 and control/1 differ" in told
+    assert f"the loss from step {step} on" in told
+    assert "first in model/table" in told or "first in model/first" in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"replicas": 2}, "at least 3 are needed"),
+        ({"replicas": 20, "level": 0.01}, "at least 99 are needed: --replicas 99"),
+        ({"replicas": 18, "level": 0.05}, "at least 19"),
+        ({"level": 2.0}, "between 0 and 1"),
+        ({"confidence": 1.0}, "between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(given, said):
+    with pytest.raises(UsageError, match=said):
+        Asked(ReplicaSpec("train-resnet"), (Switches(),), **given)
+    assert Asked(ReplicaSpec("train-resnet"), (Switches(),), replicas=19, level=0.05).replicas == 19
+
+
+def test_names():
+    assert name_of(Switches.parse("order+within")) == "order+within"
+    assert name_of(Switches.parse("within")) == "IMPL"
