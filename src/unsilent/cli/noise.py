@@ -102,12 +102,12 @@ def noise(
             "no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP"
         )
     from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore
-    from unsilent.cli.pvf import _pairs, report_path
+    from unsilent.cli.pvf import report_path
     from unsilent.studies.noise import Asked, run_noise
 
     if jobs < 1 or every < 1 or (steps is not None and steps < 1) or seed < 0:
         raise UsageError("--jobs, --every and --steps are numbers from 1 on, --seed from 0 on")
-    spec = ReplicaSpec(workload, _pairs(with_), data, seed, steps, every)
+    spec = ReplicaSpec(workload, o.pairs(with_), data, seed, steps, every)
     asked = Asked(spec, chosen(variants, switch or []), replicas, confidence, level)
     path = store or Path(default_store(spec))
     page = report_path(path, html)

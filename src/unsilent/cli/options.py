@@ -80,3 +80,12 @@ def refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
     given = [words[name] for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
     if given:
         raise UsageError(f"{why}: leave out {', '.join(given)}")
+
+
+def pairs(items: list[str] | None) -> tuple[tuple[str, str], ...]:
+    """What ``--with key=value`` says, sorted; raises ``UsageError``."""
+    pairs = dict(item.partition("=")[::2] for item in items or ())
+    for item in items or ():
+        if "=" not in item:
+            raise UsageError(f"cannot read --with {item!r}; expected key=value")
+    return tuple(sorted(pairs.items()))

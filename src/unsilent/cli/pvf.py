@@ -150,7 +150,7 @@ def pvf(
     if threads < 1:
         raise UsageError(f"--threads is {threads}; expected 1 or more")
     spec = make_spec(
-        fault, _numbers(flips), workload=workload, options=_pairs(with_), data=data, weights=weights,
+        fault, _numbers(flips), workload=workload, options=o.pairs(with_), data=data, weights=weights,
         at=tuple(at or ("param:*",)), per=per, law=law, judge=judge, seed=seed, device=_device(device), dtype=dtype,
         threads=threads, strata=strata, exhaustive=exhaustive, one_batch=one_batch,
         adaptive=precision is not None, faults=faults, faults_as=faults_as,
@@ -288,14 +288,6 @@ def _part(text: str | None) -> tuple[int, int]:
     if not found:
         raise UsageError(f"cannot read --shard {text!r}; expected I/N, like 2/4")
     return int(found[1]), int(found[2])
-
-
-def _pairs(items: list[str] | None) -> tuple[tuple[str, str], ...]:
-    pairs = dict(item.partition("=")[::2] for item in items or ())
-    for item in items or ():
-        if "=" not in item:
-            raise UsageError(f"cannot read --with {item!r}; expected key=value")
-    return tuple(sorted(pairs.items()))
 
 
 def _device(device: str) -> str:

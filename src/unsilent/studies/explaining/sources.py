@@ -112,7 +112,8 @@ _UNSEEN = ("hash", "generator", "addresses")
 def candidates(kind: str, generator: str, touched: Collection[str]) -> list[str]:
     """Which sources to pin for a parting of that kind, the likely ones first; what the runs did not touch is left out.
 
-    The unlikely ones that cannot be noticed are left to the search for sources that help together. ``generator``: of random numbers: ``global``, ``own``, or empty.
+    Unlikely ones that cannot be noticed are left to the search for sources that only help together. ``generator``: of random
+    numbers: ``global``, ``own``, or empty.
     """
     if kind == KERNEL:
         return ["kernels", "threads", "memory"]
