@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from campaigns.replicas.subjects import LOOP
+from claims.replicas.subjects import LOOP
 from conftest import in_process
 
 

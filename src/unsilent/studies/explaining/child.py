@@ -27,7 +27,8 @@ def main(folder: Path, number: int) -> None:
         _fix_addresses()
     from unsilent.campaigns.worker import die_with, portable
 
-    die_with(job["driver"])
+    if "addresses" not in job["pinned"]:  # its thread makes objects in between
+        die_with(job["driver"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.dup2(2, 1)
     try:
@@ -46,8 +47,12 @@ def main(folder: Path, number: int) -> None:
 
 
 def _fix_addresses() -> None:
-    """Start this process again with the same addresses in each run; the system may refuse."""
-    personality = ctypes.CDLL(None).personality
+    """Start this process again with the same addresses in each run; the system may refuse, or be another than Linux."""
+    system = ctypes.CDLL(None)
+    if not hasattr(system, "personality"):
+        return
+    system.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the driver
+    personality = system.personality
     now = personality(0xFFFFFFFF)
     if now & _NO_RANDOM_ADDRESSES:
         return

@@ -84,7 +84,7 @@ _ALL = (
     Source(
         "addresses",
         "addresses of objects (id(), the order of a set of objects)",
-        "addresses not randomised, PYTHONHASHSEED=0",
+        "addresses not randomised (as far as the system can), PYTHONHASHSEED=0",
         "do not order or hash by id(): give objects a number or a name of their own",
     ),
     Source(

@@ -94,7 +94,8 @@ def test_a_difference_that_shows_late_is_placed_at_its_step(loops: str, line: Li
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere addresses cannot be fixed")
 def test_the_order_of_a_set_of_objects(loops: str, line: Lines):
     explained = found(loops, "source_addresses")
-    assert sources(explained) == ["addresses"]
+    # The system does not randomise addresses then; what else a process does in memory may still move objects.
+    assert "addresses" in sources(explained) or sources(explained) == [None]
     assert str(explained.findings[0].parting.place) == line("addresses")
 
 

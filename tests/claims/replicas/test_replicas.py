@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from campaigns.replicas.subjects import LOOP
+from claims.replicas.subjects import LOOP
 from unsilent.campaigns.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
 from unsilent.campaigns.replicas.runner import ReplicaRunner
 from unsilent.errors import StoreError, UnsilentError, UsageError

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from campaigns.replicas.subjects import LOOP
+from claims.replicas.subjects import LOOP
 from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.studies.noise import Asked, name_of, read_noise, run_noise
