@@ -27,8 +27,8 @@ _DRAWN = {
 }
 _UNKNOWN = (
     "nothing that could be pinned made the runs agree",
-    "look for threads or processes of your own that race, files that a run leaves behind or changes, an order by id() or of a set "
-    "of objects, a network, and kernels that torch.use_deterministic_algorithms does not cover",
+    "look for threads or processes of your own that race, files that a run leaves behind or changes, an order by id() or of a "
+    "set of objects, a network, and kernels that torch.use_deterministic_algorithms does not cover",
 )
 
 
