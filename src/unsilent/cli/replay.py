@@ -27,9 +27,7 @@ def replay(
     context: typer.Context,
     store: Annotated[
         Path,
-        typer.Argument(
-            metavar="STORE|FILE.csv", help="A store, or a published injection.", exists=True, dir_okay=False
-        ),
+        typer.Argument(metavar="STORE|FILE.csv", help="A store, or a published injection."),
     ],
     trial: Annotated[
         Optional[str],  # noqa: UP045
