@@ -65,6 +65,10 @@ def noise(
     runs: Annotated[
         int | None, typer.Option(help="Runs that --explain and --control compare.", show_default="as many as they need")
     ] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="Seconds that one run may take.", show_default="no limit; 600 with --explain and --control"),
+    ] = None,
     with_: o.With = None,
     data: o.Data = None,
     seed: Annotated[int, typer.Option(help="Base seed: of the clean twin, and what fresh seeds derive from.")] = 0,
@@ -94,7 +98,14 @@ def noise(
 
         ref = explain if explain is not None else control or ""
         return explain_loop(
-            ref, control=control is not None, runs=runs, steps=steps, as_json=as_json, plain=plain, quiet=quiet
+            ref,
+            control=control is not None,
+            runs=runs,
+            steps=steps,
+            deadline=deadline,
+            as_json=as_json,
+            plain=plain,
+            quiet=quiet,
         )
     o.refuse(context, OF_EXPLAINING, "--runs belongs to --explain and --control; of replicas say --replicas")
     if workload is None:
@@ -107,12 +118,14 @@ def noise(
 
     if jobs < 1 or every < 1 or (steps is not None and steps < 1) or seed < 0:
         raise UsageError("--jobs, --every and --steps are numbers from 1 on, --seed from 0 on")
+    if deadline is not None and not deadline > 0:
+        raise UsageError(f"--deadline is {deadline:g} s; expected more than 0")
     spec = ReplicaSpec(workload, o.pairs(with_), data, seed, steps, every)
     asked = Asked(spec, chosen(variants, switch or []), replicas, confidence, level)
     path = store or Path(default_store(spec))
     page = report_path(path, html)
     with showing(quiet, plain or as_json) as told, ReplicaStore(path, write=True) as opened:
-        result = run_noise(asked, opened, jobs=jobs, command=command_line(), told=told)
+        result = run_noise(asked, opened, jobs=jobs, deadline=deadline, command=command_line(), told=told)
     if as_json:
         from unsilent.report.noise_json import noise_json
 

@@ -11,6 +11,7 @@ from unsilent.report.noise_info import (
     MEASURES,
     called,
     cells,
+    effect_how,
     effect_text,
     findings,
     headline,
@@ -56,7 +57,7 @@ def page(result: NoiseResult) -> dict[str, Any]:
         "measures": [(name.strip(), [column[i] for column in columns]) for i, name in enumerate(MEASURES)],
         "columns": COLUMNS,
         "rows": _groups(result),
-        "effects": [(e.switch, e.kind, e.text, effect_text(e.changes), clean(e.how)) for e in result.effects],
+        "effects": [(e.switch, e.kind, e.text, effect_text(e.changes), effect_how(e)) for e in result.effects],
         "how": how(result),
         "facts": _facts(result),
     }

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator
 
 from unsilent.report.text import amount, clean, counted, listed, seconds, shown
+from unsilent.sites.calls import OUTSIDE
 from unsilent.statistics.groups import GroupSpread
 from unsilent.statistics.intervals import Interval
-from unsilent.studies.noise_records import NoiseResult, VariantNoise
+from unsilent.studies.noise_parting import DATA, MOVED, PATH, RANDOM, START
+from unsilent.studies.noise_records import Effect, FirstOperation, NoiseResult, VariantNoise
 
 CALLED = 0.05
 """Corrected p value below which a group is said to vary more than others of its size."""
@@ -106,6 +108,10 @@ def findings(result: NoiseResult) -> Iterator[str]:
         if found.fixed:
             told = "end in the same bits" if identical(found) else f"end in {found.distinct} different states"
             yield f"{clean(found.name)}: {counted(found.n, 'run')} {told}"
+    for found in result.variants:
+        if found.first is not None:
+            first = f"{clean(found.first.replica)} parts first, at step {found.first.step}"
+            yield f"{clean(found.name)}: {first}: {first_text(found.first)}"
     yield from (_parts(found) for found in spreading(result) if found.groups)
     for found in result.variants:
         for note in found.notes:
@@ -140,6 +146,27 @@ def how(result: NoiseResult) -> list[str]:
         f"a rank test against these replicas can give p = {result.smallest_p:.2g} at the least",
         f"{seconds(result.seconds)} in all, {seconds(result.cpu_seconds)} of CPU time",
     ]
+
+
+def first_text(found: FirstOperation) -> str:
+    """Where runs part, as one clause."""
+    module = f"of {found.module}" if found.module not in ("", OUTSIDE) else ""
+    where = " ".join(part for part in (found.phase, module) if part)
+    what = clean(f"{found.kernel} ({where})" if where else found.kernel)
+    texts = {
+        MOVED: f"{what} takes other elements of the same tensor",
+        START: "the weights that it starts from",
+        DATA: f"{what} is given other values",
+        RANDOM: f"{what} draws other numbers",
+        PATH: f"another operation runs, {what}",
+    }
+    return texts.get(found.kind, f"{what} gives other bits for the same values")
+
+
+def effect_how(found: Effect) -> str:
+    """What a switch does, and where runs part by it."""
+    first = found.first
+    return clean(found.how) + ("" if first is None else f", first at step {first.step}: {first_text(first)}")
 
 
 def effect_text(changes: bool | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from unsilent.statistics.intervals import Interval
@@ -20,7 +21,7 @@ def noise_json(result: NoiseResult) -> dict[str, Any]:
     found |= {name: getattr(result, name) for name in ("device", "machine", "level", "smallest_p", "info")}
     found["results"] = list(rows(result))
     found["variants"] = [_variant(one) for one in result.variants]
-    found["switches"] = [{name: getattr(e, name) for name in e.__dataclass_fields__} for e in result.effects]
+    found["switches"] = [asdict(effect) for effect in result.effects]
     found["churn_matrix"] = {"variants": result.matrix.variants, "churn": result.matrix.churn}
     found["loss_spread"] = [{"variant": c.variant, "steps": c.steps, "sd": c.sd} for c in result.curves]
     found["notes"] = list(result.notes)
@@ -77,6 +78,7 @@ def _variant(one: VariantNoise) -> dict[str, Any]:
         "twin_unit",
     )
     found = {name: getattr(one, name) for name in (*names, "seconds", "notes")}
+    found["first"] = None if one.first is None else asdict(one.first)
     found["accuracy_mean"] = one.accuracy.mean
     found["loss_mean"] = None if one.loss is None else one.loss.mean
     return found

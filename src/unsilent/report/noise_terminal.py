@@ -9,6 +9,7 @@ from unsilent.report.console import print_columns, print_lines
 from unsilent.report.noise_info import (
     MEASURES,
     cells,
+    effect_how,
     effect_text,
     findings,
     group_cell,
@@ -38,7 +39,7 @@ def render_noise(result: NoiseResult, console: Console, plain: bool) -> None:
         ]
         print_columns(console, PLAIN, lines)
         print_lines(
-            console, [f"switch {e.switch}: {effect_text(e.changes)}: {clean(e.how)}" for e in result.effects], plain
+            console, [f"switch {e.switch}: {effect_text(e.changes)}: {effect_how(e)}" for e in result.effects], plain
         )
     else:
         _tables(result, console)
@@ -61,7 +62,7 @@ def _tables(result: NoiseResult, console: Console) -> None:
         if len(names) > GROUPS:
             print_lines(console, [f"and {counted(len(names) - GROUPS, 'group')} more in the report"], False)
     if result.effects:
-        lines = [[e.switch, e.kind, effect_text(e.changes), clean(e.how)] for e in result.effects]
+        lines = [[e.switch, e.kind, effect_text(e.changes), effect_how(e)] for e in result.effects]
         _table(console, ["switch", "kind", "changes bits", ""], lines, "each switch alone", left=True)
 
 

@@ -7,17 +7,27 @@ store. CONTROL is always run: its replicas must agree to the last bit, or nothin
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from unsilent.campaigns.replicas import Replica, ReplicaRow, ReplicaSpec, ReplicaStore, Switches, Trained, run_replicas
+from unsilent.campaigns.replicas import (
+    Look,
+    Replica,
+    ReplicaRow,
+    ReplicaSpec,
+    ReplicaStore,
+    Switches,
+    Trained,
+    run_replicas,
+)
 from unsilent.campaigns.replicas.run import Told
 from unsilent.campaigns.replicas.switches import CONTROL, VARIANTS
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.statistics.floor import replicas_needed
 from unsilent.statistics.replicas import LEAST, enough, parting
-from unsilent.studies.noise_effects import effect, impossible, probes, same
+from unsilent.studies.noise_effects import RACES, effect, impossible, probes, same
 from unsilent.studies.noise_measures import churn_matrix, loss_spread, measure
-from unsilent.studies.noise_records import NoiseResult
+from unsilent.studies.noise_parting import first_seen, parts_first
+from unsilent.studies.noise_records import Effect, NoiseResult
 
 DEFAULT = tuple(VARIANTS)
 """Variants that are run where none is asked for."""
@@ -88,7 +98,13 @@ ALWAYS = ("init", "order", "augment", "dropout", "within")
 
 
 def run_noise(
-    asked: Asked, store: ReplicaStore, *, jobs: int = 1, command: str = "", told: Told = lambda done, total, row: None
+    asked: Asked,
+    store: ReplicaStore,
+    *,
+    jobs: int = 1,
+    deadline: float | None = None,
+    command: str = "",
+    told: Told = lambda done, total, row: None,
 ) -> NoiseResult:
     """Run what is missing and read what was found; raises ``UnsilentError`` where clean twins differ."""
     twins: list[ReplicaRow] = []
@@ -99,7 +115,10 @@ def run_noise(
             twins.append(row)
             check_control(twins)  # at once: what follows would be worth nothing
 
-    training, _ = run_replicas(asked.spec, asked.wanted, store, jobs=jobs, told=watch)
+    def looks(training: str) -> Iterator[Look]:
+        return looks_at(asked, store, training)
+
+    training, _ = run_replicas(asked.spec, asked.wanted, store, jobs=jobs, deadline=deadline, told=watch, looks=looks)
     return read_noise(asked, store, training, command)
 
 
@@ -114,7 +133,10 @@ def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = 
         rows = list(store.rows(training, switches, asked.count(switches)))
         found.append((name, rows))
         variants.append(
-            measure(name, switches, rows, twin, trained, store, training, asked.spec.every, asked.confidence)
+            replace(
+                measure(name, switches, rows, twin, trained, store, training, asked.spec.every, asked.confidence),
+                first=first_seen(rows, twin, store, training),
+            )
         )
     seconds, cpu_seconds = store.usage()
     return NoiseResult(
@@ -131,7 +153,7 @@ def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = 
         level=asked.level,
         smallest_p=1 / (asked.replicas + 1),
         variants=tuple(variants),
-        effects=tuple(effect(part, trained, store, training) for part in asked.parts()),
+        effects=tuple(_effect(part, trained, store, training) for part in asked.parts()),
         matrix=churn_matrix(found or [(CONTROL, clean)]),
         curves=tuple(loss_spread(name, rows) for name, rows in found if any(not same(row, rows[0]) for row in rows)),
         store=str(store.path),
@@ -142,6 +164,25 @@ def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = 
         info=trained.info,
         notes=tuple(_notes(asked, trained, [*clean, *(row for _, rows in found for row in rows)])),
     )
+
+
+def looks_at(asked: Asked, store: ReplicaStore, training: str) -> Iterator[Look]:
+    """The steps at which runs part: of each variant, and of each switch alone, the replica that parts first, and the twin."""
+    trained = store.trained(training)
+    twin = next(store.rows(training, Switches(), 1))
+    for switches in dict.fromkeys([*asked.possible(trained), *asked.parts()]):
+        rows = list(store.rows(training, switches, asked.count(switches)))
+        if asked.spec.every == 1 and (look := parts_first(rows, twin)) is not None:
+            yield look
+            yield Look(twin.replica, look.step)
+
+
+def _effect(part: Switches, trained: Trained, store: ReplicaStore, training: str) -> Effect:
+    found = effect(part, trained, store, training)
+    if not found.changes:
+        return found
+    twin = next(store.rows(training, Switches(), 1))
+    return replace(found, first=first_seen(list(store.rows(training, part, RACES)), twin, store, training))
 
 
 def name_of(switches: Switches) -> str:
@@ -171,5 +212,7 @@ def _notes(asked: Asked, trained: Trained, rows: Sequence[ReplicaRow]) -> Iterat
         if why := _left_out(switches, trained):
             yield f"{name_of(switches)} was not run: {why}"
     yield from sorted({note for row in rows for note in row.notes})
+    if asked.spec.every > 1:
+        yield "the operation at which runs part is told with --every 1 alone"
     if asked.spec.steps is not None:
         yield f"runs end after {trained.steps} steps; the workload's own schedule may be longer (--with steps=N sets it)"

@@ -12,11 +12,30 @@ from unsilent.statistics.replicas import Spread
 
 
 @dataclass(frozen=True, slots=True)
+class FirstOperation:
+    """Which operation makes a replica part from the clean twin: see `noise_parting`.
+
+    Attributes:
+        replica: which one was looked at. step: from 0. kernel, module, phase: what ran, where; empty where there is none.
+        kind: ``kernel`` (other bits for the same values), ``random`` (it draws), ``moved`` (it takes other elements of the same
+        tensor), ``data`` (it is given something else from outside of the step), ``path`` (another operation runs), ``start``
+        (the weights differ before the step).
+    """
+
+    replica: str
+    step: int
+    kind: str
+    kernel: str = ""
+    module: str = ""
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Effect:
     """Whether one switch alone changes bits here.
 
     Attributes:
-        changes: None where it cannot be tried here. how: one sentence without its subject.
+        changes: None where it cannot be tried here. how: one sentence without its subject. first: where it makes runs part.
     """
 
     switch: str
@@ -24,6 +43,7 @@ class Effect:
     text: str
     changes: bool | None
     how: str
+    first: FirstOperation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +55,7 @@ class VariantNoise:
         accuracy, loss: on held-out samples; the loss is None where one is not finite. churn, raw, unit: of pairs; distances are
         None where weights were not kept or are not finite. groups: classes and sub-groups. parting: median step, from 0, at
         which replicas part from the clean twin. twin_churn, twin_unit, partings, accuracies, losses: of each replica, by number.
-        seconds: of one run, mean.
+        seconds: of one run, mean. first: the operation at which the replica parts that parts first; None where it was not told.
     """
 
     name: str
@@ -56,6 +76,7 @@ class VariantNoise:
     twin_churn: tuple[float, ...]
     twin_unit: tuple[float, ...]
     seconds: float
+    first: FirstOperation | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unsilent.campaigns.replicas.looks import Look, Looked
 from unsilent.campaigns.replicas.run import run_replicas
 from unsilent.campaigns.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.store import ReplicaStore
@@ -10,6 +11,8 @@ from unsilent.campaigns.replicas.switches import SWITCHES, VARIANTS, Switches
 __all__ = [
     "SWITCHES",
     "VARIANTS",
+    "Look",
+    "Looked",
     "Replica",
     "ReplicaRow",
     "ReplicaSpec",

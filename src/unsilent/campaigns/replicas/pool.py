@@ -11,12 +11,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self
 
+from unsilent.campaigns.replicas.looks import Look, Looked
 from unsilent.campaigns.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.campaigns.stopwatch import Stopwatch
@@ -34,20 +36,25 @@ class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
     ready: bool = False
-    running: Replica | None = None
+    running: Replica | Look | None = None
+    since: float = 0.0
     runs: int = 0
     cpu: float = 0.0
 
 
 class ReplicaPool:
-    """Up to ``jobs`` workers, started when there is work for them; ends all of them on exit."""
+    """Up to ``jobs`` workers, started when there is work for them; ends all of them on exit.
 
-    def __init__(self, spec: ReplicaSpec, jobs: int) -> None:
-        self._spec, self._jobs = spec, jobs
+    ``deadline``: seconds after which a run that is not over ends all; None: none.
+    """
+
+    def __init__(self, spec: ReplicaSpec, jobs: int, deadline: float | None = None) -> None:
+        self._spec, self._jobs, self._deadline = spec, jobs, deadline
         self._workers: list[_Worker] = []
         self._count = 0
         self._gone_cpu = 0.0
         self._watch = Stopwatch()
+        self._processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def describe(self) -> Trained:
         """What the training is, as a worker without any switch finds it."""
@@ -59,31 +66,43 @@ class ReplicaPool:
 
     def run(self, replicas: Iterable[Replica]) -> Iterator[ReplicaRow]:
         """Run them all; rows come as they end."""
-        waiting = sorted(replicas, key=lambda r: (r.switches.environment, r.number))
+        for worker, _, row in self._results(replicas):
+            yield replace(row, worker=worker)
+
+    def look(self, looks: Iterable[Look]) -> Iterator[tuple[Look, Looked]]:
+        """Look at all of them; what was seen comes as they end."""
+        for _, look, seen in self._results(looks):
+            yield look, seen
+
+    def _results(self, jobs: Iterable[Any]) -> Iterator[tuple[int, Any, Any]]:
+        """Number of the worker, job and result."""
+        waiting = sorted(jobs, key=lambda job: (job.switches.environment, job.number))
         while waiting or any(w.running for w in self._workers):
             self._hand_out(waiting)
             busy = {w.connection: w for w in self._workers if w.running or not w.ready}
             for connection in wait(list(busy), timeout=0.5):
                 worker = busy[connection]  # type: ignore[index]
                 message = self._receive(worker)
-                if message[0] == "row":
-                    worker.running, worker.runs = None, worker.runs + 1
-                    yield replace(message[1], worker=worker.number)
+                if message[0] == "done":
+                    job, worker.running, worker.runs = worker.running, None, worker.runs + 1
+                    yield worker.number, job, message[1]
+            self._check_deadline()
 
-    def _hand_out(self, waiting: list[Replica]) -> None:
+    def _hand_out(self, waiting: list[Any]) -> None:
         """Give every idle worker a run of its environment, end those that have none left, start new ones."""
         for worker in [w for w in self._workers if w.ready and not w.running]:
-            mine = next((r for r in waiting if r.switches.environment == worker.environment), None)
+            own = [job for job in waiting if job.switches.environment == worker.environment]
+            mine = next((job for job in own if self._fits(job)), None)
             if mine is None:
-                if waiting:
+                if waiting and not own:
                     self._end(worker)
                 continue
             if mine == SECOND_TWIN and worker.runs:
                 self._end(worker)
                 continue
             waiting.remove(mine)
-            worker.running = mine
-            self._send(worker, ("run", mine))
+            worker.running, worker.since = mine, time.monotonic()
+            self._send(worker, ("look" if isinstance(mine, Look) else "run", mine))
         starting = [w.environment for w in self._workers if not w.ready]
         open_ = [r.switches.environment for r in waiting]
         for environment in starting:
@@ -91,6 +110,20 @@ class ReplicaPool:
                 open_.remove(environment)
         while open_ and len(self._workers) < self._jobs:
             self._start(open_.pop(0))
+
+    def _check_deadline(self) -> None:
+        now = time.monotonic()
+        for worker in self._workers:
+            if worker.running and self._deadline is not None and now - worker.since > self._deadline:
+                raise UnsilentError(
+                    f"replica {worker.running} was not over after {self._deadline:g} s; what was stored is safe: wait longer "
+                    "(--deadline SECONDS), or make fewer steps (--steps N)"
+                )
+
+    def _fits(self, job: Replica | Look) -> bool:
+        """Whether there are processors for its threads: threads of two runs that take turns wait a hundred times longer."""
+        taken = sum(w.running.switches.threads for w in self._workers if w.running)
+        return taken == 0 or taken + job.switches.threads <= self._processors
 
     def _start(self, environment: Environment) -> _Worker:
         ours, theirs = socket.socketpair()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from unsilent.campaigns.replicas.looks import Look
 from unsilent.campaigns.replicas.pool import ReplicaPool
 from unsilent.campaigns.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.store import ReplicaStore
@@ -18,14 +19,22 @@ def _nobody(done: int, total: int, row: ReplicaRow | None) -> None:
 
 
 def run_replicas(
-    spec: ReplicaSpec, wanted: Wanted, store: ReplicaStore, *, jobs: int = 1, told: Told = _nobody
+    spec: ReplicaSpec,
+    wanted: Wanted,
+    store: ReplicaStore,
+    *,
+    jobs: int = 1,
+    deadline: float | None = None,
+    told: Told = _nobody,
+    looks: Callable[[str], Iterable[Look]] = lambda training: (),
 ) -> tuple[str, Trained]:
     """Run what ``wanted`` asks for and the store does not hold; return the training's hash and what it is.
 
     ``wanted`` decides once it is known what the training is. Rows are stored as runs end, so an interrupt or a kill loses
-    only the runs in flight.
+    only the runs in flight. ``deadline``: seconds that one run may take.
+    ``looks`` is asked, with the training's hash, when all rows are stored.
     """
-    with ReplicaPool(spec, jobs) as pool:
+    with ReplicaPool(spec, jobs, deadline) as pool:
         try:
             trained = pool.describe()
             training = store.bind(spec, trained)
@@ -38,6 +47,10 @@ def run_replicas(
                 store.add(training, row)
                 done += 1
                 told(done, len(asked), row)
+            for look, seen in pool.look(
+                [look for look in dict.fromkeys(looks(training)) if not store.seen(training, look)]
+            ):
+                store.add_seen(training, look, seen)
         finally:
             store.note_usage(*pool.spent())
     return training, trained

@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.campaigns.code import code_fingerprint
+from unsilent.campaigns.replicas.looks import Look, Looked, Operation
 from unsilent.campaigns.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.campaigns.runner import versions
-from unsilent.errors import UsageError
+from unsilent.engine.digests import digest_unordered
+from unsilent.engine.tracing.flow import Flow, Met
+from unsilent.errors import UnsilentError, UsageError
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings.base import Seeds, TrainingState
 from unsilent.workloads.trainings.snapshots import tensors_of
@@ -79,14 +82,35 @@ class ReplicaRunner:
             info=dict(self._workload.info),
         )
 
+    def _start(self, replica: Replica) -> TrainingState:
+        state = self._workload.start(Seeds(**replica.seeds(self._spec.seed)))  # type: ignore[arg-type]
+        if "layout" in replica.switches:
+            state.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return state
+
+    def look(self, look: Look) -> Looked:
+        """What every operation of one step reads and gives."""
+        with applied(look.switches), _told(), user_code(self._spec.workload):
+            state = self._start(look.replica)
+            for _ in range(look.step):
+                self._workload.step(state)
+            flow, before = Flow(state.model), _digests(state)
+            try:
+                with flow:
+                    self._workload.step(state)
+            except (
+                UnsilentError
+            ) as error:  # what cannot be watched (a compiled model, say) still has its other measures
+                return Looked(note=str(error))
+            after = _digests(state)
+        return Looked(before, after, [_operation(met) for met in flow.met])
+
     def run(self, replica: Replica) -> ReplicaRow:
         """One training from start to end."""
         began = time.perf_counter()
         losses, hashes = [], []
         with applied(replica.switches), _told() as notes, user_code(self._spec.workload):
-            state = self._workload.start(Seeds(**replica.seeds(self._spec.seed)))  # type: ignore[arg-type]
-            if "layout" in replica.switches:
-                state.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            state = self._start(replica)
             for step in range(self._steps):
                 losses.append(self._workload.step(state).loss)
                 if (step + 1) % self._spec.every == 0 or step + 1 == self._steps:
@@ -172,6 +196,16 @@ def _quick_hash(state: TrainingState) -> int:
     for tensor in tensors_of(state.model).values():
         digest.update(content_of(tensor))
     return digest.intdigest()
+
+
+def _digests(state: TrainingState) -> tuple[int, ...]:
+    """Of each parameter and buffer."""
+    return tuple(map(digest_unordered, tensors_of(state.model).values()))
+
+
+def _operation(met: Met) -> Operation:
+    name, phase = (met.kernel, "") if met.key is None else (met.key.name, met.key.phase)
+    return Operation(name, met.kernel, phase, met.draws, met.moves, met.reads, met.gives)
 
 
 def _all_tensors(value: Any, where: str = "") -> dict[str, Tensor]:

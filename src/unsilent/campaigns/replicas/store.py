@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from unsilent.campaigns.filed import StoreFile
 from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.replicas.looks import Look, Looked
 from unsilent.campaigns.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.campaigns.spec import canonical
@@ -32,6 +33,11 @@ CREATE TABLE replica (
     seconds REAL NOT NULL, worker INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX replica_identity ON replica (training, switches, number);
+CREATE TABLE look (
+    training TEXT NOT NULL REFERENCES training (hash), switches TEXT NOT NULL, number INTEGER NOT NULL,
+    step INTEGER NOT NULL, seen BLOB NOT NULL
+);
+CREATE UNIQUE INDEX look_identity ON look (training, switches, number, step);
 CREATE TABLE usage (seconds REAL NOT NULL, cpu_seconds REAL NOT NULL);
 """
 MOST_SAMPLES = 2**27
@@ -45,7 +51,7 @@ _DTYPES = ("float32", "float64")
 class ReplicaStore(StoreFile):
     """An open file of replicas."""
 
-    application, version, schema, owner = 0x556E7372, 1, _SCHEMA, "training"  # "Unsr"
+    application, version, schema, owner = 0x556E7372, 2, _SCHEMA, "training"  # "Unsr"
 
     def bind(self, spec: ReplicaSpec, trained: Trained) -> str:
         """Note a training, if it is new, and return its hash."""
@@ -133,6 +139,20 @@ class ReplicaStore(StoreFile):
         with self._errors():
             row = self._one_of(query, training, str(replica.switches), replica.number)
             return None if row is None else _weights(*row)
+
+    def add_seen(self, training: str, look: Look, seen: Looked) -> None:
+        """Commit what was seen of one step."""
+        blob = zlib.compress(json.dumps(seen.json()).encode(), 1)
+        values = (training, str(look.switches), look.number, look.step, blob)
+        with self._errors(), self._db:
+            self._db.execute("INSERT INTO look VALUES (?,?,?,?,?)", values)
+
+    def seen(self, training: str, look: Look) -> Looked | None:
+        """What was seen of one step; None where nobody looked."""
+        query = "SELECT seen FROM look WHERE training = ? AND switches = ? AND number = ? AND step = ?"
+        with self._errors():
+            row = self._one_of(query, training, str(look.switches), look.number, look.step)
+            return None if row is None else Looked.of(_read_json(_inflated(row[0], MOST_SAMPLES), list))
 
     def note_usage(self, seconds: float, cpu_seconds: float) -> None:
         """Add what one session took."""

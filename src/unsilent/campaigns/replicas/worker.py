@@ -1,7 +1,8 @@
 """A worker process: ``python -m unsilent.campaigns.replicas.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
-Driver to worker: ``("start", spec)``, ``("describe",)``, ``("run", replica)``. Worker to driver: ``("ready", cpu)``,
-``("described", trained, cpu)``, ``("row", row, cpu)``, ``("failed", error)``. What user code prints goes to stderr.
+Driver to worker: ``("start", spec)``, ``("describe",)``, ``("run", replica)``, ``("look", look)``. Worker to driver:
+``("ready", cpu)``, ``("described", trained, cpu)``, ``("done", row or what was seen, cpu)``, ``("failed", error)``. What user
+code prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _serve(connection: Connection) -> None:
         if message[0] == "describe":
             connection.send(("described", runner.describe(), time.process_time()))
         else:
-            connection.send(("row", runner.run(message[1]), time.process_time()))
+            done = runner.run if message[0] == "run" else runner.look
+            connection.send(("done", done(message[1]), time.process_time()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from unsilent.studies.explaining.digests import digest
+from unsilent.engine.digests import digest
 
 
 class Finals:

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from unsilent.engine.digests import digest, digest_all, digest_given, own_generator
 from unsilent.engine.tape import flatten
 from unsilent.engine.tracing.tracer import computed
 from unsilent.engine.values import words_of_storage
 from unsilent.sites.modes import Mode
 from unsilent.sites.operands import gives_uninitialised, operands_of, operation_name, written_by
 from unsilent.sites.training.names import current_node, next_number
-from unsilent.studies.explaining.digests import digest, digest_all, digest_given, own_generator
 from unsilent.studies.explaining.frames import NOWHERE, Frames
 from unsilent.studies.explaining.records import BACKWARD, DRAWS, OWN, PACKED, UPDATE
 from unsilent.studies.explaining.steps import Steps

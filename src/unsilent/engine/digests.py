@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -35,6 +36,26 @@ def digest(tensors: Sequence[Tensor]) -> int:
             for part in _parts(tensor):
                 found.update(words_of(distinct(part)).contiguous().cpu().numpy().data)
     return int(found.intdigest())
+
+
+def digest_unordered(tensor: Tensor) -> int:
+    """64 bits that stand for the elements of a tensor, bit for bit, in whatever order they lie: a sum over a mix of each.
+
+    The same for a view, a transpose, or rows in another order; another, but for a chance of 2^-64, where elements differ.
+    """
+    total = 0
+    with no_dispatch():
+        for part in _parts(local(tensor).detach()):
+            words = words_of(part).cpu().numpy().ravel()
+            words = words.view(f"u{words.itemsize}").astype(np.uint64)
+            # The finaliser of SplitMix64: neighbours among floats must not add up to the same.
+            words += np.uint64(0x9E3779B97F4A7C15)
+            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+                words ^= words >> np.uint64(shift)
+                words *= np.uint64(factor)
+            words ^= words >> np.uint64(31)
+            total += int(words.sum(dtype=np.uint64)) + words.size
+    return total % 2**64
 
 
 def digest_all(hashes: Sequence[int]) -> int:

@@ -1,0 +1,83 @@
+"""A closer look at one step of a replica: what every operation of it reads and gives, so that two runs can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.replicas.spec import Replica
+from unsilent.campaigns.replicas.switches import Switches
+
+
+class Look(NamedTuple):
+    """At a step (from 0) of a run."""
+
+    replica: Replica
+    step: int
+
+    @property
+    def switches(self) -> Switches:
+        """Those of the run."""
+        return self.replica.switches
+
+    @property
+    def number(self) -> int:
+        """That of the run."""
+        return self.replica.number
+
+    def __str__(self) -> str:
+        return f"{self.replica} at step {self.step}"
+
+
+class Operation(NamedTuple):
+    """One operation of a step.
+
+    Attributes:
+        name: as faults name it, ``conv1#convolution.0`` (what ran, without a module, where it has no name). kernel: what ran.
+        phase: ``fwd``, ``bwd``, ``update``, empty where it has no name. draws: it draws random numbers. moves: it computes
+        nothing, but takes elements of what it reads. reads, gives: hashes of tensors that do not depend on the order of their
+        elements.
+    """
+
+    name: str
+    kernel: str
+    phase: str
+    draws: bool
+    moves: bool
+    reads: tuple[int, ...]
+    gives: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was seen: hashes of parameters and buffers before and after the step, and its operations in order.
+
+    ``note``: why it cannot be told; then there are no operations.
+    """
+
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+    operations: Sequence[Operation] = ()
+    note: str = ""
+
+    def json(self) -> list[Any]:
+        """As plain lists."""
+        return [list(self.before), list(self.after), [list(one) for one in self.operations], self.note]
+
+    @classmethod
+    def of(cls, found: Any) -> Looked:
+        """The inverse of `json`; raises ``Damaged``."""
+        try:
+            before, after, operations, note = found
+            return cls(tuple(map(int, before)), tuple(map(int, after)), [*map(_operation, operations)], str(note))
+        except (ValueError, TypeError):
+            raise Damaged("what was seen of a step cannot be read") from None
+
+
+def _operation(found: Any) -> Operation:
+    name, kernel, phase, draws, moves, reads, gives = found
+    return Operation(
+        str(name), str(kernel), str(phase), bool(draws), bool(moves), tuple(map(int, reads)), tuple(map(int, gives))
+    )

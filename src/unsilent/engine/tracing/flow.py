@@ -1,0 +1,90 @@
+"""The mode that writes down which values every operation of a training step reads and gives, under the names that faults have.
+
+Values go by hashes that do not depend on the order of elements: two runs of which one has the rows of its batch in another
+order read the same, until a sum rounds in another way.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.engine.digests import digest_unordered
+from unsilent.engine.tracing.tracer import ACCUMULATED, Key, Tracer, computed
+from unsilent.sites.modes import Mode
+from unsilent.sites.operands import (
+    gives_uninitialised,
+    is_view,
+    operands_of,
+    operation_name,
+    tensors_in,
+    written_by,
+)
+
+_OVERWRITES = ("copy", "fill", "zero")
+"""Operations that do not read what they write into."""
+_TAKES = ("index", "index_select", "gather", "take", "embedding", "masked_select", "roll", "flip")
+"""Operations that give elements of what they read."""
+
+
+class Met(NamedTuple):
+    """An operation that ran; ``key``: its name, where it computed something; the rest as of an `Operation` of replicas."""
+
+    key: Key | None
+    kernel: str
+    draws: bool
+    moves: bool
+    reads: tuple[int, ...]
+    gives: tuple[int, ...]
+
+
+class Flow(Mode):
+    """Active around one training step, inside of all other modes.
+
+    Attributes:
+        met: the operations, in order.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.met: list[Met] = []
+        self._names = Tracer(model, self._see, training=True)
+        self._inner = ExitStack()
+
+    def __enter__(self) -> Flow:
+        super().__enter__()
+        self._inner.enter_context(self._names)  # last, so it is asked first, and names what is written down here
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._inner.close()
+        super().__exit__(*raised)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        kernel = operation_name(func)
+        read = operands_of(args, kwargs)
+        if draws or kernel in _OVERWRITES or "out" in kwargs:  # what is about to be overwritten may hold anything
+            written = {id(t) for t in written_by(func, args, kwargs)}
+            read = [t for t in read if id(t) not in written]
+        reads = tuple(map(digest_unordered, read))
+        result = func(*args, **kwargs)
+        given: list[Tensor] = []
+        view = is_view(func, args, kwargs, result)
+        if view:
+            given = list(tensors_in(result))
+        elif not gives_uninitialised(func):
+            given = [tensor for _, tensor in computed(func, args, kwargs, result)]
+        self.met.append(Met(None, kernel, draws, view or kernel in _TAKES, reads, tuple(map(digest_unordered, given))))
+        return result
+
+    def _see(self, key: Key, tensor: Tensor) -> None:
+        """Told of every output of the operation that ran last; a gradient that was added to has no operation."""
+        if not key.kernel.startswith(ACCUMULATED) and self.met and self.met[-1].key is None:
+            self.met[-1] = self.met[-1]._replace(key=key)
