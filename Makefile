@@ -32,7 +32,7 @@ lint: .venv/test
 	$(BIN)/lint-imports
 
 claims: .venv/test
-	$(BIN)/pytest tests/claims --override-ini addopts=--import-mode=importlib -q -s
+	$(BIN)/pytest tests -m claim --override-ini addopts=--import-mode=importlib -q -s
 
 build/peers: .venv/test
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ pytorchfi==0.6.0 MRFI==2.1.0

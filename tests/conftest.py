@@ -84,8 +84,15 @@ def raises():
 '''
 
 
+CLAIMS = Path(__file__).with_name("claims")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long begin first, so that no worker of pytest ends alone with one of them."""
+    """Files that take long begin first, so that no worker of pytest ends alone with one of them; all of ``claims`` are claims."""
+    for item in items:
+        if CLAIMS in item.path.parents:
+            item.add_marker("claim")
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

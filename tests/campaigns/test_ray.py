@@ -245,6 +245,7 @@ class Listening(Silent):
         self.said.append(sentence)
 
 
+@pytest.mark.claim
 def test_a_node_with_another_fingerprint_is_refused(folder, member):
     observer = Listening()
     spec = CampaignSpec("ragged.py:by_node")
@@ -274,6 +275,7 @@ def test_no_room_is_said(folder, member, monkeypatch):
     )
 
 
+@pytest.mark.claim
 def test_a_lost_node_loses_nothing(folder, member, whole, start):
     process = start("pvf", *ASK, "--ray", member.address, "--store", "s.sqlite")
     wait_until(lambda: stored("s.sqlite") > 10)

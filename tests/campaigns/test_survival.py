@@ -78,10 +78,11 @@ def stored(path: str) -> int:
         return int(db.execute("SELECT count(*) FROM trial").fetchone()[0])
 
 
-def test_killed_at_ten_random_moments_and_resumed(tiny, whole):
+@pytest.mark.parametrize("moments", [4, pytest.param(10, marks=pytest.mark.claim)])
+def test_killed_at_random_moments_and_resumed(tiny, whole, moments):
     rng = random.Random(7)
     progress = []
-    for number in range(10):
+    for number in range(moments):
         process = subprocess.Popen(
             command("pvf", f"{tiny}:make", *ASK, "--store", "killed.sqlite"), start_new_session=True
         )

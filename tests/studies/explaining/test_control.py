@@ -27,6 +27,7 @@ def test_a_clean_loop_is_reproducible(loops: str, capsys: pytest.CaptureFixture[
     assert told["results"]["tensors"] == 4 + 2 + 3 * 2
 
 
+@pytest.mark.claim
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores to race on")
 def test_the_switches_that_make_runs_agree_are_told_and_tried(loops: str, capsys: pytest.CaptureFixture[str]):
     found = control(f"{loops}:torch_and_kernels", runs=2)
@@ -118,10 +119,12 @@ def test_a_loop_that_trains_nothing_cannot_be_compared(loops: str):
         explain_loop(f"{loops}:nothing", control=True)
 
 
+@pytest.mark.claim
 def test_a_loop_may_end_with_sys_exit_0(loops: str):
     assert control(f"{loops}:leaves", runs=2).agreed
 
 
+@pytest.mark.claim
 def test_a_hash_seed_of_the_caller_is_kept_and_told(
     loops: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

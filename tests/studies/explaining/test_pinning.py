@@ -62,8 +62,11 @@ def read(folder: Path, source: str, number: int, *pinned: str) -> str:
     return ended.stdout
 
 
+ALL = ("torch", "generator", "numpy", "random", "clock", "entropy", "process", "listing")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["torch", "generator", "numpy", "random", "clock", "entropy", "process", "listing"])
+@pytest.mark.parametrize("source", [pytest.param(s, marks=pytest.mark.claim) for s in ALL])
 def test_a_source_differs_unless_it_is_pinned(tmp_path: Path, source: str):
     others = [key for key in SOURCES if key != source]
     if source == "numpy":

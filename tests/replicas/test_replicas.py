@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from claims.replicas.subjects import LOOP
+from replicas.subjects import LOOP
 from unsilent.campaigns.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
 from unsilent.campaigns.replicas.runner import ReplicaRunner
 from unsilent.errors import StoreError, UnsilentError, UsageError
@@ -174,6 +174,30 @@ def test_a_worker_that_dies_is_told_with_its_replica(folder):
             run_replicas(spec, lambda trained: ASKED, store)
         assert store.trainings()
     assert not os.path.exists(folder / "dies.sqlite.lock")
+
+
+def test_a_run_that_hangs_is_ended(folder):
+    spec = ReplicaSpec(f"{folder}/loop.py:make", (("sleep", "5"),))
+    with (
+        ReplicaStore(folder / "hangs.sqlite", write=True) as store,
+        pytest.raises(UnsilentError, match=r"replica control/0 was not over after 0.5 s.*--deadline"),
+    ):
+        run_replicas(spec, lambda trained: ASKED, store, deadline=0.5)
+
+
+def test_threads_of_two_runs_do_not_share_processors(folder):
+    """A run of two threads beside another takes a hundred times as long on two processors: they wait busily for each other."""
+    from unsilent.campaigns.replicas.pool import ReplicaPool
+
+    wide, narrow = Replica(Switches.parse("threads=2"), 0), Replica(Switches(), 0)
+    with ReplicaPool(ReplicaSpec(f"{folder}/loop.py:make"), 2) as pool:
+        pool._processors = 2
+        list(pool.run([narrow]))
+        worker = pool._workers[0]
+        for running, fits in ((narrow, (True, False)), (wide, (False, False)), (None, (True, True))):
+            worker.running = running
+            assert (pool._fits(narrow), pool._fits(wide)) == fits
+        worker.running = None
 
 
 def test_a_store_of_something_else_is_refused(stored, folder):

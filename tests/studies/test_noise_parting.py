@@ -1,0 +1,83 @@
+"""Where two runs part, on steps written by hand: what does not end up in the weights does not count."""
+
+from __future__ import annotations
+
+import pytest
+
+from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.replicas import Looked
+from unsilent.campaigns.replicas.looks import Operation
+from unsilent.studies.noise_parting import DATA, KERNEL, MOVED, PATH, RANDOM, START, first_operation
+
+
+def op(name, reads, gives, phase="fwd", draws=False, moves=False):
+    return Operation(name, name.partition("#")[2].partition(".")[0] or name, phase, draws, moves, reads, gives)
+
+
+def run(*operations, before=(1,), after=(9,)):
+    return Looked(before, after, operations)
+
+
+def found(twin, other):
+    first = first_operation(twin, other, "within/0", 4)
+    return first if first is None else (first.kind, first.kernel, first.module, first.phase)
+
+
+# data 5 -> conv 6 -> loss 7, which only a report reads; conv 6 -> gradient 8 -> weights 9
+TWIN = run(
+    op("conv#convolution.0", (5, 1), (6,)),
+    op("(run)#mean.0", (6,), (7,)),
+    op("conv#convolution.0", (6, 1), (8,), "bwd"),
+    op("conv.weight", (8, 1), (9,), "update"),
+)
+
+
+def changed(**values):
+    """The twin with some values replaced wherever they occur: ``v7=70``."""
+    other = {int(k[1:]): v for k, v in values.items()}
+
+    def map_(numbers):
+        return tuple(other.get(n, n) for n in numbers)
+
+    operations = [o._replace(reads=map_(o.reads), gives=map_(o.gives)) for o in TWIN.operations]
+    return Looked(map_(TWIN.before), map_(TWIN.after), operations)
+
+
+def test_what_does_not_reach_the_weights_is_passed_over():
+    assert found(TWIN, changed(v7=70, v8=80, v9=90)) == (KERNEL, "convolution", "conv", "backward")
+    assert found(TWIN, changed(v6=60, v7=70, v8=80, v9=90)) == (KERNEL, "convolution", "conv", "forward")
+    assert found(TWIN, changed(v9=90)) == (KERNEL, "conv.weight", "", "update")
+
+
+def test_where_it_comes_from_is_told():
+    assert found(TWIN, changed(v5=50, v6=60, v7=70, v8=80, v9=90))[0] == DATA
+    assert found(TWIN, changed(v1=10, v6=60, v7=70, v8=80, v9=90)) == (START, "", "", "")
+    for flag, kind in (("draws", RANDOM), ("moves", MOVED)):
+        pairs = [changed(v6=60, v7=70, v8=80, v9=90), TWIN]
+        other, twin = (
+            Looked(run.before, run.after, [run.operations[0]._replace(**{flag: True}), *run.operations[1:]])
+            for run in pairs
+        )
+        assert found(twin, other)[0] == kind
+
+
+def test_operations_that_only_one_run_has_are_no_difference_by_themselves():
+    """As where the rows of a batch are put into another order first."""
+    other = changed(v8=80, v9=90)
+    more = [op("(run)#randperm.0", (), (40,)), op("(run)#index.0", (5, 40), (5,)), *other.operations]
+    assert found(TWIN, Looked(other.before, other.after, more)) == (KERNEL, "convolution", "conv", "backward")
+    more = [*other.operations[:2], op("act#relu.0", (6,), (8_000,)), *other.operations[2:]]
+    more[3] = more[3]._replace(reads=(8_000, 1))
+    assert found(TWIN, Looked(other.before, other.after, more)) == (PATH, "relu", "act", "forward")
+
+
+def test_nothing_is_told_of_what_nobody_could_watch():
+    assert found(TWIN, Looked(note="compiled")) is None
+    assert found(TWIN, TWIN) is None
+
+
+def test_round_trip_and_damage():
+    assert Looked.of(TWIN.json()).json() == TWIN.json()
+    for broken in ([1, 2], [[], [], [["a"]], ""], [["x"], [], [], ""], None):
+        with pytest.raises(Damaged):
+            Looked.of(broken)
