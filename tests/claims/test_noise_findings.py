@@ -79,3 +79,33 @@ def test_implementation_noise_goes_as_far_only_where_training_amplifies_it(found
     algo, impl = (estimate(found, name, "distance_unit") for name in ("ALGO", "IMPL"))
     print(f"\n{found['workload']}: IMPL / ALGO distance {impl / algo:.4f}")
     assert 0 < impl < 0.5 * algo
+
+
+SOURCES = (
+    "threads=2", "race=2", "onednn=off", "isa=default", "isa=avx2", "isa=avx512", "onednn-isa=AVX2", "onednn-isa=SSE41",
+    "mkl=COMPATIBLE", "mkl=AVX2", "layout", "cudnn-benchmark", "tf32", "nondeterministic",
+)  # fmt: skip
+
+
+def test_every_source_of_implementation_noise_changes_bits_or_says_that_it_does_not(tmp_path):
+    ask = ("noise", "train-resnet", "--with", "steps=20", "--replicas", 3, "--jobs", 2, "--json", "--quiet")
+    done = unsilent_cli(*ask, *(word for source in SOURCES for word in ("--switch", source)), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    variants = {one["switches"]: one for one in told["variants"]}
+    for switch in told["switches"]:
+        print(f"\n{switch['switch']}: {switch['changes']}: {switch['how']}: {switch['first']}")
+        if switch["kind"] == "implementation" and switch["changes"] is None:
+            assert "CUDA" in switch["how"]
+            continue
+        # Nothing is drawn, so the three runs are one; it is another than the twin's where the switch is said to change bits.
+        variant = variants[switch["switch"]]
+        if not switch["switch"].startswith("race"):
+            assert variant["distinct"] == 1
+            assert (variant["partings"][0] is not None) == switch["changes"]
+            assert (switch["first"] is not None) == switch["changes"]
+    assert {s["switch"] for s in told["switches"] if s["changes"] is None} == {
+        "cudnn-benchmark",
+        "tf32",
+        "nondeterministic",
+    }
