@@ -9,7 +9,7 @@ from unsilent.report.text import amount, clean, counted, listed, seconds, shown
 from unsilent.sites.calls import OUTSIDE
 from unsilent.statistics.groups import GroupSpread
 from unsilent.statistics.intervals import Interval
-from unsilent.studies.noise_parting import DATA, MOVED, PATH, RANDOM, START
+from unsilent.studies.noise_parting import DATA, DEALT, MOVED, PATH, RANDOM, START
 from unsilent.studies.noise_records import Effect, FirstOperation, NoiseResult, VariantNoise
 
 CALLED = 0.05
@@ -158,6 +158,7 @@ def first_text(found: FirstOperation) -> str:
         START: "the weights that it starts from",
         DATA: f"{what} is given other values",
         RANDOM: f"{what} draws other numbers",
+        DEALT: f"{what} deals the same random numbers to other elements",
         PATH: f"another operation runs, {what}",
     }
     return texts.get(found.kind, f"{what} gives other bits for the same values")

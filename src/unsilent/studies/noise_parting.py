@@ -15,7 +15,7 @@ from unsilent.campaigns.replicas.looks import Operation
 from unsilent.statistics.replicas import parting
 from unsilent.studies.noise_records import FirstOperation
 
-START, DATA, MOVED, RANDOM, KERNEL, PATH = "start", "data", "moved", "random", "kernel", "path"
+START, DATA, MOVED, RANDOM, DEALT, KERNEL, PATH = "start", "data", "moved", "random", "dealt", "kernel", "path"
 _PHASES = {"fwd": "forward", "bwd": "backward", "update": "update", "recomputed": "recomputed forward"}
 
 
@@ -68,7 +68,7 @@ def _source(
     ``needed``: None where every value counts.
     """
     known = {value for one, _ in pairs if one is not None for value in (*one.reads, *one.gives)}
-    made = {value for _, one in pairs for value in one.gives}
+    made, drawn = {value for _, one in pairs for value in one.gives}, _drawn([one for _, one in pairs])
     found = None
     for twin, one in reversed(pairs):
         new, read = (
@@ -80,7 +80,8 @@ def _source(
         if needed is not None:
             needed = needed | read
         if twin is None or not read or read - made:
-            found = (_kind(twin, one, bool(read)), *_named(one))
+            dealt = bool(drawn.intersection(one.reads))
+            found = (_kind(twin, one, bool(read), dealt), *_named(one))
     return found
 
 
@@ -88,12 +89,21 @@ def _other(twin: Sequence[int], mine: Sequence[int]) -> set[int]:
     return {b for a, b in zip(twin, mine, strict=False) if a != b}
 
 
-def _kind(twin: Operation | None, one: Operation, read: bool) -> str:
+def _drawn(operations: Sequence[Operation]) -> set[int]:
+    """Values that are random numbers, or were made of nothing else: the mask of a dropout."""
+    found: set[int] = set()
+    for one in operations:
+        if one.draws or (one.reads and found.issuperset(one.reads)):
+            found.update(one.gives)
+    return found
+
+
+def _kind(twin: Operation | None, one: Operation, read: bool, dealt: bool) -> str:
     if twin is None:
         return PATH
     if read:
         return DATA
-    return RANDOM if one.draws else MOVED if one.moves else KERNEL
+    return RANDOM if one.draws else MOVED if one.moves else DEALT if dealt else KERNEL
 
 
 def _named(operation: Operation) -> tuple[str, str, str]:
