@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from claims.replicas.subjects import LOOP
 from conftest import in_process
+from replicas.subjects import LOOP
 
 
 @pytest.fixture(scope="module")

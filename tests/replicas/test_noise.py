@@ -113,7 +113,7 @@ def test_races_and_what_cannot_be_switched(folder):
 
 def test_no_race_is_said(named):
     effect = next(e for e in named[0].effects if e.switch == "race=2")
-    assert "no operation raced in 3 runs; they end in" in effect.how
+    assert "no operation raced in 3 runs" in effect.how
 
 
 @pytest.mark.parametrize(("loose", "step"), [("clock", 2), ("process", 0)])
@@ -123,9 +123,44 @@ def test_twins_that_differ_are_an_error_with_step_and_tensor(folder, loose, step
         run_noise(ask(folder, ("control",), (("loose", loose),)), store)
     told = str(raised.value)
     assert "control/0 and control/1 differ" in told
-    assert f"the loss from step {step} on" in told
+    assert f"in the loss from step {step} on" in told
     assert "first in model/table" in told or "first in model/first" in told
     assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("loose", "said"),
+    [
+        ("left", "control/0 and control/1 differ in the loss from step 0 on.*leaves something behind for the next one"),
+        ("evaluate", "differ in what they give for held-out samples, with the same weights: is evaluate random"),
+        ("nan", "the clean twin's loss is nan in step 3; a floor is made of sound runs"),
+    ],
+)
+def test_a_twin_that_is_none_is_an_error(folder, loose, said):
+    """Also what one run leaves behind for the next in its process, and an evaluation that is random."""
+    with (
+        ReplicaStore(folder / f"{loose}.sqlite", write=True) as store,
+        pytest.raises(UnsilentError, match=said),
+    ):
+        run_noise(ask(folder, ("within",), (("loose", loose),)), store)
+
+
+def test_masks_that_are_dealt_anew_and_draws_are_told_as_such(folder):
+    with ReplicaStore(folder / "draws.sqlite", write=True) as store:
+        asked = ask(folder, ("within", "augment"), (("dropout", "yes"), ("mirror", "yes"), ("steps", "4")))
+        result = run_noise(asked, store)
+    firsts = {e.switch: e.first for e in result.effects}
+    assert firsts["augment"].kind == "random"
+    assert firsts["within"].kind == "dealt"
+    assert any("deal other dropout masks" in note for note in result.notes)
+
+
+def test_nothing_that_can_be_run_is_an_error(folder):
+    with (
+        ReplicaStore(folder / "none.sqlite", write=True) as store,
+        pytest.raises(UsageError, match="no variant can be run here .tf32: tf32 needs a CUDA device"),
+    ):
+        run_noise(ask(folder, ("tf32",)), store)
 
 
 @pytest.mark.parametrize(

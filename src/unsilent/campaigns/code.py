@@ -33,7 +33,11 @@ def code_fingerprint(workload: str, live: Any, judge: Any) -> str:
                 digest.update(piece)
     for name, path in sorted(_user_modules().items()):
         digest.update(f"{name}={xxhash.xxh3_128_hexdigest(path.read_bytes())};".encode())
-    for part in (getattr(live, "_run", None), getattr(type(live), "run", None), judge):
+    held = [value for _, value in sorted(vars(live).items())] if hasattr(live, "step") else []
+    functions = [
+        value for value in held if isinstance(value, (types.FunctionType, types.MethodType, functools.partial))
+    ]
+    for part in (getattr(live, "_run", None), getattr(type(live), "run", None), judge, *functions):
         digest.update(_describe(part, 0).encode())
     return digest.hexdigest()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
+
 from unsilent.campaigns.replicas import (
     Look,
     Replica,
@@ -65,7 +67,8 @@ class Asked:
         return self.replicas if switches.varies or str(switches) == CONTROL else REPEATS
 
     def wanted(self, trained: Trained) -> Iterator[Replica]:
-        """All runs, those of the clean twin first."""
+        """All runs, those of the clean twin first; raises ``UsageError`` where no variant can be run."""
+        nothing_to_run(self, trained)
         yield Replica(Switches(), 0)
         yield Replica(Switches(), 1)
         for part in self.parts():
@@ -97,6 +100,13 @@ ALWAYS = ("init", "order", "augment", "dropout", "within")
 """Switches that can be set in every training, even where they have no effect."""
 
 
+def nothing_to_run(asked: Asked, trained: Trained) -> None:
+    """Raise ``UsageError`` where no variant can be run."""
+    if not asked.possible(trained):
+        whys = "; ".join(f"{name_of(switches)}: {_left_out(switches, trained)}" for switches in asked.variants)
+        raise UsageError(f"no variant can be run here ({whys}); ask for another --switch")
+
+
 def run_noise(
     asked: Asked,
     store: ReplicaStore,
@@ -113,7 +123,7 @@ def run_noise(
         told(done, total, row)
         if row is not None and str(row.replica.switches) == CONTROL:
             twins.append(row)
-            check_control(twins)  # at once: what follows would be worth nothing
+            check_control(twins, asked.spec.workload)  # at once: what follows would be worth nothing
 
     def looks(training: str) -> Iterator[Look]:
         return looks_at(asked, store, training)
@@ -126,7 +136,7 @@ def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = 
     """The result from what is stored alone."""
     trained = store.trained(training)
     clean = list(store.rows(training, Switches(), asked.count(Switches())))
-    check_control(clean)
+    check_control(clean, asked.spec.workload)
     twin, found, variants = clean[0], [], []
     for switches in asked.possible(trained):
         name = name_of(switches)
@@ -174,7 +184,7 @@ def looks_at(asked: Asked, store: ReplicaStore, training: str) -> Iterator[Look]
         rows = list(store.rows(training, switches, asked.count(switches)))
         if asked.spec.every == 1 and (look := parts_first(rows, twin)) is not None:
             yield look
-            yield Look(twin.replica, look.step)
+            yield look._replace(replica=twin.replica)
 
 
 def _effect(part: Switches, trained: Trained, store: ReplicaStore, training: str) -> Effect:
@@ -190,21 +200,38 @@ def name_of(switches: Switches) -> str:
     return next((name.upper() for name, own in VARIANTS.items() if own == switches), str(switches))
 
 
-def check_control(rows: Sequence[ReplicaRow]) -> None:
-    """Raise ``UnsilentError`` that names the first step and tensor unless clean twins have the same bits."""
+def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
+    """Raise ``UnsilentError`` that names the first step and tensor unless clean twins have the same bits, and sound ones."""
+    lost = np.flatnonzero(~np.isfinite(rows[0].losses))
+    if len(lost):
+        raise UnsilentError(
+            f"{workload}: the clean twin's loss is {rows[0].losses[lost[0]]} in step {lost[0]}; a floor is made of sound runs: "
+            "mend the training (a lower learning rate, clipping, another dtype) and run again"
+        )
     for row in rows[1:]:
         if same(row, rows[0]):
             continue
-        index = parting(rows[0].hashes.tolist(), row.hashes.tolist())
-        when = "at the end" if index is None else f"from hash {index} of {len(row.hashes)} of the weights on"
-        step = parting(rows[0].losses.tobytes(), row.losses.tobytes())
-        lost = "" if step is None else f", the loss from step {step // 8} on"
-        pairs = zip(rows[0].finals, row.finals, strict=False)
-        tensor = next((mine[0] for mine, theirs in pairs if mine != theirs), "the names of its tensors")
         raise UnsilentError(
-            f"clean twins {rows[0].replica} and {row.replica} differ: {when}{lost}; at the end first in {tensor}; a training "
-            "that is not bit-identical has no floor by source: unsilent noise --control WORKLOAD says what makes it differ"
+            f"{workload}: clean twins {rows[0].replica} and {row.replica} differ {_where(rows[0], row)}; a training that is not "
+            f"bit-identical has no floor by source: unsilent noise --control {workload} says what makes it differ (where that "
+            "finds nothing, a run leaves something behind for the next one in the same process: a global, a model made once)"
         )
+
+
+def _where(one: ReplicaRow, other: ReplicaRow) -> str:
+    """How two runs differ, as far as it is known: first step of loss and weights, first tensor at the end."""
+    found = []
+    losses = parting(one.losses.tolist(), other.losses.tolist())
+    weights = parting(one.hashes.tolist(), other.hashes.tolist())
+    if losses is not None:
+        found.append(f"in the loss from step {losses} on")
+    if weights is not None:
+        found.append(f"in the weights from hash {weights} of {len(one.hashes)} on")
+    pairs = zip(one.finals, other.finals, strict=False)
+    tensor = next((mine[0] for mine, theirs in pairs if mine != theirs), None)
+    if tensor is not None:
+        found.append(f"at the end first in {tensor}")
+    return "; ".join(found) or "in what they give for held-out samples, with the same weights: is evaluate random?"
 
 
 def _notes(asked: Asked, trained: Trained, rows: Sequence[ReplicaRow]) -> Iterator[str]:
@@ -212,6 +239,11 @@ def _notes(asked: Asked, trained: Trained, rows: Sequence[ReplicaRow]) -> Iterat
         if why := _left_out(switches, trained):
             yield f"{name_of(switches)} was not run: {why}"
     yield from sorted({note for row in rows for note in row.notes})
+    if any("within" in switches for switches in asked.variants) and trained.draws:
+        yield (
+            "forward passes of this training draw random numbers by the place in the batch, so in-batch permutations (IMPL) also "
+            "deal other dropout masks: what they show is more than rounding"
+        )
     if asked.spec.every > 1:
         yield "the operation at which runs part is told with --every 1 alone"
     if asked.spec.steps is not None:

@@ -22,9 +22,8 @@ _PHASES = {"fwd": "forward", "bwd": "backward", "update": "update", "recomputed"
 def parts_first(rows: Sequence[ReplicaRow], twin: ReplicaRow) -> Look | None:
     """Where the replica that parts first from the twin does so, by hashes of every step; None where none does."""
     found = [(parting(twin.hashes.tolist(), row.hashes.tolist()), row.replica) for row in rows]
-    return min(
-        (Look(replica, step) for step, replica in found if step is not None), key=lambda look: look.step, default=None
-    )
+    looks = (Look(replica, step, "within" in replica.switches) for step, replica in found if step is not None)
+    return min(looks, key=lambda look: look.step, default=None)
 
 
 def first_seen(
@@ -34,7 +33,7 @@ def first_seen(
     look = parts_first(rows, twin)
     if look is None:
         return None
-    seen, other = store.seen(training, Look(twin.replica, look.step)), store.seen(training, look)
+    seen, other = store.seen(training, look._replace(replica=twin.replica)), store.seen(training, look)
     return None if seen is None or other is None else first_operation(seen, other, str(look.replica), look.step)
 
 

@@ -18,8 +18,8 @@ class FirstOperation:
     Attributes:
         replica: which one was looked at. step: from 0. kernel, module, phase: what ran, where; empty where there is none.
         kind: ``kernel`` (other bits for the same values), ``random`` (it draws), ``moved`` (it takes other elements of the same
-        tensor), ``dealt`` (the same random numbers meet other elements), ``data`` (it is given something else from outside of the step), ``path`` (another operation runs), ``start``
-        (the weights differ before the step).
+        tensor), ``dealt`` (the same random numbers meet other elements), ``data`` (it is given something else from outside of
+        the step), ``path`` (another operation runs), ``start`` (the weights differ before the step).
     """
 
     replica: str

@@ -18,6 +18,7 @@ import unsilent
 from unsilent.errors import UsageError, UserCodeError
 from unsilent.workloads import load, load_training
 from unsilent.workloads.trainings import Evaluation, Seeds
+from unsilent.workloads.trainings.randomness import derived
 from unsilent.workloads.trainings.restoring import check_restorable
 from unsilent.workloads.trainings.snapshots import first_difference
 
@@ -367,3 +368,33 @@ def test_evaluation_of_ones_own():
 def test_seeds_are_whole_numbers(bad):
     with pytest.raises(UsageError, match=f"seed '{next(iter(bad))}' is .*expected a whole number from 0 on"):
         Seeds(**bad)
+
+
+def test_generators_of_one_stream_and_large_seeds_are_apart():
+    """Noise in a data set is not the noise in its augmentation; one stream's seed does not run into another's."""
+    drawn = {}
+
+    def augment(batch, generator):
+        drawn["generator"] = torch.rand(3, generator=generator).tolist()
+        drawn["global"] = torch.rand(3).tolist()
+        return batch
+
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            drawn["data"] = torch.rand(3).tolist()
+            return torch.ones(6), torch.tensor(1)
+
+    loader = torch.utils.data.DataLoader(Noisy(), batch_size=4)
+    workload = make_own(batches=loader, augment=augment)
+    state = workload.start(0)
+    workload.step(state)
+    assert len({tuple(values) for values in drawn.values()}) == 3
+    seeds = [
+        derived(Seeds(init=5 + 2**32), "init"),
+        derived(Seeds(order=5), "order", 0),
+        derived(Seeds(init=5), "init"),
+    ]
+    assert len(set(seeds)) == 3

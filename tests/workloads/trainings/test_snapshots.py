@@ -121,6 +121,25 @@ def test_memory_layout_is_kept():
     assert first_difference(workload.snapshot(state), workload.snapshot(other)) is None
 
 
+def test_strides_of_a_weight_that_is_not_dense_are_kept():
+    workload = of_kind(Training, lambda: Strided())
+    state = workload.start(0)
+    workload.step(state)
+    other = workload.restore(workload.snapshot(state))
+    assert other.model.weight.stride() == state.model.weight.stride() == (12, 2)
+    assert torch.equal(other.model.weight, state.model.weight)
+
+
+def test_evaluation_puts_every_mode_back():
+    """A layer that is frozen in eval mode stays so, whatever the evaluation does to it."""
+    workload = make_own(model=Frozen)
+    state = workload.start(0)
+    modes = [m.training for m in state.model.modules()]
+    assert len(set(modes)) == 2
+    workload.evaluate(state)
+    assert [m.training for m in state.model.modules()] == modes
+
+
 def test_a_snapshot_shares_nothing():
     workload = make_own()
     state = workload.start(0)
@@ -214,6 +233,32 @@ def test_copies_refuse_what_is_not_plain():
         copied([1, {2}], "x")
 
 
+class Strided(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 12)[:, ::2])
+
+    def forward(self, x):
+        return x @ self.weight.t()
+
+
+class Frozen(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6).eval()
+
+
+class Averaged(Net):
+    """Evaluates with an average of its weights that no snapshot sees."""
+
+    def forward(self, x):
+        scale = next(iter(self.parameters())).detach()
+        if self.training:
+            object.__setattr__(self, "average", 0.9 * getattr(self, "average", 0.0) + 0.1 * scale.mean().item())
+            return super().forward(x)
+        return super().forward(x) * (1 + self.average)
+
+
 class Counting(Net):
     """Its forward pass depends on a number that no snapshot sees."""
 
@@ -265,9 +310,9 @@ class Unsaveable(Training):
         return {**super().snapshot(state), "extra": object()}
 
 
-def of_kind(kind):
+def of_kind(kind, model=lambda: nn.Linear(6, 2)):
     return kind(
-        model=lambda: nn.Linear(6, 2),
+        model=model,
         optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
         batches=data(),
         loss=lambda m, b: cross_entropy(m(b[0]), b[1]),
@@ -283,6 +328,7 @@ def of_kind(kind):
             hidden_counter,
             "restored into fresh objects, it differs 1 step later in model/scale (float64 [6]) in ",
         ),
+        (lambda: make_own(model=Averaged), "in evaluation/loss"),
         (outside_draws, "run again, it differs at once in model/scale"),
         (clipped_by_history, "it differs "),
         (
@@ -305,10 +351,11 @@ import os, torch, unsilent
 from torch import nn
 
 def make():
+    data = [(torch.ones(3, 2), torch.tensor([0, 1, 1]))]
     def loss(model, batch):
-        return nn.functional.mse_loss(model(batch), batch) * (1 + os.getpid() / 1000)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * (1 + os.getpid() / 1000)
     return unsilent.Training(model=lambda: nn.Linear(2, 2), optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
-        batches=[torch.ones(3, 2)], loss=loss, evaluate=lambda model: None, name="pid")
+        batches=data, loss=loss, evaluate=data, name="pid")
 """
 
 

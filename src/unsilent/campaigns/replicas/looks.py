@@ -12,10 +12,11 @@ from unsilent.campaigns.replicas.switches import Switches
 
 
 class Look(NamedTuple):
-    """At a step (from 0) of a run."""
+    """At a step (from 0) of a run; ``unordered``: by hashes that do not depend on the order of elements."""
 
     replica: Replica
     step: int
+    unordered: bool = False
 
     @property
     def switches(self) -> Switches:
@@ -37,8 +38,7 @@ class Operation(NamedTuple):
     Attributes:
         name: as faults name it, ``conv1#convolution.0`` (what ran, without a module, where it has no name). kernel: what ran.
         phase: ``fwd``, ``bwd``, ``update``, empty where it has no name. draws: it draws random numbers. moves: it computes
-        nothing, but takes elements of what it reads. reads, gives: hashes of tensors that do not depend on the order of their
-        elements.
+        nothing, but takes elements of what it reads. reads, gives: hashes of tensors.
     """
 
     name: str

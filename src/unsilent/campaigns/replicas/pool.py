@@ -22,11 +22,12 @@ from unsilent.campaigns.replicas.looks import Look, Looked
 from unsilent.campaigns.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.campaigns.stopwatch import Stopwatch
-from unsilent.errors import UnsilentError
+from unsilent.errors import UnsilentError, UsageError
 
 Environment = tuple[tuple[str, str], ...]
 SECOND_TWIN = Replica(Switches(), 1)
-"""It gets a process of its own: what depends on the process (the order of sets, say) must not hide."""
+"""It gets a fresh process. The first twin runs in the one that described the training, so it has trained some steps before: what
+depends on the process (the order of sets, say), or is left behind for the next run there, must not hide."""
 
 
 @dataclass(eq=False)
@@ -60,6 +61,7 @@ class ReplicaPool:
         """What the training is, as a worker without any switch finds it."""
         worker = self._start(())
         self._receive(worker)
+        worker.ready, worker.runs = False, 1
         self._send(worker, ("describe",))
         found: Trained = self._receive(worker)[1]
         return found
@@ -114,10 +116,12 @@ class ReplicaPool:
     def _check_deadline(self) -> None:
         now = time.monotonic()
         for worker in self._workers:
-            if worker.running and self._deadline is not None and now - worker.since > self._deadline:
-                raise UnsilentError(
-                    f"replica {worker.running} was not over after {self._deadline:g} s; what was stored is safe: wait longer "
-                    "(--deadline SECONDS), or make fewer steps (--steps N)"
+            busy = worker.running or not worker.ready
+            if busy and self._deadline is not None and now - worker.since > self._deadline:
+                what = f"replica {worker.running}" if worker.running else "loading, and the first evaluation,"
+                raise UsageError(
+                    f"{self._spec.workload}: {what} was not over after {self._deadline:g} s; what was stored is safe: wait "
+                    "longer (--deadline SECONDS), or make fewer steps (--steps N)"
                 )
 
     def _fits(self, job: Replica | Look) -> bool:
@@ -138,6 +142,7 @@ class ReplicaPool:
                 start_new_session=True,  # Ctrl-C is for the driver; a kill reaches its children too
             )
         worker = _Worker(self._count, environment, process, Connection(ours.detach()))
+        worker.since = time.monotonic()
         self._count += 1
         self._workers.append(worker)
         self._send(worker, ("start", self._spec))
@@ -153,6 +158,7 @@ class ReplicaPool:
         """The next message of a worker; raises its own error, ``UnsilentError`` where it is gone."""
         try:
             while not worker.connection.poll(0.5):
+                self._check_deadline()
                 # Its children may hold the socket open after it died.
                 if worker.process.poll() is not None and not worker.connection.poll():
                     raise EOFError
@@ -162,7 +168,8 @@ class ReplicaPool:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             what = f"while it ran replica {worker.running}" if worker.running else "while it loaded the training"
             raise UnsilentError(
-                f"a worker died ({how}) {what}; what was stored is safe: see what ends it, then run the same command again"
+                f"{self._spec.workload}: a worker died ({how}) {what}; what was stored is safe: see what ends it, then run "
+                "the same command again"
             ) from None
         if message[0] == "failed":
             raise message[1]

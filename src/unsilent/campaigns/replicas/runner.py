@@ -5,10 +5,11 @@ Lives in a worker: it imports torch.
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,36 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from unsilent.campaigns.code import code_fingerprint
 from unsilent.campaigns.replicas.looks import Look, Looked, Operation
 from unsilent.campaigns.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.campaigns.runner import versions
-from unsilent.engine.digests import digest_unordered
+from unsilent.engine.digests import digest, digest_unordered
 from unsilent.engine.tracing.flow import Flow, Met
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.sites.calls import OUTSIDE
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings.base import Seeds, TrainingState
+from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.snapshots import tensors_of
 from unsilent.workloads.user import user_code
 
+PROBED = 2
+"""Steps that are trained before the first run: code and data that user code reads by itself show in them."""
+_CHOOSE = (
+    "ATEN_",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_CBWR",
+    "MKL_ENABLE",
+    "MKL_DEBUG",
+    "NVIDIA_TF32",
+    "CUDNN_",
+    "TORCH_ALLOW_TF32",
+)
 _UNSURE = "does not have a deterministic implementation"
 
 
@@ -46,10 +62,14 @@ class ReplicaRunner:
             raise UsageError(f"steps is {self._steps}; expected at least 1")
 
     def describe(self) -> Trained:
-        """What is known before the first run; starts a training with the base seed."""
-        with applied(Switches()), user_code(self._spec.workload):
+        """What is known before the first run; trains the first steps with the base seed, and evaluates."""
+        with applied(Switches()), _told(), user_code(self._spec.workload):
             state = self._workload.start(Seeds.all(self._spec.seed))
+            start = digest_of(_all_tensors(self._workload.snapshot(state)))
             evaluation = self._workload.evaluate(state)
+            draws = self._draws()
+            losses = [self._workload.step(state).loss for _ in range(min(PROBED, self._steps))]
+            first = digest_of(_all_tensors(self._workload.snapshot(state)))
         parameters = list(state.model.parameters())
         labels = evaluation.labels
         masks = {name: np.asarray(mask) for name, mask in evaluation.groups.items()}
@@ -64,10 +84,13 @@ class ReplicaRunner:
             name=str(self._workload.name),
             steps=self._steps,
             fingerprint={
+                # Now, when the first steps have loaded what they load late.
                 "code": code_fingerprint(self._spec.workload, self._workload, None),
                 "data": _file_hash(self._spec.data),
-                "start": digest_of(_all_tensors(self._workload.snapshot(state))),
+                "start": start,
+                "first steps": xxhash.xxh3_64_hexdigest(np.array(losses).tobytes()) + first,
                 "labels": xxhash.xxh3_128_hexdigest(labels.tobytes()),
+                "environment": _environment(),
                 **{name: value for name, value in versions().items() if name != "unsilent"},
                 **machine,
             },
@@ -75,12 +98,26 @@ class ReplicaRunner:
             groups=masks,
             streams=None if streams is None else tuple(streams),
             layouts=any(p.ndim == 4 and p.shape[1] > 1 for p in parameters),
+            draws=draws,
             device=parameters[0].device.type if parameters else "cpu",
             parameters=sum(p.numel() for p in parameters),
             machine=machine,
             versions=versions(),
             info=dict(self._workload.info),
         )
+
+    def _draws(self) -> bool:
+        """Whether a module draws random numbers in a step that do not go with the rows of the batch."""
+        state = self._workload.start(Seeds.all(self._spec.seed))
+        flow = Flow(state.model)
+        try:
+            with flow:
+                self._workload.step(state)
+        except UnsilentError:  # a compiled model cannot be watched
+            return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in state.model.modules())
+        by_row = {name for name, module in state.model.named_modules() if isinstance(module, RowDropout)}
+        drawn = {met.key.name.partition("#")[0] for met in flow.met if met.draws and met.key is not None}
+        return bool(drawn - by_row - {OUTSIDE})
 
     def _start(self, replica: Replica) -> TrainingState:
         state = self._workload.start(Seeds(**replica.seeds(self._spec.seed)))  # type: ignore[arg-type]
@@ -94,7 +131,8 @@ class ReplicaRunner:
             state = self._start(look.replica)
             for _ in range(look.step):
                 self._workload.step(state)
-            flow, before = Flow(state.model), _digests(state)
+            kind = digest_unordered if look.unordered else _ordered
+            flow, before = Flow(state.model, kind), _digests(state, kind)
             try:
                 with flow:
                     self._workload.step(state)
@@ -102,7 +140,7 @@ class ReplicaRunner:
                 UnsilentError
             ) as error:  # what cannot be watched (a compiled model, say) still has its other measures
                 return Looked(note=str(error))
-            after = _digests(state)
+            after = _digests(state, kind)
         return Looked(before, after, [_operation(met) for met in flow.met])
 
     def run(self, replica: Replica) -> ReplicaRow:
@@ -198,9 +236,13 @@ def _quick_hash(state: TrainingState) -> int:
     return digest.intdigest()
 
 
-def _digests(state: TrainingState) -> tuple[int, ...]:
+def _ordered(tensor: Tensor) -> int:
+    return digest([tensor])
+
+
+def _digests(state: TrainingState, digest: Callable[[Tensor], int]) -> tuple[int, ...]:
     """Of each parameter and buffer."""
-    return tuple(map(digest_unordered, tensors_of(state.model).values()))
+    return tuple(map(digest, tensors_of(state.model).values()))
 
 
 def _operation(met: Met) -> Operation:
@@ -232,6 +274,12 @@ def _weights(state: TrainingState) -> NDArray[Any] | None:
         return None
     found: NDArray[Any] = torch.cat([p.to("cpu", dtype).contiguous().reshape(-1) for p in parameters]).numpy()
     return found
+
+
+def _environment() -> str:
+    """The variables by which libraries choose kernels; a hash of all of them."""
+    found = sorted((name, value) for name, value in os.environ.items() if name.startswith(_CHOOSE))
+    return xxhash.xxh3_64_hexdigest(repr(found).encode())
 
 
 def _file_hash(data: str | None) -> str:

@@ -54,7 +54,8 @@ class Trained:
     Attributes:
         steps: of a run. fingerprint: what a run depends on, by name. labels: int64 of the held-out samples. groups: name -> the
         samples of it, bool. streams: seeds that have an effect (None: not known). layouts: whether it has a tensor that can be
-        channels last. machine: what only holds where it was found (instructions, cores).
+        channels last. draws: whether a module draws random numbers that do not go with the rows of the batch. machine: what
+        only holds where it was found (instructions, cores).
     """
 
     name: str
@@ -64,6 +65,7 @@ class Trained:
     groups: Mapping[str, NDArray[np.bool_]]
     streams: tuple[str, ...] | None
     layouts: bool
+    draws: bool
     device: str
     parameters: int
     machine: Mapping[str, str]
@@ -114,6 +116,12 @@ class ReplicaRow:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     worker: int = 0
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """All that a run gave but its weights, which ``finals`` stand for: equal where all bits are."""
+        floats = (np.float64(self.loss).tobytes(), self.losses.tobytes(), self.hashes.tobytes())
+        return (*floats, self.final, self.predictions.tobytes(), sorted((k, repr(v)) for k, v in self.metrics.items()))
 
     @property
     def final(self) -> str:

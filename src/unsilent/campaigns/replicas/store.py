@@ -35,9 +35,9 @@ CREATE TABLE replica (
 CREATE UNIQUE INDEX replica_identity ON replica (training, switches, number);
 CREATE TABLE look (
     training TEXT NOT NULL REFERENCES training (hash), switches TEXT NOT NULL, number INTEGER NOT NULL,
-    step INTEGER NOT NULL, seen BLOB NOT NULL
+    step INTEGER NOT NULL, unordered INTEGER NOT NULL, seen BLOB NOT NULL
 );
-CREATE UNIQUE INDEX look_identity ON look (training, switches, number, step);
+CREATE UNIQUE INDEX look_identity ON look (training, switches, number, step, unordered);
 CREATE TABLE usage (seconds REAL NOT NULL, cpu_seconds REAL NOT NULL);
 """
 MOST_SAMPLES = 2**27
@@ -51,7 +51,7 @@ _DTYPES = ("float32", "float64")
 class ReplicaStore(StoreFile):
     """An open file of replicas."""
 
-    application, version, schema, owner = 0x556E7372, 2, _SCHEMA, "training"  # "Unsr"
+    application, version, schema, owner = 0x556E7372, 3, _SCHEMA, "training"  # "Unsr"
 
     def bind(self, spec: ReplicaSpec, trained: Trained) -> str:
         """Note a training, if it is new, and return its hash."""
@@ -143,15 +143,17 @@ class ReplicaStore(StoreFile):
     def add_seen(self, training: str, look: Look, seen: Looked) -> None:
         """Commit what was seen of one step."""
         blob = zlib.compress(json.dumps(seen.json()).encode(), 1)
-        values = (training, str(look.switches), look.number, look.step, blob)
+        values = (training, str(look.switches), look.number, look.step, int(look.unordered), blob)
         with self._errors(), self._db:
-            self._db.execute("INSERT INTO look VALUES (?,?,?,?,?)", values)
+            self._db.execute("INSERT INTO look VALUES (?,?,?,?,?,?)", values)
 
     def seen(self, training: str, look: Look) -> Looked | None:
         """What was seen of one step; None where nobody looked."""
-        query = "SELECT seen FROM look WHERE training = ? AND switches = ? AND number = ? AND step = ?"
+        query = (
+            "SELECT seen FROM look WHERE training = ? AND switches = ? AND number = ? AND step = ? AND unordered = ?"
+        )
         with self._errors():
-            row = self._one_of(query, training, str(look.switches), look.number, look.step)
+            row = self._one_of(query, training, str(look.switches), look.number, look.step, int(look.unordered))
             return None if row is None else Looked.of(_read_json(_inflated(row[0], MOST_SAMPLES), list))
 
     def note_usage(self, seconds: float, cpu_seconds: float) -> None:
@@ -169,7 +171,19 @@ class ReplicaStore(StoreFile):
         return row
 
 
-_TOLD = ("name", "steps", "fingerprint", "streams", "layouts", "device", "parameters", "machine", "versions", "info")
+_TOLD = (
+    "name",
+    "steps",
+    "fingerprint",
+    "streams",
+    "layouts",
+    "draws",
+    "device",
+    "parameters",
+    "machine",
+    "versions",
+    "info",
+)
 
 
 def _packed(array: NDArray[Any]) -> bytes:

@@ -1,11 +1,12 @@
 """The mode that writes down which values every operation of a training step reads and gives, under the names that faults have.
 
-Values go by hashes that do not depend on the order of elements: two runs of which one has the rows of its batch in another
-order read the same, until a sum rounds in another way.
+Values go by hashes. With those that do not depend on the order of elements, two runs of which one has the rows of its batch in
+another order read the same, until a sum rounds in another way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -44,13 +45,17 @@ class Met(NamedTuple):
 class Flow(Mode):
     """Active around one training step, inside of all other modes.
 
+    Args:
+        digest: of a tensor; one that depends on the order of elements, or one that does not.
+
     Attributes:
         met: the operations, in order.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, digest: Callable[[Tensor], int] = digest_unordered) -> None:
         super().__init__()
         self.met: list[Met] = []
+        self._digest = digest
         self._names = Tracer(model, self._see, training=True)
         self._inner = ExitStack()
 
@@ -73,7 +78,7 @@ class Flow(Mode):
         if draws or kernel in _OVERWRITES or "out" in kwargs:  # what is about to be overwritten may hold anything
             written = {id(t) for t in written_by(func, args, kwargs)}
             read = [t for t in read if id(t) not in written]
-        reads = tuple(map(digest_unordered, read))
+        reads = tuple(map(self._digest, read))
         result = func(*args, **kwargs)
         given: list[Tensor] = []
         view = is_view(func, args, kwargs, result)
@@ -81,7 +86,7 @@ class Flow(Mode):
             given = list(tensors_in(result))
         elif not gives_uninitialised(func):
             given = [tensor for _, tensor in computed(func, args, kwargs, result)]
-        self.met.append(Met(None, kernel, draws, view or kernel in _TAKES, reads, tuple(map(digest_unordered, given))))
+        self.met.append(Met(None, kernel, draws, view or kernel in _TAKES, reads, tuple(map(self._digest, given))))
         return result
 
     def _see(self, key: Key, tensor: Tensor) -> None:

@@ -19,7 +19,7 @@ from unsilent.workloads.trainings import snapshots
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
 from unsilent.workloads.trainings.dropout import rows_as
 from unsilent.workloads.trainings.evaluating import evaluator
-from unsilent.workloads.trainings.randomness import apart, derived, seed_globals
+from unsilent.workloads.trainings.randomness import GLOBALS, apart, derived, seed_globals
 from unsilent.workloads.trainings.sources import source_of
 from unsilent.workloads.trainings.trees import mapped, row_count
 
@@ -132,15 +132,15 @@ class Training:
 
     def evaluate(self, state: TrainingState) -> Evaluation:
         """The model in eval mode, on the held-out data."""
-        training = [module for module in state.model.modules() if module.training]
+        modes = [(module, module.training) for module in state.model.modules()]
         with apart(), torch.no_grad():
             seed_globals(0)
             state.model.eval()
             try:
                 return self._evaluate(state.model, self._placed)
             finally:
-                for module in training:
-                    module.training = True
+                for module, mode in modes:
+                    module.training = mode
 
     def snapshot(self, state: TrainingState) -> dict[str, Any]:
         """All of the state; see `snapshots`."""
@@ -186,9 +186,9 @@ class Training:
         """The batch of the state's step, and how its rows were permuted (None: not)."""
         batch = self._source.batch(state)
         if self._augment is not None:
-            seed = derived(state.seeds, "augment", state.step)
-            seed_globals(seed)
-            batch = self._augment(batch, state.generators["augment"].manual_seed(seed))
+            seed_globals(derived(state.seeds, "augment", state.step, GLOBALS))
+            generator = state.generators["augment"].manual_seed(derived(state.seeds, "augment", state.step))
+            batch = self._augment(batch, generator)
         order = None
         if state.seeds.within is not None and (count := row_count(batch)):
             generator = state.generators["within"].manual_seed(derived(state.seeds, "within", state.step))

@@ -6,6 +6,7 @@ a step: building the model from ``init``, a batch from ``order`` and ``augment``
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +21,18 @@ DATA = "data"
 _ALL = (*STREAMS, DATA)
 
 
+GLOBALS, FETCHED = 1, 2
+"""Which generator of a stream, where it has several at one step: torch's global ones in augmentation, those of a data set."""
+_SMALL = 2**32
+"""Seeds below are one word of entropy; larger ones would run into the words behind them."""
+
+
 def derived(seeds: Seeds, stream: str, *at: int) -> int:
-    """The seed (63 bits) of a stream at a step or epoch."""
+    """The seed (63 bits) of a stream at a step or epoch, and of which of its generators."""
     seed = 0 if stream == DATA else getattr(seeds, stream)
+    if seed >= _SMALL:
+        text = repr((seed, stream, *at)).encode()
+        return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
     return int(np.random.SeedSequence([seed, _ALL.index(stream), *at]).generate_state(1, np.uint64)[0] >> 1)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from unsilent.errors import UsageError, first_line
@@ -89,11 +90,14 @@ def _run(workload: TrainingWorkload, state: TrainingState, steps: int) -> None:
 
 
 def _trail(workload: TrainingWorkload, state: TrainingState, steps: int) -> list[Any]:
-    """Snapshot and loss after each of the next steps."""
+    """Snapshot and loss after each of the next steps, and an evaluation after the last."""
     trail = []
     for _ in range(steps):
         record = workload.step(state)
         trail.append({**_through_file(workload, workload.snapshot(state)), "loss of the step": record.loss})
+    found = workload.evaluate(state)
+    held_out = {"loss": float(found.loss), "predictions": torch.from_numpy(np.array(found.predictions))}
+    trail[-1]["evaluation"] = held_out
     return trail
 
 

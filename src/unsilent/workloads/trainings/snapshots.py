@@ -27,7 +27,7 @@ _PLAIN = (bool, int, float, str, type(None))
 def copied(value: Any, where: str, plain: bool = True) -> Any:
     """A copy that shares nothing; with ``plain``, anything but tensors and plain values is a ``UsageError`` naming ``where``."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return _cloned(value)
     if isinstance(value, Mapping):
         return {key: copied(item, f"{where}/{key}", plain) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -39,6 +39,14 @@ def copied(value: Any, where: str, plain: bool = True) -> Any:
     raise UsageError(
         f"{where} is a {type(value).__name__}, which a snapshot cannot hold; expected tensors, numbers, texts, lists and dicts"
     )
+
+
+def _cloned(tensor: Tensor) -> Tensor:
+    """A copy with the same strides; ``clone`` keeps those of dense tensors alone."""
+    found = tensor.detach().clone()
+    if found.stride() == tensor.stride() or 0 in tensor.stride() or tensor.layout != torch.strided:
+        return found
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(found)
 
 
 def put_back(now: Any, kept: Any, device: torch.device | None = None) -> Any:

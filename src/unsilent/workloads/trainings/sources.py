@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unsilent.errors import UsageError
 from unsilent.workloads.trainings.base import TrainingState
-from unsilent.workloads.trainings.randomness import DATA, derived, seed_globals
+from unsilent.workloads.trainings.randomness import DATA, FETCHED, derived, seed_globals
 
 
 class Source(Protocol):
@@ -83,7 +83,7 @@ class Iterated:
         held = state.derived
         if held.get("at") != (state.epoch, state.cursor):
             self._begin(state)
-        seed_globals(derived(state.seeds, "augment", state.step))
+        seed_globals(derived(state.seeds, "augment", state.step, FETCHED))
         batch = next(held["iterator"], _END)
         if batch is _END:
             if state.cursor == 0:
@@ -101,14 +101,14 @@ class Iterated:
         first = state.step - state.cursor
         iterator = _iteration(iterable, state, first)
         for step in range(first, state.step):
-            seed_globals(derived(state.seeds, "augment", step))
+            seed_globals(derived(state.seeds, "augment", step, FETCHED))
             next(iterator, None)
         state.derived["iterator"] = iterator
 
 
 def _iteration(loader: Any, state: TrainingState, step: int) -> Iterator[Any]:
     """A new iteration, with its first batch already drawn; ``step``: that takes this batch."""
-    order, augment = derived(state.seeds, "order", state.epoch), derived(state.seeds, "augment", step)
+    order, augment = derived(state.seeds, "order", state.epoch), derived(state.seeds, "augment", step, FETCHED)
     sampler = getattr(loader, "sampler", None)
     for part in (loader, sampler):
         if callable(set_epoch := getattr(part, "set_epoch", None)):
