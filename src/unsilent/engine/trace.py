@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unsilent.engine.holding import HeldTraining
 from unsilent.engine.plain import PlainEngine, acting_in
 from unsilent.engine.tracing.passes import Compared, Run, compare, together
 from unsilent.engine.tracing.tracer import Tracer
-from unsilent.engine.tracing.training_state import HeldTraining
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw

@@ -1,0 +1,1 @@
+"""Detectors: a pure rule on arrays each; what is live around it is in `monitor`."""

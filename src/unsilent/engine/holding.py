@@ -1,0 +1,110 @@
+"""The state of a training as it is now, to be put back bit for bit: into the same tensors, so that nobody who holds them notices.
+
+Held are: parameters, buffers, gradients, state and settings of optimizers, schedulers and the like, and the generators of
+torch (with those of CUDA devices in use), numpy and Python. A counter in user code or a data loader's place is not seen here.
+What can go into a file, and come back in another process, is the snapshot of a training workload.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.workloads.trainings.randomness import held_generators
+
+
+class Copies(Protocol):
+    """Where copies are kept."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """A copy of each: same dtype, shape and strides."""
+        ...
+
+
+def clones(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Copies in memory of their own, each beside its original."""
+    return [t.detach().clone() for t in tensors]
+
+
+class HeldTraining:
+    """A copy of the state.
+
+    Args:
+        others: schedulers, scalers and the like: whatever has ``state_dict`` and ``load_state_dict``. gradients: hold those, too.
+        copies: where copies are kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        others: Sequence[Any] = (),
+        *,
+        gradients: bool = True,
+        copies: Copies = clones,
+    ) -> None:
+        tables: list[dict[Any, Any]] = [t for m in model.modules() for t in (m._parameters, m._buffers)]
+        tables += [o.state for o in optimizers]
+        tables += [entries for o in optimizers for entries in o.state.values()]
+        tables += [group for o in optimizers for group in o.param_groups]
+        self._tables = [(table, dict(table)) for table in tables]
+        stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        leaves = {id(p): p for p in [*model.parameters(), *stepped]}
+        self._gradients = [(p, p.grad) for p in leaves.values()] if gradients else []
+        live = {**leaves, **{id(b): b for b in model.buffers()}}
+        live |= {id(g): g for _, g in self._gradients if g is not None}
+        for table in tables[2 * sum(1 for _ in model.modules()) :]:
+            live |= {id(t): t for key, value in table.items() if key != "params" for t in _tensors(value)}
+        # What is no tensor and can be changed in place is copied as it is; tensors in it are put back by their content.
+        self._plain: list[tuple[Any, Any]] = [
+            (value, copy.copy(value))
+            for table in tables
+            for key, value in table.items()
+            if isinstance(value, (list, dict)) and not (key == "params" or isinstance(key, Tensor))
+        ]
+        self._live = list(live.values())
+        self._kept = copies(self._live)
+        self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
+        self._random = held_generators()
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for now, then in self._tables:
+            now.clear()
+            now.update(then)
+        for value, then in self._plain:
+            if isinstance(value, list):
+                value[:] = then
+            else:
+                value.clear()
+                value.update(then)
+        for tensor, kept in zip(self._live, self._kept, strict=True):
+            if (tensor.dtype, tensor.shape, tensor.stride()) == (kept.dtype, kept.shape, kept.stride()):
+                tensor.data.copy_(kept)
+            else:
+                tensor.data = kept.to(tensor.device, copy=True)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        for other, state in self._others:
+            other.load_state_dict(copy.deepcopy(state))
+        self._random()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all copies."""
+        return sum(t.numel() * t.element_size() for t in self._kept)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,228 @@
+"""A guard around a training loop: it notices a fault by what optimizers remember, goes back two steps, and does them again.
+
+    guard = Guard(model, optimizer, scheduler)
+    for batch in guard.over(loader):      # instead of: for batch in loader
+        ...
+
+When the body of the loop is over, the largest magnitude of every moment and moving statistic is compared with its bound. Beyond
+it, the state of two steps ago is put back bit for bit (parameters, buffers, gradients, optimizer, schedules, generators) and the
+two batches come again, each with the generators as they were. If a bound is passed again meanwhile, the fault is not transient or
+the bound is wrong: `GuardStop`. A transient fault that is noticed leaves nothing: the run ends with the bits of a fault-free one.
+
+What passes a bound is large; small corruption is not noticed. The body must be repeatable: what it writes elsewhere (logs,
+counters of its own) is written again.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import nn
+from torch.optim import Optimizer
+
+from unsilent.detectors.gradient_history import FACTOR, Calibrated, beyond
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.monitor.history import KINDS, Remembered, has_history, largest, remembered
+from unsilent.recovery.ring import Ring, Where
+from unsilent.workloads.trainings.randomness import held_generators
+
+Batch = TypeVar("Batch")
+WARM_UP = 10
+"""Steps that bounds are learnt from before any is enforced; what is not finite is beyond every bound from the first step on."""
+_guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What passed its bound: step of the guard (from 0), tensor, its kind, largest magnitude and bound."""
+
+    step: int
+    tensor: str
+    kind: str
+    largest: float
+    bound: float
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g}, beyond its bound {self.bound:.3g}"
+        )
+
+
+class GuardStop(UnsilentError):
+    """A bound was passed again while two steps were done again: not a transient fault, or a bound that is too tight."""
+
+    exit_code = 17
+
+    def __init__(self, alarm: Alarm, first: Alarm) -> None:
+        super().__init__(
+            f"{alarm}, again after two steps were done again (first at {first}); the fault is not transient, or the bound is too "
+            "tight: check this device, or give Guard a larger factor"
+        )
+        self.alarm, self.first = alarm, first
+
+
+@dataclass
+class Spent:
+    """Seconds (wall) that the guard itself took, and over how many steps."""
+
+    steps: int = 0
+    check: float = 0.0
+    snapshot: float = 0.0
+    recovery: float = 0.0
+
+
+@dataclass(eq=False)
+class _Bounds:
+    """What is remembered now, and the bounds that were learnt of it."""
+
+    parts: list[Remembered]
+    rule: Calibrated
+    seen: int = 0
+
+
+class Guard:
+    """Watches and recovers one training.
+
+    Args:
+        model: what is trained; its parameters, buffers and moving statistics. optimizers: one, or several. others: schedulers,
+            loss scalers and the like, with ``state_dict`` and ``load_state_dict``.
+        factor: of the calibrated bounds. bounds: largest magnitudes by name of the tensor, fixed, in place of learnt ones.
+        where: where the two states are kept: ``device``, ``host`` or ``file``. gradients: keep those, too; False where every step
+            begins by setting them to zero. told: is told of every alarm.
+
+    Raises:
+        UsageError: the model is guarded already, an optimizer remembers no gradients, a part cannot be put back.
+
+    Attributes:
+        alarms: all there were. recoveries: how often two steps were done again. spent: what it cost.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Optimizer | Sequence[Optimizer],
+        *others: Any,
+        factor: float = FACTOR,
+        bounds: dict[str, float] | None = None,
+        where: Where = "device",
+        gradients: bool = True,
+        told: Callable[[Alarm], None] | None = None,
+    ) -> None:
+        if model in _guarded:
+            raise UsageError(
+                f"this {type(model).__name__} is guarded already; make one Guard for a model, or close() the first"
+            )
+        self._model = model
+        found: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+        self._optimizers: list[Optimizer] = list(found)
+        if not self._optimizers or not all(isinstance(o, Optimizer) for o in self._optimizers):
+            raise UsageError("Guard needs a torch optimizer, or a list of them: Guard(model, optimizer)")
+        self._factor, self._fixed, self._told = factor, bounds, told
+        self._learnt: _Bounds | None = None
+        self._ring = Ring(model, self._optimizers, others, where=where, gradients=gradients)
+        self._recent: list[tuple[Any, Callable[[], None]]] = []
+        self.alarms: list[Alarm] = []
+        self.recoveries = 0
+        self.spent = Spent()
+        _guarded.add(model)
+
+    def close(self) -> None:
+        """Let another guard take over."""
+        _guarded.discard(self._model)
+        self._ring.clear()
+
+    def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches, and those of two steps again after an alarm; the body between two of them is one step."""
+        self._forget()  # what a user does between two epochs cannot be done again
+        for batch in batches:
+            pending = [(batch, held_generators())]
+            first: Alarm | None = None
+            while pending:
+                batch, put_back = pending.pop(0)
+                if first is not None:
+                    put_back()
+                self._keep(batch, put_back)
+                yield batch
+                alarm = self._check()
+                if alarm is None:
+                    continue
+                if first is not None:
+                    raise GuardStop(alarm, first)
+                first = alarm
+                pending = self._recover(alarm)
+
+    def _forget(self) -> None:
+        self._ring.clear()
+        self._recent.clear()
+
+    def _keep(self, batch: Any, put_back: Callable[[], None]) -> None:
+        begun = time.perf_counter()
+        self._ring.keep()
+        self._recent = [*self._recent, (batch, put_back)][-2:]
+        self.spent.snapshot += time.perf_counter() - begun
+
+    def _recover(self, alarm: Alarm) -> list[tuple[Any, Callable[[], None]]]:
+        """Put back the oldest state there is, and give the batches that are to be done again."""
+        self.alarms.append(alarm)
+        self.recoveries += 1
+        if self._told is not None:
+            self._told(alarm)
+        begun = time.perf_counter()
+        self._ring.back(len(self._ring))
+        again, self._recent = self._recent, []
+        self.spent.steps -= len(again)
+        self.spent.recovery += time.perf_counter() - begun
+        return again
+
+    def _check(self) -> Alarm | None:
+        """The first bound that is passed after a step."""
+        begun = time.perf_counter()
+        bounds = self._known()
+        found = np.asarray(largest([part.tensor for part in bounds.parts]).cpu())
+        alarm = self._judged(bounds, found)
+        self.spent.check += time.perf_counter() - begun
+        self.spent.steps += 1
+        return alarm
+
+    def _judged(self, bounds: _Bounds, found: Any) -> Alarm | None:
+        limits = np.full(len(bounds.parts), np.finfo(np.float64).max)
+        if self._fixed is not None:
+            limits = np.array([self._fixed.get(part.name, np.finfo(np.float64).max) for part in bounds.parts])
+        elif bounds.seen >= WARM_UP:
+            limits = bounds.rule.bounds
+        over = beyond(found, limits)
+        if not len(over):
+            bounds.rule.learn(found)
+            bounds.seen += 1
+            return None
+        worst = int(over[0])
+        part = bounds.parts[worst]
+        return Alarm(self.spent.steps, part.name, part.kind, float(found[worst]), float(limits[worst]))
+
+    def _known(self) -> _Bounds:
+        """What is remembered; looked up anew where optimizers have made other state."""
+        parts = remembered(self._model, self._optimizers)
+        known = self._learnt
+        if known is None or [p.name for p in parts] != [p.name for p in known.parts]:
+            for optimizer in self._optimizers:
+                if optimizer.state and not has_history(optimizer):
+                    raise UsageError(_without(optimizer))
+            if not any(o.state for o in self._optimizers) and not parts:
+                raise UsageError(_without(self._optimizers[0]))
+            numbers = np.array([KINDS.index(part.kind) for part in parts], dtype=np.int64)
+            known = _Bounds(parts, Calibrated(numbers, self._factor))
+        known.parts = parts
+        self._learnt = known
+        return known
+
+
+def _without(optimizer: Optimizer) -> str:
+    return (
+        f"{type(optimizer).__name__} remembers no gradients, so there is nothing to watch; "
+        "train with momentum, or with an optimizer that keeps moments (Adam, AdamW, RMSprop)"
+    )

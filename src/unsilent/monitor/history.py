@@ -1,0 +1,72 @@
+"""What optimizers and normalisation layers remember, as named tensors, and the largest magnitude of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+FIRST, SECOND, MOVING = "first moment", "second moment", "moving statistic"
+KINDS = (FIRST, SECOND, MOVING)
+_ENTRIES: Mapping[str, str] = {
+    **dict.fromkeys(("exp_avg", "momentum_buffer", "grad_avg", "exp_inf", "mu_product"), FIRST),
+    **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq"), SECOND),
+}
+"""Entries of the state of torch's optimizers that gradients are remembered in."""
+_MOVING = ("running_mean", "running_var")
+
+
+class Remembered(NamedTuple):
+    """One tensor: its name (``fc.weight/exp_avg``, ``bn1.running_var``), its kind, the parameter or buffer it belongs to."""
+
+    name: str
+    kind: str
+    owner: str
+    tensor: Tensor
+
+
+def remembered(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Remembered]:
+    """All there are now; those of an optimizer only once it has made a step."""
+    return [*_moments(model, optimizers), *_statistics(model)]
+
+
+def has_history(optimizer: Optimizer) -> bool:
+    """Whether an optimizer that has made a step remembers any gradient."""
+    return any(key in _ENTRIES and isinstance(v, Tensor) for e in optimizer.state.values() for key, v in e.items())
+
+
+def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Remembered]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    for number, optimizer in enumerate(optimizers):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for i, parameter in enumerate(parameters):
+            owner = names.get(id(parameter), f"optimizer {number}, parameter {i}")
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and value.is_floating_point() and (kind := _ENTRIES.get(key)):
+                    yield Remembered(f"{owner}/{key}", kind, owner, value)
+
+
+def _statistics(model: nn.Module) -> Iterator[Remembered]:
+    for name, module in model.named_modules():
+        for key in _MOVING:
+            value = getattr(module, key, None)
+            if isinstance(value, Tensor) and value.is_floating_point():
+                owner = f"{name}.{key}" if name else key
+                yield Remembered(owner, MOVING, owner, value)
+
+
+@torch.no_grad()
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each, float64[n] on the device of the first; NaN where there is one. One read of each tensor."""
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    device = tensors[0].device
+    if device.type == "cpu":
+        # A norm would take seventeen times as long as this.
+        ends = [torch.stack(torch.aminmax(t)) if t.numel() else t.new_zeros(2) for t in tensors]
+        return torch.stack([end.to(torch.float64) for end in ends]).abs_().amax(1)
+    norms = torch._foreach_norm(list(tensors), float("inf"))
+    return torch.stack([n.to(device, torch.float64) for n in norms])

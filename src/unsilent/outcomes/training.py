@@ -1,0 +1,169 @@
+"""How a struck training ended, beside its fault-free twin: one class of nine, by thresholds that are settings.
+
+| class | what it is |
+|---|---|
+| `masked-bitwise` | the final state has the bits of the golden one |
+| `masked-benign` | bits differ, nothing else that counts does |
+| `immediate-nan` | the loss is not finite in the step of the fault |
+| `short-term-nan` | it becomes so within a few steps |
+| `sharp-degrade` | the training metric drops at once and is low at the end |
+| `slow-degrade` | it declines over more steps than that, or ends in values that are not finite later |
+| `sharp-slow-degrade` | it drops at once, declines further, and is low at the end |
+| `low-test` | the training metric is as it should be, held-out accuracy is low |
+| `improved` | held-out accuracy is beyond noise the better way |
+| `crashed` | the process died, raised, or hung |
+
+Names and the 2 % of *masked* are those of the artifact of He et al. (ISCA 2023, DOI 10.1145/3579371.3589105): its README
+tells masked, immediate and slow degrade; the others are names of its files, whose definitions are not published. Thresholds
+without a published value are ours. Pure: arrays in, a word out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+
+Curve = NDArray[np.float64]
+
+
+class TrainingOutcome(StrEnum):
+    """How a struck training ended."""
+
+    MASKED_BITWISE = "masked-bitwise"
+    MASKED_BENIGN = "masked-benign"
+    IMMEDIATE_NAN = "immediate-nan"
+    SHORT_TERM_NAN = "short-term-nan"
+    SHARP_DEGRADE = "sharp-degrade"
+    SLOW_DEGRADE = "slow-degrade"
+    SHARP_SLOW_DEGRADE = "sharp-slow-degrade"
+    LOW_TEST = "low-test"
+    IMPROVED = "improved"
+    CRASHED = "crashed"
+
+    @property
+    def harmful(self) -> bool:
+        """Whether something of worth was lost."""
+        return self not in _HARMLESS
+
+    @property
+    def latent(self) -> bool:
+        """Harm that no error message tells of."""
+        return self in _LATENT
+
+
+_HARMLESS = (TrainingOutcome.MASKED_BITWISE, TrainingOutcome.MASKED_BENIGN, TrainingOutcome.IMPROVED)
+_LATENT = (
+    TrainingOutcome.SHARP_DEGRADE,
+    TrainingOutcome.SLOW_DEGRADE,
+    TrainingOutcome.SHARP_SLOW_DEGRADE,
+    TrainingOutcome.LOW_TEST,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Settings of the classes; shares are of 1, so 0.02 is two points of accuracy.
+
+    Attributes:
+        short_term: steps after that of the fault within which a loss that is not finite counts as short-term (ours). window:
+            steps over which the training metric is averaged (ours). sharp_within: steps after that of the fault in which a
+            drop is sharp, and drop: the share of golden's metric that it takes (ours; the artifact's slow sample loses 18 % in
+            the first step after the fault, 44 % by the second, 67 % by the fourth). gap: of the training metric, averaged over
+            the last ``end`` steps, that is low (the artifact's README: masked is within about 2 %). end: steps (ours).
+            test_gap: of held-out accuracy that is low (ours, as ``gap``).
+    """
+
+    short_term: int = 10
+    window: int = 10
+    sharp_within: int = 1
+    drop: float = 0.3
+    gap: float = 0.02
+    end: int = 50
+    test_gap: float = 0.02
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if not (math.isfinite(value) and value > 0):
+                raise UsageError(f"threshold {part.name} is {value}; expected more than 0")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ending:
+    """A training from the step of the fault to its end.
+
+    Attributes:
+        metric: float64[n], the training metric of each step from that of the fault on, more is better; shorter than the golden
+            one where the run ended early. losses: float64[n]. test: held-out accuracy at the end. same_bits: as the golden twin's
+            final state.
+    """
+
+    metric: Curve
+    losses: Curve
+    test: float
+    same_bits: bool = False
+
+
+def judge_ending(
+    golden: Ending, faulty: Ending, thresholds: Thresholds | None = None, *, beyond_noise: bool = True
+) -> TrainingOutcome:
+    """The class of one run.
+
+    Args:
+        beyond_noise: whether the run differs from golden by more than fault-free runs do; without that no difference at the end
+            is harm or improvement.
+
+    >>> flat = Ending(np.full(100, 0.9), np.full(100, 0.3), 0.9)
+    >>> low = Ending(np.r_[0.9, np.full(99, 0.2)], np.full(100, 2.0), 0.2)
+    >>> judge_ending(flat, low).value
+    'sharp-degrade'
+    """
+    t = thresholds or Thresholds()
+    if faulty.same_bits:
+        return TrainingOutcome.MASKED_BITWISE
+    lost = np.flatnonzero(~np.isfinite(faulty.losses))
+    if len(lost):
+        first = int(lost[0])
+        if first == 0:
+            return TrainingOutcome.IMMEDIATE_NAN
+        return TrainingOutcome.SHORT_TERM_NAN if first <= t.short_term else TrainingOutcome.SLOW_DEGRADE
+    length = min(len(golden.metric), len(faulty.metric))
+    if not length:
+        raise ValueError("a run has no step from the fault on; give the metric of the fault's own step at least")
+    below = golden.metric[:length] - faulty.metric[:length]
+    end = min(t.end, length)
+    if beyond_noise and not float(below[-end:].mean()) <= t.gap:
+        return _degrade(below, golden.metric[:length], t)
+    test = golden.test - faulty.test
+    if beyond_noise and not test <= t.test_gap:
+        return TrainingOutcome.LOW_TEST
+    if beyond_noise and test < -t.test_gap:
+        return TrainingOutcome.IMPROVED
+    return TrainingOutcome.MASKED_BENIGN
+
+
+def _degrade(below: Curve, golden: Curve, t: Thresholds) -> TrainingOutcome:
+    """Which kind of decline: whether it loses the share ``drop`` of golden's metric at once, and as much again later."""
+    share = below / np.where(golden > 0, golden, np.inf)
+    at_once = float(share[1 : t.sharp_within + 1].max(initial=0.0))
+    if not at_once > t.drop:
+        return TrainingOutcome.SLOW_DEGRADE
+    later = averaged(share[t.sharp_within + 1 :], t.window)
+    falls_on = len(later) > 0 and float(later.max()) > at_once + t.drop
+    return TrainingOutcome.SHARP_SLOW_DEGRADE if falls_on else TrainingOutcome.SHARP_DEGRADE
+
+
+def averaged(curve: Curve, window: int) -> Curve:
+    """Moving mean of ``window`` steps, float64[max(n - window + 1, 1)]; of fewer steps the mean of all."""
+    if not len(curve):
+        return curve
+    width = min(window, len(curve))
+    sums = np.cumsum(np.concatenate([[0.0], curve]))
+    found: Curve = (sums[width:] - sums[:-width]) / width
+    return found

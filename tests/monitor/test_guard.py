@@ -1,0 +1,170 @@
+"""A guard around plain loops: a planted fault leaves nothing, a clean run raises no alarm, what stays is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from unsilent.errors import UsageError
+from unsilent.monitor import Guard, GuardStop
+
+STEPS = 40
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.2)
+        self.fc = nn.Linear(4 * 16, 3)
+
+    def forward(self, x):
+        return self.fc(self.drop(self.norm(self.conv(x)).relu()).flatten(1))
+
+
+MAKE = {
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+}
+
+
+class Loader:
+    """Draws while it loads, as transforms do."""
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(STEPS // 2):
+            x = torch.randn(8, 1, 4, 4, generator=generator)
+            yield x + 0.1 * torch.randn_like(x), x.flatten(1)[:, :3].argmax(1)
+
+
+def strike(model, where, value):
+    """A fault in a gradient, or in a batch-norm statistic by way of an activation."""
+    if where == "statistic":
+        model.norm.running_var[0] = value
+    else:
+        model.get_parameter(where).grad.view(-1)[0] = value
+
+
+def run(name, faults=(), guarded=True, **options):
+    """``faults``: (how often a batch was begun, where, value)."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = MAKE[name](model.parameters())
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=STEPS)
+    guard = Guard(model, optimizer, scheduler, **options) if guarded else None
+    begun = 0
+    try:
+        for _ in range(2):
+            loader = Loader()
+            for x, y in guard.over(loader) if guard else loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                for when, where, value in faults:
+                    if when == begun:
+                        strike(model, where, value)
+                optimizer.step()
+                scheduler.step()
+                begun += 1
+    finally:
+        if guard:
+            guard.close()
+    state = [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+    return state, guard, begun
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return {name: run(name, guarded=False)[0] for name in MAKE}
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_clean_run_has_the_bits_of_an_unguarded_one_and_no_alarm(golden, name):
+    state, guard, begun = run(name)
+    assert same(state, golden[name])
+    assert (guard.alarms, guard.recoveries, begun) == ([], 0, STEPS)
+    assert guard.spent.steps == STEPS
+    assert guard.spent.check > 0
+    assert guard.spent.snapshot > 0
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("value", [1e6, -1e17, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("when", "where"), [(25, "fc.weight"), (13, "conv.weight"), (20, "statistic"), (39, "fc.bias")]
+)
+def test_a_transient_fault_leaves_nothing(golden, name, value, when, where):
+    state, guard, begun = run(name, [(when, where, value)])
+    assert same(state, golden[name])
+    assert guard.recoveries == 1
+    (alarm,) = guard.alarms
+    assert alarm.step == when
+    redone = 1 if when == 20 else 2  # nothing is done again of the epoch before
+    assert begun == STEPS + redone
+    assert {"statistic": "norm.running_var"}.get(where, where) in alarm.tensor
+
+
+def test_in_the_first_steps_only_what_is_not_finite_is_noticed(golden):
+    state, guard, _ = run("adam", [(2, "fc.weight", float("inf"))])
+    assert same(state, golden["adam"])
+    assert guard.recoveries == 1
+    state, guard, _ = run("adam", [(2, "fc.weight", 1e6)])
+    assert not same(state, golden["adam"])
+    assert guard.recoveries == 0
+
+
+def test_two_faults_apart_and_one_that_stays(golden):
+    state, guard, _ = run("sgd", [(15, "fc.weight", 1e9), (30, "conv.weight", 1e9)])
+    assert same(state, golden["sgd"])
+    assert guard.recoveries == 2
+    permanent = [(n, "fc.weight", 1e9) for n in range(15, 60)]
+    with pytest.raises(GuardStop, match="again after two steps were done again") as raised:
+        run("sgd", permanent)
+    assert raised.value.exit_code == 17
+    assert raised.value.first.step == 15
+
+
+def test_small_faults_pass(golden):
+    """Said in the documentation: what is no larger than a factor times what is usual is not seen."""
+    state, guard, _ = run("adam", [(25, "fc.weight", 1e-3)])
+    assert not same(state, golden["adam"])
+    assert not guard.alarms
+
+
+def test_bounds_and_places_are_options(golden):
+    state, guard, _ = run("adam", [(25, "fc.weight", 50.0)], bounds={"fc.weight/exp_avg": 1.0}, where="file")
+    assert same(state, golden["adam"])
+    assert guard.recoveries == 1
+    assert guard.alarms[0].bound == 1.0
+    told = []
+    run("adam", [(25, "fc.weight", 1e9)], told=told.append, where="host", gradients=False)
+    assert len(told) == 1
+    assert "reaches" in str(told[0])
+
+
+def test_what_cannot_be_guarded_is_refused():
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    guard = Guard(model, optimizer)
+    with pytest.raises(UsageError, match="guarded already"):
+        Guard(model, optimizer)
+    guard.close()
+    Guard(model, [optimizer]).close()
+    with pytest.raises(UsageError, match="needs a torch optimizer"):
+        Guard(model, None)
+    plain = nn.Linear(2, 2)
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
+    guard = Guard(plain, sgd)
+    batches = guard.over([torch.ones(1, 2)] * 2)
+    plain(next(batches)).sum().backward()
+    sgd.step()
+    with pytest.raises(UsageError, match="SGD remembers no gradients"):
+        next(batches)

@@ -1,0 +1,151 @@
+"""States put back bit for bit, for every kind of optimizer; memory is used again."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from unsilent.errors import UsageError
+from unsilent.recovery import Ring
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.3)
+        self.fc = nn.Linear(4 * 36, 3)
+
+    def forward(self, x):
+        return self.fc(self.drop(self.norm(self.conv(x)).relu()).flatten(1))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "plain": lambda p: torch.optim.SGD(p, lr=0.1),
+    "adam": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "tensor-lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(1e-3)),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, momentum=0.5, centered=True),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=3),
+}
+
+
+def training(name, layout=torch.contiguous_format):
+    torch.manual_seed(0)
+    model = Net().to(memory_format=layout)
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=50) if name == "sgd" else (
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    )  # fmt: skip
+    return model, optimizer, scheduler
+
+
+def step(model, optimizer, scheduler):
+    x = torch.randn(6, 1, 8, 8) + random.random() + np.random.rand()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    scheduler.step()
+
+
+def bits(model, optimizer, scheduler):
+    """All that a training consists of, as bytes and texts."""
+    found = [t.detach().numpy().tobytes() for t in (*model.parameters(), *model.buffers())]
+    found += [b"" if p.grad is None else p.grad.numpy().tobytes() for p in model.parameters()]
+    found += [
+        repr(optimizer.state_dict()),
+        repr(scheduler.state_dict()),
+        torch.random.get_rng_state().numpy().tobytes(),
+    ]
+    return [*found, repr(np.random.get_state()), repr(random.getstate())]
+
+
+@pytest.mark.parametrize("where", ["device", "host", "file"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_states_come_back_bit_for_bit(name, where):
+    parts = training(name)
+    model, optimizer, scheduler = parts
+    torch.set_printoptions(precision=20, threshold=10**6)
+    ring = Ring(model, [optimizer], [scheduler], where=where)
+    seen = []
+    for _ in range(4):
+        ring.keep()
+        seen.append(bits(*parts))
+        step(*parts)
+    tensors = [*model.parameters(), *model.buffers()]
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 7)
+    ring.back(2)
+    assert bits(*parts) == seen[2]
+    assert all(a is b for a, b in zip(tensors, [*model.parameters(), *model.buffers()], strict=True))
+    step(*parts)
+    assert bits(*parts) == seen[3]
+    assert len(ring) == 0
+    torch.set_printoptions(profile="default")
+
+
+def test_the_first_state_comes_back_without_optimizer_state_and_gradients():
+    parts = training("adam")
+    ring = Ring(parts[0], [parts[1]])
+    ring.keep()
+    step(*parts)
+    ring.back()
+    assert not parts[1].state
+    assert all(p.grad is None for p in parts[0].parameters())
+
+
+def test_channels_last_weights_keep_their_layout():
+    parts = training("adam", torch.channels_last)
+    ring = Ring(parts[0], [parts[1]])
+    ring.keep()
+    before, strides = bits(*parts)[:4], [p.stride() for p in parts[0].parameters()]
+    step(*parts)
+    ring.back()
+    assert bits(*parts)[:4] == before
+    assert [p.stride() for p in parts[0].parameters()] == strides
+
+
+def test_memory_is_used_again():
+    parts = training("adam")
+    ring = Ring(parts[0], [parts[1]])
+    for _ in range(4):
+        step(*parts)
+        ring.keep()
+    places = {t.data_ptr() for slot in ring._slots for t in slot._buffers}
+    size = ring.nbytes
+    for _ in range(3):
+        step(*parts)
+        ring.keep()
+    assert {t.data_ptr() for slot in ring._slots for t in slot._buffers} == places
+    assert ring.nbytes == size
+    # Parameters, gradients and three moments (amsgrad), twice; counters and buffers are small.
+    parameters = sum(p.numel() * 4 for p in parts[0].parameters())
+    assert 2 * 5 * parameters < size < 2 * 5 * parameters + 2000
+
+
+def test_what_cannot_be_is_refused(monkeypatch):
+    model, optimizer, scheduler = training("adam")
+    with pytest.raises(UsageError, match="one of device, host, file"):
+        Ring(model, [optimizer], where="tape")
+    with pytest.raises(UsageError, match="list has no state_dict"):
+        Ring(model, [optimizer], [[scheduler]])
+    ring = Ring(model, [optimizer])
+    with pytest.raises(UsageError, match="the ring holds 0 states"):
+        ring.back()
+    monkeypatch.setattr("unsilent.recovery.ring.free_memory", lambda: 100)
+    with pytest.raises(
+        UsageError, match=r"one state of the ring needs .* on cpu, where 100 .* is free; keep it in a file"
+    ):
+        ring.keep()
