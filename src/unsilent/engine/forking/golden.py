@@ -1,0 +1,121 @@
+"""The fault-free run of a training: what each step gave, a hash of the state after each, snapshots on the way, and the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.errors import UsageError
+from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState, TrainingWorkload
+from unsilent.workloads.trainings.snapshots import tensors_of
+
+MEMORY = 1 << 28
+"""Bytes that snapshots may take."""
+METRIC = "accuracy"
+Watch = Callable[[TrainingState], NDArray[np.float64]]
+
+
+class GoldenTraining:
+    """Runs the training once.
+
+    Args:
+        steps: of the run; None: all. memory: bytes that snapshots may take together; they are spread evenly. watch: asked
+            after every step for what is to be remembered of it, float64[k]. told: is told of steps done and of all.
+
+    Raises:
+        UsageError: steps that make no sense, or a loss that is not finite.
+
+    Attributes:
+        losses, metric: float64[steps], before each update; the metric is the accuracy of the batch, or the negative loss where
+            there is none. hashes: of the state after each step. watched: float64[steps, k]. evaluation: at the end. every: steps
+            between two snapshots.
+    """
+
+    def __init__(
+        self,
+        workload: TrainingWorkload,
+        seeds: Seeds,
+        steps: int | None = None,
+        *,
+        memory: int = MEMORY,
+        watch: Watch | None = None,
+        told: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.workload = workload
+        self.steps = workload.steps if steps is None else steps
+        if self.steps < 1:
+            raise UsageError(f"steps is {self.steps}; expected at least 1")
+        state = workload.start(seeds)
+        self._snapshots: dict[int, Mapping[str, Any]] = {}
+        self.every = 1
+        losses, metric, hashes, watched = [], [], [], []
+        for step in range(self.steps):
+            if step % self.every == 0:
+                self._snapshots[step] = workload.snapshot(state)
+                if step == 1:  # by now optimizers have made their state
+                    self.every = self._spacing(memory)
+            record = workload.step(state)
+            if not np.isfinite(record.loss):
+                raise UsageError(
+                    f"the fault-free run of {workload.name} has a loss of {record.loss} in step {step}; expected a finite one"
+                )
+            losses.append(record.loss)
+            metric.append(metric_of(record))
+            hashes.append(state_hash(state))
+            watched.append(np.zeros(0) if watch is None else watch(state))
+            told(step + 1, self.steps)
+        self.losses, self.metric = np.array(losses), np.array(metric)
+        self.hashes, self.watched = hashes, np.array(watched)
+        self.evaluation: Evaluation = workload.evaluate(state)
+        self._state = state
+
+    def at(self, step: int) -> TrainingState:
+        """The state before a step, in the one set of tensors that every fork uses; golden steps are run to get there."""
+        if not 0 <= step < self.steps:
+            raise UsageError(f"step is {step}; expected 0 to {self.steps - 1}")
+        start = max(known for known in self._snapshots if known <= step)
+        self.workload.restore_into(self._state, self._snapshots[start])
+        for _ in range(start, step):
+            self.workload.step(self._state)
+        return self._state
+
+    def _spacing(self, memory: int) -> int:
+        """Steps between two snapshots that all of them fit."""
+        size = max(1, sum(t.numel() * t.element_size() for t in _tensors(self._snapshots[1])))
+        return max(1, -(-self.steps * size // memory))
+
+
+def metric_of(record: StepRecord) -> float:
+    """More is better."""
+    return float(record.metrics.get(METRIC, -record.loss))
+
+
+def state_hash(state: TrainingState) -> int:
+    """64 bits of parameters, buffers and optimizer state, bit for bit, and the scale of the loss."""
+    digest = xxhash.xxh3_64()
+    tensors = list(tensors_of(state.model).values())
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                entries = optimizer.state.get(parameter, {})
+                tensors += [value for value in entries.values() if isinstance(value, Tensor)]
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            digest.update(flat.view(torch.uint8).numpy().data)
+    if state.scaler is not None:
+        digest.update(repr(state.scaler.get_scale()).encode())
+    return digest.intdigest()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
