@@ -6,8 +6,9 @@
 
 When the body of the loop is over, the largest magnitude of every moment and moving statistic is compared with its bound. Beyond
 it, the state of two steps ago is put back bit for bit (parameters, buffers, gradients, optimizer, schedules, generators) and the
-two batches come again, each with the generators as they were. If a bound is passed again meanwhile, the fault is not transient or
-the bound is wrong: `GuardStop`. A transient fault that is noticed leaves nothing: the run ends with the bits of a fault-free one.
+two batches come again, each with the generators as they were. A step that is a function is guarded by ``guard.step(function)``.
+If a bound is passed again meanwhile, the fault is not transient or the bound is wrong: `GuardStop`. A transient fault that is
+noticed leaves nothing: the run ends with the bits of a fault-free one.
 
 What passes a bound is large; small corruption is not noticed. The body must be repeatable: what it writes elsewhere (logs,
 counters of its own) is written again.
@@ -32,6 +33,7 @@ from unsilent.recovery.ring import Ring, Where
 from unsilent.workloads.trainings.randomness import held_generators
 
 Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 WARM_UP = 10
 """Steps that bounds are learnt from before any is enforced; what is not finite is beyond every bound from the first step on."""
 _guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -155,6 +157,30 @@ class Guard:
                     raise GuardStop(alarm, first)
                 first = alarm
                 pending = self._recover(alarm)
+
+    def step(self, run: Callable[[], Result]) -> Result:
+        """One step as a function without arguments, that can be run again; gives what it gave (the last time)."""
+        given: list[Result] = []
+        self.begin(lambda: given.append(run()))
+        given.append(run())
+        self.end()
+        return given[-1]
+
+    def begin(self, again: Callable[[], object]) -> None:
+        """A step begins; ``again`` would do all of it once more. For loops that tell of the beginning and the end of a step."""
+        self._keep(again, held_generators())
+
+    def end(self) -> None:
+        """The step that began is over; raises `GuardStop`."""
+        first = self._check()
+        if first is None:
+            return
+        for again, put_back in self._recover(first):
+            put_back()
+            self._keep(again, put_back)
+            again()
+            if (alarm := self._check()) is not None:
+                raise GuardStop(alarm, first)
 
     def _forget(self) -> None:
         self._ring.clear()

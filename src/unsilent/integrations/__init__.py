@@ -1,0 +1,1 @@
+"""Callbacks for training frameworks; each module needs its framework installed."""

@@ -1,0 +1,95 @@
+"""The guard as a callback of transformers' Trainer.
+
+    trainer = Trainer(...)
+    trainer.add_callback(GuardCallback(trainer))
+    trainer.train()
+
+An update is one step of the guard, with all its micro-batches. After an alarm the callback does the last two updates again as the
+Trainer does them: its own ``training_step``, clipping, optimizer and schedule. Losses that the Trainer has summed up for its log
+are not taken back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+
+from unsilent.errors import UsageError
+from unsilent.monitor.guard import Guard
+
+Done = list[tuple[Any, Any]]
+"""Inputs and number of items of the micro-batches of one update."""
+
+
+class GuardCallback(TrainerCallback):
+    """Guards one training of a Trainer.
+
+    Args:
+        trainer: the one it is added to. options: as of `Guard` (``factor``, ``where``, ``told`` …).
+
+    Attributes:
+        guard: made when training begins; None before.
+    """
+
+    def __init__(self, trainer: Trainer, **options: Any) -> None:
+        self._trainer: Any = trainer
+        self._options = options
+        self._update: Done = []
+        self.guard: Guard | None = None
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise UsageError("GuardCallback guards one process (or DDP); this Trainer uses FSDP or DeepSpeed")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Guard what is trained."""
+        trainer = self._trainer
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
+        others = [trainer.lr_scheduler] + ([s] if (s := trainer.accelerator.scaler) is not None else [])
+        self.guard = Guard(trainer.accelerator.unwrap_model(trainer.model), optimizer, *others, **self._options)
+        plain = self._plain = trainer.training_step
+
+        @functools.wraps(plain)
+        def training_step(model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            self._update.append((inputs, num_items_in_batch))
+            return plain(model, inputs, num_items_in_batch)
+
+        trainer.training_step = training_step
+        self._model = trainer.model_wrapped
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """An update begins; its batches are there already."""
+        assert self.guard is not None
+        self._update = update = list[tuple[Any, Any]]()
+        self.guard.begin(self._again(update))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """An update is over, and not yet saved or evaluated."""
+        assert self.guard is not None
+        self.guard.end()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Leave the Trainer as it was."""
+        if self.guard is not None:
+            del self._trainer.training_step  # the method of its class shows again
+            self.guard.close()
+
+    def _again(self, update: Done) -> Callable[[], None]:
+        """Does an update as the Trainer does."""
+        trainer = self._trainer
+
+        def again() -> None:
+            for number, (inputs, items) in enumerate(update, 1):
+                trainer.accelerator.gradient_state._set_sync_gradients(number == len(update))
+                self._plain(self._model, inputs, items)
+            if trainer.args.max_grad_norm > 0:
+                trainer._clip_grad_norm(self._model)
+            trainer.optimizer.step()
+            plateau = isinstance(trainer.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            if not (plateau or trainer.accelerator.optimizer_step_was_skipped):
+                trainer.lr_scheduler.step()
+            self._model.zero_grad()
+
+        return again

@@ -1,0 +1,96 @@
+"""transformers' Trainer under the guard: a planted fault is caught, and the run ends as if it had not happened."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+
+from unsilent.errors import UsageError  # noqa: E402
+from unsilent.integrations.transformers import GuardCallback  # noqa: E402
+from unsilent.monitor import Guard, GuardStop  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+
+class Struck(transformers.TrainerCallback):
+    """Sets an element of a gradient just before some updates, counted as they are made."""
+
+    def __init__(self, when, value):
+        self.when, self.value, self.count = set(when), value, 0
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **given):
+        if state.global_step in self.when:
+            self.when.discard(state.global_step)
+            next(iter(model.parameters())).grad.view(-1)[3] = self.value
+
+
+def train(folder, struck=None, guarded=False, **arguments):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=32, attention_dropout=0.1,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    generator = torch.Generator().manual_seed(1)
+    rows = [{"input_ids": (ids := torch.randint(64, (12,), generator=generator)), "labels": ids} for _ in range(96)]
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=4, max_steps=30, learning_rate=1e-3, report_to=[],
+        save_strategy="no", logging_strategy="no", disable_tqdm=True, use_cpu=True, seed=0, warmup_steps=5, **arguments,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model=model, args=settings, train_dataset=rows)
+    if struck is not None:
+        trainer.add_callback(struck)
+    callback = GuardCallback(trainer, told=None) if guarded else None
+    if callback:
+        trainer.add_callback(callback)
+    try:
+        trainer.train()
+    finally:
+        if callback and callback.guard:
+            callback.guard.close()
+    return [p.detach().clone() for p in model.parameters()], callback and callback.guard
+
+
+@pytest.mark.parametrize("arguments", [{}, {"gradient_accumulation_steps": 2}], ids=["plain", "accumulated"])
+def test_a_planted_fault_leaves_nothing(tmp_path, arguments):
+    golden, _ = train(tmp_path, **arguments)
+    harmed, _ = train(tmp_path, Struck([17], 1e12), **arguments)
+    assert not all(torch.equal(a, b) for a, b in zip(golden, harmed, strict=True))
+    saved, guard = train(tmp_path, Struck([17], 1e12), guarded=True, **arguments)
+    assert all(torch.equal(a, b) for a, b in zip(golden, saved, strict=True))
+    assert guard.recoveries == 1
+    assert guard.alarms[0].step == 17
+    clean, guard = train(tmp_path, guarded=True, **arguments)
+    assert all(torch.equal(a, b) for a, b in zip(golden, clean, strict=True))
+    assert guard.alarms == []
+
+
+def test_a_guard_is_not_put_around_another(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    guard = Guard(model, optimizer)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        return 5
+
+    for _ in range(12):
+        assert guard.step(step) == 5
+
+    def broken():
+        step()
+        optimizer.state[model.weight]["exp_avg"].fill_(1e20)
+
+    with pytest.raises(GuardStop):
+        guard.step(broken)
+    with pytest.raises(UsageError, match="guarded already"):
+        Guard(model, optimizer)
+    guard.close()
