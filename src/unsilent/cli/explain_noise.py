@@ -1,6 +1,6 @@
 """``unsilent noise --explain`` and ``--control``: why runs of a user's loop differ, and whether they end in the same bits.
 
-Exit codes: 0 no difference found, 1 runs differ, 2 the loop is not there, raises or does not end.
+Exit codes: 0 no difference found, 1 runs differ, 2 the loop is not there, raises, does nothing or does not end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def explain_loop(
         "runs": RUNS if runs is None else runs,
         "steps": steps,
         "deadline": DEADLINE if deadline is None else deadline,
-        "told": _silent if quiet or as_json or not sys.stderr.isatty() else _told,
+        "told": _silent if quiet else _told,
     }
     from rich.console import Console
 
@@ -61,7 +61,8 @@ def explain_loop(
 
 
 def _told(text: str) -> None:
-    print(text, file=sys.stderr)
+    """A line for each run, on a terminal or not: a search takes minutes."""
+    print(f"unsilent: {text}", file=sys.stderr, flush=True)
 
 
 def _silent(text: str) -> None:

@@ -105,11 +105,10 @@ def _reader_left() -> int:
 
 
 def _interrupted(arguments: list[str]) -> int:
-    stored = (
-        "; what was done is stored, run the same command again to go on"
-        if arguments[:1] in (["pvf"], ["noise"])
-        else ""
-    )
+    stores = arguments[:1] in (["pvf"], ["noise"])
+    if any(word.partition("=")[0] in ("--explain", "--control") for word in arguments):
+        stores = False
+    stored = "; what was done is stored, run the same command again to go on" if stores else ""
     print(f"unsilent: interrupted{stored}", file=sys.stderr)
     return INTERRUPTED
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unsilent.report.console import print_columns, print_lines
 from unsilent.report.text import clean, counted, listed, seconds
 from unsilent.strictjson import strict
+from unsilent.studies.explaining.chance import RARE, missed
 from unsilent.studies.explaining.results import Controlled, Explained, Finding, Machine, Parting, Place
 from unsilent.studies.explaining.sources import DATA, KERNEL, PATH, RANDOM, SOURCES
 
@@ -25,6 +26,11 @@ _DRAWN = {
     "global": "it draws random numbers from torch's global generator",
     "own": "it draws from a torch.Generator of its own",
 }
+_NO_STEP = "No optimizer made a step: if the loop is to train, look whether it does; all is told as of step 0."
+_RACE = "; at which step that shows first is chance, so other runs may part at another"
+_UNSURE = "may be chance: runs differ rarely; compare more with --runs"
+_OVER = 10
+"""A run that has fewer operations to go than the other by this factor is told to be almost over."""
 _UNKNOWN = (
     "nothing that could be pinned made the runs agree",
     "look for threads or processes of your own that race, files that a run leaves behind or changes, an order by id() or of a "
@@ -38,10 +44,10 @@ def render_explained(found: Explained, console: Console, plain: bool) -> None:
     what += f"{counted(found.steps, 'step')}, {counted(found.machine.threads, 'thread')}"
     print_lines(console, [f"{clean(found.ref)}: {what}"], plain, "bold")
     if found.agreed:
-        print_lines(console, ["All operations of all runs gave the same bits."], plain)
+        print_lines(console, ["All operations of all runs gave the same bits.", _few(found.runs)], plain)
     else:
-        sources = [SOURCES[f.source].key if f.source else "unknown" for f in found.findings]
-        print_lines(console, [f"Runs differ because of {listed(sources)}."], plain)
+        sources = [_title(f) + (" (may be chance)" if f.unsure else "") for f in found.findings]
+        print_lines(console, [f"Runs differ because of {'; '.join(sources)}."], plain)
     if plain and found.findings:
         print_columns(console, _COLUMNS, [_cells(finding) for finding in found.findings])
     for number, finding in enumerate(found.findings, 1):
@@ -59,14 +65,15 @@ def render_controlled(found: Controlled, console: Console, plain: bool) -> None:
     print_lines(console, [f"{clean(found.ref)}: {what}"], plain, "bold")
     if found.agreed:
         print_lines(console, ["Reproducible here as it is: all runs end in the same bits."], plain, "green")
+        print_lines(console, [_few(found.runs), *([_NO_STEP] if not found.steps else [])], plain)
         return
     print_lines(
         console, [f"Not reproducible here: runs end in different bits, first in {clean(found.first)}."], plain, "red"
     )
     if found.switches:
-        claim = (
-            "With these switches runs end in the same bits" if found.verified else "Switches that help, but not alone"
-        )
+        claim = "With these changes runs end in the same bits"
+        if not found.verified:
+            claim = "Changes that help, but not alone"
         print_lines(console, [f"{claim}:", *(f"  {SOURCES[s].advice}" for s in found.switches)], plain)
     if found.explained is not None:
         if found.explained.agreed:
@@ -93,6 +100,7 @@ def controlled_json(found: Controlled) -> dict[str, Any]:
             "first_different": found.first or None,
             "switches": [{"source": s, "pinned": SOURCES[s].pin, "advice": SOURCES[s].advice} for s in found.switches],
             "verified": found.verified,
+            "would_miss": _would_miss(found.runs) if found.agreed else None,
             "explained": _explained(found.explained) if found.explained else None,
         },
     )
@@ -120,6 +128,7 @@ def _object(schema: str, found: Explained | Controlled, results: dict[str, Any])
 def _explained(found: Explained) -> dict[str, Any]:
     return {
         "agreed": found.agreed,
+        "would_miss": _would_miss(found.runs) if found.agreed else None,
         "operations": found.operations,
         "steps": found.steps,
         "findings": [_finding(f) for f in found.findings],
@@ -139,6 +148,7 @@ def _finding(found: Finding) -> dict[str, Any]:
         "with_it_pinned": _effect(found),
         "then_parts_at": _parting(found.after) if found.after and source else None,
         "runs": found.runs,
+        "unsure": found.unsure,
         "together_with": list(found.together),
         "read_at": [{"call": r.call} | _place(r.place) for r in found.reads],
     }
@@ -157,6 +167,7 @@ def _parting(found: Parting) -> dict[str, Any]:
         "kind": found.kind,
         "generator": found.generator or None,
         "other_run": found.other or None,
+        "operations_to_go": list(found.to_go) if found.to_go else None,
         "place": _place(found.place) if found.place else None,
         "origin": {"operation": found.origin_operation} | _place(found.origin) if found.origin else None,
     }
@@ -178,7 +189,7 @@ def _show(number: int, found: Finding, console: Console, plain: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    title = f"{number}. {SOURCES[found.source].title if found.source else 'an unknown source'}"
+    title = f"{number}. {_title(found)}"
     if plain:
         print_lines(console, [title, *(f"   {head:6} {text}" for head, text in _block(found))], plain)
         return
@@ -190,22 +201,33 @@ def _show(number: int, found: Finding, console: Console, plain: bool) -> None:
     console.print(grid)
 
 
+def _title(found: Finding) -> str:
+    return SOURCES[found.source].title if found.source else "an unknown source"
+
+
 def _block(found: Finding) -> Iterator[tuple[str, str]]:
     """What is told of one finding, each with the word before it."""
     yield "where", where(found.parting)
-    yield "what", _why(found.parting)
+    yield "what", _why(found.parting) + (_RACE if found.parting.kind == KERNEL and found.source != "memory" else "")
     if found.reads:
-        yield "read", listed(f"{r.call} at {clean(r.place)}" for r in found.reads)
+        yield (
+            "made" if found.source == "memory" else "read",
+            listed(f"{r.call} at {clean(r.place)}" for r in found.reads),
+        )
     if found.source is None:
         yield "sure", _UNKNOWN[0]
         yield "do", _UNKNOWN[1]
         return
     source = SOURCES[found.source]
-    pinned = source.pin + (f", together with {listed(found.together)}" if found.together else "")
+    pinned = source.pin
+    if found.together:
+        pinned += f", together with {'; '.join(SOURCES[s].pin for s in found.together)}"
     then = f"{counted(found.runs, 'run')} agree to the last bit"
     if found.after is not None:
         then = f"runs part later: {where(found.after)}"
     yield "sure", f"pinned ({pinned}), {then}"
+    if found.unsure:
+        yield "but", _UNSURE
     yield "do", source.advice
 
 
@@ -221,7 +243,29 @@ def where(parting: Parting) -> str:
 def _why(parting: Parting) -> str:
     if parting.kind == RANDOM:
         return _DRAWN[parting.generator]
-    return _WHY[parting.kind] + (f": the other does {clean(parting.other)}" if parting.other else "")
+    if parting.kind != PATH or parting.to_go is None:
+        return _WHY[parting.kind]
+    this, other = parting.to_go
+    instead = f", next {clean(parting.other)}" if parting.other else ""
+    if not other:
+        return f"one run is over where the other goes on: {counted(this, 'operation')} more"
+    if this * _OVER <= other or other * _OVER <= this:
+        few, many = sorted((this, other))
+        over = f"one run is almost over ({counted(few, 'operation')} to go{instead if few == other else ''})"
+        return f"{over} where the other goes on ({many:,} to go{instead if few == this else ''})"
+    return f"{_WHY[PATH]}: the other does {clean(parting.other)}"
+
+
+def _few(runs: int) -> str:
+    """How little some runs that agree can show."""
+    return (
+        f"{runs} runs agree: a difference that shows in one of ten runs would be missed in {100 * missed(runs):.0f} of 100 "
+        "such comparisons (more runs: --runs)."
+    )
+
+
+def _would_miss(runs: int) -> dict[str, float]:
+    return {"shows_in": RARE, "missed": missed(runs)}
 
 
 def _notes(found: Explained) -> Iterator[str]:
@@ -234,5 +278,7 @@ def _notes(found: Explained) -> Iterator[str]:
     if found.machine.hash_seed is not None:
         yield f"PYTHONHASHSEED is {clean(found.machine.hash_seed)} here, so the order of sets was the same in all runs."
     for source, why in found.failed.items():
-        yield f"Pinning {source} was not possible: {clean(why)}"
+        yield f"Not possible to pin: {SOURCES[source].title} ({clean(why)})"
+    if not found.steps:
+        yield _NO_STEP
     yield f"{counted(found.launched, 'run')} in {seconds(found.seconds)}; steps are counted from 0, by the updates of optimizers."

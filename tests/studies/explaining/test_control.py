@@ -42,12 +42,14 @@ def test_the_switches_that_make_runs_agree_are_told_and_tried(loops: str, capsys
 def test_findings_as_text_plain_text_and_json(
     loops: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    assert explain_loop(f"{loops}:source_hash", runs=2, as_json=True) == 1
-    told = json.loads(capsys.readouterr().out)
+    assert explain_loop(f"{loops}:source_generator", runs=2, as_json=True) == 1
+    said = capsys.readouterr()
+    told = json.loads(said.out)
     (finding,) = told["results"]["findings"]
-    assert (finding["source"], finding["with_it_pinned"], finding["runs"]) == ("hash", "agree", 4)
-    assert finding["parting"]["place"]["function"] == "source_hash"
-    assert told["spec"]["loop"] == f"{loops}:source_hash"
+    assert (finding["source"], finding["with_it_pinned"], finding["runs"]) == ("generator", "agree", 2)
+    assert finding["parting"]["place"]["function"] == "source_generator"
+    assert told["spec"]["loop"] == f"{loops}:source_generator"
+    assert said.err.splitlines()[:3] == ["unsilent: run 1", "unsilent: run 2", "unsilent: run 3, pinned: generator"]
     # The others show the same kind of record; a search takes seconds.
     place = Place("loops.py", 7, "train")
     first = Parting(4, 2, "add", "forward", place, None, "", "data", "", "")
@@ -66,7 +68,7 @@ def test_findings_as_text_plain_text_and_json(
         "2. an unknown source",
         "With 1 thread instead of 2 the bits differ from step 2, add",
         "PYTHONHASHSEED is 7 here",
-        "Pinning numpy was not possible: it raised",
+        "Not possible to pin: numpy's random numbers, unseeded (it raised)",
     ):
         assert part in text
     assert explain_loop("loops.py:train", plain=True) == 1
@@ -117,6 +119,12 @@ def test_a_loop_that_never_ends_is_ended(loops: str):
 def test_a_loop_that_trains_nothing_cannot_be_compared(loops: str):
     with pytest.raises(UsageError, match="nothing to compare; let it return what it trains"):
         explain_loop(f"{loops}:nothing", control=True)
+
+
+@pytest.mark.parametrize("name", ["nothing", "leaves_at_once"])
+def test_a_loop_that_does_nothing_does_not_pass(loops: str, name: str):
+    with pytest.raises(UsageError, match="runs no operation of torch that could differ: .*let it train"):
+        explain_loop(f"{loops}:{name}", runs=2)
 
 
 @pytest.mark.claim

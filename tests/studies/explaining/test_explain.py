@@ -37,12 +37,13 @@ def test_a_clean_loop_comes_out_clean(loops: str):
 @pytest.mark.parametrize(
     ("name", "kind", "mark"),
     [
-        ("hash", "data", "hash"),
+        pytest.param("hash", "data", "hash", marks=pytest.mark.claim),
         ("generator", "random", "generator"),
         pytest.param("torch", "random", "", marks=pytest.mark.claim),
         pytest.param("random", "data", "random", marks=pytest.mark.claim),
         pytest.param("clock", "data", "clock", marks=pytest.mark.claim),
         pytest.param("listing", "data", "listing", marks=pytest.mark.claim),
+        pytest.param("memory", "data", "memory", marks=pytest.mark.claim),
     ],
 )
 def test_one_planted_source(loops: str, line: Lines, name: str, kind: str, mark: str):
@@ -56,8 +57,24 @@ def test_one_planted_source(loops: str, line: Lines, name: str, kind: str, mark:
 
 
 @pytest.mark.claim
+def test_memory_is_tried_before_what_leaves_no_trace(loops: str, line: Lines):
+    explained = found(loops, "source_memory", runs=3)
+    (finding,) = explained.findings
+    assert [(read.call, str(read.place)) for read in finding.reads] == [("empty", line("empty"))]
+    # Three as they are, twice three, three times three at most that part, five times three at most.
+    assert explained.launched <= 17 + finding.unsure * 20
+
+
+@pytest.mark.claim
+def test_a_draw_that_shows_rarely_is_not_blamed_on_the_order_of_sets(loops: str):
+    for _ in range(2):
+        explained = found(loops, "rare_draw", runs=5)
+        assert set(sources(explained)) <= {"random"}
+
+
+@pytest.mark.claim
 def test_the_line_that_reads_a_source_is_told_beside_the_one_where_runs_part(loops: str, line: Lines):
-    (finding,) = found(loops, "source_numpy").findings
+    (finding,) = found(loops, "source_numpy", 3).findings
     assert (finding.source, str(finding.parting.place)) == ("numpy", line("numpy"))
     assert [(read.call, str(read.place)) for read in finding.reads] == [("numpy.random.default_rng", line("read"))]
     (finding,) = found(loops, "source_entropy").findings

@@ -105,10 +105,13 @@ def test_a_kernel_that_gives_other_bits_for_the_same_inputs(tmp_path: Path):
 def test_runs_that_do_different_operations(tmp_path: Path):
     found = parting(tmp_path, lambda: torch.ones(2).sin(), lambda: torch.ones(2).cos())
     assert found is not None
-    assert (found.kind, found.operation, found.other, found.index) == ("path", "sin", "cos", 1)
+    assert (found.kind, found.operation, found.index, found.to_go) == ("path", "sin", 1, (1, 1))
+    assert found.place is not None
+    assert found.other == f"cos at {found.place}"
     longer = parting(tmp_path, lambda: torch.ones(2), lambda: torch.ones(2) + 1)
     assert longer is not None
-    assert (longer.kind, longer.operation, longer.other) == ("path", "add", "its end")
+    assert (longer.kind, longer.operation, longer.other) == ("path", "add", "")
+    assert longer.to_go == (1, 0)
 
 
 def test_memory_that_nobody_has_written_is_no_difference(tmp_path: Path):
@@ -129,6 +132,37 @@ def test_new_memory_can_be_cleared(tmp_path: Path):
     with Watch(tmp_path / "a", Frames(), steps, clear=True):
         assert not torch.empty(7).any()
         assert not torch.empty(7, dtype=torch.int32).any()
+
+
+def test_lines_that_make_memory_are_told_but_not_those_of_libraries():
+    steps = Steps()
+    with Watch(Path(os.devnull), Frames(), steps) as watch:
+        nn.Linear(2, 2)
+        assert watch.made == {}
+        torch.empty(3)
+        torch.ones(2).new_empty(3)
+    assert [call for call, _ in watch.made] == ["empty", "new_empty"]
+    assert {line[0] for _, line in watch.made} == {__file__}
+
+
+def test_marks_of_a_profiler_are_no_operations(tmp_path: Path):
+    def run() -> None:
+        with torch.profiler.record_function("a span"):
+            torch.ones(1)
+
+    assert watched(tmp_path, "a", run)["names"] == ["ones"]
+
+
+def test_a_module_that_is_called_is_noticed():
+    with Steps() as steps:
+        model = nn.Linear(2, 2)
+        assert not steps.called
+        model(torch.ones(1, 2))
+    assert steps.called
+    with Steps() as others:
+        pass
+    model(torch.ones(1, 2))
+    assert not others.called
 
 
 def test_a_further_output_only_counts_if_it_has_an_effect(tmp_path: Path):

@@ -102,6 +102,25 @@ def source_entropy():
     train(fixed())
 
 
+def source_memory():
+    """Reads what an earlier tensor left behind."""
+    torch.manual_seed(1)
+    left = [torch.full((16, 6), hash(i) * 1.0 + id(left) % 1000) for i, left in enumerate([object()] * 3)]
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    del left
+    read = torch.empty(16, 6)  # HERE empty
+    loss = nn.functional.cross_entropy(model(read), torch.arange(16) % 3)  # HERE memory
+    loss.backward()
+
+
+def rare_draw():
+    torch.manual_seed(1)
+    data = fixed()
+    if random.random() < 0.3:
+        data = data * 1.5
+    train(data)
+
+
 def source_addresses():
     """The order of a set of objects, which Python hashes by where they lie."""
     torch.manual_seed(1)
@@ -178,6 +197,10 @@ def needs(argument):
 def endless():
     while True:
         torch.ones(1)
+
+
+def leaves_at_once():
+    sys.exit(0)
 
 
 def nothing():

@@ -84,14 +84,24 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             stack.enter_context(finals)
         if job["file"]:
             watch = stack.enter_context(Watch(folder / job["file"], frames, steps, clear="memory" in job["pinned"]))
-        returned = run_loop(job["ref"], steps, job["steps"])
+        before: list[int] = []
+
+        def loaded() -> None:
+            steps.called = False
+            before.append(watch.count if watch is not None else 0)
+
+        returned = run_loop(job["ref"], steps, job["steps"], loaded)
         touched, threads = sources.touched(), torch.get_num_threads()
     told: dict[str, Any] = {"versions": versions(), "threads": threads, "steps": steps.done, "touched": sorted(touched)}
     told["reads"] = [(source, call, *line, direct) for source, call, line, direct in sources.reads]
+    told["called"] = steps.called
     told["final"] = finals.hashes(steps.optimizers, returned) if job["final"] else []
     if watch is not None:
         told |= {"file": job["file"], "operations": watch.count, "names": watch.names}
-        told |= {"places": watch.places, "origins": watch.origins}
+        told |= {"places": watch.places, "origins": watch.origins, "own": watch.count - before[0]}
+        if watch.made:
+            told["touched"] = sorted(touched | {"memory"})
+            told["reads"] += [("memory", call, *line, True) for call, line in watch.made]
     return told
 
 

@@ -2,15 +2,18 @@
 
 Runs in fresh processes are compared operation by operation. Where they part says which sources are likely; each is pinned
 in turn, and the one that makes the runs agree, or part later, is a finding and stays pinned. So on, until the runs agree or
-nothing helps. Where no source helps alone, all are pinned together, and those that can be left out are.
+nothing helps. Where no source helps alone, all are pinned together, and those that can be left out are. What could be chance
+is tried again, without the pin and with it.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from unsilent.errors import UsageError
+from unsilent.studies.explaining.chance import PARTED, needed
 from unsilent.studies.explaining.records import first_difference, read_places
 from unsilent.studies.explaining.results import Explained, Finding, Parting, Place, Read
 from unsilent.studies.explaining.running import DEADLINE, Launcher, Run, Told
@@ -22,6 +25,10 @@ _READS = 5
 """Lines that are told of a source."""
 _GUESSED = (DATA, PATH)
 """Kinds of partings that do not say by themselves what their source is."""
+_PLAIN_SETS, _PINNED_SETS = 3, 5
+"""Sets of runs that are made at most to tell a guess from chance: without the pin, until two differ, and with it."""
+_NO_WORK = 2
+"""Operations of a loop that does nothing worth the name."""
 Pins = frozenset[str]
 
 
@@ -75,6 +82,8 @@ class Search:
         findings: list[Finding] = []
         parting = self._plain()
         assert self._first is not None
+        if parting is None:
+            _check_work(self._first)
         operations, own_threads = self._first["operations"], self._first["threads"]
         steps = self._first["steps"]
         while parting is not None:
@@ -89,8 +98,6 @@ class Search:
         sensitive = None
         if parting is None and other != own_threads and "threads" not in pins:
             sensitive = self._with_threads(pins, other)
-        if parting is None:
-            findings = self._confirmed(findings, pins)
         known, seconds = self._launcher, time.perf_counter() - begun
         return Explained(
             ref,
@@ -112,24 +119,16 @@ class Search:
             return pins - {"kernels"}
         return pins
 
-    def _confirmed(self, findings: list[Finding], pins: Pins) -> list[Finding]:
-        """Findings without those that chance has made: the runs agree as well with that source free and the others pinned.
-
-        An operation that was seen to give or draw other bits for the same inputs is no chance.
-        """
-        kept = list(findings)
-        for finding in findings if len(findings) > 1 else ():
-            if finding.parting.kind in _GUESSED and finding.source and self._parting(pins - {finding.source}) is None:
-                pins -= {finding.source}
-                kept.remove(finding)
-        return kept
-
     def _plain(self) -> Parting | None:
         """Runs as they are."""
         return self._parting(frozenset())
 
     def _parting(self, pins: Pins, earliest: int | None = None) -> Parting | None:
         """Where runs part first, with these sources pinned; with one at or before ``earliest`` the others are spared."""
+        return self._compared(pins, earliest)[0]
+
+    def _compared(self, pins: Pins, earliest: int | None = None) -> tuple[Parting | None, int]:
+        """As `_parting`, and how many runs were compared with the first."""
         if self._first is not None:
             self._launcher.forget(self._first)
         first = self._first = self._launcher.run(pins, 0)
@@ -143,8 +142,8 @@ class Search:
             if parting is not None and (best is None or parting.index < best.index):
                 best = parting
             if best is not None and (earliest is None or best.index <= earliest):
-                break
-        return best
+                return best, number
+        return best, self._runs - 1
 
     def _pinned(self, source: str, pins: Pins, parting: Parting) -> tuple[bool, Parting | None]:
         """Whether runs agree or part later with a source pinned too, and where.
@@ -174,9 +173,55 @@ class Search:
         for source in candidates(parting.kind, parting.generator, self._touched):
             if source not in pins and source not in self._failed:
                 helped, after = self._pinned(source, pins, parting)
-                if helped:
-                    return [Finding(source, parting, after, self._runs * self._times(parting), _reads(reads, source))]
+                if not helped:
+                    continue
+                finding = Finding(source, parting, after, self._runs * self._times(parting), _reads(reads, source))
+                if found := self._confirmed([finding], pins):
+                    return found
         return []
+
+    def _confirmed(self, findings: list[Finding], pins: Pins) -> list[Finding]:
+        """Findings of one parting, unless chance has made them; told as unsure where that cannot be ruled out.
+
+        Runs without the pins are made again until they part twice: one that differs rarely agrees by chance, pinned or
+        not. The rarer it is, the more pinned ones have to agree. An operation that was seen to give or draw other bits for the
+        same inputs is no guess.
+        """
+        parting, after, runs = findings[0].parting, findings[0].after, findings[0].runs
+        if parting.kind not in _GUESSED:
+            return findings
+        # Where all agreed, any difference counts; else one that is no later than before.
+        latest = None if after is None else parting.index
+        parted, compared = self._until_parted(pins, latest)
+        if not parted and after is not None:  # without the pin they part later as well
+            return []
+        # A set of runs has one comparison less than runs.
+        agreed, each = runs - runs // self._runs, self._runs - 1
+        most = agreed + _PINNED_SETS * each
+        enough = needed(compared) if parted == PARTED else most + 1
+        # At least once more; where it cannot be settled anyhow, no more than that.
+        goal = enough if enough <= most else agreed + each
+        pinned = pins | {f.source for f in findings if f.source}
+        while True:
+            helped, then = self._pinned_all(pinned, parting)
+            if not helped:
+                return []
+            agreed, runs = agreed + each, runs + self._runs
+            late = latest is None and then is not None  # it was not all, and rarely shows
+            after = min((p for p in (after, then) if p), key=lambda p: p.index, default=None)
+            if agreed >= goal or late:
+                return [replace(f, after=after, runs=runs, unsure=late or agreed < enough) for f in findings]
+
+    def _until_parted(self, pins: Pins, latest: int | None) -> tuple[int, int]:
+        """Sets of runs until `PARTED` of them part, at ``latest`` or before: how many did, and how many comparisons it took."""
+        parted = made = 0
+        for _ in range(_PLAIN_SETS):
+            found, compared = self._compared(pins, latest)
+            made += compared
+            parted += found is not None and (latest is None or found.index <= latest)
+            if parted == PARTED:
+                break
+        return parted, made
 
     def _together(self, pins: Pins, parting: Parting) -> list[Finding]:
         """Sources that only help together: of all pinned at once, those that cannot be left out."""
@@ -195,9 +240,10 @@ class Search:
             elif len(out) > 1:
                 groups[:0] = [out[: len(out) // 2], out[len(out) // 2 :]]
         found = sorted(kept - pins, key=list(SOURCES).index)
-        return [
+        together = [
             Finding(s, parting, after, self._runs, _reads(reads, s), tuple(k for k in found if k != s)) for s in found
         ]
+        return self._confirmed(together, pins) if together else []
 
     def _groups(self, pins: Pins) -> list[list[str]]:
         """What to leave out: first all that was never read, then half and half of the rest, the unlikely ones first."""
@@ -220,6 +266,15 @@ class Search:
         except UsageError:
             return None
         return first_difference(self._launcher.folder, self._first, other)
+
+
+def _check_work(run: Run) -> None:
+    """Raise ``UsageError`` for a loop that does nothing: all its runs would agree."""
+    if not run["steps"] and not run["called"] and run["own"] <= _NO_WORK:
+        raise UsageError(
+            "the loop runs no operation of torch that could differ: no module was called, no optimizer made a step; "
+            "let it train"
+        )
 
 
 def helps(before: Parting, after: Parting | None) -> bool:

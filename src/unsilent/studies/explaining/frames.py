@@ -21,6 +21,9 @@ _LIBRARIES = tuple(
     }
 )
 
+_TORCH = os.path.join(sysconfig.get_paths()["platlib"], "torch") + os.sep
+_BETWEEN = tuple(_TORCH + part for part in ("_dynamo", "_compile.py", "utils" + os.sep + "_device.py"))
+"""Parts of torch that only pass a call on."""
 _IMPORTING = "<frozen importlib"
 
 Line = tuple[str, int, str]
@@ -51,6 +54,15 @@ class Frames:
                 library = frame
             frame = frame.f_back
         return (library.f_code.co_filename, library.f_lineno, library.f_code.co_name) if library else NOWHERE
+
+    def direct(self, frame: FrameType) -> bool:
+        """Whether a line of the user's own called what is running in this frame, no library in between."""
+        caller: FrameType | None = frame
+        while caller is not None and (
+            _ours(caller.f_code.co_filename) or caller.f_code.co_filename.startswith(_BETWEEN)
+        ):
+            caller = caller.f_back
+        return caller is not None and self.users(caller)
 
     def users(self, frame: FrameType) -> bool:
         """Whether a frame is of the user's own code."""

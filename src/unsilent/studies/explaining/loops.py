@@ -15,12 +15,13 @@ WORKLOAD_STEPS = 100
 """Steps of a training workload that are run where nothing was said."""
 
 
-def run_loop(ref: str, steps: Steps, limit: int | None) -> Any:
-    """Run it to its end, or for ``limit`` steps, and give what it returns.
+def run_loop(ref: str, steps: Steps, limit: int | None, loaded: Callable[[], None]) -> Any:
+    """Run it to its end, or for ``limit`` steps, and give what it returns; ``loaded`` is called once its file was read.
 
     Raises ``UsageError`` for what is not there or cannot be called, ``UserCodeError`` for what it raises.
     """
     found = _found(ref)
+    loaded()
     if not _trains(found):
         if not callable(found):
             raise UsageError(

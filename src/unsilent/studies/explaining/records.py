@@ -58,25 +58,27 @@ def first_difference(folder: Path, one: Mapping[str, Any], other: Mapping[str, A
         if at < count:
             caused = suspect is not None and a[at]["inputs"] != b[at]["inputs"]
             index, left, right = suspect if caused and suspect else (start + at, a[at], b[at])
-            return _parting(index, left, right, one, other)
+            return _parting(index, left, right, one, other, (sizes[0] - index, sizes[1] - index))
     if sizes[0] == sizes[1]:
         return None
     longer = one if sizes[0] > sizes[1] else other
     left = np.fromfile(folder / longer["file"], kind, 1, offset=both * kind.itemsize)[0]
-    return _parting(both, left, None, longer, one)
+    return _parting(both, left, None, longer, one, (max(sizes) - both, 0))
 
 
-def _parting(index: int, a: Any, b: Any, one: Mapping[str, Any], other: Mapping[str, Any]) -> Parting:
-    """``a``, ``b``: the records; None for a run that is over."""
+def _parting(
+    index: int, a: Any, b: Any, one: Mapping[str, Any], other: Mapping[str, Any], to_go: tuple[int, int]
+) -> Parting:
+    """``a``, ``b``: the records; None for a run that is over. ``to_go``: operations that each has left."""
     name, flags = one["names"][a["name"]], int(a["flags"])
     place, origin = _place(one, a["place"]), one["origins"][a["origin"]]
-    also = "" if b is None else other["names"][b["name"]]
+    also, theirs = ("", None) if b is None else (other["names"][b["name"]], _place(other, b["place"]))
     step, generator, instead = int(a["step"]), "", ""
     if b is None:
-        kind, instead = PATH, "its end"
-    elif also != name or place != (theirs := _place(other, b["place"])):
         kind = PATH
-        instead = also if also != name else f"{also} at {theirs}"
+    elif also != name or place != theirs:
+        kind = PATH
+        instead = f"{also} at {theirs}" if theirs else also
     elif a["given"] != b["given"] or a["step"] != b["step"]:
         kind = DATA
     elif flags & DRAWS and a["inputs"] == b["inputs"]:
@@ -95,6 +97,7 @@ def _parting(index: int, a: Any, b: Any, one: Mapping[str, Any], other: Mapping[
         kind,
         generator,
         instead,
+        to_go if kind == PATH else None,
     )
 
 

@@ -25,7 +25,8 @@ class Parting:
     ``index``: operations before it; ``step``: updates by optimizers that were over; ``phase``: ``forward``, ``backward`` or
     ``update``. ``place``: the line that was running; ``origin``: of a backward operation the line and name of the forward
     operation it belongs to. ``kind``: see `sources`; ``generator``: ``global`` or ``own`` where random numbers are drawn.
-    ``other``: what the other run does instead, empty where both do the same operation.
+    ``other``: what the other run does instead, empty where it is over or both do the same operation. ``to_go``: where they do
+    not, how many operations this run and the other still do, this one included.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Parting:
     kind: str
     generator: str
     other: str
+    to_go: tuple[int, int] | None = None
 
     @property
     def site(self) -> tuple[object, ...]:
@@ -58,7 +60,8 @@ class Finding:
     """One source: where runs part because of it, and what happened when it was pinned (``after``: None where they then agree).
 
     ``source`` is a key of `SOURCES`; None where nothing that could be pinned helped. ``together``: it showed only when
-    pinned with others.
+    pinned with others. ``runs``: that were made with it pinned. ``unsure``: that they agree may be chance, for runs differ
+    rarely.
     """
 
     source: str | None
@@ -67,6 +70,7 @@ class Finding:
     runs: int
     reads: tuple[Read, ...] = ()
     together: tuple[str, ...] = ()
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

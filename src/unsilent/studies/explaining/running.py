@@ -21,7 +21,8 @@ DEADLINE = 600.0
 HASH_SEED = "PYTHONHASHSEED"
 _LAST = 4294967295
 Run = dict[str, Any]
-"""What a run told at its end: ``steps``, ``touched``, ``reads``, ``final``, and of a watched one the tables of `records`."""
+"""What a run told at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and of a watched one ``operations``,
+``own`` (of them, those that were not of its file being read) and the tables of `records`."""
 Told = Callable[[str], None]
 
 

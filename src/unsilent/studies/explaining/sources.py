@@ -105,8 +105,12 @@ SOURCES = {source.key: source for source in _ALL}
 KERNEL, RANDOM, DATA, PATH = "kernel", "random", "data", "path"
 """How runs part: an operation gives other bits for the same inputs; it draws random numbers; it is given something else from
 outside; the runs do different operations."""
-_UNSEEN = ("hash", "generator", "addresses")
-"""Likely sources whose use leaves no trace that could be looked for beforehand."""
+_UNSEEN = ("hash", "generator", "addresses", "memory")
+"""Likely sources whose use leaves no trace that could be looked for beforehand; memory that a library makes is one."""
+
+
+_READ = ("listing", "clock", "numpy", "random", "entropy", "process", "memory")
+"""Sources that values come from and that can be noticed."""
 
 
 def candidates(kind: str, generator: str, touched: Collection[str]) -> list[str]:
@@ -123,6 +127,7 @@ def candidates(kind: str, generator: str, touched: Collection[str]) -> list[str]
     elif kind == RANDOM:
         order = ["torch", *seeded]
     else:
-        # Generators that are given no seed ask the system for one: they come before it.
-        order = ["listing", "clock", *(key for key in SOURCES if key not in ("generator", "addresses"))]
+        # What was seen to be read comes first, the rest could help by chance. Generators that are given no seed ask the system
+        # for one: they come before it. Of torch's generator the draws themselves are seen, so it is hardly what differs.
+        order = [*(key for key in _READ if key in touched), "hash", "addresses", "torch", "memory"]
     return [key for key in dict.fromkeys(order) if key in touched or key in _UNSEEN]

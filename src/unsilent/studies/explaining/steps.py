@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -20,17 +22,22 @@ class Steps:
         limit: steps after which `Enough` is raised (None: none).
 
     Attributes:
-        done: updates that are over. updating: whether one is running. optimizers: all that were used.
+        done: updates that are over. updating: whether one is running. optimizers: all that were used. called: whether a module
+        was called.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self.done, self.updating = 0, False
+        self.done, self.updating, self.called = 0, False, False
         self.optimizers: list[Optimizer] = []
         self._limit = limit
         self._handles: list[Any] = []
 
     def __enter__(self) -> Steps:
-        self._handles = [register_optimizer_step_pre_hook(self._begin), register_optimizer_step_post_hook(self._end)]
+        self._handles = [
+            register_optimizer_step_pre_hook(self._begin),
+            register_optimizer_step_post_hook(self._end),
+            register_module_forward_pre_hook(self._call),
+        ]
         return self
 
     def __exit__(
@@ -38,6 +45,9 @@ class Steps:
     ) -> None:
         for handle in self._handles:
             handle.remove()
+
+    def _call(self, module: nn.Module, args: Any) -> None:
+        self.called = True
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.updating = True

@@ -8,6 +8,7 @@ of a data loader) is not watched: what it makes is seen when it comes in.
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -32,6 +33,8 @@ _BUFFER = 1 << 20
 """Bytes of records that are held before they are written."""
 _NODES = 1 << 17
 """Backward nodes that are remembered with the line that made them."""
+_SPANS = "profiler"
+"""Namespace of operations that mark spans of time and compute nothing."""
 _FROM_OUTSIDE = "lift_fresh"
 """The operation that torch.tensor, from_numpy and the like end with: a view of memory that nothing of the run computed."""
 
@@ -53,7 +56,8 @@ class Watch(Mode):
             written to zero.
 
     Attributes:
-        names, places, origins: what the numbers in the records stand for. count: operations.
+        names, places, origins: what the numbers in the records stand for. count: operations. made: operations that gave memory
+        which nothing has written, and the user's lines that called them.
     """
 
     def __init__(self, path: Path, frames: Frames, steps: Steps, clear: bool = False) -> None:
@@ -62,6 +66,7 @@ class Watch(Mode):
         self.places: list[tuple[str, int, str]] = [NOWHERE]
         self.origins: list[tuple[int, int] | None] = [None]
         self.count = 0
+        self.made: dict[tuple[str, tuple[str, int, str]], None] = {}
         self._path, self._frames, self._steps, self._clear = path, frames, steps, clear
         self._kinds: dict[Any, _Kind] = {}
         self._name_numbers: dict[str, int] = {}
@@ -89,7 +94,7 @@ class Watch(Mode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _process() != self._owner:
+        if _process() != self._owner or func.namespace == _SPANS:
             return func(*args, **kwargs)
         known, place = self._kind(func), self._number(self._frames.here(), self.places, self._place_numbers)
         flags, origin = self._moment(known, place)
@@ -104,8 +109,11 @@ class Watch(Mode):
                 read = [t for t in read if id(t) not in written]
             inputs = digest(read)
         result = func(*args, **kwargs)
-        if known.fresh and self._clear:
-            _zero(result)
+        if known.fresh:
+            if self._frames.direct(sys._getframe()):
+                self.made[self.names[known.number], self.places[place]] = None
+            if self._clear:
+                _zero(result)
         first, *rest = self._outputs(known, func, args, kwargs, result)
         if self.names[known.number] == _FROM_OUTSIDE:
             inputs = first

@@ -1,0 +1,138 @@
+"""What is told of findings, in words and in JSON, and while the command runs. No run is made: findings are made up."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from unsilent.cli.explain_noise import explain_loop
+from unsilent.cli.main import _interrupted
+from unsilent.report.noise_explained import controlled_json, explained_json, render_controlled, render_explained
+from unsilent.studies.explaining.results import Controlled, Explained, Finding, Machine, Parting, Place
+
+MACHINE = Machine({}, 1, None)
+PLACE = Place("loops.py", 7, "train")
+
+
+def parting(kind: str, other: str = "", to_go: tuple[int, int] | None = None) -> Parting:
+    return Parting(4, 2, "add", "forward", PLACE, None, "", kind, "", other, to_go)
+
+
+def explained(*findings: Finding, runs: int = 3, steps: int = 5, **more: Any) -> Explained:
+    return Explained("loops.py:train", runs, 9, 1234, steps, findings, MACHINE, 3.0, **more)
+
+
+def controlled(first: str = "", switches: tuple[str, ...] = (), verified: bool = True, steps: int = 5) -> Controlled:
+    return Controlled("loops.py:train", 3, 3, steps, 4, first, switches, verified, None, MACHINE, 3.0)
+
+
+def said(render: Callable[..., None], found: Any) -> str:
+    out = io.StringIO()
+    render(found, Console(file=out, width=300), False)
+    return " ".join(out.getvalue().split())
+
+
+def test_sources_are_told_by_what_they_are():
+    text = said(
+        render_explained, explained(Finding("hash", parting("data"), None, 9), Finding(None, parting("data"), None, 3))
+    )
+    assert "Runs differ because of the order of sets, from Python's hash of text; an unknown source." in text
+
+
+def test_what_may_be_chance_is_told_so():
+    sure, unsure = (explained(Finding("clock", parting("path"), None, 9, unsure=unsure)) for unsure in (False, True))
+    assert "may be chance: runs differ rarely; compare more with --runs" in said(render_explained, unsure)
+    assert "because of the clock (may be chance)." in said(render_explained, unsure)
+    assert "chance" not in said(render_explained, sure)
+    assert [explained_json(found)["results"]["findings"][0]["unsure"] for found in (sure, unsure)] == [False, True]
+
+
+@pytest.mark.parametrize(("source", "told"), [("kernels", True), ("threads", True), (None, True), ("memory", False)])
+def test_of_a_race_the_step_is_told_to_be_chance(source: str | None, told: bool):
+    text = said(render_explained, explained(Finding(source, parting("kernel"), None, 9)))
+    assert ("at which step that shows first is chance" in text) == told
+
+
+@pytest.mark.parametrize(
+    ("other", "to_go", "words"),
+    [
+        ("", (7, 0), "one run is over where the other goes on: 7 operations more"),
+        (
+            "detach at loops.py:9",
+            (80, 1),
+            "one run is almost over (1 operation to go, next detach at loops.py:9) where the other goes on (80 to go)",
+        ),
+        (
+            "mul at loops.py:9",
+            (2, 30),
+            "one run is almost over (2 operations to go) where the other goes on (30 to go, next mul at loops.py:9)",
+        ),
+        ("mul at loops.py:9", (20, 30), "the runs do different operations: the other does mul at loops.py:9"),
+    ],
+)
+def test_where_runs_do_other_operations(other: str, to_go: tuple[int, int], words: str):
+    found = explained(Finding("clock", parting("path", other, to_go), None, 9))
+    assert words in said(render_explained, found)
+    assert explained_json(found)["results"]["findings"][0]["parting"]["operations_to_go"] == list(to_go)
+
+
+def test_a_clean_verdict_tells_how_little_it_shows():
+    three = "3 runs agree: a difference that shows in one of ten runs would be missed in 73 of 100 such comparisons"
+    assert three in said(render_explained, explained())
+    assert three in said(render_controlled, controlled())
+    assert "10 runs agree" in said(render_explained, explained(runs=10))
+    assert "missed in 35 of 100" in said(render_explained, explained(runs=10))
+    assert controlled_json(controlled())["results"]["would_miss"] == {"shows_in": 0.1, "missed": pytest.approx(0.73)}
+    differ = explained(Finding("clock", parting("data"), None, 9))
+    assert "would be missed" not in said(render_explained, differ)
+    assert explained_json(differ)["results"]["would_miss"] is None
+
+
+def test_a_loop_in_which_no_optimizer_made_a_step_is_told():
+    for render, found in ((render_explained, explained), (render_controlled, controlled)):
+        assert "No optimizer made a step" in said(render, found(steps=0))
+        assert "No optimizer made a step" not in said(render, found(steps=1))
+
+
+def test_changes_that_make_runs_agree():
+    text = said(render_controlled, controlled("a weight", ("numpy",)))
+    assert "With these changes runs end in the same bits: call np.random.seed(SEED)" in text
+    text = said(render_controlled, controlled("a weight", ("numpy",), verified=False))
+    assert "Changes that help, but not alone: call np.random.seed(SEED)" in text
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_each_run_is_told_though_nothing_is_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
+):
+    def made_up(ref: str, told: Callable[[str], None], **asked: Any) -> Explained:
+        told("run 1")
+        return explained()
+
+    monkeypatch.setattr("unsilent.studies.explaining.explain", made_up)
+    assert explain_loop("loops.py:train", as_json=True, quiet=quiet) == 0
+    text = capsys.readouterr()
+    assert text.err == ("" if quiet else "unsilent: run 1\n")
+    assert text.out.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stored"),
+    [
+        (["noise", "--explain", "a.py:f"], False),
+        (["noise", "--control=a.py:f"], False),
+        (["noise", "train-resnet"], True),
+        (["pvf", "resnet20"], True),
+    ],
+)
+def test_an_interrupted_search_does_not_say_that_it_is_stored(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], stored: bool
+):
+    assert _interrupted(arguments) == 130
+    text = capsys.readouterr().err
+    assert text.startswith("unsilent: interrupted")
+    assert ("is stored" in text) == stored
