@@ -96,7 +96,8 @@ class Search:
             parting = found[-1].after
         other = (os.cpu_count() or 1) if own_threads == 1 else 1
         sensitive = None
-        if parting is None and other != own_threads and "threads" not in pins:
+        # With other threads objects lie elsewhere, whatever is done to addresses.
+        if parting is None and other != own_threads and not {"threads", "addresses"} & pins:
             sensitive = self._with_threads(pins, other)
         known, seconds = self._launcher, time.perf_counter() - begun
         return Explained(
