@@ -111,6 +111,7 @@ def test_a_loop_that_raises_comes_with_its_own_traceback(loops: str, capfd: pyte
     assert "printed by the loop" in said.err
 
 
+@pytest.mark.claim
 def test_a_loop_that_never_ends_is_ended(loops: str):
     with pytest.raises(UsageError, match="was not over after 8 s; let it make fewer steps"):
         explain_loop(f"{loops}:endless", deadline=8)

@@ -82,6 +82,7 @@ def test_the_line_that_reads_a_source_is_told_beside_the_one_where_runs_part(loo
     assert line("entropy-read") in [str(read.place) for read in finding.reads]
 
 
+@pytest.mark.claim
 def test_a_racing_kernel_is_named_with_the_forward_line_it_belongs_to(loops: str, line: Lines):
     (finding,) = found(loops, "source_kernels").findings
     parting = finding.parting
