@@ -17,7 +17,7 @@ from unsilent.errors import UsageError
 from unsilent.statistics.floor import judge, judge_all, replicas_needed
 from unsilent.statistics.groups import group_spread
 from unsilent.statistics.nulls import Compared, Measure, Null
-from unsilent.statistics.replicas import over_pairs
+from unsilent.statistics.replicas import over_pairs, root, spread
 
 REPEATS = int(os.environ.get("UNSILENT_FLOOR_REPEATS", 2000))
 LEVEL = 0.05
@@ -324,20 +324,19 @@ def test_power_on_planted_shifts():
 # Intervals of measures over replicas.
 
 
-def half_squares(x):
-    return (x[:, None] - x) ** 2 / 2
-
-
 def odd(rng, n, rate):
     wrong = rng.random((n, 200)) < rate
     return (wrong[:, None] != wrong).mean(axis=2)
 
 
+NUMBERS = {
+    "normal": lambda rng, n: rng.normal(size=n),
+    "exponential": lambda rng, n: rng.exponential(size=n),
+    "t of 4": lambda rng, n: rng.standard_t(4, n),
+    "one run in ten elsewhere": lambda rng, n: (rng.random(n) < 0.1) + 0.1 * rng.normal(size=n),
+    "two modes": lambda rng, n: rng.choice([0.7, 0.9], n),
+}
 KERNELS = {
-    "sd, normal": lambda rng, n: half_squares(rng.normal(size=n)),
-    "sd, exponential": lambda rng, n: half_squares(rng.exponential(size=n)),
-    "sd, t of 4": lambda rng, n: half_squares(rng.standard_t(4, n)),
-    "sd, one run in ten elsewhere": lambda rng, n: half_squares((rng.random(n) < 0.1) + 0.1 * rng.normal(size=n)),
     "churn, samples alone": lambda rng, n: odd(rng, n, 0.1),
     "churn, runs of their own rate": lambda rng, n: odd(rng, n, rng.beta(1, 9, (n, 1))),
     "distance, one cloud": lambda rng, n: _far(rng.normal(size=(n, 50))),
@@ -360,6 +359,32 @@ def bootstrap(matrix, rng, draws=200):
     return np.quantile(means, [0.025, 0.975])
 
 
+SIZES = (3, 4, 5, 6, 10, 20, 50)
+
+
+@pytest.mark.parametrize("law", NUMBERS)
+def test_intervals_of_a_spread_cover(law):
+    """The sd of a number; beside it the jackknife alone and the bootstrap."""
+    rng = np.random.default_rng(5)
+    draw = NUMBERS[law]
+    truth = math.sqrt(np.mean([np.var(draw(rng, 100), ddof=1) for _ in range(20_000)]))
+    line = []
+    for n in SIZES:
+        hits = alone = boot = 0
+        for _ in range(REPEATS):
+            x = draw(rng, n)
+            found, kernel = spread(x).sd, (x[:, None] - x) ** 2 / 2
+            hits += found.low <= truth <= found.high
+            jackknife = root(over_pairs(kernel))
+            alone += jackknife.low <= truth <= jackknife.high
+            low, high = bootstrap(kernel, rng)
+            boot += low <= truth**2 <= high
+        line.append(f"{100 * hits / REPEATS:.0f} ({100 * alone / REPEATS:.0f}, {100 * boot / REPEATS:.0f})")
+        if law in ("normal", "two modes"):
+            assert hits / REPEATS > 0.93 - 3 * math.sqrt(0.05 * 0.95 / REPEATS)
+    print(f"\ncoverage of 95 %, sd, {law}: {SIZES} replicas, hull (jackknife alone, bootstrap): {', '.join(line)}")
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_intervals_cover(kernel):
     rng = np.random.default_rng(5)
@@ -375,7 +400,7 @@ def test_intervals_cover(kernel):
             low, high = bootstrap(matrix, rng)
             boot += low <= truth <= high
         line.append(f"{100 * hits / REPEATS:.0f} ({100 * boot / REPEATS:.0f})")
-        if n >= 10 and ("churn" in kernel or "distance" in kernel or kernel == "sd, normal"):
+        if n >= 10:
             assert hits / REPEATS > 0.92 - 3 * math.sqrt(0.05 * 0.95 / REPEATS)
     print(f"\ncoverage of 95 %, {kernel}: 3, 5, 10, 20, 50 replicas, jackknife (bootstrap): {', '.join(line)}")
 
@@ -405,3 +430,26 @@ def test_group_intervals_cover_and_groups_are_called_at_the_level():
             )
             at_most(called, LEVEL, REPEATS // 4)
             assert inside > 0.9
+
+
+def rates_of(kind, rng, common):
+    """Wrong or not of 49 samples in 20 replicas: each rate of a sample moves with its replica, so that ``common`` is exact."""
+    low, high = {"uncertain": (0.1, 0.6), "settled": (0.03, 0.1)}[kind]
+    chance = rng.uniform(low, high, 49) + common * rng.choice([-1, 1], (20, 1))
+    assert chance.min() >= 0
+    return rng.random((20, 49)) < chance
+
+
+@pytest.mark.parametrize("kind", ["uncertain", "settled"])
+def test_what_a_group_has_in_common_is_covered(kind):
+    """Also where it is nothing or little beside what single samples do."""
+    rng, whole, line = np.random.default_rng(8), {"group": np.ones(49, bool)}, []
+    for common in (0.0, 0.01, 0.02, 0.03):
+        hits, high = 0, []
+        for _ in range(REPEATS):
+            (found,) = group_spread(rates_of(kind, rng, common), whole, draws=1)
+            hits += found.common.low <= common <= found.common.high
+            high.append(found.common.high)
+        assert hits / REPEATS > 0.9 - 3 * math.sqrt(0.09 / REPEATS)
+        line.append(f"{common}: {100 * hits / REPEATS:.1f} (upper limit {np.median(high):.4f})")
+    print(f"\ncoverage of 95 %, in common, 49 samples, 20 replicas, {kind}: " + ", ".join(line))

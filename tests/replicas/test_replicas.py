@@ -214,7 +214,7 @@ def test_a_store_of_something_else_is_refused(stored, folder):
         ReplicaStore(folder / "other.sqlite")
     from unsilent.campaigns import Store
 
-    with pytest.raises(StoreError, match="database of another program"):
+    with pytest.raises(StoreError, match="holds replicas of unsilent noise; unsilent pvf needs a store of a campaign"):
         Store(path)
     shutil.copy(path, folder / "broken.sqlite")
     with sqlite3.connect(folder / "broken.sqlite") as db:

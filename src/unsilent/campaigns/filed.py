@@ -19,6 +19,13 @@ from unsilent.campaigns.locking import FileLock
 from unsilent.campaigns.reading import Damaged
 from unsilent.errors import StoreError
 
+KINDS = {
+    0x556E7369: ("a campaign of unsilent pvf", "unsilent pvf needs a store of a campaign"),
+    0x556E7372: ("replicas of unsilent noise", "unsilent noise needs a store of replicas"),
+}
+"""Our own files by application id: what they hold, and who needs one."""
+_LONGEST = 200
+
 
 class StoreFile:
     """An open file.
@@ -88,6 +95,9 @@ class StoreFile:
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application in KINDS and application != self.application:
+            held, needed = KINDS[application][0], KINDS[self.application][1]
+            raise StoreError(f"{self.path} holds {held}; {needed}: give another --store")
         if application != self.application and (tables or application or version):
             raise StoreError(f"{self.path} is a database of another program; give another file")
         views = db.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone()[0]
@@ -116,7 +126,7 @@ class StoreFile:
             raise StoreError(self._explain(error)) from None
 
     def _explain(self, error: Exception) -> str:
-        text = str(error)
+        text = " ".join(str(error).split())[:_LONGEST]  # SQLite quotes cells, which may have many lines
         if isinstance(error, Damaged | zlib.error):
             return f"{self.path} is damaged or was not made by this program: {text}; restore a copy"
         if "not a database" in text:

@@ -20,8 +20,8 @@ to do with it", given these replicas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,18 @@ from numpy.typing import NDArray
 from unsilent.errors import UsageError
 from unsilent.statistics.comparing import holm
 from unsilent.statistics.intervals import Interval
-from unsilent.statistics.replicas import enough, over_pairs, root
+from unsilent.statistics.replicas import enough, greatest_sd, over_pairs, root, spread
 
 Floats = NDArray[np.float64]
+ERRORS = 3
+"""Standard errors of drawing within which a p value is said to be at a level."""
+DRAWS, LEAST_DRAWS = 19_999, 999
+"""Random groups that a group is compared with: most, and fewer where there are many samples."""
+EFFORT = 1e9
+"""Elements that are handled for them: about two seconds."""
+_BLOCK = 2**20
+_NOISE = 1e-12
+"""Share of what cancels, below which what is left is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,8 @@ class GroupSpread:
     Attributes:
         n: its samples. error: mean over replicas. sd: as observed. by_size: sd that a group of n samples drawn at random has.
         common: sd of its error on unlimited data, which does not depend on n. p: that a random group of this size varies as
-        much. corrected: p, for all groups together (Holm).
+        much. corrected: p, for all groups together (Holm). error_p: standard error of ``corrected``, since the random groups are
+        drawn. draws: of them.
     """
 
     name: str
@@ -65,6 +75,12 @@ class GroupSpread:
     common: Interval
     p: float
     corrected: float
+    error_p: float
+    draws: int
+
+    def unsure(self, level: float) -> bool:
+        """Whether ``corrected`` is so near to a level that other random groups might be on its other side."""
+        return abs(self.corrected - level) <= ERRORS * self.error_p
 
 
 def rates(predictions: NDArray[Any], truth: NDArray[Any], positive: int) -> Rates:
@@ -90,7 +106,7 @@ def group_spread(
     wrong: NDArray[Any],
     groups: Mapping[str, NDArray[np.bool_]],
     confidence: float = 0.95,
-    draws: int = 1999,
+    draws: int | None = None,
     seed: int = 0,
 ) -> list[GroupSpread]:
     """Spread of each group's error, corrected for its size.
@@ -98,7 +114,7 @@ def group_spread(
     Args:
         wrong: what each replica gets wrong, bool[R, n]. For FNR give the samples of a class alone, for FPR those outside.
         groups: name -> its samples, bool[n], at least two; groups may overlap.
-        draws, seed: of the random groups.
+        draws, seed: of the random groups; None: as many as take about a second, `DRAWS` at most.
     """
     wrong = np.asarray(wrong, dtype=np.float64)
     if wrong.ndim != 2 or not np.isin(wrong, (0.0, 1.0)).all():
@@ -112,22 +128,45 @@ def group_spread(
             )
     masks = {name: np.asarray(members, dtype=np.bool_) for name, members in groups.items()}
     sizes = np.array([int(members.sum()) for members in masks.values()])
-    observed = np.array([wrong[:, members].mean(axis=1).var(ddof=1) for members in masks.values()])
-    p = _ranks(wrong, sizes, observed, draws, seed)
+    p, drawn = _ranks(wrong, list(masks.values()), draws, seed)
     single, together = float(wrong.var(axis=0, ddof=1).mean()), _common(wrong)
-    return [
-        GroupSpread(
-            name=name,
-            n=int(n),
-            error=float(wrong[:, members].mean()),
-            sd=root(over_pairs(_halved(wrong[:, members].mean(axis=1)), confidence, most=0.5)),
-            by_size=float(max(0.0, single / n + (1 - 1 / n) * together) ** 0.5),
-            common=root(over_pairs(_kernel(wrong[:, members]), confidence, most=0.5)),
-            p=one,
-            corrected=corrected,
+    found = []
+    for (name, members), n, one, corrected in zip(masks.items(), sizes, p, holm(p), strict=True):
+        mine = wrong[:, members]
+        sd = spread(mine.mean(axis=1), confidence, most=1.0).sd
+        found.append(
+            GroupSpread(
+                name=name,
+                n=int(n),
+                error=float(mine.mean()),
+                sd=sd,
+                by_size=float(max(0.0, single / n + (1 - 1 / n) * together) ** 0.5),
+                common=_in_common(mine, sd, confidence),
+                p=one,
+                corrected=corrected,
+                error_p=corrected / one * (one * (1 - one) / (drawn + 1)) ** 0.5,
+                draws=drawn,
+            )
         )
-        for (name, members), n, one, corrected in zip(masks.items(), sizes, p, holm(p), strict=True)
-    ]
+    return found
+
+
+def _in_common(wrong: Floats, sd: Interval, confidence: float) -> Interval:
+    """The root of the mean covariance of two samples, with limits.
+
+    It cannot be below 0, its estimate can. So the upper limit is at least half the width, as if the estimate were 0, and at least
+    that of the group's variance less what single samples add. Where pairs of replicas say nothing (one sample that changes sides
+    says nothing of two), all that varies may be common.
+    """
+    kernel, n = _kernel(wrong), wrong.shape[1]
+    if kernel.any():
+        found = over_pairs(kernel, confidence, most=0.5)
+        estimate, scale = found.estimate or 0.0, n / (n - 1)
+        below, above = (estimate + (limit**2 - (sd.estimate or 0.0) ** 2) * scale for limit in (sd.low, sd.high))
+        return root(replace(found, low=min(found.low, below), high=max(found.high, found.half_width, above)))
+    high = min(sd.high * (n / (n - 1)) ** 0.5, greatest_sd(wrong.shape[0]))
+    method = sd.method if sd.estimate == 0 else "all of the group's sd"
+    return Interval(0.0, 0.0, high, confidence, wrong.shape[0], method)
 
 
 def _halved(values: Floats) -> Floats:
@@ -138,8 +177,10 @@ def _halved(values: Floats) -> Floats:
 def _kernel(wrong: Floats) -> Floats:
     """Kernel of the mean covariance of two samples, [R, R]: that of Var(X) less that of ``sum v_i / n^2``, scaled to pairs."""
     n = wrong.shape[1]
-    apart = np.array([(wrong != one).mean(axis=1) for one in wrong])
-    found: Floats = (_halved(wrong.mean(axis=1)) - apart / 2 / n) * n / (n - 1)
+    apart = np.array([(wrong != one).mean(axis=1) for one in wrong]) / 2 / n
+    whole = _halved(wrong.mean(axis=1))
+    found: Floats = (whole - apart) * n / (n - 1)
+    found[np.abs(whole - apart) <= _NOISE * max(whole.max(), apart.max())] = 0.0
     return found
 
 
@@ -149,11 +190,34 @@ def _common(wrong: Floats) -> float:
     return float(np.sum(_kernel(wrong))) / float(count * (count - 1))
 
 
-def _ranks(wrong: Floats, sizes: NDArray[np.int64], observed: Floats, draws: int, seed: int) -> list[float]:
-    """Share of random groups, the observed one among them, that vary at least as much as each group."""
-    rng, above = np.random.default_rng(seed), np.ones(len(sizes))
-    for _ in range(draws):
-        sums = np.cumsum(wrong[:, rng.permutation(wrong.shape[1])], axis=1)
-        drawn = (sums[:, sizes - 1] / sizes).var(axis=0, ddof=1)
-        above += drawn >= observed * (1 - 1e-9)
-    return [float(share) for share in above / (draws + 1)]
+def _ranks(
+    wrong: Floats, members: Sequence[NDArray[np.bool_]], draws: int | None, seed: int
+) -> tuple[list[float], int]:
+    """Share of random groups, the observed one among them, that vary at least as much as each group; how many were drawn.
+
+    Samples that all replicas get right, or all get wrong, add the same to all; the others are counted in whole numbers, so that
+    equal groups are equal.
+    """
+    replicas, n = wrong.shape
+    moving = np.flatnonzero(wrong.min(axis=0) != wrong.max(axis=0))
+    errors = wrong[:, moving].astype(np.float32)
+    sizes = np.array([int(mask.sum()) for mask in members])
+    observed = np.array([_squares(errors @ mask[moving].astype(np.float32)) for mask in members])
+    if draws is None:
+        effort = n + len(moving) * len(np.unique(sizes)) * (1 + replicas / 20)
+        draws = int(min(DRAWS, max(LEAST_DRAWS, EFFORT / effort)))
+    rng, above, order = np.random.default_rng(seed), np.ones(len(sizes)), np.arange(n, dtype=np.int32)
+    for start in range(0, draws, block := max(1, _BLOCK // n)):
+        count = min(block, draws - start)
+        places = rng.permuted(np.broadcast_to(order, (count, n)), axis=1)[:, : len(moving)]
+        for size in np.unique(sizes):  # the samples at the first places are a random group
+            drawn = _squares(errors @ (places < size).astype(np.float32).T)
+            same = sizes == size
+            above[same] += (drawn[None, :] >= observed[same, None]).sum(axis=1)
+    return [float(share) for share in above / (draws + 1)], draws
+
+
+def _squares(sums: NDArray[np.float32]) -> Any:
+    """The variance over replicas [R] or [R, draws] of whole numbers, times a constant: a whole number."""
+    exact = sums.astype(np.float64)
+    return len(exact) * (exact**2).sum(axis=0) - exact.sum(axis=0) ** 2

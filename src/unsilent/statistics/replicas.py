@@ -6,6 +6,10 @@ Every measure here is a mean over pairs of replicas (a U-statistic of degree 2),
 jackknife variance leans upwards (Efron & Stein 1981, Ann. Statist. 9:586), which is the safe side. Logarithms are used where the
 kernel cannot be negative. A bootstrap over replicas that drops pairs of one original covers 45 to 76 % instead of 95 % at
 five replicas or fewer; the jackknife's coverage, and where it fails too, is in docs/floor.md.
+
+For an sd the jackknife is not enough: of values in two equal heaps it has no width at all, since leaving one out changes nothing
+of first order. `spread` takes it together with the chi-square interval of a normal sample: the lesser of the lower limits, the
+greater of the upper ones.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ LEAST = 3
 """Replicas without which there is no interval: leaving one out must leave a pair."""
 FEW = 10
 """With fewer replicas the interval says so in its ``method``: one odd replica may not have been seen."""
+SILENT = 1000.0
+"""An upper limit more than this many times the estimate says nothing, so that none is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +67,33 @@ def spread(values: Sequence[float] | NDArray[Any], confidence: float = 0.95, mos
     x = np.asarray(values, dtype=np.float64)
     enough(x.shape[0] if x.ndim else 0)
     finite("a value of", x)
-    kernel = (x[:, None] - x[None, :]) ** 2 / 2
-    found = root(over_pairs(kernel, confidence, None if most is None else most**2 / 2))
-    return Spread(found, float(x.mean()), float(x.min()), float(x.max()))
+    least, greatest = float(x.min()), float(x.max())
+    scale = max(greatest / 2 - least / 2, 0.0) or 1.0  # squares of the greatest doubles would overflow
+    part = x / scale - least / scale
+    kernel = (part[:, None] - part[None, :]) ** 2 / 2
+    found = root(over_pairs(kernel, confidence, None if most is None else (most / scale) ** 2 / 2))
+    sd, low, high = (scale * value for value in (found.estimate or 0.0, found.low, found.high))
+    if sd:
+        below, above = _normal_factors(len(x), confidence)
+        low, high = min(low, below * sd), max(high, above * sd)
+        found = replace(found, method=found.method.replace("replicas", "replicas and chi-square"))
+    high = high if most is None else min(high, greatest_sd(len(x), most))
+    mean = least + scale * float(part.mean())
+    return Spread(replace(found, estimate=sd, low=low, high=max(sd, high)), mean, least, greatest)
+
+
+def greatest_sd(count: int, most: float = 1.0) -> float:
+    """The greatest sd (n - 1) that so many values within [0, most] can have, a little above it for odd counts."""
+    return most * math.sqrt(count / (count - 1)) / 2
+
+
+def _normal_factors(count: int, confidence: float) -> tuple[float, float]:
+    """Limits of the sd of a normal law as multiples of that of a sample."""
+    from scipy.special import chdtri
+
+    tail = (1 - confidence) / 2
+    below, above = (math.sqrt((count - 1) / float(chdtri(count - 1, share))) for share in (tail, 1 - tail))
+    return below, above
 
 
 def differing(predictions: NDArray[Any]) -> NDArray[np.float64]:
@@ -109,7 +139,9 @@ def over_pairs(matrix: NDArray[np.float64], confidence: float = 0.95, most: floa
     without = (total - 2 * pairs.sum(axis=1)) / ((count - 1) * (count - 2))
     if pairs.min() >= 0 and without.min() > 1e-9 * estimate:
         half = _half(np.log(without), confidence)
-        low, high = estimate * math.exp(-half), estimate * math.exp(min(half, 700.0))
+        low, high = estimate * math.exp(-half), math.inf
+        if half <= math.log(SILENT):
+            high = estimate * math.exp(half)
     else:  # one replica makes all of the mean, or the kernel has a sign
         half = _half(without, confidence)
         low, high = estimate - half, estimate + half

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.replicas.reading import MOST_SAMPLES, inflated, read_json
 from unsilent.campaigns.replicas.spec import Replica
 from unsilent.campaigns.replicas.switches import Switches
+
+T = TypeVar("T")
 
 
 class Look(NamedTuple):
@@ -66,18 +69,35 @@ class Looked:
         """As plain lists."""
         return [list(self.before), list(self.after), [list(one) for one in self.operations], self.note]
 
-    @classmethod
-    def of(cls, found: Any) -> Looked:
-        """The inverse of `json`; raises ``Damaged``."""
-        try:
-            before, after, operations, note = found
-            return cls(tuple(map(int, before)), tuple(map(int, after)), [*map(_operation, operations)], str(note))
-        except (ValueError, TypeError):
-            raise Damaged("what was seen of a step cannot be read") from None
+
+def read_look(blob: Any) -> Looked:
+    """The inverse of `Looked.json`, compressed; raises ``Damaged``."""
+    try:
+        found = read_json(inflated(blob, MOST_SAMPLES).decode(), list, "a look")
+        before, after, operations, note = found
+        looked = Looked(_numbers(before), _numbers(after), [_operation(one) for one in operations], _typed(note, str))
+    except (ValueError, TypeError):
+        raise Damaged("what was seen of a step cannot be read") from None
+    if len(looked.before) != len(looked.after):
+        raise Damaged("what was seen of a step does not have as many tensors after it as before")
+    return looked
 
 
 def _operation(found: Any) -> Operation:
-    name, kernel, phase, draws, moves, reads, gives = found
+    name, kernel, phase, draws, moves, reads, gives = _typed(found, list)
+    texts = [_typed(one, str) for one in (name, kernel, phase)]
     return Operation(
-        str(name), str(kernel), str(phase), bool(draws), bool(moves), tuple(map(int, reads)), tuple(map(int, gives))
+        texts[0], texts[1], texts[2], _typed(draws, bool), _typed(moves, bool), _numbers(reads), _numbers(gives)
     )
+
+
+def _numbers(found: Any) -> tuple[int, ...]:
+    if any(isinstance(one, bool) for one in _typed(found, list)):
+        raise TypeError("a hash is no number")
+    return tuple(_typed(one, int) for one in found)
+
+
+def _typed(found: Any, kind: type[T]) -> T:
+    if not isinstance(found, kind):
+        raise TypeError(f"{kind.__name__} expected")
+    return found

@@ -6,9 +6,11 @@ Each row is committed when its run ends: a kill loses the runs in flight, and th
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from numpy.typing import NDArray
 
 from unsilent.campaigns.filed import StoreFile
 from unsilent.campaigns.reading import Damaged
-from unsilent.campaigns.replicas.looks import Look, Looked
+from unsilent.campaigns.replicas.looks import Look, Looked, read_look
+from unsilent.campaigns.replicas.reading import TOLD, Shape, read_replica, read_row, read_training, read_weights
 from unsilent.campaigns.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.campaigns.spec import canonical
@@ -40,12 +43,12 @@ CREATE TABLE look (
 CREATE UNIQUE INDEX look_identity ON look (training, switches, number, step, unordered);
 CREATE TABLE usage (seconds REAL NOT NULL, cpu_seconds REAL NOT NULL);
 """
-MOST_SAMPLES = 2**27
-"""Largest number of elements of an array that is read, so that a hostile file cannot fill the memory."""
 _COLUMNS = (
     "switches, number, losses, hashes, finals, loss, metrics, predictions, weights, dtype, notes, seconds, worker"
 )
-_DTYPES = ("float32", "float64")
+_TRAINING = "hash, spec, found, labels, groups"
+LISTED = 8
+"""Trainings that an error names."""
 
 
 class ReplicaStore(StoreFile):
@@ -53,10 +56,14 @@ class ReplicaStore(StoreFile):
 
     application, version, schema, owner = 0x556E7372, 3, _SCHEMA, "training"  # "Unsr"
 
+    def __init__(self, path: str | Path, *, write: bool = False) -> None:
+        super().__init__(path, write=write)
+        self._shapes: dict[str, Shape] = {}
+
     def bind(self, spec: ReplicaSpec, trained: Trained) -> str:
         """Note a training, if it is new, and return its hash."""
         found = trained.hash(spec)
-        told = {name: getattr(trained, name) for name in _TOLD}
+        told = {name: getattr(trained, name) for name in TOLD}
         masks = {name: np.packbits(mask).tobytes().hex() for name, mask in trained.groups.items()}
         with self._errors(), self._db:
             self._db.execute(
@@ -72,33 +79,72 @@ class ReplicaStore(StoreFile):
         return found
 
     def trained(self, training: str) -> Trained:
-        """What was found out about a training; raises ``StoreError`` where the file does not hold it."""
+        """What was found out about a training; raises ``UsageError`` with those there are where the file does not hold it.
+
+        Which runs of it there are is checked, too: what cannot be read must not look as if it had not been run.
+        """
         with self._errors():
-            row = self._one_of("SELECT found, labels, groups FROM training WHERE hash = ?", training)
-            if row is None:
-                raise Damaged(f"it holds no training {training[:8]}")
-            told = _read_json(row[0], dict)
-            labels = _unpacked(row[1], "int64")
-            try:
-                masks = json.loads(_inflated(row[2], MOST_SAMPLES))
-                groups = {
-                    str(name): np.unpackbits(np.frombuffer(bytes.fromhex(mask), np.uint8), count=len(labels)).astype(
-                        bool
-                    )
-                    for name, mask in masks.items()
-                }
-                streams = None if told["streams"] is None else tuple(map(str, told["streams"]))
-                return Trained(**{**told, "streams": streams}, labels=labels, groups=groups)
-            except (ValueError, TypeError, KeyError, AttributeError):
-                raise Damaged("what is written of a training cannot be read") from None
+            trained, shape = self._training(training)
+            self._check(training, shape)
+            return trained
+
+    def _training(self, training: str) -> tuple[Trained, Shape]:
+        row = self._one_of(f"SELECT {_TRAINING} FROM training WHERE hash = ?", training)  # noqa: S608 - a constant
+        if row is None:
+            raise UsageError(self._unknown(training))
+        return read_training(*row)
+
+    def _shape(self, training: str) -> Shape:
+        found = self._shapes.get(training)
+        if found is None:
+            found = self._shapes[training] = self._training(training)[1]
+        return found
+
+    def _unknown(self, training: str) -> str:
+        rows = self._db.execute(f"SELECT {_TRAINING} FROM training ORDER BY rowid").fetchall()  # noqa: S608 - a constant
+        names = [f"{read_training(*row)[0].name} {row[0][:8]}" for row in rows]
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        there = f"it holds {', '.join(names[:LISTED])}{more}: give one of these" if names else "it holds none"
+        return f"{self.path} has no training {training[:8]}; {there}, or run its replicas first"
+
+    def _check(self, training: str, shape: Shape) -> None:
+        """Raise ``Damaged`` where a row belongs to no training, or says of no run that it is one."""
+        for table in ("replica", "look"):
+            orphan = (
+                f"SELECT 1 FROM {table} WHERE training IS NULL OR training NOT IN (SELECT hash FROM training) LIMIT 1"  # noqa: S608
+            )
+            if self._one_of(orphan) is not None:
+                raise Damaged("a run belongs to no training that it holds")
+        for row in self._db.execute("SELECT switches, number FROM replica WHERE training = ?", (training,)):
+            read_replica(*row)
+        for *row, step in self._db.execute("SELECT switches, number, step FROM look WHERE training = ?", (training,)):
+            read_replica(*row)
+            if not isinstance(step, int) or not 0 <= step < shape.steps:
+                raise Damaged("a look is at no step of its training")
+        kinds = "SELECT DISTINCT typeof(weights), dtype, length(weights) FROM replica WHERE training = ?"
+        if len(self._db.execute(kinds, (training,)).fetchmany(2)) > 1:
+            raise Damaged("the weights of runs of one training are not of one kind")
 
     def trainings(self) -> list[str]:
         """Hashes of all trainings there are, the oldest first."""
         with self._errors():
-            return [str(row[0]) for row in self._db.execute("SELECT hash FROM training ORDER BY rowid")]
+            rows = self._db.execute("SELECT hash FROM training ORDER BY rowid").fetchall()
+            for row in rows:
+                self._shape(row[0])
+            return [row[0] for row in rows]
 
     def add(self, training: str, row: ReplicaRow) -> None:
-        """Commit one row; raises ``StoreError`` on a full disk, keeping what was committed before."""
+        """Commit one row; raises ``StoreError`` on a full disk, keeping what was committed before.
+
+        Raises ``UsageError`` where it has predictions of other samples than were held out before the first run.
+        """
+        with self._errors():
+            samples = self._shape(training).samples
+        if row.predictions.size != samples:
+            raise UsageError(
+                f"replica {row.replica} has {row.predictions.size} predictions where {samples} samples are held out; "
+                "evaluate on the same samples in the same order at every call"
+            )
         kept = row.weights if row.weights is not None and row.weights.nbytes <= WEIGHT_BYTES else None
         values = (
             training,
@@ -123,22 +169,24 @@ class ReplicaStore(StoreFile):
         """All runs of a training that are stored."""
         with self._errors():
             found = self._db.execute("SELECT switches, number FROM replica WHERE training = ?", (training,)).fetchall()
-            return {_replica(*row) for row in found}
+            return {read_replica(*row) for row in found}
 
     def rows(self, training: str, switches: Switches, count: int, *, weights: bool = False) -> Iterator[ReplicaRow]:
         """The first ``count`` runs with these switches, by number; their weights only where they are asked for."""
         columns = _COLUMNS if weights else _COLUMNS.replace("weights", "NULL")
         query = f"SELECT {columns} FROM replica WHERE training = ? AND switches = ? AND number < ? ORDER BY number"  # noqa: S608
-        with self._errors(), closing(self._db.execute(query, (training, str(switches), count))) as found:
-            for row in found:
-                yield _row(row)
+        with self._errors():
+            shape = self._shape(training)
+            with closing(self._db.execute(query, (training, str(switches), count))) as found:
+                for row in found:
+                    yield read_row(row, shape)
 
     def weights(self, training: str, replica: Replica) -> NDArray[Any] | None:
         """Final weights of one run; None where they were not kept."""
         query = "SELECT weights, dtype FROM replica WHERE training = ? AND switches = ? AND number = ?"
         with self._errors():
             row = self._one_of(query, training, str(replica.switches), replica.number)
-            return None if row is None else _weights(*row)
+            return None if row is None else read_weights(row[0], row[1], self._shape(training))
 
     def add_seen(self, training: str, look: Look, seen: Looked) -> None:
         """Commit what was seen of one step."""
@@ -154,7 +202,7 @@ class ReplicaStore(StoreFile):
         )
         with self._errors():
             row = self._one_of(query, training, str(look.switches), look.number, look.step, int(look.unordered))
-            return None if row is None else Looked.of(_read_json(_inflated(row[0], MOST_SAMPLES), list))
+            return None if row is None else read_look(row[0])
 
     def note_usage(self, seconds: float, cpu_seconds: float) -> None:
         """Add what one session took."""
@@ -163,95 +211,19 @@ class ReplicaStore(StoreFile):
 
     def usage(self) -> tuple[float, float]:
         """Wall and CPU seconds over all sessions."""
-        row = self._one("SELECT TOTAL(seconds), TOTAL(cpu_seconds) FROM usage")
-        return (float(row[0]), float(row[1])) if row else (0.0, 0.0)
+        kinds = ("real", "integer")
+        with self._errors():
+            rows = self._db.execute(
+                "SELECT seconds, typeof(seconds), cpu_seconds, typeof(cpu_seconds) FROM usage"
+            ).fetchall()
+            if not all(a in kinds and b in kinds and 0 <= s < math.inf and 0 <= c < math.inf for s, a, c, b in rows):
+                raise Damaged("the time that sessions took is no number")
+        return float(sum(row[0] for row in rows)), float(sum(row[2] for row in rows))
 
     def _one_of(self, sql: str, *values: object) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self._db.execute(sql, values).fetchone()
         return row
 
 
-_TOLD = (
-    "name",
-    "steps",
-    "fingerprint",
-    "streams",
-    "layouts",
-    "draws",
-    "device",
-    "parameters",
-    "machine",
-    "versions",
-    "info",
-)
-
-
 def _packed(array: NDArray[Any]) -> bytes:
     return zlib.compress(np.ascontiguousarray(array).tobytes(), 1)
-
-
-def _inflated(blob: Any, most: int) -> bytes:
-    """The bytes of a blob; raises ``Damaged`` where there are more than ``most``."""
-    if not isinstance(blob, bytes):
-        raise Damaged("an array is not stored as bytes")
-    opened = zlib.decompressobj()
-    content = opened.decompress(blob, most)
-    if opened.unconsumed_tail or not opened.eof:
-        raise Damaged("an array is cut or too long")
-    return content
-
-
-def _unpacked(blob: Any, dtype: str) -> NDArray[Any]:
-    content = _inflated(blob, 8 * MOST_SAMPLES)
-    if len(content) % 8:
-        raise Damaged("an array does not have whole elements")
-    return np.frombuffer(content, dtype)
-
-
-def _weights(blob: Any, dtype: Any) -> NDArray[Any] | None:
-    if blob is None:
-        return None
-    if dtype not in _DTYPES or not isinstance(blob, bytes) or len(blob) % np.dtype(dtype).itemsize:
-        raise Damaged("weights cannot be read")
-    return np.frombuffer(blob, dtype)
-
-
-def _read_json(text: Any, kind: type) -> Any:
-    try:
-        found = json.loads(text)
-    except (ValueError, TypeError):
-        found = None
-    if not isinstance(found, kind):
-        raise Damaged("what is written of a run cannot be read")
-    return found
-
-
-def _replica(switches: Any, number: Any) -> Replica:
-    if not isinstance(number, int) or number < 0:
-        raise Damaged(f"a run has the number {number!r}")
-    try:
-        return Replica(Switches.parse(str(switches)), number)
-    except UsageError as error:
-        raise Damaged(f"a run has unknown switches: {error}") from None
-
-
-def _row(values: tuple[Any, ...]) -> ReplicaRow:
-    switches, number, losses, hashes, finals, loss, metrics, predictions, weights, dtype, notes, seconds, worker = (
-        values
-    )
-    pairs = _read_json(finals, list)
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise Damaged("hashes of a final state cannot be read")
-    return ReplicaRow(
-        replica=_replica(switches, number),
-        losses=_unpacked(losses, "float64"),
-        hashes=_unpacked(hashes, "uint64"),
-        finals=[(str(name), str(digest)) for name, digest in pairs],
-        loss=float("nan") if loss is None else float(loss),
-        metrics={str(k): float(v) for k, v in _read_json(metrics, dict).items()},
-        predictions=_unpacked(predictions, "int64"),
-        weights=_weights(weights, dtype),
-        notes=tuple(map(str, _read_json(notes, list))),
-        seconds=float(seconds),
-        worker=int(worker),
-    )
