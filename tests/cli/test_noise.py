@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
 from conftest import in_process
 from replicas.subjects import LOOP
+from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
+from unsilent.report.noise_figures import figures
+from unsilent.report.noise_html import page
+from unsilent.report.noise_info import findings, headline, limits
+from unsilent.statistics.intervals import Interval
+from unsilent.statistics.replicas import greatest_sd
+from unsilent.studies.noise import Asked, read_noise
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +36,17 @@ def test_plain_table_and_page(ran):
     assert lines[0] == ["variant", "measure", "of", "estimate", "low", "high", "n"]
     assert {len(line) for line in lines} == {7}
     assert ["CONTROL", "churn", "all", "0"] in [line[:4] for line in lines]
+    told = {(line[0], line[1], line[2]) for line in lines[1:]}
+    for measure in ("accuracy_mean", "loss_mean", "distinct_states", "churn_twin_least", "churn_twin_most"):
+        assert {("CONTROL", measure, "all"), ("ALGO+IMPL", measure, "all")} <= told
+    for measure in ("group_samples", "group_by_size", "group_p_corrected", "group_error_sd", "group_error_sd_common"):
+        assert ("ALGO+IMPL", measure, "class_1") in told
+    values = {(line[0], line[1], line[2]): line[3:] for line in lines[1:]}
+    assert values["CONTROL", "distinct_states", "all"] == ["1", "-", "-", "3"]
+    samples = [int(values["CONTROL", "group_samples", f"class_{k}"][0]) for k in (0, 1)]
+    assert sum(samples) == 50
+    assert "# fewer than 10 replicas: intervals are wide and may miss runs that end elsewhere" in done.stdout
+    assert "in all sessions" in done.stdout
     assert "# tf32 was not run: tf32 needs a CUDA device" in done.stdout
     assert "# switch within: yes: changes the bits" in done.stdout
     page = (folder / "s.html").read_text()
@@ -91,3 +111,66 @@ def test_a_workload_that_is_no_training_leaves_nothing_behind(ran):
     assert done.returncode == 2
     assert "expected one that trains" in done.stderr
     assert not (ran[0] / "none.sqlite").exists()
+
+
+@pytest.fixture(scope="module")
+def result(ran):
+    """The same as records."""
+    folder = ran[0]
+    spec = ReplicaSpec(f"{folder}/loop.py:make")
+    with ReplicaStore(folder / "s.sqlite") as store:
+        (training,) = store.trainings()
+        return read_noise(Asked(spec, (Switches(), Switches.parse("algo+impl")), 3), store, training)
+
+
+def test_limits_that_say_nothing_are_not_told():
+    def of(estimate, low, high):
+        return Interval(estimate, low, high, 0.95, 3, "")
+
+    assert limits(of(0.0, 0.0, greatest_sd(3)), 100, greatest_sd(3)) == "0 [0, –]"
+    assert limits(of(0.0, 0.0, math.inf)) == "0 [0, –]"
+    assert limits(of(1.25, 0.8, math.inf)) == "1.2 [0.8, –]"
+    assert limits(of(0.3, 0.1, 1.0), 100, 1.0) == "30 [10, –]"
+    assert limits(of(0.3, 0.1, 0.9), 100, 1.0) == "30 [10, 90]"
+    assert limits(of(0.0, 0.0, 0.3), 100, 1.0) == "0 [0, 30]"
+
+
+def test_the_headline_where_nothing_varies(result):
+    same = result.variants[0]
+    other = replace(same, name="threads=2", partings=(0, 0, 0))
+    alike = replace(result, variants=(same, replace(same, name="onednn=off")))
+    assert headline(alike) == "Runs with the same switches do not differ: they end in the same bits"
+    for more, named in (((), "threads=2"), (("race=2",), "threads=2 and race=2"), (("a", "b"), "threads=2, a and b")):
+        found = headline(replace(result, variants=(same, other, *(replace(other, name=name) for name in more))))
+        assert found == f"Replicas of each variant end in the same bits; {named} in other bits than the clean twin"
+
+
+def test_a_training_without_a_name_is_told_by_its_file(result):
+    assert "loop.py:make" not in headline(result)
+    nameless = replace(result, workload="custom")
+    assert "Two runs of loop.py:make with" in headline(nameless)
+    assert page(nameless)["title"] == "Run-to-run variation of loop.py:make"
+    assert "Two runs of made:up with" in headline(replace(nameless, spec={"workload": "made:up"}))
+
+
+def test_steps_count_from_zero_in_the_figure(result):
+    axis = figures(result)["parting"]["layout"]["xaxis"]
+    assert axis["title"]["text"] == "step, from 0"
+    assert dict(zip(axis["ticktext"], axis["tickvals"], strict=True)) == {"0": 1, "1": 2, "2": 3, "5": 6}
+    assert figures(result)["parting"]["data"][0]["x"][0] == result.curves[0].steps[0] + 1
+
+
+def test_many_replicas_are_not_said_to_be_few(result):
+    found = replace(result, variants=tuple(replace(one, n=10) for one in result.variants))
+    assert not any("fewer than" in line for line in findings(found))
+    fixed = replace(result, variants=(replace(result.variants[0], fixed=True),))
+    assert not any("fewer than" in line for line in findings(fixed))  # three runs of one thing are enough
+
+
+def test_a_p_value_near_the_level_says_so(result):
+    last = result.variants[1]
+    (group, *rest) = last.groups
+    for corrected, said in ((0.049, True), (0.052, True), (0.03, False), (0.07, False)):
+        groups = (replace(group, name="here", corrected=corrected, error_p=0.001), *rest)
+        found = replace(result, variants=(replace(last, groups=groups),))
+        assert ("ALGO+IMPL: here: p = 0.05 within its Monte-Carlo error" in list(findings(found))) == said

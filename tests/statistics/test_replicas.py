@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from unsilent.errors import UsageError
 from unsilent.statistics.distances import distance, weight_distances
 from unsilent.statistics.groups import group_spread, rates
-from unsilent.statistics.replicas import churn, median_parting, over_pairs, parting, spread
+from unsilent.statistics.replicas import churn, greatest_sd, median_parting, over_pairs, parting, spread
 
 
 def pairs_of(count):
@@ -25,6 +26,46 @@ def test_spread_is_the_sample_deviation():
     assert found.range == x.max() - x.min()
     assert found.holds_next == 11 / 13
     assert found.sd.low < found.sd.estimate < found.sd.high <= 1.0
+
+
+def test_a_spread_of_two_heaps_has_a_width():
+    """The jackknife alone has none. Oracle: chi-square quantiles of 9 degrees of freedom from a table."""
+    values = [0.7] * 5 + [0.9] * 5
+    found = spread(values, most=1.0).sd
+    assert found.estimate == pytest.approx(math.sqrt(0.1 / 9))
+    assert found.low == pytest.approx(found.estimate * math.sqrt(9 / 19.0228), rel=1e-4)
+    assert found.high == pytest.approx(found.estimate * math.sqrt(9 / 2.70039), rel=1e-4)
+    assert "chi-square" in found.method
+    rng = np.random.default_rng(4)
+    for count in (4, 6, 10, 20):
+        hits = [
+            (lambda sd: sd.low <= 0.1 <= sd.high)(spread(rng.choice([0.7, 0.9], count), most=1.0).sd)
+            for _ in range(400)
+        ]
+        assert np.mean(hits) > 0.93, count
+
+
+def test_a_spread_is_no_greater_than_there_can_be():
+    """Half at 0 and half at 1 is the greatest; limits stay below it, whatever the scale."""
+    rng = np.random.default_rng(5)
+    for count in range(3, 9):
+        for _ in range(50):
+            found = spread(rng.integers(0, 2, count), most=1.0).sd
+            assert found.estimate <= found.high <= greatest_sd(count)
+    assert spread([0, 1, 0, 1], most=1.0).sd.estimate == pytest.approx(greatest_sd(4))
+    x = rng.exponential(size=8)
+    one, scaled = spread(x).sd, spread(x * 1e200).sd
+    assert scaled.low == pytest.approx(one.low * 1e200)
+    assert scaled.high == pytest.approx(one.high * 1e200)
+    assert spread([1e308, -1e308, 0.0]).sd.estimate == pytest.approx(1e308)
+
+
+def test_a_limit_far_off_is_none():
+    pairs = np.ones((3, 3))
+    pairs[0, 1] = pairs[1, 0] = 1e-7
+    pairs[0, 2] = pairs[2, 0] = 1e-7
+    assert over_pairs(pairs).high == math.inf
+    assert over_pairs(pairs, most=2.0).high == 2.0
 
 
 def test_defect_the_deviation_of_the_published_script_is_too_low():
@@ -260,3 +301,58 @@ def test_median_parting_covers_whatever_the_distribution():
     assert (median_parting([1, 2, 3, None]).low, median_parting([1, 2, 3, None]).high) == (0.0, math.inf)
     assert median_parting([5] * 10).estimate == 5
     assert median_parting([None] * 10).low == math.inf
+
+
+def test_what_samples_have_in_common_has_an_honest_upper_limit():
+    """Whatever the estimate; one sample that changes sides alone says nothing of two, and rounding is not an estimate."""
+    everything = {"all": np.ones(49, dtype=bool)}
+    one = np.zeros((20, 49))
+    one[[3, 5, 11], 7] = 1
+    (found,) = group_spread(one, everything, draws=1)
+    assert (found.common.estimate, found.common.low) == (0.0, 0.0)
+    assert found.common.high == pytest.approx(found.sd.high * math.sqrt(49 / 48))
+    assert "equal" not in found.common.method
+    (still,) = group_spread(np.zeros((20, 49)), everything, draws=1)
+    assert "equal" in still.common.method
+    rng, hits = np.random.default_rng(12), 0
+    for _ in range(300):
+        chance = rng.uniform(0.03, 0.1, 49) + 0.03 * rng.choice([-1, 1], (20, 1))
+        (found,) = group_spread(rng.random((20, 49)) < chance, everything, draws=1)
+        hits += found.common.low <= 0.03 <= found.common.high
+        assert found.common.high > 0.005
+    assert hits / 300 > 0.93
+
+
+def test_random_groups_are_ranked_as_loops_rank_them():
+    """Oracle: the chance of each group of two of six samples, by going through all of them."""
+    rng = np.random.default_rng(13)
+    wrong = rng.random((7, 6)) < 0.5
+    mine = np.isin(np.arange(6), (0, 3))
+    every = [wrong[:, list(pair)].mean(axis=1).var(ddof=1) for pair in pairs_of(6)]
+    share = np.mean(np.array(every) >= wrong[:, mine].mean(axis=1).var(ddof=1) - 1e-12)
+    (found,) = group_spread(wrong, {"g": mine})
+    assert found.draws == 19_999
+    error = math.sqrt(share * (1 - share) / found.draws)
+    assert found.p == pytest.approx(share, abs=4 * error + 1e-4)
+    assert found.error_p == pytest.approx(error, rel=0.1)
+
+
+def test_large_tables_are_ranked_in_time():
+    rng = np.random.default_rng(14)
+    wrong = rng.random((20, 450)) < rng.beta(0.3, 4, 450)
+    groups = {str(k): np.arange(450) % 11 == k for k in range(11)}
+    began = time.process_time()
+    found = group_spread(wrong, groups)
+    assert time.process_time() - began < 2
+    assert {g.draws for g in found} == {19_999}
+    huge = np.tile(wrong, (1, 200))
+    (found,) = group_spread(huge, {"one": np.arange(90_000) < 900})
+    assert 999 <= found.draws < 19_999
+
+
+def test_a_p_value_at_the_level_is_said_to_be_there():
+    wrong = np.random.default_rng(15).random((20, 300)) < 0.2
+    (found,) = group_spread(wrong, {"one": np.arange(300) < 30}, draws=999)
+    assert found.error_p == pytest.approx(math.sqrt(found.p * (1 - found.p) / 1000))
+    assert found.unsure(found.corrected + 2.9 * found.error_p)
+    assert not found.unsure(found.corrected + 3.1 * found.error_p)

@@ -79,7 +79,10 @@ def churn_figure(matrix: ChurnMatrix) -> Figure:
 
 
 def parting_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Figure:
-    """Spread of the training loss against the step, both logarithmic: from where runs part, and how far it grows."""
+    """Spread of the training loss against the step, both logarithmic: from where runs part, and how far it grows.
+
+    Steps count from 0, which no logarithmic axis has: they lie one further and are labelled as they are.
+    """
     traces = []
     for curve in curves:
         number = list(order).index(curve.variant)
@@ -90,14 +93,19 @@ def parting_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Figure
                 "mode": "lines",
                 "x": [x for x, _ in points],
                 "y": [y for _, y in points],
+                "hoverinfo": "text",
+                "text": [f"{label(curve.variant)}, step {x - 1}: {y:.3g}" for x, y in points],
                 "line": {"color": _colour(number), "width": 2, "dash": _DASHES[number % len(_DASHES)]},
                 "name": label(curve.variant),
             }
         )
+    last = max((curve.steps[-1] for curve in curves), default=0)
+    steps = [0, *(k * 10**power for power in range(len(str(last))) for k in (1, 2, 5) if k * 10**power <= last)]
+    ticks = {"tickvals": [step + 1 for step in steps], "ticktext": [f"{step:,}" for step in steps]}
     return figure(
         traces,
         420,
-        xaxis={"type": "log", "title": {"text": "step, from 1"}},
+        xaxis={"type": "log", "title": {"text": "step, from 0"}} | ticks,
         yaxis={"type": "log", "title": {"text": "sd of the training loss"}, "exponentformat": "power"},
     )
 
@@ -105,7 +113,7 @@ def parting_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Figure
 def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
     """The sd of each group's error against that of a random group of its size; filled where it varies more."""
     traces = []
-    top = max((g.sd.high for one in variants for g in one.groups if math.isfinite(g.sd.high)), default=0.01)
+    top = max((g.sd.high for one in variants for g in one.groups if not identical(one)), default=0.01)
     for number, one in enumerate(variants):
         if not one.groups or identical(one):
             continue

@@ -18,10 +18,12 @@ from unsilent.report.noise_info import (
     how,
     limits,
     spreading,
+    training_name,
 )
 from unsilent.report.pages import capitalised, render_page, write_page
 from unsilent.report.tables import Cell, Line
 from unsilent.report.text import chance, clean
+from unsilent.statistics.replicas import greatest_sd
 from unsilent.studies.noise_records import NoiseResult
 
 TEMPLATE = "noise.html.jinja"
@@ -48,7 +50,7 @@ def page(result: NoiseResult) -> dict[str, Any]:
     """Everything the template shows."""
     columns = [cells(found) for found in result.variants]
     return {
-        "title": f"Run-to-run variation of {clean(result.workload)}",
+        "title": f"Run-to-run variation of {training_name(result)}",
         "headline": capitalised(headline(result)),
         "findings": [capitalised(line) for line in findings(result)],
         "numbers": numbers(result),
@@ -57,7 +59,7 @@ def page(result: NoiseResult) -> dict[str, Any]:
         "measures": [(name.strip(), [column[i] for column in columns]) for i, name in enumerate(MEASURES)],
         "columns": COLUMNS,
         "rows": _groups(result),
-        "effects": [(e.switch, e.kind, e.text, effect_text(e.changes), effect_how(e)) for e in result.effects],
+        "effects": [(e.switch, e.kind, effect_text(e.changes), effect_how(e)) for e in result.effects],
         "how": how(result),
         "facts": _facts(result),
     }
@@ -82,10 +84,10 @@ def _groups(result: NoiseResult) -> list[Line]:
                 Cell(clean(one.name)),
                 Cell(f"{g.n:,}", float(g.n)),
                 Cell(f"{100 * g.error:.2f}", g.error),
-                Cell(limits(g.sd, 100), sd),
+                Cell(limits(g.sd, 100, greatest_sd(one.n)), sd),
                 Cell(f"{100 * g.by_size:.2f}", g.by_size),
                 Cell(f"{ratio:.2f}", ratio),
-                Cell(limits(g.common, 100), g.common.estimate),
+                Cell(limits(g.common, 100, greatest_sd(one.n)), g.common.estimate),
                 Cell(chance(g.p), g.p),
                 Cell(chance(g.corrected), g.corrected),
             )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from unsilent.report.text import amount, clean, counted, listed, seconds, shown
 from unsilent.sites.calls import OUTSIDE
 from unsilent.statistics.groups import GroupSpread
 from unsilent.statistics.intervals import Interval
+from unsilent.statistics.replicas import FEW, greatest_sd
 from unsilent.studies.noise_parting import DATA, DEALT, MOVED, PATH, RANDOM, START
 from unsilent.studies.noise_records import Effect, FirstOperation, NoiseResult, VariantNoise
 
@@ -28,6 +30,10 @@ MEASURES = (
     "churn from the twin %",
 )
 """Rows of the table of variants."""
+UNIT_MOST = 2.0
+"""Greatest distance on the unit sphere."""
+NAMELESS = "custom"
+"""The name that a training of the user's has where none was given."""
 
 
 def identical(found: VariantNoise) -> bool:
@@ -43,21 +49,25 @@ def cells(found: VariantNoise) -> list[str]:
         f"{found.n}",
         f"{found.distinct}",
         f"{100 * found.accuracy.mean:.2f}",
-        "0" if same else limits(found.accuracy.sd, 100),
+        "0" if same else limits(found.accuracy.sd, 100, greatest_sd(found.n)),
         "–" if loss is None else amount(loss.mean),
         "–" if loss is None else "0" if same else limits(loss.sd),
-        "0" if same else limits(found.churn, 100),
-        _distance(found.unit, same),
+        "0" if same else limits(found.churn, 100, 1.0),
+        _distance(found.unit, same, UNIT_MOST),
         _distance(found.raw, same),
         parting_text(found),
         _range(found.twin_churn, 100),
     ]
 
 
-def limits(interval: Interval, scale: float = 1.0) -> str:
-    """``1.2 [1.0, 1.5]``; all replicas equal give 0, with an upper limit only where there is one."""
-    if interval.estimate == 0 and math.isinf(interval.high):
-        return "0"
+def limits(interval: Interval, scale: float = 1.0, most: float = math.inf) -> str:
+    """``1.2 [1.0, 1.5]``; ``–`` in place of an upper limit that says nothing: one at ``most``, the greatest there can be."""
+    if interval.high >= most * (1 - 1e-9):
+        if interval.estimate == 0:
+            return "0 [0, –]"
+        # Digits as if the upper limit were as far off as the lower one.
+        text = shown(interval.estimate, interval.low, 2 * (interval.estimate or 0.0) - interval.low, scale)
+        return f"{text.estimate} [{text.low}, –]"
     text = shown(interval.estimate, interval.low, interval.high, scale)
     if interval.estimate == 0 and not text.exact:
         return f"0 {text.limits}"  # a spread of nothing, not a count of no events
@@ -90,16 +100,34 @@ def spreading(result: NoiseResult) -> list[VariantNoise]:
     return [found for found in result.variants if not identical(found)]
 
 
+def training_name(result: NoiseResult) -> str:
+    """Of the training; of one without a name, file and function."""
+    if result.workload != NAMELESS:
+        return clean(result.workload)
+    path, colon, function = str(result.spec.get("workload", NAMELESS)).rpartition(":")
+    return clean(PurePath(path).name + colon + function)
+
+
 def headline(result: NoiseResult) -> str:
     """The finding in one sentence: of the first variant that has both kinds of noise, else of the last that differs."""
     noisy = spreading(result)
     if not noisy:
-        return "Runs with the same switches do not differ: they end in the same bits"
+        return _same_bits(result)
     found = next((v for v in noisy if v.name == "ALGO+IMPL"), noisy[-1])
     return (
-        f"Two runs of {clean(result.workload)} with {clean(found.name)} disagree on {limits(found.churn, 100)} % of "
-        f"{result.samples:,} predictions, while accuracy has an sd of {limits(found.accuracy.sd, 100)} points"
+        f"Two runs of {training_name(result)} with {clean(found.name)} disagree on {limits(found.churn, 100, 1.0)} % of "
+        f"{result.samples:,} predictions, while accuracy has an sd of "
+        f"{limits(found.accuracy.sd, 100, greatest_sd(found.n))} points"
     )
+
+
+def _same_bits(result: NoiseResult) -> str:
+    """Where no variant varies: whether each is the clean twin, too."""
+    others = [clean(found.name) for found in result.variants if any(step is not None for step in found.partings)]
+    if not others:
+        return "Runs with the same switches do not differ: they end in the same bits"
+    named = " and ".join(part for part in (", ".join(others[:-1]), others[-1]) if part)
+    return f"Replicas of each variant end in the same bits; {named} in other bits than the clean twin"
 
 
 def findings(result: NoiseResult) -> Iterator[str]:
@@ -113,6 +141,11 @@ def findings(result: NoiseResult) -> Iterator[str]:
             first = f"{clean(found.first.replica)} parts first, at step {found.first.step}"
             yield f"{clean(found.name)}: {first}: {first_text(found.first)}"
     yield from (_parts(found) for found in spreading(result) if found.groups)
+    for found in spreading(result):
+        if unsure := [clean(g.name) for g in found.groups if g.unsure(CALLED)]:
+            yield f"{clean(found.name)}: {listed(unsure)}: p = {CALLED} within its Monte-Carlo error"
+    if any(not found.fixed and found.n < FEW for found in result.variants):
+        yield f"fewer than {FEW} replicas: intervals are wide and may miss runs that end elsewhere"
     for found in result.variants:
         for note in found.notes:
             yield f"{clean(found.name)}: {clean(note)}"
@@ -140,11 +173,12 @@ def how(result: NoiseResult) -> list[str]:
     """Lines under the tables."""
     return [
         "sd: over replicas (n - 1); churn and L2: mean over pairs; in brackets "
-        f"{100 * result.confidence:g} % limits, from leaving out one replica at a time",
+        f"{100 * result.confidence:g} % limits, from leaving out one replica at a time (for an sd at least those of a normal "
+        "sample); – where nothing bounds it",
         f"parts at step: median over replicas, counted from 0, where weights differ from those of the clean twin; "
         f"{result.steps:,} steps a run",
         f"a rank test against these replicas can give p = {result.smallest_p:.2g} at the least",
-        f"{seconds(result.seconds)} in all, {seconds(result.cpu_seconds)} of CPU time",
+        f"{seconds(result.seconds)} in all sessions, {seconds(result.cpu_seconds)} of CPU time",
     ]
 
 
@@ -175,8 +209,8 @@ def effect_text(changes: bool | None) -> str:
     return "not here" if changes is None else "yes" if changes else "no"
 
 
-def _distance(interval: Interval | None, same: bool) -> str:
-    return "–" if interval is None else "0" if same else limits(interval)
+def _distance(interval: Interval | None, same: bool, most: float = math.inf) -> str:
+    return "–" if interval is None else "0" if same else limits(interval, most=most)
 
 
 def _range(values: tuple[float, ...], scale: float) -> str:

@@ -43,7 +43,7 @@ def rows(result: NoiseResult) -> Iterator[dict[str, Any]]:
         yield _row(one, "parting_step", "all", one.parting)
         for group in one.groups:
             extra = {"samples": group.n, "error": group.error, "by_size": group.by_size, "p": group.p}
-            extra |= {"p_corrected": group.corrected}
+            extra |= {"p_corrected": group.corrected, "p_corrected_error": group.error_p, "draws": group.draws}
             yield _row(one, "group_error_sd", group.name, group.sd) | extra
             yield _row(one, "group_error_sd_common", group.name, group.common) | {"samples": group.n}
 

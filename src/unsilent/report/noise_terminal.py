@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from unsilent.report.console import print_columns, print_lines
 from unsilent.report.noise_info import (
@@ -35,7 +35,7 @@ def render_noise(result: NoiseResult, console: Console, plain: bool) -> None:
     if plain:
         lines = [
             [_text(row[key]) for key in ("variant", "measure", "target", "estimate", "low", "high", "n")]
-            for row in rows(result)
+            for row in plain_rows(result)
         ]
         print_columns(console, PLAIN, lines)
         print_lines(
@@ -44,6 +44,23 @@ def render_noise(result: NoiseResult, console: Console, plain: bool) -> None:
     else:
         _tables(result, console)
     print_lines(console, how(result), plain)
+
+
+def plain_rows(result: NoiseResult) -> Iterator[dict[str, Any]]:
+    """One row for each estimate, as JSON has them, and before those of a variant what else its table tells, without limits."""
+    estimates = list(rows(result))
+    for one in result.variants:
+        told: list[tuple[str, str, float | int]] = [("distinct_states", "all", one.distinct)]
+        told.append(("accuracy_mean", "all", one.accuracy.mean))
+        if one.loss is not None:
+            told.append(("loss_mean", "all", one.loss.mean))
+        told += [("churn_twin_least", "all", min(one.twin_churn)), ("churn_twin_most", "all", max(one.twin_churn))]
+        for g in one.groups:
+            told += [("group_samples", g.name, g.n), ("group_by_size", g.name, g.by_size)]
+            told.append(("group_p_corrected", g.name, g.corrected))
+        empty: dict[str, Any] = {"low": None, "high": None, "n": one.n, "variant": one.name}
+        yield from (empty | {"measure": measure, "target": target, "estimate": x} for measure, target, x in told)
+        yield from (row for row in estimates if row["variant"] == one.name)
 
 
 def _tables(result: NoiseResult, console: Console) -> None:
