@@ -64,8 +64,8 @@ def test_a_limit_far_off_is_none():
     pairs = np.ones((3, 3))
     pairs[0, 1] = pairs[1, 0] = 1e-7
     pairs[0, 2] = pairs[2, 0] = 1e-7
-    assert over_pairs(pairs).high == math.inf
-    assert over_pairs(pairs, most=2.0).high == 2.0
+    assert (over_pairs(pairs).low, over_pairs(pairs).high) == (0.0, math.inf)
+    assert (over_pairs(pairs, most=2.0).low, over_pairs(pairs, most=2.0).high) == (0.0, 2.0)
 
 
 def test_defect_the_deviation_of_the_published_script_is_too_low():

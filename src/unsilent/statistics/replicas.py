@@ -30,7 +30,7 @@ LEAST = 3
 FEW = 10
 """With fewer replicas the interval says so in its ``method``: one odd replica may not have been seen."""
 SILENT = 1000.0
-"""An upper limit more than this many times the estimate says nothing, so that none is told."""
+"""Limits that are further than this factor from the estimate say nothing, so that none are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,8 @@ def over_pairs(matrix: NDArray[np.float64], confidence: float = 0.95, most: floa
     """Mean over pairs of replicas of what the matrix says of each, float64[R, R], symmetric; the diagonal is not read.
 
     ``most``: the greatest a pair can have. Where all replicas are equal the upper limit is what R // 2 pairs without a common
-    replica leave open (Clopper & Pearson, times ``most``), and infinite where there is no greatest.
+    replica leave open (Clopper & Pearson, times ``most``), and infinite where there is no greatest. Limits further than a factor
+    of `SILENT` from the estimate become 0 and ``most``.
     """
     check_confidence(confidence)
     count = matrix.shape[0] if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] else 0
@@ -139,9 +140,9 @@ def over_pairs(matrix: NDArray[np.float64], confidence: float = 0.95, most: floa
     without = (total - 2 * pairs.sum(axis=1)) / ((count - 1) * (count - 2))
     if pairs.min() >= 0 and without.min() > 1e-9 * estimate:
         half = _half(np.log(without), confidence)
-        low, high = estimate * math.exp(-half), math.inf
+        low, high = 0.0, math.inf
         if half <= math.log(SILENT):
-            high = estimate * math.exp(half)
+            low, high = estimate * math.exp(-half), estimate * math.exp(half)
     else:  # one replica makes all of the mean, or the kernel has a sign
         half = _half(without, confidence)
         low, high = estimate - half, estimate + half
