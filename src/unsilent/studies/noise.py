@@ -135,6 +135,12 @@ def run_noise(
 def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = "") -> NoiseResult:
     """The result from what is stored alone."""
     trained = store.trained(training)
+    missing = set(asked.wanted(trained)) - store.done(training)
+    if missing:
+        first = min(missing, key=lambda replica: (str(replica.switches), replica.number))
+        raise UsageError(
+            f"{store.path} lacks replica {first} of {trained.name}; run the study, which makes what is missing"
+        )
     clean = list(store.rows(training, Switches(), asked.count(Switches())))
     check_control(clean, asked.spec.workload)
     twin, found, variants = clean[0], [], []

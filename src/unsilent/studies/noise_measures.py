@@ -19,9 +19,6 @@ from unsilent.studies.noise_records import ChurnMatrix, LossSpread, VariantNoise
 
 HELD = 2**30
 """Bytes of weights that are held in memory together; more are read pair by pair."""
-DRAWS, FEWER = 1999, 499
-"""Random groups that a group is compared with; fewer where there are many samples."""
-MANY = 100_000
 POINTS = 240
 """Of a curve over steps."""
 
@@ -118,7 +115,7 @@ def _distances(
 def _groups(wrong: NDArray[np.bool_], groups: Mapping[str, NDArray[np.bool_]], confidence: float) -> list[GroupSpread]:
     """Of all groups with two samples or more."""
     large = {name: members for name, members in groups.items() if members.sum() >= 2}
-    return group_spread(wrong, large, confidence, FEWER if wrong.size > MANY else DRAWS) if large else []
+    return group_spread(wrong, large, confidence) if large else []
 
 
 def churn_matrix(found: Sequence[tuple[str, Sequence[ReplicaRow]]]) -> ChurnMatrix:

@@ -20,7 +20,19 @@ from unsilent.errors import UsageError
 
 MOST_SAMPLES = 2**27
 """Largest number of elements of an array that is read, so that a hostile file cannot fill the memory."""
-TOLD = ("name", "steps", "fingerprint", "streams", "layouts", "draws", "device", "parameters", "machine", "versions", "info")
+TOLD = (
+    "name",
+    "steps",
+    "fingerprint",
+    "streams",
+    "layouts",
+    "draws",
+    "device",
+    "parameters",
+    "machine",
+    "versions",
+    "info",
+)
 """What is written of a training as JSON."""
 _HASH, _DIGEST = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]+")
 _DTYPES = ("float32", "float64")
@@ -70,7 +82,9 @@ def _check_told(told: Mapping[str, Any]) -> None:
     streams = told["streams"] is None or (
         isinstance(told["streams"], list) and all(isinstance(one, str) for one in told["streams"])
     )
-    if not (texts and names and counts and streams and isinstance(told["layouts"], bool)):
+    if not (
+        texts and names and counts and streams and all(isinstance(told[name], bool) for name in ("layouts", "draws"))
+    ):
         raise Damaged("what is written of a training has parts of other types")
     if not isinstance(told["info"], dict):
         raise Damaged("what is written of a training has parts of other types")
