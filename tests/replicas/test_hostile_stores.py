@@ -85,7 +85,7 @@ COLUMNS = {
         "training", "switches", "number", "losses", "hashes", "finals", "loss", "metrics", "predictions", "weights", "dtype",
         "notes", "seconds", "worker",
     ),
-    "look": ("training", "switches", "number", "step", "seen"),
+    "look": ("training", "switches", "number", "step", "unordered", "seen"),
     "usage": ("seconds", "cpu_seconds"),
 }  # fmt: skip
 
@@ -126,7 +126,8 @@ def read_all(path, asked, training):
             store.weights(training, replica)
             for row in store.rows(training, replica.switches, 9, weights=True):
                 for step in range(trained.steps):
-                    store.seen(training, Look(row.replica, step))
+                    for unordered in (False, True):
+                        store.seen(training, Look(row.replica, step, unordered))
         store.usage()
 
 

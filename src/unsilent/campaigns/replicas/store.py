@@ -117,9 +117,10 @@ class ReplicaStore(StoreFile):
                 raise Damaged("a run belongs to no training that it holds")
         for row in self._db.execute("SELECT switches, number FROM replica WHERE training = ?", (training,)):
             read_replica(*row)
-        for *row, step in self._db.execute("SELECT switches, number, step FROM look WHERE training = ?", (training,)):
+        looks = "SELECT switches, number, step, unordered FROM look WHERE training = ?"
+        for *row, step, unordered in self._db.execute(looks, (training,)):
             read_replica(*row)
-            if not isinstance(step, int) or not 0 <= step < shape.steps:
+            if not isinstance(step, int) or not 0 <= step < shape.steps or unordered not in (0, 1):
                 raise Damaged("a look is at no step of its training")
         kinds = "SELECT DISTINCT typeof(weights), dtype, length(weights) FROM replica WHERE training = ?"
         if len(self._db.execute(kinds, (training,)).fetchmany(2)) > 1:
