@@ -61,6 +61,18 @@ def test_operations_are_named_and_values_lead_from_one_to_the_next(foreach):
     assert all(value in made | given for m in computed for value in m.reads)
 
 
+def test_attention_draws_only_with_dropout():
+    def drawn(p):
+        layer = nn.MultiheadAttention(8, 2, dropout=p, batch_first=True)
+        x = torch.randn(2, 5, 8)
+        with (flow := Flow(layer)):
+            layer(x, x, x, need_weights=False)[0].sum().backward()
+        return any(m.draws for m in flow.met)
+
+    assert not drawn(0.0)
+    assert drawn(0.3)
+
+
 def test_it_changes_nothing_and_leaves_nothing():
     model, x, _ = watched(True)
     other = Net()

@@ -114,6 +114,16 @@ def gives_views(func: Any) -> bool:
     return named or (bool(returns) and all(info is not None and not info.is_write for info in returns))
 
 
+def draws_numbers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation draws random numbers; attention without dropout, say, might but does not."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            return bool(args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value))
+    return True
+
+
 def gives_uninitialised(func: Any) -> bool:
     """Whether an operation gives memory that nothing has written yet: ``empty``, ``empty_like``, ``new_empty`` …"""
     return operation_name(func).startswith(("empty", "new_empty"))

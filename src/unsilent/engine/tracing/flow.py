@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from unsilent.engine.digests import digest_unordered
 from unsilent.engine.tracing.tracer import ACCUMULATED, Key, Tracer, computed
 from unsilent.sites.modes import Mode
 from unsilent.sites.operands import (
+    draws_numbers,
     gives_uninitialised,
     is_view,
     operands_of,
@@ -72,7 +72,7 @@ class Flow(Mode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        draws = torch.Tag.nondeterministic_seeded in func.tags
+        draws = draws_numbers(func, args, kwargs)
         kernel = operation_name(func)
         read = operands_of(args, kwargs)
         if draws or kernel in _OVERWRITES or "out" in kwargs:  # what is about to be overwritten may hold anything
