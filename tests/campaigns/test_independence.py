@@ -111,6 +111,7 @@ def test_another_judge_or_run_is_another_campaign(tmp_path):
         unsilent.pvf(make(lambda g, f, b: (g - f).abs().amax(1) > limit), trials=5, store=tmp_path / "t")
 
 
+@pytest.mark.claim
 def test_an_edited_import_of_the_users_file_is_another_campaign(tiny):
     Path("rules.py").write_text("def judge(g, f, b):\n    return g.argmax(1) != f.argmax(1)\n")
     Path("mine.py").write_text(

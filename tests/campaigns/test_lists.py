@@ -158,6 +158,7 @@ def test_each_fault_is_struck_and_ends_as_by_hand(net, write):
     assert "All numbers are about the 8 faults of the list" in out
 
 
+@pytest.mark.claim
 def test_rows_depend_on_neither_jobs_nor_engine_nor_kills(net):
     ask, times = [*own(), "--with", "sleep=0.03"], 6
     (path := Path("list.jsonl")).write_text(path.read_text() * times)
@@ -236,6 +237,7 @@ def test_the_content_is_part_of_the_identity_and_the_folder_is_not(net):
         unsilent.pvf(live(), faults=moved, store="s.sqlite")
 
 
+@pytest.mark.claim
 def test_a_trial_replays_from_its_row_alone(net):
     pvf(*scifi(), "--store", "s.sqlite", "--per", "layer")
     Path("list.csv").unlink()
@@ -286,6 +288,7 @@ def test_two_models_compare_exactly_on_one_list(net):
     assert not any(row.paired for row in found.rows if row.a.n > 1), "trials of the same name with other faults"
 
 
+@pytest.mark.claim
 def test_halves_of_one_list_are_paired_within_the_bounds_of_the_whole(net):
     ask = own()
     Path("other.py").write_text(NET.replace("manual_seed(3)", "manual_seed(33)"))

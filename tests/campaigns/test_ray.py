@@ -204,6 +204,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             process.communicate()
 
 
+@pytest.mark.claim
 def test_serial_processes_and_ray_give_the_same_store(folder, whole):
     for name in ("processes", "ray"):
         done = unsilent_cli(
@@ -216,6 +217,7 @@ def test_serial_processes_and_ray_give_the_same_store(folder, whole):
     assert whole.count("\n") == TRIALS
 
 
+@pytest.mark.claim
 def test_a_killed_actor_and_an_interrupt_lose_nothing(folder, member, whole, start):
     ask = ("pvf", *ASK, "--store", "s.sqlite", "--json")
     process = start(*ask, "--ray", member.address)
@@ -334,6 +336,7 @@ def listening(pids: set[int]) -> set[str]:
     return found
 
 
+@pytest.mark.claim
 def test_a_local_cluster_listens_on_loopback_and_leaves_nothing(folder, monkeypatch, start):
     """Not even when the driver is killed."""
     monkeypatch.setenv("HOME", str(folder))

@@ -219,6 +219,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tiny):
         assert len(store.done()) == 900
 
 
+@pytest.mark.claim
 def test_a_machine_that_stood_still_is_no_hang(tiny):
     ask = (
         "pvf",

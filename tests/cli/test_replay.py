@@ -120,6 +120,7 @@ def test_a_transient_fault_is_traced_in_its_batch(tiny):
         assert f"acts in batch {1 - step}; it acts in {step}" in refused.stderr
 
 
+@pytest.mark.claim
 def test_a_fault_of_a_list_is_traced(tiny):
     listed = in_process("export", "s.sqlite")
     assert listed.returncode == 2  # there is no such store here
@@ -149,6 +150,7 @@ def test_mistakes_take_one_line(stored, words, said):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.claim
 @pytest.mark.parametrize(("workload", "ended"), [("dies", "crash"), ("hangs", "hang")])
 def test_what_took_its_process_leaves_nothing_to_trace(tiny, workload, ended):
     ask = (

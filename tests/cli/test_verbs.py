@@ -200,6 +200,7 @@ def test_help_names_every_verb():
     assert unsilent_cli("--version").stdout.startswith("unsilent ")
 
 
+@pytest.mark.claim
 def test_per_bit_and_per_tensor_roll_up(campaign):
     folder, _ = campaign
     for per in ("tensor", "layer", "bit"):

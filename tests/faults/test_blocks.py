@@ -38,7 +38,7 @@ def drawn(text, region, seed):
 
 
 @given(ordered(), st.integers(1, 9), st.sampled_from([1, 2, 5, None]), seeds)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_block_is_a_slice_of_the_line(order, n, cycles, seed):
     shape, axes = order
     text = f"zero:block={n}" + ("" if cycles == 1 else f",cycles={cycles or 'any'}")

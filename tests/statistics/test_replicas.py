@@ -337,6 +337,7 @@ def test_random_groups_are_ranked_as_loops_rank_them():
     assert found.error_p == pytest.approx(error, rel=0.1)
 
 
+@pytest.mark.claim
 def test_large_tables_are_ranked_in_time():
     rng = np.random.default_rng(14)
     wrong = rng.random((20, 450)) < rng.beta(0.3, 4, 450)

@@ -95,7 +95,11 @@ def contents(path):
         return store.description.campaign, [row.content() for row in store.rows()]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+QUICK = ("plain", "list")
+"""The others take their time in make claims."""
+
+
+@pytest.mark.parametrize("name", [c if c in QUICK else pytest.param(c, marks=pytest.mark.claim) for c in COMMANDS])
 def test_the_command_of_a_card_makes_the_same_rows_and_the_same_card(folder, made, name):
     """On a fresh store, by the command line alone, from what the card says and nothing else."""
     first, again = f"{name[:4]}.sqlite", f"{name[:4]}-again.sqlite"
@@ -294,6 +298,7 @@ def test_half_a_campaign_has_no_card(made, tmp_path):
         make_card(store, Question())
 
 
+@pytest.mark.claim
 def test_a_part_is_merged_before_it_has_a_card(folder, made, tmp_path):
     words, parts = COMMANDS["plain"], [str(tmp_path / f"{i}.sqlite") for i in (1, 2)]
     for number, part in enumerate(parts, 1):
@@ -316,6 +321,7 @@ def test_a_part_is_merged_before_it_has_a_card(folder, made, tmp_path):
         assert make_card(joined, Question()) == make_card(both, Question()) == make_card(whole, Question())
 
 
+@pytest.mark.claim
 def test_a_precise_campaign_is_read_as_it_was_planned(folder):
     done = in_process("pvf", "tiny.py:make", "--ci", "9%", "--store", "ci.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -135,6 +135,7 @@ def test_strata_need_single_flips(workload):  # noqa: F811
         unsilent.pvf(workload, trials=10, strata="bits", flips=8)
 
 
+@pytest.mark.claim
 def test_adaptive_rows_do_not_depend_on_jobs_or_kills(tiny, tmp_path):
     exports = []
     for name, more in (("serial", []), ("two", ["--jobs", "2"]), ("plain", ["--engine", "plain"])):
@@ -198,6 +199,7 @@ def test_unequal_batches_are_not_drawn_per_batch():
         unsilent.pvf(uneven, trials=50, one_batch=True, unit="batch")
 
 
+@pytest.mark.claim
 def test_any_shard_of_all_faults_is_a_fair_sample_of_them(workload, tiny):  # noqa: F811
     """A part that saw some bits alone would miss the truth by far."""
     whole = unsilent.pvf(workload, exhaustive=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+
 import pytest
 
 from unsilent.campaigns.reading import Damaged
 from unsilent.campaigns.replicas import Looked
-from unsilent.campaigns.replicas.looks import Operation
+from unsilent.campaigns.replicas.looks import Operation, read_look
 from unsilent.studies.noise_parting import DATA, KERNEL, MOVED, PATH, RANDOM, START, first_operation
 
 
@@ -77,7 +80,10 @@ def test_nothing_is_told_of_what_nobody_could_watch():
 
 
 def test_round_trip_and_damage():
-    assert Looked.of(TWIN.json()).json() == TWIN.json()
+    def packed(content):
+        return zlib.compress(json.dumps(content).encode())
+
+    assert read_look(packed(TWIN.json())).json() == TWIN.json()
     for broken in ([1, 2], [[], [], [["a"]], ""], [["x"], [], [], ""], None):
         with pytest.raises(Damaged):
-            Looked.of(broken)
+            read_look(packed(broken))

@@ -57,6 +57,7 @@ def test_components_and_model_are_near_the_truth(workload, truth, sizes):
     assert got.estimate == pytest.approx(sum(row(result, m).estimate * sizes[m] for m in exact) / sum(sizes.values()))
 
 
+@pytest.mark.claim
 def test_intervals_cover_the_truth_over_repeated_campaigns(workload, truth):
     exact = pvf_by_module(truth)
     covered = dict.fromkeys(exact, 0)

@@ -498,6 +498,7 @@ def test_from_the_command_line_to_replay(here):
     assert "holds another campaign (code changed)" in other.stderr
 
 
+@pytest.mark.claim
 def test_explaining_and_another_judge(here):
     done = in_process("pvf", "model.pt2", "--explain", "--json", "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
