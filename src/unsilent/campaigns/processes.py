@@ -7,11 +7,7 @@ torch. Workers that do not reproduce the first one's golden fingerprint are refu
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
+from unsilent.campaigns.children import ended, started
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
 from unsilent.campaigns.stopwatch import Stopwatch
@@ -100,16 +97,7 @@ class ProcessExecutor:
     # -- life of workers ---------------------------------------------------------------------------------------
 
     def _spawn(self) -> _Worker:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "unsilent.campaigns.worker", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=self._environment,
-                start_new_session=True,  # a group of its own: Ctrl-C is for the driver, a kill reaches its children too
-            )
-        worker = _Worker(self._count, process, Connection(ours.detach()))
+        worker = _Worker(self._count, *started("unsilent.campaigns.worker", self._environment))
         self._count += 1
         self._workers.append(worker)
         self._send(worker, ("start", self._spec, self._means))
@@ -118,12 +106,7 @@ class ProcessExecutor:
     def _discard(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         self._cpu += worker.cpu
-        try:
-            os.killpg(worker.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it and its children are gone
-        worker.process.wait()
-        worker.connection.close()
+        ended(worker.process, worker.connection)
 
     def describe(self) -> Description:
         """Start the first worker, let it load the workload, and return what it found."""

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,8 +24,8 @@ from unsilent.campaigns.executors import INSIDE
 from unsilent.errors import UnsilentError
 
 
-def main(fd: int, driver: int) -> None:
-    """Serve one driver until it says stop or is gone."""
+def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
+    """Serve one driver until it is gone; ``serve`` answers its messages, and its errors are told."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.set_inheritable(fd, False)
     os.dup2(2, 1)
@@ -32,7 +33,7 @@ def main(fd: int, driver: int) -> None:
     die_with(driver)
     connection = Connection(fd)
     try:
-        _serve(connection)
+        serve(connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)
     except BaseException as error:
@@ -94,4 +95,4 @@ def die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), _serve)

@@ -38,6 +38,12 @@ def digest(tensors: Sequence[Tensor]) -> int:
     return int(found.intdigest())
 
 
+def content_of(tensor: Tensor) -> Any:
+    """The bytes of its elements in logical order, whatever the memory layout: -0 is not 0, and NaN equals itself."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
+
+
 def digest_unordered(tensor: Tensor) -> int:
     """64 bits that stand for the elements of a tensor, bit for bit, in whatever order they lie: a sum over a mix of each.
 

@@ -7,10 +7,7 @@ kills its process is no outcome, and what was stored is safe.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self
 
+from unsilent.campaigns.children import ended, started
 from unsilent.campaigns.replicas.looks import Look, Looked
 from unsilent.campaigns.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
@@ -130,18 +128,9 @@ class ReplicaPool:
         return taken == 0 or taken + job.switches.threads <= self._processors
 
     def _start(self, environment: Environment) -> _Worker:
-        ours, theirs = socket.socketpair()
         # What cuBLAS needs to be deterministic; without CUDA nobody reads it.
         variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ, **dict(environment)}
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "unsilent.campaigns.replicas.worker", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=variables,
-                start_new_session=True,  # Ctrl-C is for the driver; a kill reaches its children too
-            )
-        worker = _Worker(self._count, environment, process, Connection(ours.detach()))
+        worker = _Worker(self._count, environment, *started("unsilent.campaigns.replicas.worker", variables))
         worker.since = time.monotonic()
         self._count += 1
         self._workers.append(worker)
@@ -179,12 +168,7 @@ class ReplicaPool:
     def _end(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         self._gone_cpu += worker.cpu
-        try:
-            os.killpg(worker.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it and its children are gone
-        worker.process.wait()
-        worker.connection.close()
+        ended(worker.process, worker.connection)
 
     def spent(self) -> tuple[float, float]:
         """Wall and CPU seconds since it was made, its workers' included as far as they have told."""

@@ -25,7 +25,7 @@ from unsilent.campaigns.replicas.looks import Look, Looked, Operation
 from unsilent.campaigns.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.campaigns.runner import versions
-from unsilent.engine.digests import digest, digest_unordered
+from unsilent.engine.digests import content_of, digest, digest_unordered
 from unsilent.engine.tracing.flow import Flow, Met
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.sites.calls import OUTSIDE
@@ -211,12 +211,6 @@ def _told() -> Iterator[list[str]]:
             found.append(f"{text.split(_UNSURE)[0].strip()} has no deterministic kernel")
         else:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-
-
-def content_of(tensor: Tensor) -> Any:
-    """The bytes of its elements in logical order, whatever the memory layout: -0 is not 0, and NaN equals itself."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

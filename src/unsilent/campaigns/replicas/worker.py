@@ -8,27 +8,11 @@ code prints goes to stderr.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from multiprocessing.connection import Connection
 
-from unsilent.campaigns.worker import die_with, portable
-
-
-def main(fd: int, driver: int) -> None:
-    """Serve one driver until it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
-    os.set_inheritable(fd, False)
-    os.dup2(2, 1)
-    die_with(driver)
-    connection = Connection(fd)
-    try:
-        _serve(connection)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)
-    except BaseException as error:
-        connection.send(("failed", portable(error)))
+from unsilent.campaigns.worker import main
 
 
 def _serve(connection: Connection) -> None:
@@ -52,4 +36,4 @@ def _serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), _serve)

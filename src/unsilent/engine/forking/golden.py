@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.engine.digests import content_of
 from unsilent.errors import UsageError
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import tensors_of
@@ -106,9 +106,7 @@ def state_hash(state: TrainingState) -> int:
                 entries = optimizer.state.get(parameter, {})
                 tensors += [value for value in entries.values() if isinstance(value, Tensor)]
     for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        if flat.numel():
-            digest.update(flat.view(torch.uint8).numpy().data)
+        digest.update(content_of(tensor))
     if state.scaler is not None:
         digest.update(repr(state.scaler.get_scale()).encode())
     return digest.intdigest()

@@ -1,0 +1,35 @@
+"""Child processes that talk to us over a socket they inherit: started, and ended with all that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+
+
+def started(module: str, environment: Mapping[str, str] | None = None) -> tuple[subprocess.Popen[bytes], Connection]:
+    """``python -m MODULE FD OUR-PID``, and our end of the socket. ``environment``: its variables, ours where None."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # a group of its own: Ctrl-C is for the driver, a kill reaches its children too
+        )
+    return process, Connection(ours.detach())
+
+
+def ended(process: subprocess.Popen[bytes], connection: Connection) -> None:
+    """Kill it and its children, those of one that is over as well."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it and its children are gone
+    process.wait()
+    connection.close()
