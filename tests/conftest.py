@@ -111,6 +111,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(given) if given else tmp_path_factory.getbasetemp().parent / "cache"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_cache(cache: Path) -> None:
+    """Fixtures of a whole module run before those of a test: they are to find the same trained weights."""
+    os.environ.setdefault("UNSILENT_CACHE", str(cache))
+
+
 @pytest.fixture(autouse=True)
 def _cache_in_environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNSILENT_CACHE", str(cache))
