@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -168,3 +171,97 @@ def test_what_cannot_be_guarded_is_refused():
     sgd.step()
     with pytest.raises(UsageError, match="SGD remembers no gradients"):
         next(batches)
+
+
+def forked(steps, learnt=None, probe=1e9):
+    """A guarded run of which only the last step is faulty; the guard sees ``steps`` steps, and what was learnt before."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(8, 1, 4, 4)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    reader = Guard(model, optimizer)
+    rows, names = [], []
+    for _ in range(12):
+        step()
+        names = reader.names()
+        rows.append(reader.magnitudes())
+    reader.close()
+    with contextlib.closing(Guard(model, optimizer)) as guard:
+        if learnt:
+            guard.learn(*learnt(names, rows))
+        for _ in range(steps):
+            guard.step(step)
+        hit = []
+
+        def faulty():
+            step()
+            if not hit:
+                hit.append(optimizer.state[model.fc.weight]["exp_avg"].view(-1)[0].fill_(probe))
+
+        guard.step(faulty)
+    return guard, names, rows
+
+
+def test_a_guard_begins_with_what_was_learnt_before():
+    guard, names, rows = forked(0)
+    assert not guard.alarms  # nothing is known yet, and 1e9 is finite
+    assert "fc.weight/exp_avg" in names
+    assert "norm.running_var" in names
+    guard, *_ = forked(0, lambda names, rows: (names, np.array(rows)))
+    (alarm,) = guard.alarms
+    assert (alarm.tensor, alarm.rule, alarm.step) == ("fc.weight/exp_avg", "calibrated", 0)
+    assert alarm.bound == pytest.approx(100 * max(r[names.index("fc.weight/exp_avg")] for r in rows))
+    # By name, whatever the order; a tensor of too few clean steps has no bound.
+    guard, *_ = forked(0, lambda names, rows: (names[::-1], np.array(rows)[:, ::-1]))
+    assert [a.bound for a in guard.alarms] == [alarm.bound]
+
+    def late(names, rows):
+        return names, np.where(np.arange(12)[:, None] < 4, np.nan, np.array(rows))
+
+    guard, *_ = forked(0, late)
+    assert not guard.alarms
+    # The steps before and its own ones count together.
+    guard, *_ = forked(2, late)
+    assert len(guard.alarms) == 1
+
+
+def test_a_guard_that_learnt_has_the_bounds_of_one_that_saw_the_steps():
+    _, seen, _ = run("adam", [(25, "fc.weight", 1e9)])
+    rows, names = [], []
+
+    class Reading(Guard):
+        def _check(self):
+            alarm = super()._check()
+            rows.append(self.magnitudes())
+            names[:] = self.names()
+            return alarm
+
+    torch.manual_seed(0)
+    model, steps = Net(), 0
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=STEPS)
+    learner = Reading(model, optimizer)
+    for _ in range(2):
+        for x, y in learner.over(Loader()):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+            steps += 1
+    learner.close()
+    fresh = Guard(model, optimizer)
+    fresh.learn(names, np.array(rows[:25]))
+    fresh._look()
+    passed = fresh._bounds.passed(np.where(np.array(names) == "fc.weight/exp_avg", 1e8, 0.0))
+    assert passed.bound == seen.alarms[0].bound
+    with pytest.raises(UsageError, match="expected .steps, names., every name once"):
+        fresh.learn(names, np.zeros((3, 2)))
+    with pytest.raises(UsageError, match="infinite or negative"):
+        fresh.learn(["a"], np.array([[np.inf]]))
+    fresh.close()

@@ -61,6 +61,9 @@ class Calibrated:
 
     Args:
         kinds: which kind each tensor is of (first moments, second moments, moving statistics …), int[n]. factor: see the module.
+
+    Attributes:
+        largest: magnitudes so far, float64[n]. seen: of how many steps, int[n].
     """
 
     kinds: NDArray[np.int64]
@@ -69,16 +72,18 @@ class Calibrated:
     def __post_init__(self) -> None:
         if not (np.isfinite(self.factor) and self.factor > 1):
             raise UsageError(f"the factor of calibrated bounds is {self.factor}; expected more than 1")
-        self._largest = np.zeros(len(self.kinds))
+        self.largest: Floats = np.zeros(len(self.kinds))
+        self.seen: NDArray[np.int64] = np.zeros(len(self.kinds), dtype=np.int64)
 
     def learn(self, largest: Floats) -> None:
-        """Those of a step that was found clean."""
-        self._largest = np.fmax(self._largest, largest)
+        """Those of a step that was found clean; NaN for a tensor that was not there."""
+        self.largest = np.fmax(self.largest, largest)
+        self.seen += ~np.isnan(largest)
 
     @property
     def bounds(self) -> Floats:
         """Float64[n]."""
         of_kind = np.zeros(int(self.kinds.max(initial=-1)) + 1)
-        np.maximum.at(of_kind, self.kinds, self._largest)
-        found: Floats = self.factor * np.maximum(self._largest, FLOOR * of_kind[self.kinds])
+        np.maximum.at(of_kind, self.kinds, self.largest)
+        found: Floats = self.factor * np.maximum(self.largest, FLOOR * of_kind[self.kinds])
         return found

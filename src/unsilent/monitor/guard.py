@@ -26,32 +26,33 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from unsilent.detectors.gradient_history import FACTOR, Calibrated, beyond
+from unsilent.detectors.gradient_history import FACTOR, Floats
 from unsilent.errors import UnsilentError, UsageError
-from unsilent.monitor.history import KINDS, Remembered, has_history, largest, remembered
+from unsilent.monitor.bounds import Bounds
+from unsilent.monitor.history import Remembered, has_history, largest, remembered
 from unsilent.recovery.ring import Ring, Where
 from unsilent.workloads.trainings.randomness import held_generators
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
-WARM_UP = 10
-"""Steps that bounds are learnt from before any is enforced; what is not finite is beyond every bound from the first step on."""
 _guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What passed its bound: step of the guard (from 0), tensor, its kind, largest magnitude and bound."""
+    """What passed its bound: step of the guard (from 0), tensor, its kind, largest magnitude, bound, and the rule of the bound."""
 
     step: int
     tensor: str
     kind: str
     largest: float
     bound: float
+    rule: str
 
     def __str__(self) -> str:
         return (
-            f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g}, beyond its bound {self.bound:.3g}"
+            f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g}, beyond its bound {self.bound:.3g} "
+            f"({self.rule})"
         )
 
 
@@ -78,22 +79,13 @@ class Spent:
     recovery: float = 0.0
 
 
-@dataclass(eq=False)
-class _Bounds:
-    """What is remembered now, and the bounds that were learnt of it."""
-
-    parts: list[Remembered]
-    rule: Calibrated
-    seen: int = 0
-
-
 class Guard:
     """Watches and recovers one training.
 
     Args:
         model: what is trained; its parameters, buffers and moving statistics. optimizers: one, or several. others: schedulers,
             loss scalers and the like, with ``state_dict`` and ``load_state_dict``.
-        factor: of the calibrated bounds. bounds: largest magnitudes by name of the tensor, fixed, in place of learnt ones.
+        factor: of the calibrated bounds. bounds: largest magnitudes by name of the tensor (see `names`); the others are learnt.
         where: where the two states are kept: ``device``, ``host`` or ``file``. gradients: keep those, too; False where every step
             begins by setting them to zero. told: is told of every alarm.
 
@@ -124,8 +116,9 @@ class Guard:
         self._optimizers: list[Optimizer] = list(found)
         if not self._optimizers or not all(isinstance(o, Optimizer) for o in self._optimizers):
             raise UsageError("Guard needs a torch optimizer, or a list of them: Guard(model, optimizer)")
-        self._factor, self._fixed, self._told = factor, bounds, told
-        self._learnt: _Bounds | None = None
+        self._told = told
+        self._bounds = Bounds(factor, bounds)
+        self._parts: list[Remembered] = []
         self._ring = Ring(model, self._optimizers, others, where=where, gradients=gradients)
         self._recent: list[tuple[Any, Callable[[], None]]] = []
         self.alarms: list[Alarm] = []
@@ -137,6 +130,27 @@ class Guard:
         """Let another guard take over."""
         _guarded.discard(self._model)
         self._ring.clear()
+
+    def names(self) -> list[str]:
+        """Of the tensors that are remembered now: ``fc.weight/exp_avg``, ``bn1.running_var``; those of an optimizer after a step."""
+        return [part.name for part in remembered(self._model, self._optimizers)]
+
+    def magnitudes(self) -> Floats:
+        """The largest magnitude of each tensor of `names`, in that order, float64[n]."""
+        parts = remembered(self._model, self._optimizers)
+        return np.asarray(largest([part.tensor for part in parts]).cpu(), dtype=np.float64)
+
+    def learn(self, names: Sequence[str], largest: Floats) -> None:
+        """Begin with the bounds of a guard that has seen these clean steps: for a run that starts in the middle.
+
+        Args:
+            names: as of `names`; what is not remembered yet is learnt for later. largest: `magnitudes` after each step,
+                float64[steps, n]; NaN where there was no such tensor yet.
+
+        Raises:
+            UsageError: the shape does not fit, a name comes twice, a value is infinite or negative.
+        """
+        self._bounds.learn(names, largest)
 
     def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches, and those of two steps again after an alarm; the body between two of them is one step."""
@@ -208,43 +222,32 @@ class Guard:
     def _check(self) -> Alarm | None:
         """The first bound that is passed after a step."""
         begun = time.perf_counter()
-        bounds = self._known()
-        found = np.asarray(largest([part.tensor for part in bounds.parts]).cpu())
-        alarm = self._judged(bounds, found)
+        self._look()
+        found = np.asarray(largest([part.tensor for part in self._parts]).cpu())
+        alarm = self._judged(found)
         self.spent.check += time.perf_counter() - begun
         self.spent.steps += 1
         return alarm
 
-    def _judged(self, bounds: _Bounds, found: Any) -> Alarm | None:
-        limits = np.full(len(bounds.parts), np.finfo(np.float64).max)
-        if self._fixed is not None:
-            limits = np.array([self._fixed.get(part.name, np.finfo(np.float64).max) for part in bounds.parts])
-        elif bounds.seen >= WARM_UP:
-            limits = bounds.rule.bounds
-        over = beyond(found, limits)
-        if not len(over):
-            bounds.rule.learn(found)
-            bounds.seen += 1
+    def _judged(self, found: Floats) -> Alarm | None:
+        passed = self._bounds.passed(found)
+        if passed is None:
+            self._bounds.learn_step(found)
             return None
-        worst = int(over[0])
-        part = bounds.parts[worst]
-        return Alarm(self.spent.steps, part.name, part.kind, float(found[worst]), float(limits[worst]))
+        part = self._parts[passed.part]
+        return Alarm(self.spent.steps, part.name, part.kind, passed.largest, passed.bound, passed.rule)
 
-    def _known(self) -> _Bounds:
-        """What is remembered; looked up anew where optimizers have made other state."""
+    def _look(self) -> None:
+        """See what is remembered now."""
         parts = remembered(self._model, self._optimizers)
-        known = self._learnt
-        if known is None or [p.name for p in parts] != [p.name for p in known.parts]:
+        if [p.name for p in parts] != [p.name for p in self._parts] or not parts:
             for optimizer in self._optimizers:
                 if optimizer.state and not has_history(optimizer):
                     raise UsageError(_without(optimizer))
             if not any(o.state for o in self._optimizers) and not parts:
                 raise UsageError(_without(self._optimizers[0]))
-            numbers = np.array([KINDS.index(part.kind) for part in parts], dtype=np.int64)
-            known = _Bounds(parts, Calibrated(numbers, self._factor))
-        known.parts = parts
-        self._learnt = known
-        return known
+            self._bounds.know(parts)
+        self._parts = parts
 
 
 def _without(optimizer: Optimizer) -> str:

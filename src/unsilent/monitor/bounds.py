@@ -1,0 +1,103 @@
+"""Bounds by name of a tensor: what was given, and what was learnt of clean steps for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from unsilent.detectors.gradient_history import FACTOR, Calibrated, Floats, beyond
+from unsilent.errors import UsageError
+from unsilent.monitor.history import KINDS, Remembered
+
+WARM_UP = 10
+"""Steps that a tensor is learnt from before its bound holds; what is not finite is beyond every bound from the first step on."""
+_ANY = float(np.finfo(np.float64).max)
+CALIBRATED, FIXED, NOT_FINITE = "calibrated", "fixed", "not finite"
+
+
+class Passed(NamedTuple):
+    """A bound that was passed: of which part (its number), by what, and the rule it comes from."""
+
+    part: int
+    largest: float
+    bound: float
+    rule: str
+
+
+class Bounds:
+    """What is remembered now, and the bounds of it.
+
+    Args:
+        factor: of the calibrated ones. fixed: by name; they hold from the first step on. rule: what an alarm calls the fixed ones.
+    """
+
+    def __init__(self, factor: float = FACTOR, fixed: Mapping[str, float] | None = None, rule: str = FIXED) -> None:
+        self._factor = factor
+        self._parts: list[Remembered] = []
+        self._rule = Calibrated(np.zeros(0, np.int64), factor)
+        self._known: dict[str, tuple[float, int]] = {}
+        self._names: list[str] = []
+        self.fix(fixed or {}, rule)
+
+    def fix(self, fixed: Mapping[str, float], rule: str = FIXED) -> None:
+        """Have these bounds by name, in place of fixed ones before."""
+        self._fixed_by_name, self._fixed_rule = dict(fixed), rule
+        self._place_fixed()
+
+    def know(self, parts: Sequence[Remembered]) -> None:
+        """These are remembered now; what was learnt of one of this name stays."""
+        names = [part.name for part in parts]
+        if names != self._names:
+            self._store()
+            self._names = names
+            self._place([KINDS.index(part.kind) for part in parts])
+
+    def learn(self, names: Sequence[str], largest: Floats) -> None:
+        """Take in clean steps of before, float64[steps, n]; NaN where there was no such tensor yet."""
+        rows = np.atleast_2d(np.asarray(largest, dtype=np.float64))
+        if rows.shape[1:] != (len(names),) or len(set(names)) != len(names):
+            raise UsageError(
+                f"largest has shape {list(rows.shape)} for {len(names)} names ({len(set(names))} different ones); "
+                "expected [steps, names], every name once"
+            )
+        if np.isinf(rows).any() or (rows < 0).any():
+            raise UsageError("largest has an infinite or negative value; expected magnitudes of clean steps")
+        self._store()
+        for name, column in zip(names, rows.T, strict=True):
+            before, seen = self._known.get(name, (0.0, 0))
+            there = column[~np.isnan(column)]
+            self._known[name] = max(before, float(there.max(initial=0.0))), seen + len(there)
+        self._place(self._rule.kinds.tolist())
+
+    def learn_step(self, found: Floats) -> None:
+        """Take in the step just found clean, float64[n] of what is remembered now."""
+        self._rule.learn(found)
+
+    def passed(self, found: Floats) -> Passed | None:
+        """The first bound that is passed."""
+        limits = np.where(self._rule.seen >= WARM_UP, self._rule.bounds, _ANY)
+        limits = np.where(np.isnan(self._fixed), limits, self._fixed)
+        over = beyond(found, limits)
+        if not len(over):
+            return None
+        worst = int(over[0])
+        limit = float(limits[worst])
+        rule = NOT_FINITE if limit == _ANY else CALIBRATED if np.isnan(self._fixed[worst]) else self._fixed_rule
+        return Passed(worst, float(found[worst]), limit, rule)
+
+    def _store(self) -> None:
+        values = zip(self._rule.largest.tolist(), self._rule.seen.tolist(), strict=True)
+        self._known.update(zip(self._names, values, strict=True))
+
+    def _place(self, kinds: list[int]) -> None:
+        """Arrays of the present parts, from what is known by name."""
+        known = [self._known.get(name, (0.0, 0)) for name in self._names]
+        self._rule = Calibrated(np.array(kinds, dtype=np.int64), self._factor)
+        self._rule.largest[:] = [largest for largest, _ in known]
+        self._rule.seen[:] = [seen for _, seen in known]
+        self._place_fixed()
+
+    def _place_fixed(self) -> None:
+        self._fixed: Floats = np.array([self._fixed_by_name.get(name, np.nan) for name in self._names], np.float64)
