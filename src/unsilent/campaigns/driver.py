@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from unsilent.campaigns.executors import Executor
+from unsilent.campaigns.kinds import Found, Spec, TrialFile
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.rounds import Planner, current, trials_of
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId
+from unsilent.campaigns.spec import Description, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.sizes import lasting
@@ -38,7 +40,7 @@ class Budget:
             raise UsageError(f"--shard {part}/{parts} of --trials {self.trials} is empty; ask for fewer parts")
 
 
-def plan(spec: CampaignSpec, description: Description, budget: Budget) -> Iterator[TrialId]:
+def plan(spec: Spec, description: Found, budget: Budget) -> Iterator[TrialId]:
     """All trials, one of every stratum after the other, so that a campaign cut short is even over its strata."""
     part, parts = budget.shard
     ends = [
@@ -53,10 +55,10 @@ def plan(spec: CampaignSpec, description: Description, budget: Budget) -> Iterat
 
 
 def run_campaign(
-    spec: CampaignSpec,
+    spec: Spec,
     budget: Budget,
     executor: Executor,
-    store: Store,
+    store: TrialFile,
     *,
     planner: Planner | None = None,
     observer: Observer | None = None,
@@ -87,7 +89,7 @@ def run_campaign(
     noted = False
     while True:
         _run(trials_of(current(store.rounds()).values()), executor, store, watcher)
-        decided = planner.decide(description, store)
+        decided = planner.decide(cast(Description, description), cast(Store, store))  # planners are for these alone
         if not decided:
             return
         if not noted:  # a command that decides nothing does not make these trials
@@ -97,7 +99,7 @@ def run_campaign(
 
 
 def _probe(
-    spec: CampaignSpec, description: Description, budget: Budget, executor: Executor, store: Store, watcher: Observer
+    spec: Spec, description: Found, budget: Budget, executor: Executor, store: TrialFile, watcher: Observer
 ) -> None:
     """Say how long all faults will take, from a few trials of each target; refuse what is more than can be stored."""
     total = sum(t.slots for t in description.targets)
@@ -121,7 +123,7 @@ def _probe(
         )
 
 
-def _run(trials: Iterable[TrialId], executor: Executor, store: Store, watcher: Observer) -> int:
+def _run(trials: Iterable[TrialId], executor: Executor, store: TrialFile, watcher: Observer) -> int:
     """Run and store the trials that are not there yet; how many those were."""
     done = store.done()
     wanted = list(trials)

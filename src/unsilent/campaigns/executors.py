@@ -9,13 +9,14 @@ ray         the same on the nodes of a Ray cluster; what happens to a node is no
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
+from unsilent.campaigns.spec import Json, Means, TrialId
 from unsilent.errors import UsageError, unknown
 
 EXECUTORS = ("serial", "processes", "ray")
@@ -26,7 +27,7 @@ INSIDE = "UNSILENT_INSIDE_WORKER"
 class Executor(Protocol):
     """Runs trials of one campaign; a context manager that ends its workers."""
 
-    def describe(self) -> Description:
+    def describe(self) -> Found:
         """Load the workload (once) and say what was found."""
         ...
 
@@ -34,11 +35,11 @@ class Executor(Protocol):
         """What the engine does for this campaign, as JSON values (see `unsilent.explained`)."""
         ...
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[list[TrialRow]]:
+    def run(self, trials: Iterable[TrialId]) -> Iterator[Sequence[Row]]:
         """Run trials; rows come in any order, those together that one proof covers (a list may be empty)."""
         ...
 
-    def salvage(self) -> list[TrialRow]:
+    def salvage(self) -> Sequence[Row]:
         """After an interrupt: rows that were run and not yet handed out, if they can still be proven."""
         ...
 
@@ -59,7 +60,7 @@ class Executor(Protocol):
 
 def make_executor(
     name: str | None,
-    spec: CampaignSpec,
+    spec: Spec,
     *,
     jobs: int = 1,
     deadline: float | None = None,

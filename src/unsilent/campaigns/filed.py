@@ -21,6 +21,7 @@ from unsilent.errors import StoreError
 
 KINDS = {
     0x556E7369: ("a campaign of unsilent pvf", "unsilent pvf needs a store of a campaign"),
+    0x556E7374: ("a campaign of unsilent training", "unsilent training needs a store of such a campaign"),
     0x556E7372: ("replicas of unsilent noise", "unsilent noise needs a store of replicas"),
 }
 """Our own files by application id: what they hold, and who needs one."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from unsilent.campaigns.spec import TrialId, TrialRow
+from unsilent.campaigns.kinds import Row
+from unsilent.campaigns.spec import TrialId
 
 
 class Observer(Protocol):
@@ -19,7 +20,7 @@ class Observer(Protocol):
     def say(self, sentence: str) -> None:
         """Something worth knowing before it goes on."""
 
-    def trial(self, row: TrialRow) -> None:
+    def trial(self, row: Row) -> None:
         """A trial ended."""
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
@@ -35,6 +36,6 @@ class Silent:
 
     def say(self, sentence: str) -> None: ...
 
-    def trial(self, row: TrialRow) -> None: ...
+    def trial(self, row: Row) -> None: ...
 
     def worker_lost(self, trial: TrialId, why: str) -> None: ...

@@ -18,8 +18,9 @@ from types import TracebackType
 from typing import Any
 
 from unsilent.campaigns.children import ended, started
+from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
+from unsilent.campaigns.spec import Json, Means, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.faults.receipts import Receipt
@@ -44,7 +45,7 @@ class _Worker:
     number: int
     process: subprocess.Popen[bytes]
     connection: Connection
-    held: list[TrialRow] = field(default_factory=list)
+    held: list[Row] = field(default_factory=list)
     waiting: deque[TrialId] = field(default_factory=deque)
     since: float = 0.0
     ready: bool = False
@@ -56,7 +57,7 @@ class _Worker:
         """Whether something is expected of it."""
         return bool(self.waiting) or self.proving
 
-    def release(self) -> list[TrialRow]:
+    def release(self) -> list[Row]:
         """The rows that were held, now proven."""
         rows, self.held = self.held, []
         return rows
@@ -71,7 +72,7 @@ class ProcessExecutor:
 
     def __init__(
         self,
-        spec: CampaignSpec,
+        spec: Spec,
         *,
         jobs: int,
         deadline: float | None,
@@ -87,7 +88,7 @@ class ProcessExecutor:
         self._suspects: set[TrialId] = set()
         """Trials that a worker was running together when it was lost: each is run again alone."""
         self._workers: list[_Worker] = []
-        self._description: Description | None = None
+        self._description: Found | None = None
         self._count = 0
         self._cpu = self._told = 0.0
         self._watch = Stopwatch()
@@ -108,7 +109,7 @@ class ProcessExecutor:
         self._cpu += worker.cpu
         ended(worker.process, worker.connection)
 
-    def describe(self) -> Description:
+    def describe(self) -> Found:
         """Start the first worker, let it load the workload, and return what it found."""
         if self._description is None:
             self._await_ready(self._spawn())
@@ -154,7 +155,7 @@ class ProcessExecutor:
         while not worker.ready:
             self._receive(worker)
 
-    def _welcome(self, worker: _Worker, description: Description) -> None:
+    def _welcome(self, worker: _Worker, description: Found) -> None:
         if self._description is None:
             self._description = description
             self._pace = max(description.golden_seconds, 1e-4)
@@ -168,7 +169,7 @@ class ProcessExecutor:
 
     # -- messages ----------------------------------------------------------------------------------------------
 
-    def _receive(self, worker: _Worker) -> list[TrialRow]:
+    def _receive(self, worker: _Worker) -> list[Row]:
         """Handle one message and return the rows it proves.
 
         Raises the worker's own error, ``_Lost`` when it is gone, ``UsageError`` when it goes while loading.
@@ -189,7 +190,7 @@ class ProcessExecutor:
             ) from None
         return self._handle(worker, message)
 
-    def _handle(self, worker: _Worker, message: tuple[Any, ...]) -> list[TrialRow]:
+    def _handle(self, worker: _Worker, message: tuple[Any, ...]) -> list[Row]:
         kind = message[0]
         if kind == "failed":
             raise message[1]
@@ -250,7 +251,7 @@ class ProcessExecutor:
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[list[TrialRow]]:
+    def run(self, trials: Iterable[TrialId]) -> Iterator[list[Row]]:
         """Run trials on all workers; rows come together as they are proven."""
         self.describe()
         backlog: deque[TrialId] = deque()
@@ -266,7 +267,7 @@ class ProcessExecutor:
             yield from self._collect(backlog)
             yield []  # who asked may stop here, also during a long trial
 
-    def _collect(self, backlog: deque[TrialId]) -> Iterator[list[TrialRow]]:
+    def _collect(self, backlog: deque[TrialId]) -> Iterator[list[Row]]:
         """Wait for messages or a deadline, and deal with what came."""
         wait([w.connection for w in self._workers], timeout=0.2)
         self._forgive_pauses()
@@ -295,7 +296,7 @@ class ProcessExecutor:
         together = min(self._pack, len(worker.waiting)) if self._pack > 1 else 0
         return (self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * golden)) + 2 * together * golden
 
-    def _replace(self, worker: _Worker, lost: _Lost, backlog: deque[TrialId]) -> Iterator[list[TrialRow]]:
+    def _replace(self, worker: _Worker, lost: _Lost, backlog: deque[TrialId]) -> Iterator[list[Row]]:
         """Record what the lost worker was doing as that trial's outcome; all else it was given is run again."""
         from unsilent.outcomes.base import Outcome
 
@@ -330,9 +331,9 @@ class ProcessExecutor:
         told, self._told = self._told, self._cpu + sum(w.cpu for w in self._workers)
         return wall, cpu + self._told - told
 
-    def salvage(self) -> list[TrialRow]:
+    def salvage(self) -> list[Row]:
         """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""
-        rows: list[TrialRow] = []
+        rows: list[Row] = []
         for worker in [w for w in self._workers if w.ready and w.held]:
             self._send(worker, ("prove",))
             worker.proving = True

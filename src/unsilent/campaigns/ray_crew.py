@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.ray_launch import Cluster
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UnsilentError, UsageError
 
 PATIENCE = 120.0
@@ -32,11 +33,11 @@ class Member:
     ready: bool = False
     salvaged: bool = False
     given: dict[TrialId, None] = field(default_factory=dict)
-    held: dict[TrialId, TrialRow] = field(default_factory=dict)
+    held: dict[TrialId, Row] = field(default_factory=dict)
     cpu: float = 0.0
     pace: float = 0.05
 
-    def release(self, trials: Iterable[TrialId]) -> list[TrialRow]:
+    def release(self, trials: Iterable[TrialId]) -> list[Row]:
         """The rows of these trials, now proven."""
         rows = [
             self.held.pop(trial) for trial in trials if trial in self.held
@@ -49,12 +50,10 @@ class Member:
 class Crew:
     """The supervisors of a campaign of ``spec`` with ``jobs`` processes; ``send`` takes orders to the bridge."""
 
-    def __init__(
-        self, spec: CampaignSpec, jobs: int, cluster: Cluster, observer: Observer, send: Callable[..., None]
-    ) -> None:
+    def __init__(self, spec: Spec, jobs: int, cluster: Cluster, observer: Observer, send: Callable[..., None]) -> None:
         self._spec, self._jobs, self._cluster, self._observer, self._send = spec, jobs, cluster, observer, send
         self.members: dict[int, Member] = {}
-        self.description: Description | None = None
+        self.description: Found | None = None
         self.pack = 1
         self._gang = 1
         self._count = self._refused = self._stillborn = 0
@@ -83,7 +82,7 @@ class Crew:
         self.members[number] = Member(number)
         self._send("hire", number, self._gang * self._spec.threads)
 
-    def welcome(self, one: Member, found: Description, pack: int, node: str) -> None:
+    def welcome(self, one: Member, found: Found, pack: int, node: str) -> None:
         """It has loaded the workload. The first one says what the campaign is; who finds something else is refused."""
         one.node = node
         if self.description is None:
@@ -99,7 +98,7 @@ class Crew:
             return
         one.ready, one.pace, self._stillborn = True, max(found.golden_seconds, 1e-4), 0
 
-    def _measure_gang(self, one: Member, found: Description) -> int:
+    def _measure_gang(self, one: Member, found: Found) -> int:
         """A workload that says ``world_size`` starts so many processes itself: its node must have CPUs for them all."""
         self._gang = found.info.get("world_size", 1)
         if not isinstance(self._gang, int) or self._gang < 1:
@@ -153,7 +152,7 @@ class Crew:
                 )
         return list(one.given)
 
-    def proven(self, one: Member, trials: list[TrialId]) -> list[TrialRow]:
+    def proven(self, one: Member, trials: list[TrialId]) -> list[Row]:
         """The rows of these trials."""
         for trial in trials:
             self._losses.pop(trial, None)

@@ -17,13 +17,14 @@ from dataclasses import replace
 from itertools import islice
 from types import TracebackType
 
+from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.line import Message
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.processes import SALVAGE_SECONDS, Refillable
 from unsilent.campaigns.ray_crew import Crew, Member
 from unsilent.campaigns.ray_launch import Cluster, Link, check_address
 from unsilent.campaigns.ray_supervisor import Event, Job, given
-from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
+from unsilent.campaigns.spec import Json, Means, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import UnsilentError
 
@@ -41,7 +42,7 @@ class RayExecutor:
 
     def __init__(
         self,
-        spec: CampaignSpec,
+        spec: Spec,
         *,
         jobs: int,
         deadline: float | None,
@@ -61,7 +62,7 @@ class RayExecutor:
         self._bridge_cpu = self._told = 0.0
         self._watch = Stopwatch()
 
-    def describe(self) -> Description:
+    def describe(self) -> Found:
         """Join the cluster, let a first worker load the workload, and return what it found."""
         if self._crew.description is None:
             self._link = self._link or Link(self._cluster, self._job)
@@ -96,14 +97,14 @@ class RayExecutor:
         one.given.update(dict.fromkeys(trials))
         self._send("give", one.number, pickle.dumps(trials), asked)
 
-    def _listen(self) -> list[TrialRow]:
+    def _listen(self) -> list[Row]:
         """Handle one message, if one comes soon, and return the rows it proves."""
         assert self._link is not None
         message = self._link.receive(0.2)
         self._crew.check_alone()
         return [] if message is None else self._handle(message)
 
-    def _handle(self, message: Message) -> list[TrialRow]:
+    def _handle(self, message: Message) -> list[Row]:
         kind, number = message[0], message[1]
         if kind == "seen":
             self._crew.seen(message[1])
@@ -125,7 +126,7 @@ class RayExecutor:
         else:
             self._backlog.extendleft(reversed(self._crew.lose(one, why)))
 
-    def _take(self, one: Member, event: Event) -> list[TrialRow]:
+    def _take(self, one: Member, event: Event) -> list[Row]:
         kind = event[0]
         if kind == "row":
             self._note(one, event[1])
@@ -149,7 +150,7 @@ class RayExecutor:
             self._crew.refuse(one, f"cannot load the workload ({event[1]})")
         return []
 
-    def _note(self, one: Member, row: TrialRow) -> None:
+    def _note(self, one: Member, row: Row) -> None:
         """A row that is not proven yet. Workers are numbered over all supervisors."""
         number = self._numbers.setdefault((one.number, row.worker), len(self._numbers))
         one.held[row.trial] = row = replace(row, worker=number)
@@ -158,7 +159,7 @@ class RayExecutor:
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[list[TrialRow]]:
+    def run(self, trials: Iterable[TrialId]) -> Iterator[list[Row]]:
         """Run trials on all nodes; rows come together as they are proven."""
         self.describe()
         self._backlog = deque()
@@ -189,9 +190,9 @@ class RayExecutor:
         told, self._told = self._told, self._crew.cpu + self._bridge_cpu
         return wall, cpu + self._told - told
 
-    def salvage(self) -> list[TrialRow]:
+    def salvage(self) -> list[Row]:
         """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""
-        rows: list[TrialRow] = []
+        rows: list[Row] = []
         asked = [one for one in self._crew.members.values() if one.held]
         for one in asked:
             one.salvaged = False

@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unsilent.campaigns.kinds import Row, Spec
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import CampaignSpec, Means, TrialId, TrialRow
+from unsilent.campaigns.spec import Means, TrialId
 from unsilent.campaigns.worker import portable
 
 Event = tuple[Any, ...]
@@ -36,7 +37,7 @@ GIVEN = ("PYTHONPATH", "UNSILENT_CACHE")
 class Job:
     """What a supervisor is for, and the place that its worker should find itself in: the driver's, as far as it is there."""
 
-    spec: CampaignSpec
+    spec: Spec
     deadline: float | None
     means: Means
     folder: str
@@ -107,7 +108,7 @@ class Supervisor(Silent):
                 self._events.pop()
             self._events.append(("loading", description, done, total))
 
-    def trial(self, row: TrialRow) -> None:
+    def trial(self, row: Row) -> None:
         """A trial ended; it is not proven yet."""
         self._tell("row", row)
 
@@ -168,7 +169,7 @@ class Supervisor(Silent):
                 return
         self._hurry()
 
-    def _prove(self, rows: list[TrialRow]) -> None:
+    def _prove(self, rows: list[Row]) -> None:
         if rows:
             self._tell("proven", [row.trial for row in rows])
 

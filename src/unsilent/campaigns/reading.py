@@ -23,7 +23,8 @@ class Damaged(ValueError):
     """What was read is not what this program writes; the message says which part."""
 
 
-def _parsed(kind: type[T], text: Any, what: str) -> T:
+def parsed(kind: type[T], text: Any, what: str) -> T:
+    """A record from its JSON; raises ``Damaged``, which names ``what``."""
     from pydantic import TypeAdapter, ValidationError
 
     if not isinstance(text, str):
@@ -36,12 +37,12 @@ def _parsed(kind: type[T], text: Any, what: str) -> T:
 
 def read_spec(text: Any) -> CampaignSpec:
     """A spec from a store; raises ``Damaged``."""
-    return _parsed(CampaignSpec, text, "spec")
+    return parsed(CampaignSpec, text, "spec")
 
 
 def read_description(text: Any) -> Description:
     """A description from a store; raises ``Damaged``."""
-    found = _parsed(Description, text, "description")
+    found = parsed(Description, text, "description")
     if not found.targets or not found.tensors or not found.samples:
         raise Damaged("its description names no target, tensor or sample")
     if min(found.samples) < 1 or sum(found.samples) > MOST_SAMPLES:
@@ -60,7 +61,7 @@ def read_description(text: Any) -> Description:
 
 def read_round(text: Any, strata: Set[str]) -> list[CellPlan]:
     """What a look decided; ``strata``: names there are. Raises ``Damaged``."""
-    found = _parsed(list[CellPlan], text, "rounds")
+    found = parsed(list[CellPlan], text, "rounds")
     for plan in found:
         numbers = [*plan.start.values(), *plan.first.values(), plan.look]
         if not plan.start or not set(plan.start) <= strata or not set(plan.first) <= set(plan.start):

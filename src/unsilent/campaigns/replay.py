@@ -113,6 +113,7 @@ def replay_trial(
             )
         (again,) = (row for rows in executor.run([number]) for row in rows)
         assert isinstance(executor, ProcessExecutor)  # serial is one of its
+        assert isinstance(again, TrialRow)
         if trace or receipt:
             _check_alive(again, trial)
         struck = executor.receipt(number) if receipt else None

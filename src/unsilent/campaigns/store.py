@@ -10,22 +10,17 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
 from typing import Any
 
-from unsilent.campaigns.filed import StoreFile
+from unsilent.campaigns.bound import TABLES, CampaignFile
 from unsilent.campaigns.reading import read_description, read_round, read_row, read_spec
 from unsilent.campaigns.rounds import CellPlan
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow, differences, value_text
+from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.errors import StoreError
 
 APPLICATION_ID = 0x556E7369  # "Unsi"
 SCHEMA_VERSION = 2
 _SCHEMA = """
-CREATE TABLE campaign (
-    id INTEGER PRIMARY KEY CHECK (id = 1), hash TEXT NOT NULL, spec TEXT NOT NULL, description TEXT NOT NULL
-);
-CREATE TABLE budget (trials INTEGER NOT NULL, command TEXT NOT NULL, created TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
 CREATE TABLE trial (
     target TEXT NOT NULL, flips INTEGER, k INTEGER NOT NULL,
     faults TEXT NOT NULL, codes BLOB NOT NULL, incorrect_batches INTEGER NOT NULL, severity REAL NOT NULL, error TEXT NOT NULL,
@@ -33,67 +28,19 @@ CREATE TABLE trial (
 );
 CREATE UNIQUE INDEX trial_identity ON trial (target, IFNULL(flips, 0), k);
 CREATE TABLE round (cells TEXT NOT NULL);
-CREATE TABLE usage (seconds REAL NOT NULL, cpu_seconds REAL NOT NULL);
 """
 
 
-class Store(StoreFile):
+class Store(CampaignFile[CampaignSpec, Description]):
     """An open campaign store."""
 
-    application, version, schema, owner = APPLICATION_ID, SCHEMA_VERSION, _SCHEMA, "campaign"
+    application, version, schema = APPLICATION_ID, SCHEMA_VERSION, TABLES + _SCHEMA
 
-    # -- the campaign ------------------------------------------------------------------------------------------
+    def _read_spec(self, text: Any) -> CampaignSpec:
+        return read_spec(text)
 
-    def bind(self, spec: CampaignSpec, description: Description) -> None:
-        """Make this store that campaign's, or check that it is; raises ``StoreError`` when it holds another one."""
-        known = self._one("SELECT hash, spec, description FROM campaign")
-        if known is None:
-            with self._errors(), self._db:
-                self._db.execute(
-                    "INSERT INTO campaign VALUES (1, ?, ?, ?)",
-                    (description.campaign, json.dumps(spec.to_json()), json.dumps(description.to_json())),
-                )
-        elif known[0] != description.campaign:
-            raise StoreError(
-                f"{self.path} holds another campaign ({self._difference(spec, description)}); "
-                "give another --store, or remove the file"
-            )
-
-    def _difference(self, spec: CampaignSpec, description: Description) -> str:
-        found = islice(differences((self.spec, self.description), (spec, description)), 4)
-        told = (
-            f"{key}: {value_text(key, v[0])} there, {value_text(key, v[1])} now" if v else f"{key} changed"
-            for key, v in found
-        )
-        return "; ".join(told) or "unknown difference"
-
-    @property
-    def spec(self) -> CampaignSpec:
-        """The campaign's spec; raises ``StoreError`` when the store is empty."""
-        with self._errors():
-            return read_spec(self._campaign()[0])
-
-    @property
-    def description(self) -> Description:
-        """What was found out before the first trial."""
-        with self._errors():
-            return read_description(self._campaign()[1])
-
-    def _campaign(self) -> tuple[str, str]:
-        row = self._one("SELECT spec, description FROM campaign")
-        if row is None:
-            raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
-        return row[0], row[1]
-
-    def note_budget(self, trials: int, command: str) -> None:
-        """Remember what budget was asked with which command (a campaign may be extended)."""
-        with self._errors(), self._db:
-            self._db.execute("INSERT INTO budget (trials, command) VALUES (?, ?)", (trials, command))
-
-    def budget(self) -> tuple[int, str]:
-        """Largest number of trials a stratum asked so far, and the command that asked it."""
-        row = self._one("SELECT trials, command FROM budget ORDER BY trials DESC, rowid DESC LIMIT 1")
-        return (int(row[0]), str(row[1])) if row else (0, "")
+    def _read_description(self, text: Any) -> Description:
+        return read_description(text)
 
     def add_round(self, cells: Sequence[CellPlan]) -> None:
         """Remember what a look decided, before any trial of it is run."""
@@ -106,44 +53,27 @@ class Store(StoreFile):
             names = {t.name for t in self.description.targets}
             return [read_round(row[0], names) for row in self._db.execute("SELECT cells FROM round ORDER BY rowid")]
 
-    def note_usage(self, seconds: float, cpu_seconds: float) -> None:
-        """Add the time that one session of trials took, its set-up included."""
-        with self._errors(), self._db:
-            self._db.execute("INSERT INTO usage VALUES (?, ?)", (seconds, cpu_seconds))
-
-    def usage(self) -> tuple[float, float]:
-        """Wall and CPU seconds over all sessions that ran trials."""
-        row = self._one("SELECT TOTAL(seconds), TOTAL(cpu_seconds) FROM usage")
-        return (float(row[0]), float(row[1])) if row else (0.0, 0.0)
-
     # -- trials ------------------------------------------------------------------------------------------------
 
     def add(self, rows: Iterable[TrialRow]) -> None:
         """Commit rows together, taking one at a time; raises ``StoreError`` on a full disk, keeping what was committed before."""
-        with self._errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._db.executemany(
-                    "INSERT INTO trial VALUES (?,?,?,?,?,?,?,?,?,?)",
+        with self._together():
+            self._db.executemany(
+                "INSERT INTO trial VALUES (?,?,?,?,?,?,?,?,?,?)",
+                (
                     (
-                        (
-                            *r.trial,
-                            r.faults,
-                            zlib.compress(r.codes, 1),
-                            r.incorrect_batches,
-                            r.severity,
-                            r.error,
-                            r.seconds,
-                            r.worker,
-                        )
-                        for r in rows
-                    ),
-                )
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+                        *r.trial,
+                        r.faults,
+                        zlib.compress(r.codes, 1),
+                        r.incorrect_batches,
+                        r.severity,
+                        r.error,
+                        r.seconds,
+                        r.worker,
+                    )
+                    for r in rows
+                ),
+            )
 
     def done(self) -> set[TrialId]:
         """Identities of all stored trials."""

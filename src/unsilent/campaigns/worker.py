@@ -41,7 +41,7 @@ def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    from unsilent.campaigns.runner import TrialRunner
+    from unsilent.campaigns.kinds import make_runner
 
     command, spec, means = connection.recv()
     assert command == "start"
@@ -49,7 +49,7 @@ def _serve(connection: Connection) -> None:
     def told(description: str, done: float, total: float) -> None:
         connection.send(("loading", description, done, total))
 
-    runner = TrialRunner(spec, progress=told, means=means)
+    runner = make_runner(spec, told, means)
     connection.send(("ready", runner.describe(), time.process_time(), runner.pack))
     while True:
         message: tuple[Any, ...] = connection.recv()

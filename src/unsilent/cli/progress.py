@@ -12,7 +12,8 @@ from unsilent.campaigns.observer import Observer, Silent
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from unsilent.campaigns.spec import TrialId, TrialRow
+    from unsilent.campaigns.kinds import Row
+    from unsilent.campaigns.spec import TrialId
 
 LINE_SECONDS = 10.0
 
@@ -68,7 +69,7 @@ class LineDisplay(NoDisplay):
     def say(self, sentence: str) -> None:
         print(sentence, file=sys.stderr)
 
-    def trial(self, row: TrialRow) -> None:
+    def trial(self, row: Row) -> None:
         self._done += 1
         now = time.monotonic()
         if now - self._said >= LINE_SECONDS and self._done > self._before:
@@ -126,7 +127,7 @@ class BarDisplay(NoDisplay):
     def say(self, sentence: str) -> None:
         self._progress.console.print(sentence, markup=False)
 
-    def trial(self, row: TrialRow) -> None:
+    def trial(self, row: Row) -> None:
         assert self._trials is not None
         task = self._progress.tasks[-1]
         self._progress.update(self._trials, advance=1, rate=f"{task.speed:.0f}/s" if task.speed else "")

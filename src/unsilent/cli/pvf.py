@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional, cast
 
 import typer
 
@@ -15,7 +15,7 @@ from unsilent.cli import options as o
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from unsilent.campaigns import CampaignSpec, Means
+    from unsilent.campaigns import CampaignSpec, Description, Means
     from unsilent.campaigns.executors import Executor
     from unsilent.studies.records import PvfResult
 
@@ -174,7 +174,7 @@ def pvf(
         ) as running,
     ):
         for gate in gates:
-            gate.check(spec, running.describe())
+            gate.check(spec, cast("Description", running.describe()))
         result = run_pvf(spec, budget, running, opened, question, observer, precision=precision)
     failures = [line for gate in gates for line in gate.failures(result)]
     show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit, failures=failures)

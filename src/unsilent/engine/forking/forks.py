@@ -1,8 +1,8 @@
 """One struck training, from the golden state before its fault to its end, or to where its end is known.
 
 A run ends early where its state has the golden bits again: every later step is golden's. It ends where a loss is not finite: what
-class that is does not depend on what follows, and the published runs stop there. With a horizon it also ends when nothing has
-been out of the fault-free band for so many steps, which is a guess, and said.
+class that is does not depend on what follows, and the published runs stop there. With a band it also ends when nothing has been
+out of the fault-free band for so many steps, neither its loss nor what it is worth on held-out samples: a guess, and said.
 """
 
 from __future__ import annotations
@@ -13,17 +13,25 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from unsilent.engine.forking.golden import METRIC, GoldenTraining, metric_of, state_hash
 from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw
+from unsilent.faults.naming import SiteName
 from unsilent.faults.receipts import Hit
 from unsilent.outcomes.training import Ending
+from unsilent.sites.axes import FLAT, Axes
+from unsilent.sites.landing import Landings, Struck, Wanted
+from unsilent.sites.reaching import Use
 from unsilent.sites.training.step import Step
 from unsilent.workloads.trainings.base import Evaluation, TrainingState
 
 Watch = Callable[[TrainingState], NDArray[np.float64]]
+AROUND = 2
+"""Golden evaluations before and after one, whose range tells what is usual there."""
 
 
 class Reason(StrEnum):
@@ -41,8 +49,9 @@ class Forked:
 
     Attributes:
         step: of the fault. ending: from that step on; where the run has golden bits again, golden's values follow. ran: steps
-            that were run from the fault on. reason: why no more. watched: float64[ran, k], what was asked after each of these
-            steps. hits: what landed.
+            that were run from the fault on. reason: why no more. watched: float64[n, k], what was asked after the first of these
+            steps. hits: what landed. usual: the largest magnitude in what was struck, before. evaluation: of the state that it
+            ended in; None where nobody looked.
     """
 
     step: int
@@ -51,81 +60,165 @@ class Forked:
     reason: Reason
     watched: NDArray[np.float64]
     hits: tuple[Hit, ...]
+    usual: float
+    evaluation: Evaluation | None
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """How far fault-free runs are from golden (largest difference of the loss of each step, float64[steps]), and the horizon."""
+    """How far fault-free runs are from golden, and how long a run has to be that near.
+
+    Attributes:
+        loss: float64[steps], widest difference of the mean loss of the last ``window`` steps. test: of what a run is worth on
+            held-out samples, beyond the range of golden's evaluations around. horizon: steps inside before a run is given up.
+    """
 
     loss: NDArray[np.float64]
     horizon: int
+    test: float = np.inf
+    window: int = 1
+
+
+class StruckStep(Step):
+    """A step that also says how large what it struck was before: ``usual``."""
+
+    def _start(self) -> None:
+        super()._start()
+        self._landings: Landings = _Measured()
+
+    @property
+    def usual(self) -> float:
+        """The largest magnitude in any struck tensor; 0 where nothing was struck."""
+        assert isinstance(self._landings, _Measured)
+        return self._landings.largest
+
+
+class _Measured(Landings):
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0.0
+
+    def strike(
+        self,
+        site: SiteName,
+        wanted: Wanted,
+        tensor: Tensor,
+        copy: bool,
+        axes: Axes = FLAT,
+        use: Use | None = None,
+    ) -> Struck | None:
+        if tensor.numel() and tensor.is_floating_point():
+            with torch.no_grad():
+                self.largest = max(self.largest, float(tensor.detach().double().abs().max()))
+        return super().strike(site, wanted, tensor, copy, axes, use)
 
 
 class ForkEngine:
-    """Forks of one golden training."""
+    """Forks of one golden training.
 
-    def __init__(self, golden: GoldenTraining, watch: Watch | None = None, band: Band | None = None) -> None:
+    Args:
+        watch: asked after the first ``watched`` steps of a fork (None: all). band: see `Band`; golden must have been looked at on
+            the way (``look``).
+    """
+
+    def __init__(
+        self,
+        golden: GoldenTraining,
+        watch: Watch | None = None,
+        band: Band | None = None,
+        watched: int | None = None,
+    ) -> None:
         self.golden, self._watch, self._band = golden, watch, band
+        self._watched = golden.steps if watched is None else watched
 
     def run(self, step: int, faults: Sequence[Fault | Draw]) -> Forked:
         """Strike one step, and go on.
 
         Raises ``UsageError`` for a fault that does not fit the step, ``InjectionError`` for one that does not land.
         """
-        golden = self.golden
-        state = golden.at(step)
-        losses, metric, watched = [], [], []
-        reason, inside, hits = Reason.END, 0, tuple[Hit, ...]()
+        golden, state = self.golden, self.golden.at(step)
+        inside = None if self._band is None else _Inside(golden, self._band, step)
+        losses, metric, watched = list[float](), list[float](), list[NDArray[np.float64]]()
+        reason, usual, hits = Reason.END, 0.0, tuple[Hit, ...]()
         for now in range(step, golden.steps):
             if now == step:
-                with Step(state.model, faults, state.optimizers) as struck:
+                with StruckStep(state.model, faults, state.optimizers) as struck:
                     record = golden.workload.step(state)
-                hits = tuple(struck.hits)
+                hits, usual = tuple(struck.hits), struck.usual
             else:
                 record = golden.workload.step(state)
             losses.append(record.loss)
             metric.append(metric_of(record))
-            watched.append(np.zeros(0) if self._watch is None else self._watch(state))
+            if self._watch is not None and len(watched) < self._watched:
+                watched.append(self._watch(state))
             if not np.isfinite(record.loss):
                 reason = Reason.NOT_FINITE
                 break
             if self._is_golden(state, now, record.loss):
                 reason = Reason.SAME_BITS
                 break
-            if self._band is not None:
-                inside = inside + 1 if abs(record.loss - golden.losses[now]) <= self._band.loss[now] else 0
-                if inside >= self._band.horizon:
-                    reason = Reason.HORIZON
-                    break
-        return Forked(
-            step, self._ending(state, step, losses, metric, reason), len(losses), reason, np.array(watched), hits
-        )
+            if inside is not None and inside.long_enough(state, now, record.loss):
+                reason = Reason.HORIZON
+                break
+        ran = len(losses)
+        evaluation = self._evaluation(state, reason, ran)
+        ending = self._ending(step, losses, metric, reason, evaluation)
+        return Forked(step, ending, ran, reason, np.array(watched), hits, usual, evaluation)
 
     def _is_golden(self, state: TrainingState, now: int, loss: float) -> bool:
         """Whether the state after a step has golden's bits; a loss with other bits spares the hash."""
         same = struct.pack("d", loss) == struct.pack("d", float(self.golden.losses[now]))
         return same and state_hash(state) == self.golden.hashes[now]
 
+    def _evaluation(self, state: TrainingState, reason: Reason, ran: int) -> Evaluation | None:
+        """Of the end; golden's where it has golden's bits, or is taken for one like it."""
+        if reason is Reason.NOT_FINITE:
+            return None
+        return self.golden.workload.evaluate(state) if reason is Reason.END else self.golden.evaluation
+
     def _ending(
-        self, state: TrainingState, step: int, losses: list[float], metric: list[float], reason: Reason
+        self, step: int, losses: list[float], metric: list[float], reason: Reason, found: Evaluation | None
     ) -> Ending:
         golden, ran = self.golden, step + len(losses)
-        if reason is Reason.NOT_FINITE:
+        if found is None:
             return Ending(np.array(metric), np.array(losses), float("nan"))
-        same = reason is Reason.SAME_BITS
-        rest = slice(ran, None) if same or reason is Reason.HORIZON else slice(0, 0)
-        test = golden.evaluation if same else golden.workload.evaluate(state)
+        rest = slice(0, 0) if reason is Reason.END else slice(ran, None)
         return Ending(
             np.concatenate([metric, golden.metric[rest]]),
             np.concatenate([losses, golden.losses[rest]]),
-            held_out(test),
-            same_bits=same,
+            held_out(found),
+            same_bits=reason is Reason.SAME_BITS,
         )
 
     def golden_ending(self, step: int) -> Ending:
         """What golden did from a step on."""
         found = self.golden.evaluation
         return Ending(self.golden.metric[step:], self.golden.losses[step:], held_out(found), same_bits=True)
+
+
+class _Inside:
+    """How long one run has been inside the band."""
+
+    def __init__(self, golden: GoldenTraining, band: Band, step: int) -> None:
+        self._golden, self._band, self._count = golden, band, 0
+        self._off = [0.0] * step  # differences of the loss; those before the fault are none
+        self._worth = {at: held_out(found) for at, found in golden.looks.items()}
+
+    def long_enough(self, state: TrainingState, now: int, loss: float) -> bool:
+        """Told of each step; true where the run can be given up."""
+        golden, band = self._golden, self._band
+        self._off.append(loss - float(golden.losses[now]))
+        off = abs(float(np.mean(self._off[-band.window :])))
+        self._count = self._count + 1 if off <= band.loss[now] else 0
+        if self._count < band.horizon:
+            return False
+        if golden.look is None or not np.isfinite(band.test):
+            return True
+        if not golden.looked(now):
+            return False
+        around = [self._worth[at] for i in range(-AROUND, AROUND + 1) if (at := now + i * golden.look) in self._worth]
+        worth = held_out(golden.workload.evaluate(state))
+        return min(around) - band.test <= worth <= max(around) + band.test
 
 
 def held_out(found: Evaluation) -> float:

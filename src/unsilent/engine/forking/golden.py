@@ -26,7 +26,8 @@ class GoldenTraining:
 
     Args:
         steps: of the run; None: all. memory: bytes that snapshots may take together; they are spread evenly. watch: asked
-            after every step for what is to be remembered of it, float64[k]. told: is told of steps done and of all.
+            after every step for what is to be remembered of it, float64[k]. look: evaluate after every so many steps, too.
+            told: is told of steps done and of all.
 
     Raises:
         UsageError: steps that make no sense, or a loss that is not finite.
@@ -34,7 +35,7 @@ class GoldenTraining:
     Attributes:
         losses, metric: float64[steps], before each update; the metric is the accuracy of the batch, or the negative loss where
             there is none. hashes: of the state after each step. watched: float64[steps, k]. evaluation: at the end. every: steps
-            between two snapshots.
+            between two snapshots. epochs: of each step. looks: evaluations on the way, by step.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class GoldenTraining:
         *,
         memory: int = MEMORY,
         watch: Watch | None = None,
+        look: int | None = None,
         told: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.workload = workload
@@ -54,12 +56,15 @@ class GoldenTraining:
         state = workload.start(seeds)
         self._snapshots: dict[int, Mapping[str, Any]] = {}
         self.every = 1
-        losses, metric, hashes, watched = [], [], [], []
+        self.look = look
+        self.looks: dict[int, Evaluation] = {}
+        losses, metric, hashes, watched, epochs = [], [], [], [], []
         for step in range(self.steps):
             if step % self.every == 0:
                 self._snapshots[step] = workload.snapshot(state)
                 if step == 1:  # by now optimizers have made their state
                     self.every = self._spacing(memory)
+            epochs.append(state.epoch)
             record = workload.step(state)
             if not np.isfinite(record.loss):
                 raise UsageError(
@@ -69,11 +74,17 @@ class GoldenTraining:
             metric.append(metric_of(record))
             hashes.append(state_hash(state))
             watched.append(np.zeros(0) if watch is None else watch(state))
+            if self.looked(step):
+                self.looks[step] = workload.evaluate(state)
             told(step + 1, self.steps)
         self.losses, self.metric = np.array(losses), np.array(metric)
-        self.hashes, self.watched = hashes, np.array(watched)
+        self.hashes, self.watched, self.epochs = hashes, np.array(watched), epochs
         self.evaluation: Evaluation = workload.evaluate(state)
         self._state = state
+
+    def looked(self, step: int) -> bool:
+        """Whether golden is evaluated after a step."""
+        return self.look is not None and (step + 1) % self.look == 0
 
     def at(self, step: int) -> TrainingState:
         """The state before a step, in the one set of tensors that every fork uses; golden steps are run to get there."""
@@ -83,6 +94,11 @@ class GoldenTraining:
         self.workload.restore_into(self._state, self._snapshots[start])
         for _ in range(start, step):
             self.workload.step(self._state)
+        if step and state_hash(self._state) != self.hashes[step - 1]:
+            raise UsageError(
+                f"{self.workload.name} does not come to the same bits before step {step} when it is run again; find out what "
+                "makes it differ: unsilent noise --explain FILE.py:LOOP"
+            )
         return self._state
 
     def _spacing(self, memory: int) -> int:

@@ -1,0 +1,112 @@
+"""A file that holds one campaign of any kind: what it is, what was asked of it, what it took. Its trials are a subclass's."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from unsilent.campaigns.filed import StoreFile
+from unsilent.campaigns.spec import differences, value_text
+from unsilent.errors import StoreError
+
+S = TypeVar("S", bound=Any)
+D = TypeVar("D", bound=Any)
+TABLES = """
+CREATE TABLE campaign (
+    id INTEGER PRIMARY KEY CHECK (id = 1), hash TEXT NOT NULL, spec TEXT NOT NULL, description TEXT NOT NULL
+);
+CREATE TABLE budget (trials INTEGER NOT NULL, command TEXT NOT NULL, created TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
+CREATE TABLE usage (seconds REAL NOT NULL, cpu_seconds REAL NOT NULL);
+"""
+
+
+class CampaignFile(StoreFile, Generic[S, D]):
+    """An open file of one campaign, with a spec of type S and a description of type D."""
+
+    owner = "campaign"
+
+    @abstractmethod
+    def _read_spec(self, text: Any) -> S:
+        """Raises ``Damaged``."""
+
+    @abstractmethod
+    def _read_description(self, text: Any) -> D:
+        """Raises ``Damaged``."""
+
+    def bind(self, spec: S, description: D) -> None:
+        """Make this store that campaign's, or check that it is; raises ``StoreError`` when it holds another one."""
+        known = self._one("SELECT hash, spec, description FROM campaign")
+        if known is None:
+            with self._errors(), self._db:
+                self._db.execute(
+                    "INSERT INTO campaign VALUES (1, ?, ?, ?)",
+                    (description.campaign, json.dumps(spec.to_json()), json.dumps(description.to_json())),
+                )
+        elif known[0] != description.campaign:
+            raise StoreError(
+                f"{self.path} holds another campaign ({self._difference(spec, description)}); "
+                "give another --store, or remove the file"
+            )
+
+    def _difference(self, spec: S, description: D) -> str:
+        found = islice(differences((self.spec, self.description), (spec, description)), 4)
+        told = (
+            f"{key}: {value_text(key, v[0])} there, {value_text(key, v[1])} now" if v else f"{key} changed"
+            for key, v in found
+        )
+        return "; ".join(told) or "unknown difference"
+
+    @property
+    def spec(self) -> S:
+        """The campaign's spec; raises ``StoreError`` when the store is empty."""
+        with self._errors():
+            return self._read_spec(self._campaign()[0])
+
+    @property
+    def description(self) -> D:
+        """What was found out before the first trial."""
+        with self._errors():
+            return self._read_description(self._campaign()[1])
+
+    def _campaign(self) -> tuple[str, str]:
+        row = self._one("SELECT spec, description FROM campaign")
+        if row is None:
+            raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
+        return row[0], row[1]
+
+    def note_budget(self, trials: int, command: str) -> None:
+        """Remember what budget was asked with which command (a campaign may be extended)."""
+        with self._errors(), self._db:
+            self._db.execute("INSERT INTO budget (trials, command) VALUES (?, ?)", (trials, command))
+
+    def budget(self) -> tuple[int, str]:
+        """Largest number of trials a stratum asked so far, and the command that asked it."""
+        row = self._one("SELECT trials, command FROM budget ORDER BY trials DESC, rowid DESC LIMIT 1")
+        return (int(row[0]), str(row[1])) if row else (0, "")
+
+    def note_usage(self, seconds: float, cpu_seconds: float) -> None:
+        """Add the time that one session of trials took, its set-up included."""
+        with self._errors(), self._db:
+            self._db.execute("INSERT INTO usage VALUES (?, ?)", (seconds, cpu_seconds))
+
+    def usage(self) -> tuple[float, float]:
+        """Wall and CPU seconds over all sessions that ran trials."""
+        row = self._one("SELECT TOTAL(seconds), TOTAL(cpu_seconds) FROM usage")
+        return (float(row[0]), float(row[1])) if row else (0.0, 0.0)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What is written inside is committed at the end, or not at all."""
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise

@@ -1,0 +1,137 @@
+"""One trial again under the guard: forked a step before its fault, with the bounds that the guard would have learnt by then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unsilent.campaigns.trainings.drawing import Drawn
+from unsilent.campaigns.trainings.spec import Floats
+from unsilent.engine.forking import GoldenTraining
+from unsilent.engine.forking.golden import state_hash
+from unsilent.faults.receipts import Hit
+from unsilent.monitor.guard import Alarm, Guard, GuardStop
+from unsilent.monitor.history import KINDS, Remembered, largest, remembered
+from unsilent.sites.training.step import Step
+from unsilent.workloads.trainings.base import TrainingState
+
+AFTER = 10
+"""Steps after that of the fault in which an alarm is waited for; one after the second comes too late."""
+
+
+class History:
+    """What optimizers and normalisation layers of golden remembered after each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[Mapping[str, float]] = []
+        """After each step: name -> largest magnitude."""
+
+    def watch(self, state: TrainingState) -> Floats:
+        """Note a step of golden."""
+        parts, values = _now(state)
+        self.steps.append(dict(zip([part.name for part in parts], values.tolist(), strict=True)))
+        return _summary([part.kind for part in parts], values)
+
+    def before(self, step: int) -> tuple[list[str], Floats]:
+        """Names, and the largest magnitudes after each step before this one, float64[step, n]; NaN where there was none yet."""
+        names = list(dict.fromkeys(name for found in self.steps[:step] for name in found))
+        rows = [[found.get(name, np.nan) for name in names] for found in self.steps[:step]]
+        return names, np.array(rows, dtype=np.float64).reshape(step, len(names))
+
+    def summary(self, state: TrainingState) -> Floats:
+        """The largest of each kind now, float64[3]."""
+        parts, values = _now(state)
+        return _summary([part.kind for part in parts], values)
+
+
+def _now(state: TrainingState) -> tuple[list[Remembered], Floats]:
+    parts = remembered(state.model, state.optimizers)
+    return parts, np.asarray(largest([part.tensor for part in parts]).cpu(), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """How it went.
+
+    Attributes:
+        reason: ``recovered`` (alarm, and golden's bits afterwards), ``missed`` (no alarm within two steps of the fault's, or none
+            that helped), ``stopped`` (`GuardStop`). caught: steps from the fault to the alarm. alarm: its text. ran: steps run.
+    """
+
+    reason: str
+    caught: int | None
+    alarm: str
+    ran: int
+    bits: bool
+    hits: tuple[Hit, ...]
+
+
+def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
+    """Strike a step of a training that is guarded."""
+    step = drawn.struck.step
+    begin = max(0, step - 1)
+    state = golden.at(begin)
+    alarms: list[tuple[int, Alarm]] = []
+    hits: list[Hit] = []
+    runs = 0
+
+    def one() -> None:
+        nonlocal runs
+        runs += 1
+        if state.step == step and not hits:
+            with Step(state.model, drawn.faults, state.optimizers) as struck:
+                golden.workload.step(state)
+            hits.extend(struck.hits)
+        else:
+            golden.workload.step(state)
+
+    scaler = [] if state.scaler is None else [state.scaler]
+    guard = Guard(
+        state.model,
+        state.optimizers,
+        *state.schedulers,
+        *scaler,
+        Counters(state),
+        told=lambda alarm: alarms.append((state.step - 1, alarm)),
+    )
+    guard.learn(*history.before(begin))
+    reason = "missed"
+    try:
+        while state.step <= min(step + AFTER, golden.steps - 1) and not alarms:
+            guard.step(one)
+        if alarms and state_hash(state) == golden.hashes[state.step - 1]:
+            reason = "recovered"
+    except GuardStop:
+        reason = "stopped"
+    finally:
+        guard.close()
+    at, alarm = alarms[0] if alarms else (None, "")
+    return Guarded(reason, None if at is None else at - step, str(alarm), runs, reason == "recovered", tuple(hits))
+
+
+class Counters:
+    """The counters of a training's state, to be put back with it."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `TrainingState`."""
+        return {"step": self._state.step, "epoch": self._state.epoch, "cursor": self._state.cursor}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Set them."""
+        for name, value in values.items():
+            setattr(self._state, name, value)
+
+
+def _summary(kinds: list[str], values: Floats) -> Floats:
+    """The largest of each kind, float64[3]: inf for what is no number, NaN where there is none."""
+    found = np.full(len(KINDS), np.nan)
+    for number, kind in enumerate(KINDS):
+        if own := [v for v, k in zip(values.tolist(), kinds, strict=True) if k == kind]:
+            found[number] = max(np.inf if np.isnan(v) else v for v in own)
+    return found

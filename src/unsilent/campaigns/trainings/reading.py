@@ -1,0 +1,155 @@
+"""Reading what a store of a training campaign says: nothing in it is believed before it is checked."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from unsilent.campaigns.reading import Damaged, parsed
+from unsilent.campaigns.spec import Json, TrialId
+from unsilent.campaigns.trainings.spec import (
+    REASONS,
+    WATCHED,
+    WATCHED_STEPS,
+    Floats,
+    Struck,
+    TrainingFound,
+    TrainingRow,
+    TrainingSpec,
+)
+
+MOST_STEPS = 10**7
+MOST_REPLICAS = 10**5
+
+
+@dataclass(frozen=True, slots=True)
+class FloorValues:
+    """What fault-free replicas ended in, beside their clean twin.
+
+    Attributes:
+        switches: what differs between them. accuracy, loss: of each replica on held-out samples, minus the twin's. churn:
+            share of predictions that differ from the twin's. same: whether it ended in the twin's bits. band: widest
+            difference of the mean training loss of each ``window`` steps from the twin's.
+    """
+
+    switches: str
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+    churn: tuple[float, ...]
+    same: tuple[bool, ...]
+    window: int
+    band: tuple[float, ...]
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def read_training_spec(text: Any) -> TrainingSpec:
+    """A spec from a store; raises ``Damaged``."""
+    found = parsed(TrainingSpec, text, "spec")
+    if found.horizon is not None:
+        h = found.horizon
+        if h.steps < 1 or h.window < 1 or not h.loss or not _numbers((*h.loss, h.test), least=0):
+            raise Damaged("its spec has an impossible horizon")
+    if not all(math.isfinite(weight) and weight > 0 for _, weight in found.faults):
+        raise Damaged("its spec has a fault model with an impossible weight")
+    return found
+
+
+def read_found(text: Any) -> TrainingFound:
+    """A description from a store; raises ``Damaged``."""
+    found = parsed(TrainingFound, text, "description")
+    lengths = {len(values) for values in (found.epochs, found.losses, found.metric, found.watched)}
+    if not found.targets or not 1 <= found.steps <= MOST_STEPS or lengths != {found.steps}:
+        raise Damaged("its description names no target, or has curves of other lengths")
+    right = _numbers((*found.losses, *found.metric, found.test, found.test_loss)) and _numbers(
+        (found.golden_seconds, *(weight for _, weight in found.models)), least=0
+    )
+    watched = all(
+        len(row) == len(WATCHED) and _numbers([x for x in row if x is not None], least=0) for row in found.watched
+    )
+    if not right or not watched or found.samples < 1 or found.parameters < 0:
+        raise Damaged("its description has impossible numbers")
+    return found
+
+
+def read_floor(text: Any) -> FloorValues:
+    """What replicas ended in; raises ``Damaged``."""
+    found = parsed(FloorValues, text, "floor")
+    count = len(found.accuracy)
+    values = (*found.accuracy, *found.loss, *found.churn, *found.band)
+    if not 1 <= count <= MOST_REPLICAS or {len(found.loss), len(found.churn), len(found.same)} != {count}:
+        raise Damaged("its floor has columns of other lengths")
+    if not _numbers(values) or found.window < 1:
+        raise Damaged("its floor has impossible numbers")
+    return found
+
+
+def read_training_row(values: Sequence[Any], steps: int) -> TrainingRow:
+    """A trial from its columns; ``steps``: of the run. Raises ``Damaged``."""
+    target, k, step, site, phase, layer, model, fault, written, usual, reason, ran, *rest = values
+    losses, metric, watched, test, test_loss, churn, caught, error, bits, seconds, worker = rest
+    what = f"trial {str(target)[:40]}/{k if isinstance(k, int) else '?'}"
+    texts = (target, site, phase, layer, model, fault, reason, error)
+    whole = all(isinstance(v, int) for v in (k, step, ran, worker)) and isinstance(caught, (int, type(None)))
+    reals = all(isinstance(v, (int, float, type(None))) for v in (written, usual, test, test_loss, churn))
+    if not (all(isinstance(v, str) for v in texts) and whole and reals and bits in (0, 1)):
+        raise Damaged(f"{what} has columns of other types")
+    if not (isinstance(seconds, (int, float)) and 0 <= seconds < math.inf):
+        raise Damaged(f"{what} took no number of seconds")
+    if reason not in REASONS or not 0 <= step < steps or ran < 0 or k < 0:
+        raise Damaged(f"{what} has an impossible step, length or reason")
+    empty = np.empty(0)
+    return TrainingRow(
+        trial=TrialId(target, None, k),
+        struck=Struck(step, site, phase, layer, model),
+        fault=_json_text(fault, what),
+        written=_real(written),
+        usual=_real(usual),
+        reason=reason,
+        ran=ran,
+        losses=empty if losses is None else _curve(losses, steps - step, what),
+        metric=empty if metric is None else _curve(metric, steps - step, what),
+        watched=_curve(watched, WATCHED_STEPS * len(WATCHED), what).reshape(-1, len(WATCHED)),
+        test=_real(test),
+        test_loss=_real(test_loss),
+        churn=_real(churn),
+        caught=caught,
+        error=error,
+        seconds=float(seconds),
+        worker=worker,
+        bits=bool(bits),
+    )
+
+
+def _curve(blob: Any, most: int, what: str) -> Floats:
+    """Never more numbers than there may be, whatever the blob holds."""
+    if not isinstance(blob, bytes):
+        raise Damaged(f"{what} has columns of other types")
+    content = zlib.decompressobj().decompress(blob, 8 * most + 1)
+    if len(content) % 8 or len(content) > 8 * most or (most == WATCHED_STEPS * len(WATCHED) and len(content) % 24):
+        raise Damaged(f"{what} has a curve of an impossible length")
+    return np.frombuffer(content, np.float64)
+
+
+def _json_text(text: str, what: str) -> str:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        raise Damaged(f"{what} has a fault that cannot be read") from None
+    return text
+
+
+def _real(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
+    return all(math.isfinite(v) and v >= least for v in values)
