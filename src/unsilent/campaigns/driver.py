@@ -84,11 +84,11 @@ def run_campaign(
     if spec.enumerated:
         _probe(spec, description, budget, executor, store, watcher)
     if planner is None:
-        _run(plan(spec, description, budget), executor, store, watcher)
+        run_trials(plan(spec, description, budget), executor, store, watcher)
         return
     noted = False
     while True:
-        _run(trials_of(current(store.rounds()).values()), executor, store, watcher)
+        run_trials(trials_of(current(store.rounds()).values()), executor, store, watcher)
         decided = planner.decide(cast(Description, description), cast(Store, store))  # planners are for these alone
         if not decided:
             return
@@ -114,7 +114,7 @@ def _probe(
     first = [
         TrialId(t.name, spec.flips[0], k) for t in description.targets for k in range(part - 1, t.slots, parts)[:PROBES]
     ]
-    new = _run(first, executor, store, watcher)
+    new = run_trials(first, executor, store, watcher)
     if new:
         each = (time.perf_counter() - begun) / new
         left = total // parts - len(first)
@@ -123,8 +123,11 @@ def _probe(
         )
 
 
-def _run(trials: Iterable[TrialId], executor: Executor, store: TrialFile, watcher: Observer) -> int:
-    """Run and store the trials that are not there yet; how many those were."""
+def run_trials(
+    trials: Iterable[TrialId], executor: Executor, store: TrialFile, observer: Observer | None = None
+) -> int:
+    """Run and store the trials that are not there yet, in a store that is bound already; how many those were."""
+    watcher = observer or Silent()
     done = store.done()
     wanted = list(trials)
     if not wanted:

@@ -15,7 +15,7 @@ from unsilent.cli import options as o
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from unsilent.campaigns import CampaignSpec, Description, Means
+    from unsilent.campaigns import CampaignSpec, Means
     from unsilent.campaigns.executors import Executor
     from unsilent.campaigns.spec import Description
     from unsilent.studies.records import PvfResult

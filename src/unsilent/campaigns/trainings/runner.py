@@ -34,7 +34,7 @@ from unsilent.campaigns.trainings.spec import (
     TrainingSpec,
 )
 from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
-from unsilent.engine.forking.forks import Band, held_out
+from unsilent.engine.forking.forks import Band
 from unsilent.engine.forking.golden import MEMORY
 from unsilent.errors import UnsilentError, UsageError, UserCodeError, first_line
 from unsilent.faults.receipts import Hit
@@ -43,7 +43,7 @@ from unsilent.sites.targets import top_level
 from unsilent.sites.training.survey import StepSurvey
 from unsilent.workloads import load_training
 from unsilent.workloads.training import Progress
-from unsilent.workloads.trainings.base import Seeds
+from unsilent.workloads.trainings.base import Evaluation, Seeds
 from unsilent.workloads.trainings.restoring import check_restorable
 from unsilent.workloads.user import user_code
 
@@ -112,7 +112,7 @@ class TrainingRunner:
             losses=tuple(golden.losses.tolist()),
             metric=tuple(golden.metric.tolist()),
             watched=tuple(tuple(None if np.isnan(x) else x for x in row) for row in golden.watched.tolist()),
-            test=held_out(golden.evaluation),
+            test=accuracy(golden.evaluation),
             test_loss=golden.evaluation.loss,
             samples=len(golden.evaluation.labels),
             golden_seconds=self._golden_seconds,
@@ -231,7 +231,7 @@ class TrainingRunner:
             losses=forked.ending.losses[:ran],
             metric=forked.ending.metric[:ran],
             watched=forked.watched,
-            test=np.nan if found is None else held_out(found),
+            test=np.nan if found is None else accuracy(found),
             test_loss=np.nan if found is None else found.loss,
             churn=np.nan if found is None else float(np.mean(found.predictions != golden.predictions)),
             bits=forked.ending.same_bits,
@@ -257,6 +257,11 @@ def empty_row(trial: TrialId, drawn: Drawn, reason: str, error: str) -> Training
     return TrainingRow(
         trial, drawn.struck, "[]", nan, nan, reason, 0, NOTHING, NOTHING, empty, nan, nan, nan, None, error
     )
+
+
+def accuracy(found: Evaluation) -> float:
+    """Share of held-out samples that are answered as labelled."""
+    return float(np.mean(found.predictions == found.labels))
 
 
 def written(hits: Sequence[Hit]) -> float:

@@ -1,0 +1,117 @@
+"""The fault-free replicas that struck trainings are judged by, and the band that a run must stay in to be taken for masked."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unsilent.campaigns.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, Trained, run_replicas
+from unsilent.campaigns.replicas.run import Told
+from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.spec import Floats, Horizon, TrainingFound, TrainingSpec
+from unsilent.errors import UsageError
+from unsilent.outcomes.training import Ending, Thresholds
+from unsilent.statistics.floor import judge
+from unsilent.statistics.nulls import Compared, Measure, Null
+from unsilent.studies.floors import ACCURACY, CHURN, LOSS, Floor
+
+LEAST = 20
+LEVEL = 0.05
+WINDOW = 10
+"""Steps that losses are averaged over: single ones differ between fault-free runs as much as anything."""
+SLACK = 2.0
+"""Times the widest difference of a replica, in this window or beside it, that is still inside the band."""
+
+
+def replica_spec(spec: TrainingSpec) -> ReplicaSpec:
+    """The training without faults."""
+    return ReplicaSpec(spec.workload, spec.options, spec.data, spec.init, spec.steps)
+
+
+def run_floor(
+    spec: TrainingSpec,
+    store: ReplicaStore,
+    switches: Switches,
+    count: int = LEAST,
+    *,
+    jobs: int = 1,
+    told: Told = lambda done, total, row: None,
+) -> FloorValues:
+    """Run the replicas that the store lacks, and say how far they are from their clean twin; raises ``UsageError``."""
+    if count < LEAST:
+        raise UsageError(f"--replicas is {count}; a floor at level {LEVEL:g} needs at least {LEAST}")
+    if not switches.varies:
+        raise UsageError(f"--noise {switches} is the same run each time; name what differs, like impl or order")
+
+    def wanted(trained: Trained) -> list[Replica]:
+        return [Replica(Switches(), 0), *(Replica(switches, number) for number in range(count))]
+
+    training, _ = run_replicas(replica_spec(spec), wanted, store, jobs=jobs, told=told)
+    floor = Floor(store, training, switches)
+    null = floor.null(range(count))
+    rows = list(store.rows(training, switches, count))
+    windows = [_windowed(row.losses) - _windowed(floor.twin.losses) for row in rows]
+    band = np.abs(np.array(windows)).max(0)
+    if not np.isfinite(band).all():
+        raise UsageError(
+            f"a fault-free replica of {spec.workload} has a loss that is not finite; mend the training first"
+        )
+    return FloorValues(
+        switches=str(switches),
+        accuracy=tuple(one.values[ACCURACY] for one in null.compared),
+        loss=tuple(one.values[LOSS] for one in null.compared),
+        churn=tuple(one.values[CHURN] for one in null.compared),
+        same=tuple(one.same_bits for one in null.compared),
+        window=WINDOW,
+        band=tuple(band.tolist()),
+    )
+
+
+def check_twin(found: TrainingFound, floor: FloorValues, losses: Floats) -> None:
+    """Raise ``UsageError`` unless the replicas' clean twin is the campaign's golden run."""
+    if np.array(found.losses).tobytes() != np.asarray(losses).tobytes():
+        raise UsageError(
+            f"the golden run of {found.name} is not the clean twin of its replicas (their losses differ); a training must give "
+            "the same bits in every process: unsilent noise --explain says what makes it differ"
+        )
+
+
+def horizon_of(floor: FloorValues, steps: int) -> Horizon:
+    """The band of these replicas, and how long a run has to stay in it."""
+    band = np.pad(np.array(floor.band), 1, mode="edge")
+    wide = SLACK * np.max([band[:-2], band[1:-1], band[2:]], axis=0)
+    return Horizon(steps, floor.window, tuple(wide.tolist()), float(np.abs(floor.accuracy).max()))
+
+
+class Noise:
+    """Whether a run differs from golden by more than the replicas do.
+
+    A rank test of held-out accuracy and loss at ``LEVEL`` for each run by itself: among runs that differ as replicas do, that
+    share is called beyond. Corrected for a thousand trials, 20 replicas could call none.
+    """
+
+    def __init__(self, floor: FloorValues, thresholds: Thresholds) -> None:
+        self._null = Null(
+            [
+                Compared(f"replica {i}", "twin", {ACCURACY: a, LOSS: x}, floor.switches, same)
+                for i, (a, x, same) in enumerate(zip(floor.accuracy, floor.loss, floor.same, strict=True))
+            ]
+        )
+        self._measures = [Measure(ACCURACY, thresholds.test_gap, "less"), Measure(LOSS, 0.0)]
+        self._source = floor.switches
+
+    def beyond(self, golden: Ending, ending: Ending, loss_gap: float) -> bool:
+        """``loss_gap``: held-out loss minus golden's; NaN where the run did not come so far."""
+        if ending.same_bits:
+            return False
+        gap = ending.test - golden.test
+        if not (np.isfinite(gap) and np.isfinite(loss_gap)):
+            return True
+        seen = Compared("struck", "twin", {ACCURACY: gap, LOSS: loss_gap}, self._source)
+        found = judge(seen, self._null, self._measures, level=LEVEL)
+        return found.p is not None and found.p <= LEVEL * (1 + 1e-9)
+
+
+def _windowed(losses: Floats) -> Floats:
+    """Means of ``WINDOW`` steps each; the last of those that are left."""
+    ends = range(0, len(losses), WINDOW)
+    return np.array([losses[start : start + WINDOW].mean() for start in ends])

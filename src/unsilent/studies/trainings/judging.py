@@ -1,0 +1,135 @@
+"""Trials beside golden: which class each is of, groups of them with intervals, and examples with their curves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.spec import Floats, TrainingFound, TrainingRow
+from unsilent.outcomes.training import Ending, Thresholds, TrainingOutcome, averaged, judge_ending
+from unsilent.statistics.comparing import difference
+from unsilent.statistics.intervals import clopper_pearson
+from unsilent.studies.trainings.floor import Noise
+from unsilent.studies.trainings.records import Contrast, Curve, Group, Judged
+
+CRASHED = ("crash", "hang", "raised")
+BACKWARD, FORWARD = ("grad_in", "grad_wt"), ("fwd",)
+EXAMPLES = 3
+"""Curves that are shown of each class."""
+QUARTERS = 4
+
+
+class Judge:
+    """Gives each trial its class.
+
+    Args:
+        found: the golden run. thresholds: see `Thresholds`.
+    """
+
+    def __init__(self, found: TrainingFound, floor: FloorValues, thresholds: Thresholds) -> None:
+        self._found, self._thresholds = found, thresholds
+        self._losses, self._metric = np.array(found.losses), np.array(found.metric)
+        self._noise = Noise(floor, thresholds)
+
+    def golden(self, step: int) -> Ending:
+        """What golden did from a step on."""
+        return Ending(self._metric[step:], self._losses[step:], self._found.test, same_bits=True)
+
+    def ending(self, row: TrainingRow) -> Ending:
+        """The whole run from the fault on: where it was not followed to its end, golden's values follow."""
+        after = row.struck.step + row.ran
+        rest = slice(after, None) if row.reason in ("same-bits", "horizon") else slice(0, 0)
+        return Ending(
+            np.concatenate([row.metric, self._metric[rest]]),
+            np.concatenate([row.losses, self._losses[rest]]),
+            row.test,
+            same_bits=row.bits,
+        )
+
+    def judge(self, row: TrainingRow) -> Judged:
+        """The class of one trial."""
+        from unsilent.campaigns.trainings.spec import bare
+
+        if row.reason in CRASHED:
+            return Judged(bare(row), TrainingOutcome.CRASHED, True)
+        golden, ending = self.golden(row.struck.step), self.ending(row)
+        beyond = self._noise.beyond(golden, ending, row.test_loss - self._found.test_loss)
+        return Judged(bare(row), judge_ending(golden, ending, self._thresholds, beyond_noise=beyond), beyond)
+
+    def curve(self, row: TrainingRow, judged: Judged, made: bool = False) -> Curve:
+        """A trial as it is drawn: metrics averaged over the window of the thresholds."""
+        golden, ending = self.golden(row.struck.step), self.ending(row)
+        window = self._thresholds.window
+        s = row.struck
+        return Curve(
+            outcome=str(judged.outcome),
+            trial=str(row.trial),
+            told=f"{s.model} at {s.site}, step {s.step}",
+            step=s.step,
+            metric=_rounded(averaged(ending.metric, window)),
+            golden=_rounded(averaged(golden.metric, window)),
+            losses=tuple(x if np.isfinite(x) else None for x in ending.losses.tolist()),
+            test=None if np.isnan(row.test) else row.test,
+            made=made,
+        )
+
+
+def grouped(trials: Iterable[Judged], key: Callable[[Judged], str], confidence: float) -> tuple[Group, ...]:
+    """Trials by what ``key`` says, the largest group first."""
+    found: dict[str, list[Judged]] = {}
+    for one in trials:
+        found.setdefault(key(one), []).append(one)
+    names = sorted(found, key=lambda name: (-len(found[name]), name))
+    return tuple(group(name, found[name], confidence) for name in names)
+
+
+def group(name: str, trials: Sequence[Judged], confidence: float) -> Group:
+    """Counts and shares of some trials."""
+    n, counts = len(trials), Counter(str(one.outcome) for one in trials)
+    harmful = sum(one.harmful for one in trials)
+    latent = sum(one.outcome.latent for one in trials)
+    return Group(name, n, dict(counts), clopper_pearson(harmful, n, confidence), clopper_pearson(latent, n, confidence))
+
+
+def groups_of(trials: Sequence[Judged], found: TrainingFound, confidence: float) -> dict[str, tuple[Group, ...]]:
+    """By what trials are told apart: phase, layer, fault model, epoch, part of the run."""
+    optimizers = " and ".join(dict.fromkeys(found.optimizers)) or "none"
+    keys: dict[str, Callable[[Judged], str]] = {
+        "phase": lambda one: one.row.struck.phase,
+        "layer": lambda one: one.row.struck.layer,
+        "fault model": lambda one: one.row.struck.model,
+        "part of the run": lambda one: _part(one.row.struck.step, found.steps),
+        "optimizer": lambda one: optimizers,
+    }
+    return {name: grouped(trials, key, confidence) for name, key in keys.items()}
+
+
+def _part(step: int, steps: int) -> str:
+    quarter = step * QUARTERS // steps
+    first, last = -(-quarter * steps // QUARTERS), -(-(quarter + 1) * steps // QUARTERS) - 1
+    return f"steps {first} to {last}"
+
+
+def backward_against_forward(trials: Sequence[Judged], confidence: float) -> Iterator[Contrast]:
+    """Backward phases against the forward one, by harm and by latent harm, among fault models that were drawn in both.
+
+    Fault models are drawn before the phase, so in both phases they have the same law.
+    """
+    models = [{one.row.struck.model for one in trials if one.row.struck.phase in side} for side in (BACKWARD, FORWARD)]
+    both = models[0] & models[1]
+    sides = [
+        [one for one in trials if one.row.struck.phase in side and one.row.struck.model in both]
+        for side in (BACKWARD, FORWARD)
+    ]
+    if not all(sides):
+        return
+    for name, told in (("harmful", lambda one: one.harmful), ("latent", lambda one: one.outcome.latent)):
+        one, other = (clopper_pearson(sum(map(told, side)), len(side), confidence) for side in sides)
+        yield Contrast(name, "backward", "forward", one, other, difference(one, other))
+
+
+def _rounded(curve: Floats) -> tuple[float, ...]:
+    return tuple(np.round(curve, 5).tolist())

@@ -1,0 +1,183 @@
+"""What a study of struck trainings found: plain records, for reports and for callers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.spec import TrainingRow
+from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.statistics.intervals import Interval
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Judged:
+    """A trial, without its curves, and its class. ``beyond``: whether it differs from golden by more than fault-free runs do."""
+
+    row: TrainingRow
+    outcome: TrainingOutcome
+    beyond: bool
+
+    @property
+    def harmful(self) -> bool:
+        """Not masked, and beyond the floor where that can be told."""
+        return self.outcome.harmful
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Trials that have something in common: of each class how many, and the shares that did harm, and latent harm."""
+
+    name: str
+    n: int
+    counts: Mapping[str, int]
+    harmful: Interval
+    latent: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """One group against another: harmful share of the first, of the second, and the difference."""
+
+    name: str
+    first: str
+    second: str
+    one: Interval
+    other: Interval
+    difference: Interval
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Curve:
+    """An example of a class: steps from that of the fault on; the training metric, averaged, of it and of golden; its losses."""
+
+    outcome: str
+    trial: str
+    told: str
+    step: int
+    metric: tuple[float, ...]
+    golden: tuple[float, ...]
+    losses: tuple[float | None, ...]
+    test: float | None
+    made: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A large history value within two steps of the fault, beside the outcome (latent harm).
+
+    Attributes:
+        kind: what is watched (first, second, moving, any). factor: times golden's largest, from which it counts as large. With
+            and without it: how many of the latent (``hit``, ``missed``) and of the others (``false``, ``clear``).
+    """
+
+    kind: str
+    factor: float
+    hit: int
+    missed: int
+    false: int
+    clear: int
+    sensitivity: Interval
+    specificity: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One trial in the view of necessary conditions: largest values within two steps, by kind, as multiples of golden's."""
+
+    trial: str
+    outcome: str
+    ratios: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Training PVF of one target: trials, convergence failures, and their share."""
+
+    target: str
+    what: str
+    part: str
+    elements: int
+    n: int
+    failures: int
+    pvf: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a trial cost.
+
+    Attributes:
+        steps: mean share of a full run's steps that a trial ran. bound: the same if each went to its end. seconds: mean share
+            of a full run's time. per_hour: trials in an hour of one worker. ends: why runs ended, how many each.
+    """
+
+    steps: float
+    bound: float
+    seconds: float
+    per_hour: float
+    ends: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """Harmful faults of one size under the guard. ``within``: caught within two steps; ``identical``: of these, golden's bits."""
+
+    name: str
+    n: int
+    within: int
+    identical: int
+    share: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class GuardFound:
+    """What the guard saved: all harmful trials, those that wrote more than ``large`` times what was usual, and by size."""
+
+    large: float
+    all: Caught
+    largest: Caught
+    sizes: tuple[Caught, ...]
+    late: int
+    stopped: int
+    alarms: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TrainingResult:
+    """Everything that was found."""
+
+    workload: str
+    command: str
+    spec: Mapping[str, Any]
+    campaign: str
+    store: str
+    steps: int
+    samples: int
+    parameters: int
+    optimizers: tuple[str, ...]
+    golden_test: float
+    golden_seconds: float
+    confidence: float
+    thresholds: Thresholds
+    floor: FloorValues
+    level: float
+    n: int
+    classes: tuple[Group, ...]
+    whole: Group
+    groups: Mapping[str, tuple[Group, ...]]
+    contrasts: tuple[Contrast, ...]
+    curves: tuple[Curve, ...]
+    conditions: tuple[Condition, ...]
+    points: tuple[Point, ...]
+    parts: tuple[Part, ...]
+    margin: float
+    cost: Cost
+    guard: GuardFound | None
+    seconds: float
+    cpu_seconds: float
+    versions: Mapping[str, str]
+    info: Mapping[str, Any]
+    notes: tuple[str, ...]

@@ -1,0 +1,246 @@
+"""The study of struck trainings: trials, the guard where it is asked for, and everything read from the store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unsilent.campaigns.driver import Budget, run_campaign, run_trials
+from unsilent.campaigns.executors import Executor
+from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.spec import GUARDED, MADE, TrainingFound, TrainingRow, TrainingSpec, bare
+from unsilent.campaigns.trainings.store import TrainingStore
+from unsilent.errors import UsageError
+from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.statistics.intervals import check_confidence, clopper_pearson
+from unsilent.studies.trainings.conditions import conditions, points
+from unsilent.studies.trainings.floor import LEVEL
+from unsilent.studies.trainings.judging import (
+    EXAMPLES,
+    Judge,
+    backward_against_forward,
+    group,
+    grouped,
+    groups_of,
+)
+from unsilent.studies.trainings.records import Cost, Curve, Group, Judged, Part, TrainingResult
+from unsilent.studies.trainings.saved import saved
+
+MARGIN = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a store is read: what may change without a trial being run again.
+
+    ``margin``: how far held-out accuracy must be below the worst fault-free replica for a convergence failure.
+    """
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    confidence: float = 0.95
+    margin: float = MARGIN
+
+    def __post_init__(self) -> None:
+        check_confidence(self.confidence)
+        if not 0 <= self.margin < 1:
+            raise UsageError(f"margin is {self.margin}; expected a share from 0 to below 1")
+
+
+def run_training(
+    spec: TrainingSpec,
+    budget: Budget,
+    executor: Executor,
+    store: TrainingStore,
+    floor: FloorValues,
+    reading: Reading,
+    *,
+    guard: bool = False,
+    observer: Observer | None = None,
+    command: str = "",
+) -> TrainingResult:
+    """Run (or resume) a campaign, with ``guard`` its harmful trials again under the guard, and read what was found."""
+    found = executor.describe()
+    assert isinstance(found, TrainingFound)
+    store.bind(spec, found)
+    store.note_floor(floor)
+    run_campaign(spec, budget, executor, store, observer=observer, command=command)
+    if guard:
+        judge = Judge(found, floor, reading.thresholds)
+        harmful = [one.row.trial for one in map(judge.judge, drawn(store)) if one.harmful]
+        run_trials([t._replace(target=GUARDED + t.target) for t in harmful], executor, store, observer)
+    return read_training(store, reading)
+
+
+def drawn(store: TrainingStore) -> Iterator[TrainingRow]:
+    """The trials of the campaign itself: not those under the guard, not those made by hand."""
+    return (row for row in store.rows() if not row.trial.target.startswith((GUARDED, MADE)))
+
+
+def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
+    """Everything from the store alone; raises ``UsageError`` where it has no trial or no floor yet."""
+    found, spec, floor = store.description, store.spec, store.floor()
+    if floor is None:
+        raise UsageError(f"{store.path} has no fault-free replicas to judge by; run the command that made it again")
+    judge = Judge(found, floor, reading.thresholds)
+    trials: list[Judged] = []
+    curves: dict[str, list[Curve]] = {}
+    made: dict[str, Curve] = {}
+    for row in store.rows():
+        if row.trial.target.startswith(GUARDED):
+            continue
+        one = judge.judge(row)
+        name = str(one.outcome)
+        if row.trial.target.startswith(MADE):
+            if row.trial.target == MADE + _asked(name):
+                made.setdefault(name, judge.curve(row, one, made=True))
+            continue
+        trials.append(one)
+        if len(curves.setdefault(name, [])) < EXAMPLES and row.ran:
+            curves[name].append(judge.curve(row, one))
+    if not trials:
+        raise UsageError(f"{store.path} has no trial yet; run the command that made it again")
+    guarded = {row.unguarded(): bare(row) for row in store.rows(curves=False) if row.trial.target.startswith(GUARDED)}
+    confidence = reading.confidence
+    where = points(trials, found)
+    seconds, cpu_seconds = store.usage()
+    shown = [*(c for own in curves.values() for c in own), *(c for name, c in made.items() if not curves.get(name))]
+    return TrainingResult(
+        workload=found.name,
+        command=store.budget()[1],
+        spec=spec.to_json(),
+        campaign=found.campaign,
+        store=str(store.path),
+        steps=found.steps,
+        samples=found.samples,
+        parameters=found.parameters,
+        optimizers=found.optimizers,
+        golden_test=found.test,
+        golden_seconds=found.golden_seconds,
+        confidence=confidence,
+        thresholds=reading.thresholds,
+        floor=floor,
+        level=LEVEL,
+        n=len(trials),
+        classes=_classes(trials, confidence),
+        whole=group("all", trials, confidence),
+        groups=groups_of(trials, found, confidence),
+        contrasts=tuple(backward_against_forward(trials, confidence)),
+        curves=tuple(sorted(shown, key=lambda c: list(TrainingOutcome).index(TrainingOutcome(c.outcome)))),
+        conditions=conditions(trials, where, confidence),
+        points=where,
+        parts=_parts(trials, found, floor, reading) if spec.per is not None else (),
+        margin=reading.margin,
+        cost=cost(trials, found),
+        guard=saved(trials, guarded, confidence),
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        versions=found.versions,
+        info=found.info,
+        notes=found.notes,
+    )
+
+
+def _asked(outcome: str) -> str:
+    """What ``--example`` calls a class."""
+    return "masked" if outcome.startswith("masked") else outcome
+
+
+def _classes(trials: Sequence[Judged], confidence: float) -> tuple[Group, ...]:
+    """One group for each class that there is, those that did not occur with their upper limits."""
+    n = len(trials)
+    counts = Counter(str(one.outcome) for one in trials)
+    return tuple(
+        Group(
+            str(outcome),
+            counts[str(outcome)],
+            {str(outcome): counts[str(outcome)]},
+            clopper_pearson(counts[str(outcome)], n, confidence),
+            clopper_pearson(counts[str(outcome)] if outcome.latent else 0, n, confidence),
+        )
+        for outcome in TrainingOutcome
+    )
+
+
+def _parts(trials: Sequence[Judged], found: TrainingFound, floor: FloorValues, reading: Reading) -> tuple[Part, ...]:
+    """Training PVF: the share of trials of each target that end in a convergence failure."""
+    least = found.test + min(floor.accuracy) - reading.margin
+    targets = {target.name: target for target in found.targets}
+    parts = []
+    for own in grouped(trials, lambda one: one.row.trial.target, reading.confidence):
+        target = targets[own.name]
+        mine = [one for one in trials if one.row.trial.target == own.name]
+        failures = sum(failed(one, least) for one in mine)
+        interval = clopper_pearson(failures, own.n, reading.confidence)
+        parts.append(Part(own.name, target.what, target.part, target.elements, own.n, failures, interval))
+    order = list(targets)
+    return tuple(sorted(parts, key=lambda part: order.index(part.target)))
+
+
+def failed(one: Judged, least: float) -> bool:
+    """A convergence failure: the run died, lost its loss, or ended below ``least`` on held-out samples."""
+    return not one.row.test >= least
+
+
+def cost(trials: Sequence[Judged], found: TrainingFound) -> Cost:
+    """What trials cost, as shares of a full run."""
+    rows = [one.row for one in trials]
+    seconds = float(np.mean([row.seconds for row in rows]))
+    return Cost(
+        steps=float(np.mean([row.ran for row in rows])) / found.steps,
+        bound=float(np.mean([found.steps - row.struck.step for row in rows])) / found.steps,
+        seconds=seconds / found.golden_seconds,
+        per_hour=3600 / seconds,
+        ends=dict(Counter(row.reason for row in rows)),
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Example:
+    """One instance of a class: the stored trial, or one made by hand, run again; ``same``: with the same content, bit for bit."""
+
+    curve: Curve
+    row: TrainingRow
+    again: TrainingRow
+    tried: int
+
+    @property
+    def same(self) -> bool:
+        """Whether the repetition has the same bits in everything that is stored."""
+        return self.row.content() == self.again.content()
+
+
+def example(
+    wanted: str,
+    executor: Executor,
+    store: TrainingStore,
+    reading: Reading,
+    candidates: int,
+    observer: Observer | None = None,
+) -> Example:
+    """One instance of a class, run again; raises ``UsageError`` where neither a trial nor a fault made by hand ends so."""
+    found, floor = store.description, store.floor()
+    if floor is None:
+        raise UsageError(f"{store.path} has no fault-free replicas to judge by; run the command that made it again")
+    judge = Judge(found, floor, reading.thresholds)
+    row = next((r for r in drawn(store) if _asked(str(judge.judge(r).outcome)) == wanted), None)
+    tried = 0
+    while row is None:
+        if tried == candidates:
+            raise UsageError(
+                f"no trial of {store.path} ends in {wanted}, and none of {tried} faults made by hand either; run more "
+                "--trials, or another training"
+            )
+        trial = TrialId(MADE + wanted, None, tried)
+        run_trials([trial], executor, store, observer)
+        tried += 1
+        made = store.row(trial)
+        row = made if _asked(str(judge.judge(made).outcome)) == wanted else None
+    again = next(one for rows in executor.run([row.trial]) for one in rows)
+    assert isinstance(again, TrainingRow)
+    by_hand = row.trial.target.startswith(MADE)
+    return Example(judge.curve(row, judge.judge(row), made=by_hand), row, replace(again, worker=row.worker), tried)
