@@ -28,6 +28,16 @@ KINDS = {
 _LONGEST = 200
 
 
+def application_of(path: str | Path) -> int:
+    """The application id of an SQLite file; 0 for what is none, or cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(72)
+    except OSError:
+        return 0
+    return int.from_bytes(head[68:72], "big") if head.startswith(b"SQLite format 3\0") else 0
+
+
 class StoreFile:
     """An open file.
 

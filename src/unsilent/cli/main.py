@@ -47,10 +47,11 @@ def root(
 
 
 def _register() -> None:
-    from unsilent.cli import listing, merge, noise, pvf, replay, stored
+    from unsilent.cli import listing, merge, noise, pvf, replay, stored, training
 
     app.command("pvf", short_help="Measure parameter vulnerability (PVF).")(pvf.pvf)
     app.command("noise", short_help="Measure how much fault-free runs differ.")(noise.noise)
+    app.command("training", short_help="Strike trainings, and see what becomes of them.")(training.training)
     app.command("report", short_help="Show a stored campaign again.")(stored.report)
     app.command("replay", short_help="Run one stored trial again.")(replay.replay)
     app.command("export", short_help="Export the trials of a campaign.")(stored.export)
@@ -105,7 +106,7 @@ def _reader_left() -> int:
 
 
 def _interrupted(arguments: list[str]) -> int:
-    stores = arguments[:1] in (["pvf"], ["noise"])
+    stores = arguments[:1] in (["pvf"], ["noise"], ["training"])
     if any(word.partition("=")[0] in ("--explain", "--control") for word in arguments):
         stores = False
     stored = "; what was done is stored, run the same command again to go on" if stores else ""

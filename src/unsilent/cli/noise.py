@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import time
@@ -18,7 +17,7 @@ from unsilent.cli import options as o
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replicas import ReplicaRow, ReplicaSpec, Switches
+    from unsilent.campaigns.replicas import ReplicaRow, Switches
     from unsilent.campaigns.replicas.run import Told
 
 LINE_SECONDS = 10.0
@@ -113,7 +112,7 @@ def noise(
             "no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP"
         )
     from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore
-    from unsilent.cli.pvf import report_path
+    from unsilent.cli.paths import default_store, report_path
     from unsilent.studies.noise import Asked, run_noise
 
     if jobs < 1 or every < 1 or (steps is not None and steps < 1) or seed < 0:
@@ -122,7 +121,7 @@ def noise(
         raise UsageError(f"--deadline is {deadline:g} s; expected more than 0")
     spec = ReplicaSpec(workload, o.pairs(with_), data, seed, steps, every)
     asked = Asked(spec, chosen(variants, switch or []), replicas, confidence, level)
-    path = store or Path(default_store(spec))
+    path = store or Path(default_store("noise", spec.identity()))
     page = report_path(path, html)
     with showing(quiet, plain or as_json) as told, ReplicaStore(path, write=True) as opened:
         result = run_noise(asked, opened, jobs=jobs, deadline=deadline, command=command_line(), told=told)
@@ -157,17 +156,6 @@ def chosen(variants: str | None, switches: list[str]) -> tuple[Switches, ...]:
     if not names and not switches:
         names = list(VARIANTS)
     return tuple(dict.fromkeys([*(VARIANTS[name] for name in names), *map(Switches.parse, switches)]))
-
-
-def default_store(spec: ReplicaSpec) -> str:
-    """A file name here that is the same for the same training and another for another."""
-    import xxhash
-
-    from unsilent.campaigns.spec import canonical
-
-    identity = spec.identity()
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", identity["workload"]).strip("-")
-    return f"unsilent-noise-{name}-{xxhash.xxh3_64_hexdigest(canonical(identity).encode())[:8]}.sqlite"
 
 
 def command_line() -> str:

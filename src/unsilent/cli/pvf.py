@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Optional, cast
 import typer
 
 from unsilent.cli import options as o
+from unsilent.cli.paths import default_store, report_path
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from unsilent.campaigns import CampaignSpec, Means
+    from unsilent.campaigns import Means
     from unsilent.campaigns.executors import Executor
     from unsilent.campaigns.spec import Description
     from unsilent.studies.records import PvfResult
@@ -164,7 +165,7 @@ def pvf(
             return show_explanation(
                 make_executor(executor, spec, jobs=jobs, observer=observer, means=means, address=ray), as_json, plain
             )
-    path = store or Path(default_store("pvf", spec))
+    path = store or Path(default_store("pvf", spec.identity()))
     page = report_path(path, html)
     observer = make_observer(quiet=quiet, plain=plain or as_json)
     with (
@@ -214,28 +215,6 @@ def show_explanation(executor: Executor, as_json: bool, plain: bool) -> int:
     return 0
 
 
-def report_path(store: Path, html: Path | None) -> Path:
-    """Where the report goes: as asked, else beside the store; checked before any trial is run.
-
-    Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
-    """
-    from unsilent.report.pages import is_ours
-
-    path = html or report_beside(store)
-    if path.resolve() == store.resolve():
-        raise UsageError(f"the report would overwrite the store {store}; give another --html or --store")
-    if html is not None and (not path.parent.is_dir() or path.is_dir()):
-        raise UsageError(f"cannot write the report {path}: no such folder, or it is one; give another --html")
-    if html is None and path.exists() and not is_ours(path):
-        raise UsageError(f"{path} is there and is no report of ours; say where the report goes with --html")
-    return path
-
-
-def report_beside(store: Path) -> Path:
-    """Where the report of a store goes unless it is said."""
-    return store.with_suffix(".html") if store.suffix == ".sqlite" else Path(f"{store}.html")
-
-
 def show(
     result: PvfResult,
     page: Path | None,
@@ -261,16 +240,6 @@ def show(
         from unsilent.report.html import write_html
 
         write_html(result, page, fit_per_bit=fit_per_bit)
-
-
-def default_store(verb: str, spec: CampaignSpec) -> str:
-    """A file name here that is the same for the same question and another for another."""
-    import xxhash
-
-    from unsilent.campaigns.spec import canonical
-
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", spec.identity()["workload"]).strip("-")
-    return f"unsilent-{verb}-{name}-{xxhash.xxh3_64_hexdigest(canonical(spec.identity()).encode())[:8]}.sqlite"
 
 
 def _numbers(text: str | None) -> list[int] | None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unsilent.cli.pvf import report_beside, report_path
+from unsilent.cli.paths import report_beside, report_path
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:

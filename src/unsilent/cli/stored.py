@@ -12,6 +12,8 @@ from unsilent.errors import UsageError
 
 OF_STORES = ("unit", "confidence", "interval", "fit_per_bit", "card", "html")
 """Parameters that mean nothing where a card is shown."""
+OF_PVF = ("unit", "interval", "fit_per_bit", "card")
+"""Parameters that mean nothing where a training campaign is shown."""
 
 
 def report(
@@ -40,7 +42,9 @@ def report(
     """
     from unsilent.campaigns import Store
     from unsilent.cli import showing
-    from unsilent.cli.pvf import report_path, show
+    from unsilent.cli.paths import report_path
+    from unsilent.cli.pvf import show
+    from unsilent.cli.training import is_training, show_stored
     from unsilent.report.fit import check_rate
     from unsilent.studies.analysis import analyse
     from unsilent.studies.card import is_card
@@ -51,6 +55,12 @@ def report(
             raise UsageError(showing.CARDS.format(store))
         o.refuse(context, OF_STORES, "a card is shown as it is, it holds no trials")
         showing.show_card(store, as_json, plain)
+        return 0
+    if is_training(store):
+        if other is not None:
+            raise UsageError(f"{store} holds a training campaign; those are shown one at a time")
+        o.refuse(context, OF_PVF, "a training campaign has no such reading")
+        show_stored(store, confidence, html, as_json, plain)
         return 0
     question = Question(unit, confidence, interval)
     if other is not None and is_card(other):

@@ -30,7 +30,7 @@ def show_trace(info: TraceInfo, page: Path, as_json: bool, plain: bool) -> None:
 
 def trace_path(store: Path, name: str, html: Path | None) -> Path:
     """Where the page of a trace goes: as asked, else beside the store; raises ``UsageError`` as `report_path` does."""
-    from unsilent.cli.pvf import report_beside, report_path
+    from unsilent.cli.paths import report_beside, report_path
 
     if html is not None:
         if html.resolve() == report_beside(store).resolve():

@@ -12,6 +12,7 @@ from unsilent.campaigns.driver import Budget, run_campaign, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.trainings.ladders import LADDERS
 from unsilent.campaigns.trainings.reading import FloorValues
 from unsilent.campaigns.trainings.spec import GUARDED, MADE, TrainingFound, TrainingRow, TrainingSpec, bare
 from unsilent.campaigns.trainings.store import TrainingStore
@@ -219,7 +220,6 @@ def example(
     executor: Executor,
     store: TrainingStore,
     reading: Reading,
-    candidates: int,
     observer: Observer | None = None,
 ) -> Example:
     """One instance of a class, run again; raises ``UsageError`` where neither a trial nor a fault made by hand ends so."""
@@ -230,7 +230,7 @@ def example(
     row = next((r for r in drawn(store) if _asked(str(judge.judge(r).outcome)) == wanted), None)
     tried = 0
     while row is None:
-        if tried == candidates:
+        if tried == len(LADDERS[wanted]):
             raise UsageError(
                 f"no trial of {store.path} ends in {wanted}, and none of {tried} faults made by hand either; run more "
                 "--trials, or another training"

@@ -1,0 +1,42 @@
+"""Where stores and reports go unless it is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unsilent.errors import UsageError
+
+
+def default_store(verb: str, identity: Mapping[str, Any]) -> str:
+    """A file name here that is the same for the same question and another for another; ``identity``: of its spec."""
+    import xxhash
+
+    from unsilent.campaigns.spec import canonical
+
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", identity["workload"]).strip("-")
+    return f"unsilent-{verb}-{name}-{xxhash.xxh3_64_hexdigest(canonical(identity).encode())[:8]}.sqlite"
+
+
+def report_path(store: Path, html: Path | None) -> Path:
+    """Where the report goes: as asked, else beside the store; checked before any trial is run.
+
+    Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
+    """
+    from unsilent.report.pages import is_ours
+
+    path = html or report_beside(store)
+    if path.resolve() == store.resolve():
+        raise UsageError(f"the report would overwrite the store {store}; give another --html or --store")
+    if html is not None and (not path.parent.is_dir() or path.is_dir()):
+        raise UsageError(f"cannot write the report {path}: no such folder, or it is one; give another --html")
+    if html is None and path.exists() and not is_ours(path):
+        raise UsageError(f"{path} is there and is no report of ours; say where the report goes with --html")
+    return path
+
+
+def report_beside(store: Path) -> Path:
+    """Where the report of a store goes unless it is said."""
+    return store.with_suffix(".html") if store.suffix == ".sqlite" else Path(f"{store}.html")

@@ -1,0 +1,333 @@
+"""``unsilent training WORKLOAD``: strike single steps of a training, and see what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from unsilent.cli import options as o
+from unsilent.cli.paths import default_store, report_path
+from unsilent.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.trainings.reading import FloorValues
+    from unsilent.campaigns.trainings.spec import TrainingSpec
+    from unsilent.outcomes.training import Thresholds
+    from unsilent.studies.trainings.records import TrainingResult
+    from unsilent.studies.trainings.training import Example
+
+CLASSES = (
+    "masked", "immediate-nan", "short-term-nan", "slow-degrade", "sharp-degrade", "sharp-slow-degrade", "low-test",
+)  # fmt: skip
+OF_MEMORY = ("phase", "accelerator", "value")
+"""Options that say where in operations faults are."""
+OF_CAMPAIGNS = (
+    "trials", "fault", "value", "accelerator", "phase", "layer", "per", "steps", "horizon", "replicas", "noise", "floor",
+    "threshold", "margin", "confidence", "guard", "example", "with_", "seed", "init", "jobs", "executor", "ray", "deadline",
+    "store",
+)  # fmt: skip
+"""Options that mean nothing where a published injection is replayed."""
+
+
+def training(
+    context: typer.Context,
+    workload: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="A training: built-in name, file.py:name or package.module:name.", show_default=False),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Struck trainings, of each target with --per.")] = 200,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A published fault model (RD) or any of unsilent faults; 2*RD weighs it twice; repeat for more.",
+            show_default="all 18 published ones alike",
+        ),
+    ] = None,
+    value: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="What struck elements become, like uniform:low=1e16,high=1e18.", show_default="the model's own"
+        ),
+    ] = None,
+    accelerator: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Weigh fault models as nvdla, systolic, tensor-core or FILE.toml says.", show_default=False),
+    ] = None,
+    phase: Annotated[
+        list[str] | None, typer.Option(help="fwd, grad_in or grad_wt; repeat for more.", show_default="all three")
+    ] = None,
+    layer: Annotated[list[str] | None, typer.Option(help="Modules, like block1.*; repeat for more.")] = None,
+    per: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Training PVF: strike parameters and optimizer state of each component, layer or tensor instead.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each run.", show_default="all of the training")] = None,
+    horizon: Annotated[
+        int | None,
+        typer.Option(
+            help="Take a run for masked after so many steps inside the fault-free band.", show_default="never"
+        ),
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="Fault-free runs that trials are judged by.")] = 20,
+    noise: Annotated[str, typer.Option(help="What differs between those, as for unsilent noise.")] = "impl",
+    floor: Annotated[
+        Path | None,
+        typer.Option(help="Where fault-free runs are kept.", show_default="unsilent-noise-….sqlite here"),
+    ] = None,
+    threshold: Annotated[
+        list[str] | None, typer.Option(help="Of the classes, like gap=0.05; repeat for more. See docs/training.md.")
+    ] = None,
+    margin: Annotated[
+        float, typer.Option(help="How far below the worst fault-free run a convergence failure is (--per).")
+    ] = 0.02,
+    confidence: o.Confidence = 0.95,
+    guard: Annotated[
+        bool, typer.Option("--guard", help="Run every harmful trial again under the guard, and say what it saved.")
+    ] = False,
+    example: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help=f"Show one instance, run again: {', '.join(CLASSES)}.", show_default=False),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Replay a published injection (with --data).", show_default=False)
+    ] = None,
+    with_: o.With = None,
+    data: o.Data = None,
+    seed: o.Seed = 0,
+    init: Annotated[int, typer.Option(help="Seed of the training itself.")] = 0,
+    jobs: o.Jobs = 1,
+    executor: o.Executor = None,
+    ray: o.Ray = None,
+    deadline: o.Deadline = None,
+    store: o.StorePath = None,
+    html: o.Html = None,
+    as_json: o.Json = False,
+    plain: o.Plain = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Strike single steps of a training, and see what becomes of it: outcome classes, what foretells harm, training PVF.
+
+    Each trial goes on from the fault-free run at a random step. Resumable: the same command goes on where it stopped, more
+    --trials extend it. Ends in tables and an HTML report.
+    """
+    if file is not None:
+        from unsilent.cli.injection import replay_csv
+
+        o.refuse(context, (*OF_CAMPAIGNS, "workload"), "a published injection says what is struck")
+        if data is None:
+            raise UsageError("--file replays an injection in the published training; give its images: --data CIFAR.npz")
+        return replay_csv(file, data=data, html=html, as_json=as_json, plain=plain, quiet=quiet)
+    if workload is None:
+        raise UsageError("no training was named; give one like train-resnet (see unsilent workloads)")
+    if example is not None and example not in CLASSES:
+        raise unknown("class of outcomes", example, CLASSES)
+    if per is not None:
+        o.refuse(context, OF_MEMORY, "--per strikes parameters and optimizer state, not operations")
+    from unsilent.campaigns.driver import Budget
+    from unsilent.campaigns.executors import make_executor
+    from unsilent.campaigns.trainings.store import TrainingStore
+    from unsilent.cli.progress import make_observer
+    from unsilent.studies.trainings.floor import horizon_of
+    from unsilent.studies.trainings.training import Reading, run_training
+    from unsilent.studies.trainings.training import example as find_example
+
+    check_numbers(steps, horizon, seed, init)
+    budget, reading = Budget(trials), Reading(thresholds(threshold or []), confidence, margin)
+    spec = spec_of(
+        workload, o.pairs(with_), data, fault or [], value, accelerator, phase, layer, per, seed, init, steps
+    )
+    path = store or Path(default_store("training", {**spec.identity(), "horizon": horizon}))
+    page = report_path(path, html)
+    values = run_floor_of(spec, floor, noise, replicas, jobs, quiet, plain or as_json)
+    if horizon is not None:
+        spec = replace(spec, horizon=horizon_of(values, horizon))
+    observer = make_observer(quiet=quiet, plain=plain or as_json)
+    with (
+        observer,
+        TrainingStore(path, write=True) as opened,
+        make_executor(executor, spec, jobs=jobs, deadline=deadline, observer=observer, address=ray) as running,
+    ):
+        result = run_training(
+            spec, budget, running, opened, values, reading, guard=guard, observer=observer, command=command_line()
+        )
+        shown = None if example is None else find_example(example, running, opened, reading, observer=observer)
+    if shown is not None:
+        return tell_example(shown, as_json)
+    show(result, page, as_json, plain)
+    if not as_json:
+        mark = "# " if plain else ""
+        print(f"\n{mark}Report: {page}\n{mark}Store:  {path}")
+    return 0
+
+
+def spec_of(
+    workload: str,
+    options: tuple[tuple[str, str], ...],
+    data: str | None,
+    faults: list[str],
+    value: str | None,
+    accelerator: str | None,
+    phases: list[str] | None,
+    layers: list[str] | None,
+    per: str | None,
+    seed: int,
+    init: int,
+    steps: int | None,
+) -> TrainingSpec:
+    """What was asked, checked as far as that is possible without the training."""
+    from unsilent.campaigns.trainings.spec import PHASES, TrainingSpec
+
+    for name in phases or ():
+        if name not in PHASES:
+            raise unknown("phase", name, PHASES)
+    return TrainingSpec(
+        workload,
+        options,
+        data,
+        tuple(weighted(text) for text in faults),
+        accelerator,
+        value,
+        tuple(dict.fromkeys(phases)) if phases else PHASES,
+        tuple(dict.fromkeys(layers)) if layers else ("*",),
+        per,
+        seed,
+        init,
+        steps,
+    )
+
+
+def weighted(text: str) -> tuple[str, float]:
+    """``2*RD`` -> (RD, 2); the fault model itself is read where it is used."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\*(.+)", text)
+    name, weight = (found[2], float(found[1])) if found else (text, 1.0)
+    if not weight > 0:
+        raise UsageError(f"--fault {text} has weight {weight:g}; expected more than 0")
+    from unsilent.faults import fault_model
+    from unsilent.faults.hardware.presets import PRESETS
+
+    return (name if name in PRESETS else fault_model(name).text), weight
+
+
+def thresholds(given: list[str]) -> Thresholds:
+    """``gap=0.05`` and the like in place of defaults; raises ``UsageError``."""
+    from unsilent.outcomes.training import Thresholds
+
+    kinds = {part.name: type(getattr(Thresholds(), part.name)) for part in fields(Thresholds)}
+    found = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if name not in kinds:
+            raise unknown("threshold", name, kinds)
+        try:
+            found[name] = kinds[name](number)
+        except ValueError:
+            noun = "a whole number" if kinds[name] is int else "a number"
+            raise UsageError(
+                f"--threshold {text!r}: expected {noun}, like {name}={getattr(Thresholds(), name)}"
+            ) from None
+    return Thresholds(**found)
+
+
+def check_numbers(steps: int | None, horizon: int | None, seed: int, init: int) -> None:
+    """Raise ``UsageError`` for numbers that make no sense."""
+    for name, value, least in (("steps", steps, 1), ("horizon", horizon, 2), ("seed", seed, 0), ("init", init, 0)):
+        if value is not None and value < least:
+            raise UsageError(f"--{name} is {value}; expected {least} or more")
+
+
+def run_floor_of(
+    spec: TrainingSpec, floor: Path | None, noise: str, replicas: int, jobs: int, quiet: bool, lines: bool
+) -> FloorValues:
+    """The fault-free runs, in the file that ``unsilent noise`` keeps them in."""
+    from unsilent.campaigns.replicas import ReplicaStore, Switches
+    from unsilent.cli.noise import showing
+    from unsilent.studies.trainings.floor import replica_spec, run_floor
+
+    switches = Switches.parse(noise)
+    path = floor or Path(default_store("noise", replica_spec(spec).identity()))
+    with showing(quiet, lines) as told, ReplicaStore(path, write=True) as opened:
+        return run_floor(spec, opened, switches, replicas, jobs=jobs, told=told)
+
+
+def command_line() -> str:
+    """What was typed."""
+    return shlex.join(["unsilent", *sys.argv[1:]]) if sys.argv[1:2] == ["training"] else "unsilent training"
+
+
+def is_training(store: Path) -> bool:
+    """Whether a file is the store of a training campaign."""
+    from unsilent.campaigns.filed import application_of
+    from unsilent.campaigns.trainings.store import TrainingStore
+
+    return application_of(store) == TrainingStore.application
+
+
+def show_stored(store: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
+    """``unsilent report`` of such a store."""
+    from unsilent.campaigns.trainings.store import TrainingStore
+    from unsilent.studies.trainings.training import Reading, read_training
+
+    page = report_path(store, html)
+    with TrainingStore(store) as opened:
+        result = read_training(opened, Reading(confidence=confidence))
+    show(result, page, as_json, plain)
+    if not as_json:
+        print(f"\n{'# ' if plain else ''}Report: {page}")
+
+
+def show(result: TrainingResult, page: Path, as_json: bool, plain: bool) -> None:
+    """Tables or JSON on stdout, and the page."""
+    from unsilent.report.training_html import write_training
+
+    if as_json:
+        from unsilent.report.training_json import training_json
+
+        print(json.dumps({**training_json(result), "report": str(page)}, indent=2))
+    else:
+        from rich.console import Console
+
+        from unsilent.report.training_terminal import render_training
+
+        render_training(result, Console(), plain)
+    write_training(result, page)
+
+
+def tell_example(found: Example, as_json: bool) -> int:
+    """One instance and its repetition; exit code 1 where that has other bits."""
+    row, curve = found.row, found.curve
+    how = f"made by hand, the {found.tried}. that was tried" if curve.made else "from the campaign"
+    if as_json:
+        told = {
+            "class": curve.outcome, "trial": curve.trial, "made_by_hand": curve.made, "same_bits": found.same,
+            "step": row.struck.step, "site": row.struck.site, "fault_model": row.struck.model, "fault": json.loads(row.fault),
+            "written": _number(row.written), "usual": _number(row.usual), "steps_run": row.ran, "reason": row.reason,
+            "losses": list(curve.losses), "metric": list(curve.metric), "golden": list(curve.golden), "test": curve.test,
+        }  # fmt: skip
+        print(json.dumps(told, indent=2))
+    else:
+        test = "not reached" if curve.test is None else f"{100 * curve.test:.2f} %"
+        losses = ", ".join("not finite" if x is None else f"{x:.3g}" for x in curve.losses[:6])
+        lines = [
+            f"{curve.outcome}: trial {curve.trial} ({how})",
+            f"{curve.told}: wrote up to {row.written:.3g} where {row.usual:.3g} was the largest",
+            f"losses from that step on: {losses} …; held-out accuracy at the end: {test}; ended: {row.reason} after {row.ran} steps",
+            "run again: the same bits" if found.same else "run again: OTHER BITS; the training is not repeatable here",
+        ]
+        print("\n".join(lines))
+    return 0 if found.same else 1
+
+
+def _number(value: float) -> float | None:
+    import math
+
+    return value if math.isfinite(value) else None
