@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import xxhash
 
@@ -210,7 +210,13 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
-def campaign_hash(spec: CampaignSpec, fingerprint: Mapping[str, str]) -> str:
+class Identified(Protocol):
+    """Any spec of a campaign."""
+
+    def identity(self) -> Json: ...
+
+
+def campaign_hash(spec: Identified, fingerprint: Mapping[str, str]) -> str:
     """32 hex digits that name the campaign."""
     return xxhash.xxh3_128_hexdigest(canonical({"spec": spec.identity(), "fingerprint": dict(fingerprint)}).encode())
 

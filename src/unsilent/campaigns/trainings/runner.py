@@ -94,7 +94,10 @@ class TrainingRunner:
         self._forks = ForkEngine(self.golden, self._history.summary, self._band(), WATCHED_STEPS)
         self.drawing = self._drawing()
         self.fingerprint = self._fingerprint()
-        self.campaign = campaign_hash(spec, self.fingerprint)  # type: ignore[arg-type]
+        self.campaign = campaign_hash(spec, self.fingerprint)
+        self._design = campaign_hash(
+            replace(spec, horizon=None), self.fingerprint
+        )  # the same faults, however far they are followed
 
     def describe(self) -> TrainingFound:
         """What the driver needs to plan and a report to explain."""
@@ -172,7 +175,7 @@ class TrainingRunner:
         plain = trial._replace(target=trial.target.removeprefix(GUARDED))
         if plain.target.startswith(MADE):
             return made(self.golden, self.drawing, plain.target.removeprefix(MADE), plain.k)
-        return self.drawing.draw(self.campaign, plain)
+        return self.drawing.draw(self._design, plain)
 
     def _run(self, trial: TrialId) -> tuple[Forked, Drawn]:
         drawn = self.draw(trial)
