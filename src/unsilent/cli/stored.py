@@ -44,7 +44,7 @@ def report(
     from unsilent.cli import showing
     from unsilent.cli.paths import report_path
     from unsilent.cli.pvf import show
-    from unsilent.cli.training import is_training, show_stored
+    from unsilent.cli.training import is_training, show_beside, show_stored
     from unsilent.report.fit import check_rate
     from unsilent.studies.analysis import analyse
     from unsilent.studies.card import is_card
@@ -57,9 +57,11 @@ def report(
         showing.show_card(store, as_json, plain)
         return 0
     if is_training(store):
-        if other is not None:
-            raise UsageError(f"{store} holds a training campaign; those are shown one at a time")
         o.refuse(context, OF_PVF, "a training campaign has no such reading")
+        if other is not None:
+            o.refuse(context, ("html",), "two training campaigns are compared in a table")
+            show_beside(store, other, confidence, as_json, plain)
+            return 0
         show_stored(store, confidence, html, as_json, plain)
         return 0
     question = Question(unit, confidence, interval)

@@ -285,6 +285,24 @@ def show_stored(store: Path, confidence: float, html: Path | None, as_json: bool
         print(f"\n{'# ' if plain else ''}Report: {page}")
 
 
+def show_beside(one: Path, other: Path, confidence: float, as_json: bool, plain: bool) -> None:
+    """``unsilent report`` of two such stores."""
+    from unsilent.campaigns.trainings.store import TrainingStore
+    from unsilent.report.training_beside import beside_json, render_beside
+    from unsilent.studies.trainings.beside import beside
+    from unsilent.studies.trainings.training import Reading, read_training
+
+    with TrainingStore(one) as first, TrainingStore(other) as second:
+        results = [read_training(opened, Reading(confidence=confidence)) for opened in (first, second)]
+    found = beside(*results)
+    if as_json:
+        print(json.dumps(beside_json(found), indent=2))
+    else:
+        from rich.console import Console
+
+        render_beside(found, Console(), plain)
+
+
 def show(result: TrainingResult, page: Path, as_json: bool, plain: bool) -> None:
     """Tables or JSON on stdout, and the page."""
     from unsilent.report.training_html import write_training

@@ -95,9 +95,7 @@ class TrainingRunner:
         self.drawing = self._drawing()
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
-        self._design = campaign_hash(
-            replace(spec, horizon=None), self.fingerprint
-        )  # the same faults, however far they are followed
+        self._design = campaign_hash(replace(spec, horizon=None), self.fingerprint)  # however far runs are followed
 
     def describe(self) -> TrainingFound:
         """What the driver needs to plan and a report to explain."""
