@@ -1,0 +1,342 @@
+"""Struck trainings in terminal and JSON: what is said, of nothing too, and names only as text."""
+
+import io
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from report.conftest import HOSTILE
+from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.report.training_info import (
+    BRIEF,
+    SOURCES,
+    TOLD,
+    counts_text,
+    findings,
+    headline,
+    how,
+    of_all,
+    ordered_groups,
+    rate,
+)
+from unsilent.report.training_json import training_json
+from unsilent.report.training_terminal import GROUPS, PLAIN, render_training
+from unsilent.statistics.comparing import difference
+from unsilent.statistics.intervals import clopper_pearson
+from unsilent.studies.trainings.conditions import FACTORS
+from unsilent.studies.trainings.records import (
+    Caught,
+    Condition,
+    Contrast,
+    Cost,
+    Curve,
+    Group,
+    GuardFound,
+    Part,
+    Point,
+    TrainingResult,
+)
+
+CLASSES = [str(outcome) for outcome in TrainingOutcome]
+STEPS = 200
+MIXED = {"masked-bitwise": 20, "masked-benign": 60, "immediate-nan": 4, "slow-degrade": 5, "low-test": 10, "crashed": 1}
+
+
+def group(name, counts):
+    n = sum(counts.values())
+    harm = sum(c for outcome, c in counts.items() if TrainingOutcome(outcome).harmful)
+    latent = sum(c for outcome, c in counts.items() if TrainingOutcome(outcome).latent)
+    return Group(name, n, counts, clopper_pearson(harm, n), clopper_pearson(latent, n))
+
+
+def classes(counts):
+    n = sum(counts.values())
+    return tuple(
+        Group(name, counts.get(name, 0), {name: counts.get(name, 0)}, clopper_pearson(counts.get(name, 0), n), rest)
+        for name in CLASSES
+        for rest in [clopper_pearson(0, n)]
+    )
+
+
+def curve(outcome="low-test", step=50, ran=None, **more):
+    ran = STEPS - step if ran is None else ran
+    own, whole = max(ran - 9, 1), max(STEPS - step - 9, 1)
+    losses = [1 / (k + 1) for k in range(ran)]
+    if "nan" in outcome:
+        losses[-1] = None
+    fields = {"trial": "random/x/3", "told": f"RD at op:conv#convolution.0/fwd/out, step {step}", "test": 0.2}
+    fields |= {"metric": (0.5,) * own, "golden": tuple(np.linspace(0.6, 0.9, whole)), "losses": tuple(losses)}
+    return Curve(outcome, step=step, **fields | more)
+
+
+def condition(kind="any", factor=100.0, counts=(15, 0, 4, 80)):
+    hit, missed, false, clear = counts
+    return Condition(kind, factor, *counts, clopper_pearson(hit, hit + missed), clopper_pearson(clear, clear + false))
+
+
+def points(counts, ratios=(0.8, 0.9, 0.7)):
+    """Latent trials have large values, those that lost their loss no number."""
+    found = []
+    for name, count in counts.items():
+        for k in range(count):
+            own = tuple(None if r is None else r * 10.0**k for r in ratios) if TrainingOutcome(name).latent else ratios
+            own = (math.inf, *ratios[1:]) if "nan" in name else own
+            found.append(Point(f"random/x/{k}", name, (None, None, None) if name == "crashed" else own))
+    return tuple(found)
+
+
+def contrast(one=(3, 60), other=(10, 40), name="harmful"):
+    first, second = clopper_pearson(*one), clopper_pearson(*other)
+    return Contrast(name, "backward", "forward", first, second, difference(first, second))
+
+
+def caught(name, n, within, identical=None):
+    return Caught(name, n, within, within if identical is None else identical, clopper_pearson(within, n))
+
+
+def guarded():
+    sizes = (caught("up to 1", 0, 0), caught("1 to 100", 5, 1), caught("above 100", 15, 15))
+    alarms = {"exp_avg_sq of stem": 14, "running_var of bn": 2}
+    return GuardFound(1e4, caught("all harmful", 20, 16, 15), caught("wrote more", 15, 15), sizes, 2, 1, alarms)
+
+
+def parts():
+    def one(name, what, n, failures):
+        return Part(f"{what}:{name}", what, name, 1000, n, failures, clopper_pearson(failures, n))
+
+    return (one("stem", "param", 200, 9), one("stem", "optim", 200, 0), one("head", "param", 0, 0))
+
+
+def result(counts=None, **more):
+    counts = MIXED if counts is None else counts
+    groups = {
+        "phase": (group("grad_wt", counts), group("fwd", counts)),
+        "layer": tuple(group(f"block{k}.conv", counts) for k in range(3)),
+        "fault model": (group("RD", counts),),
+        "part of the run": (group("steps 100 to 199", counts), group("steps 20 to 99", counts)),
+        "optimizer": (group("Adam", counts),),
+    }
+    spread = tuple(np.linspace(-0.01, 0.02, 20))
+    fields = {
+        "workload": "train-toy", "command": "unsilent training train-toy", "spec": {"seed": 3, "horizon": None},
+        "campaign": "c0ffee", "store": "s.sqlite", "steps": STEPS, "samples": 450, "parameters": 5090, "optimizers": ("Adam", "Adam"),
+        "golden_test": 0.95, "golden_seconds": 5.0, "confidence": 0.95, "thresholds": Thresholds(),
+        "floor": FloorValues("impl", spread, spread, (0.01,) * 20, (False,) * 20, 10, (0.1,) * 20), "level": 0.05,
+        "n": sum(counts.values()), "classes": classes(counts), "whole": group("all", counts), "groups": groups,
+        "contrasts": (contrast(),), "curves": tuple(curve(name) for name, k in counts.items() if k and name != "crashed"),
+        "conditions": tuple(condition(kind, factor) for kind in ("first", "second", "moving", "any") for factor in FACTORS),
+        "points": points(counts), "parts": (), "margin": 0.02,
+        "cost": Cost(0.4, 0.5, 0.35, 1800.0, {"end": 70, "same-bits": 20, "not-finite": 10}), "guard": None, "seconds": 90.0,
+        "cpu_seconds": 170.0, "versions": {"torch": "2.13.0"}, "info": {"description": "a toy"}, "notes": (),
+    }  # fmt: skip
+    return TrainingResult(**fields | more)
+
+
+def hostile():
+    names = [*HOSTILE, "<b>x</b>"]
+    counts = {"masked-benign": 3, "low-test": 1}
+    return result(
+        workload=names[0], command=names[1], store=names[2], optimizers=tuple(names), notes=tuple(names),
+        groups={name: tuple(group(other, counts) for other in names) for name in ("layer", "phase", "fault model", names[0])},
+        curves=tuple(curve(trial=name, told=name, made=True) for name in names),
+        points=tuple(Point(name, "low-test", (1.0, math.inf, 5.0)) for name in names),
+        parts=tuple(Part(name, name, name, 1, 10, 1, clopper_pearson(1, 10)) for name in names),
+        contrasts=(replace(contrast(), first=names[0], second=names[1], name=names[2]),),
+        conditions=(condition(), condition(kind=names[0])),
+        guard=replace(guarded(), sizes=tuple(caught(name, 2, 1) for name in names), alarms=dict.fromkeys(names, 1)),
+        versions={name: name for name in names}, info={names[0]: names[1], "settings": {names[2]: names[3]}},
+        cost=Cost(0.4, 0.5, 0.35, 1800.0, dict.fromkeys(names, 1)), spec={"seed": names[0], "horizon": {"steps": names[1]}},
+        floor=replace(result().floor, switches=names[0]), campaign=names[4],
+    )  # fmt: skip
+
+
+CORNERS = {
+    "mixed": result(),
+    "hostile": hostile(),
+    "all masked": result({"masked-bitwise": 40}, contrasts=(), conditions=(condition(counts=(0, 0, 1, 39)),)),
+    "all nan": result({"immediate-nan": 5}),
+    "all crashed": result({"crashed": 5}, curves=(), conditions=(condition(counts=(0, 0, 0, 0)),)),
+    "no moving": result(points=points(MIXED, (0.8, 0.9, None))),
+    "moving alone": result(points=points(MIXED, (None, None, 0.7))),
+    "nothing watched": result(points=points(MIXED, (None, None, None)), conditions=()),
+    "zeros": result(points=points(MIXED, (0.0, 0.0, 0.0))),
+    "extremes": result(points=(Point("a", "low-test", (5e-324, 0.0, 1.7e308)), Point("b", "improved", (math.inf,) * 3))),
+    "parts": result(parts=parts(), groups={"phase": (group("param", MIXED), group("optim", MIXED))}),
+    "guard": result(guard=guarded()),
+    "same floor": result(floor=replace(result().floor, same=(True,) * 20)),
+    "short": result(curves=(curve("slow-degrade", STEPS - 1), curve("immediate-nan", STEPS - 1, 1), curve("improved"))),
+    "horizon": result(spec={"horizon": {"steps": 30}}),
+    "many": result(groups={"layer": tuple(group(f"layer{k}", {"low-test": k, "masked-benign": 50}) for k in range(60))}),
+}  # fmt: skip
+
+
+def shown(found, width=100, plain=False):
+    file = io.StringIO()
+    render_training(found, Console(file=file, width=width, force_terminal=False), plain)
+    return file.getvalue()
+
+
+def text_of(found):
+    return " ".join([headline(found), *findings(found), *how(found)])
+
+
+def test_every_class_is_told():
+    assert set(TOLD) == set(BRIEF) == set(TrainingOutcome)
+    assert set(SOURCES) == set(Thresholds.__dataclass_fields__)
+    found = result(dict.fromkeys(CLASSES, 1))
+    for name in CLASSES:
+        assert name in shown(found), name
+
+
+def test_the_headline_counts_harm_and_latent_harm():
+    assert headline(result()) == (
+        "20 % [12, 30] of 100 struck trainings of train-toy came to harm, 15 % [8, 24] without any error to tell of it"
+    )
+    assert headline(CORNERS["all masked"]) == ("Of 40 struck trainings of train-toy none came to harm (at most 8.9 %)")
+    assert "none without a sign of it" in headline(CORNERS["all nan"])
+
+
+def test_nothing_seen_has_an_upper_limit():
+    assert rate(clopper_pearson(0, 100)) == "none (at most 3.7 %)"
+    assert rate(clopper_pearson(100, 100)) == "all (at least 96.3 %)"
+    assert rate(clopper_pearson(0, 0)) == "no trial"
+    assert of_all(clopper_pearson(0, 1)) == "none of 1 trial (at most 98 %)"
+    assert of_all(clopper_pearson(10, 100)) == "10 of 100 trials, 10 % [4, 18]"
+    absent = next(line for line in findings(result()) if line.startswith("not seen"))
+    assert absent == "not seen (each at most 3.7 %): short-term-nan, sharp-degrade, sharp-slow-degrade, improved"
+
+
+def test_latent_harm_is_told_apart_from_what_shows_itself():
+    told = list(findings(result()))
+    assert told[0].endswith("15 of 100 trials, 15 % [8, 24]: 5×slow-degrade, 10×low-test")
+    assert told[1] == "harm that shows itself: 4×immediate-nan, 1×crashed"
+    assert counts_text(MIXED) == "4×immediate-nan, 5×slow-degrade, 10×low-test, 1×crashed"
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (contrast((1, 100), (50, 100)), "backward faults did less"),
+        (contrast((50, 100), (1, 100)), "backward faults did more"),
+        (contrast((5, 100), (5, 100)), "no difference is shown"),
+    ],
+)
+def test_a_contrast_says_what_the_interval_supports(found, word):
+    assert word in text_of(result(contrasts=(found,)))
+
+
+def test_conditions_are_told_with_sensitivity_or_not_at_all():
+    text = text_of(result())
+    assert "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and in 4 of 84 other trials" in text
+    assert "alone: first moment 15, second moment 15, moving statistic 15" in text
+    assert "nothing is known of what comes before it" in text_of(CORNERS["all masked"])
+    assert "times golden's largest" not in text_of(CORNERS["nothing watched"])
+
+
+def test_the_floor_is_told():
+    text = text_of(result())
+    assert "20 fault-free replicas (switches: impl)" in text
+    assert "at most 5 %, for each trial by itself (20 replicas give 4.8 % at the least)" in text
+    assert "any difference counts as beyond noise" in text_of(CORNERS["same floor"])
+    assert "taken for masked after 30 steps inside the fault-free band" in text_of(CORNERS["horizon"])
+    assert "horizon" not in text
+
+
+def test_pvf_and_guard_are_told():
+    text = text_of(CORNERS["parts"])
+    assert "Of 3 targets of train-toy stem (param) is the most vulnerable: 4.5 % [2.0, 8.4] of 200 corruptions" in text
+    assert "held-out accuracy below 92.00 % (2 points below the worst fault-free replica)" in text
+    nothing = tuple(replace(p, failures=0, pvf=clopper_pearson(0, p.n)) for p in parts())
+    assert headline(result(parts=nothing)).startswith("No corruption of 3 targets")
+    text = text_of(CORNERS["guard"])
+    assert "the guard caught 16 of 20 harmful faults, 80 % [56, 95], within two steps" in text
+    assert "wrote more than 10000 times what was usual it caught all of 15 trials (at least 78 %)" in text
+    assert "15 of 16 ended with golden's very bits" in text
+    assert "2 caught later than that, 1 stopped" in text
+    assert "alarms: exp_avg_sq of stem 14, running_var of bn 2" in text
+
+
+def test_groups_stand_in_the_order_of_reading():
+    found = ordered_groups(result())
+    assert [g.name for g in found["phase"]] == ["fwd", "grad_wt"]
+    assert [g.name for g in found["part of the run"]] == ["steps 20 to 99", "steps 100 to 199"]
+    assert list(ordered_groups(CORNERS["parts"])) == ["what was struck"]
+
+
+@pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_corners_are_shown(name, width):
+    text = shown(CORNERS[name], width)
+    assert width == 60 or " nan" not in text  # there names of classes are folded
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_tables_have_rows_for_what_was_found():
+    text = shown(replace(CORNERS["guard"], parts=parts()), 120)
+    for wanted in ("block1.conv", "grad_wt", "steps 20 to 99", "moving statistic", "10,000", "training PVF", "up to 1",
+                   "random/x/3", "low on held-out data alone", "thresholds: short_term 10"):  # fmt: skip
+        assert wanted in text, wanted
+    text = shown(CORNERS["many"])
+    assert f"the {GROUPS} most harmful, and {60 - GROUPS} more in the report" in text
+    assert "layer59" in text
+    assert "layer3 " not in text
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_plain_lines_are_columns(name):
+    lines = [line for line in shown(CORNERS[name], plain=True).splitlines() if not line.startswith("#")]
+    assert lines[0].split() == list(PLAIN)
+    assert {len(line.split()) for line in lines} == {len(PLAIN)}
+
+
+def test_plain_lines_have_every_estimate_and_count():
+    found = replace(CORNERS["guard"], parts=parts())
+    lines = [line.split() for line in shown(found, plain=True).splitlines() if not line.startswith("#")]
+    values = {tuple(line[:3]): line[3:] for line in lines[1:]}
+    assert len(values) == len(lines) - 1
+    assert values["class", "sharp-degrade", "share"][0] == "0"
+    assert values["all", "all", "harmful"][::3] == ["0.2", "100"]
+    assert values["phase", "fwd", "low-test_trials"] == ["10", "-", "-", "100"]
+    assert values["condition", "moving_above_100", "hit_trials"][0] == "15"
+    assert values["target", "param:stem", "training_pvf"][0] == "0.045"
+    assert values["target", "param:head", "training_pvf"] == ["-", "0", "1", "0"]
+    assert values["guard_size", "above_100", "caught"][::3] == ["1", "15"]
+    assert values["cost", "all", "steps"][0] == "0.4"
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_json_is_strict(name):
+    found = CORNERS[name]
+    back = json.loads(json.dumps(training_json(found), allow_nan=False))
+    assert back["schema"] == "unsilent/training/1"
+    assert back["classes"] == {g.name: g.n for g in found.classes}
+    assert len(back["points"]) == len(found.points)
+    assert len(back["curves"]) == len(found.curves)
+
+
+def test_json_tells_what_is_no_number_from_what_is_missing():
+    found = result(points=(Point("a", "immediate-nan", (math.inf, None, 2.0)),), parts=parts(), guard=guarded())
+    told = training_json(found)
+    assert told["points"] == [
+        {
+            "trial": "a",
+            "class": "immediate-nan",
+            "ratios": {"first": None, "second": None, "moving": 2.0},
+            "not_finite": ["first"],
+        }
+    ]
+    assert told["guard"]["late"] == 2
+    assert told["guard"]["faults"][0] == {
+        "name": "all harmful", "kind": "guard", "n": 20, "caught": 16, "identical": 15,
+    }  # fmt: skip
+    row = next(r for r in told["results"] if r["target"] == "param:stem")
+    assert (row["measure"], row["failures"], row["n"], row["unit"]) == ("training_pvf", 9, 200, "trial")
+    assert told["least_accuracy"] == pytest.approx(0.92)
+    assert told["thresholds"]["gap"] == 0.02
+    assert training_json(result())["guard"] is None
