@@ -46,7 +46,13 @@ class CampaignFile(StoreFile, Generic[S, D]):
                     "INSERT INTO campaign VALUES (1, ?, ?, ?)",
                     (description.campaign, json.dumps(spec.to_json()), json.dumps(description.to_json())),
                 )
-        elif known[0] != description.campaign:
+        else:
+            self.check(spec, description)
+
+    def check(self, spec: S, description: D) -> None:
+        """Raise ``StoreError`` with what differs where this store holds another campaign."""
+        known = self._one("SELECT hash FROM campaign")
+        if known is None or known[0] != description.campaign:
             raise StoreError(
                 f"{self.path} holds another campaign ({self._difference(spec, description)}); "
                 "give another --store, or remove the file"

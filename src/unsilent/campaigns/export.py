@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,15 @@ from unsilent.campaigns.filed import temporary_name
 from unsilent.campaigns.replay import outcome_counts
 from unsilent.campaigns.spec import TrialRow, canonical
 from unsilent.campaigns.store import Store
+from unsilent.campaigns.trainings.spec import TrainingRow
+from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import UsageError
 
+AnyStore = Store | TrainingStore
 FORMATS = (".csv", ".json", ".jsonl", ".parquet")
 
 
-def export_store(store: Store, to: Path | None, *, canonical: bool = False) -> None:
+def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -> None:
     """Write every trial to ``to`` (format by its ending; stdout as JSON lines when None).
 
     Raises ``UsageError`` for an unknown ending or a file that cannot be written.
@@ -51,7 +55,7 @@ def export_store(store: Store, to: Path | None, *, canonical: bool = False) -> N
         temporary.unlink(missing_ok=True)
 
 
-def _write(store: Store, file: IO[str], suffix: str, plain: bool) -> None:
+def _write(store: AnyStore, file: IO[str], suffix: str, plain: bool) -> None:
     if suffix == ".csv":
         _csv(store, file)
     elif suffix == ".json":
@@ -60,19 +64,13 @@ def _write(store: Store, file: IO[str], suffix: str, plain: bool) -> None:
         _lines(store, file, plain)
 
 
-def canonical_lines(store: Store) -> Iterator[str]:
+def canonical_lines(store: AnyStore) -> Iterator[str]:
     """The canonical export, line by line."""
     description = store.description
-    yield canonical(
-        {
-            "campaign": description.campaign,
-            "spec": store.spec.identity(),
-            "fingerprint": dict(description.fingerprint),
-            "samples": list(description.samples),
-        }
-    )
-    for row in store.rows():
-        values = record(row)
+    samples = {} if isinstance(store, TrainingStore) else {"samples": list(store.description.samples)}
+    head = {"campaign": description.campaign, "spec": store.spec.identity()}
+    yield canonical({**head, "fingerprint": dict(description.fingerprint), **samples})
+    for values in _records(store):
         for key in ("seconds", "worker"):
             del values[key]
         yield canonical(values)
@@ -96,40 +94,81 @@ def record(row: TrialRow) -> dict[str, Any]:
     }
 
 
-def _flat(row: TrialRow) -> dict[str, Any]:
-    values = record(row)
-    return {**values, "faults": json.dumps(values["faults"]), "severity": float(values["severity"])}
+def training_record(row: TrainingRow) -> dict[str, Any]:
+    """One struck training as JSON values: curves as lists, ``inf`` as text, null for what is not known."""
+    struck = row.struck
+    return {
+        "trial": str(row.trial),
+        "target": row.trial.target,
+        "k": row.trial.k,
+        **struck._asdict(),
+        "written": _number(row.written),
+        "usual": _number(row.usual),
+        "reason": row.reason,
+        "ran": row.ran,
+        "bits": row.bits,
+        "test": _number(row.test),
+        "test_loss": _number(row.test_loss),
+        "churn": _number(row.churn),
+        "caught": row.caught,
+        "error": row.error,
+        "losses": [_number(x) for x in row.losses.tolist()],
+        "metric": [_number(x) for x in row.metric.tolist()],
+        "watched": [[_number(x) for x in step] for step in row.watched.tolist()],
+        "faults": json.loads(row.fault),
+        "seconds": row.seconds,
+        "worker": row.worker,
+    }
 
 
-def _lines(store: Store, file: IO[str], plain: bool) -> None:
-    for line in canonical_lines(store) if plain else (json.dumps(record(r)) for r in store.rows()):
+def _number(value: float) -> float | str | None:
+    return None if math.isnan(value) else value if math.isfinite(value) else str(value)
+
+
+def _records(store: AnyStore) -> Iterator[dict[str, Any]]:
+    if isinstance(store, TrainingStore):
+        return map(training_record, store.rows())
+    return map(record, store.rows())
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """For tables: what is nested as JSON text, numbers as numbers."""
+    flat = {k: json.dumps(v) if isinstance(v, (list, dict)) else v for k, v in values.items()}
+    for key in ("severity", "written", "usual", "test_loss"):
+        if isinstance(flat.get(key), str):
+            flat[key] = float(flat[key])
+    return flat
+
+
+def _lines(store: AnyStore, file: IO[str], plain: bool) -> None:
+    for line in canonical_lines(store) if plain else (json.dumps(values) for values in _records(store)):
         file.write(line + "\n")
 
 
-def _json(store: Store, file: IO[str]) -> None:
+def _json(store: AnyStore, file: IO[str]) -> None:
     json.dump(
         {
             "spec": store.spec.to_json(),
             "description": store.description.to_json(),
-            "trials": [record(r) for r in store.rows()],
+            "trials": list(_records(store)),
         },
         file,
     )
 
 
-def _csv(store: Store, file: IO[str]) -> None:
+def _csv(store: AnyStore, file: IO[str]) -> None:
     writer = None
-    for values in map(_flat, store.rows()):
+    for values in map(_flat, _records(store)):
         if writer is None:
             writer = csv.DictWriter(file, list(values))
             writer.writeheader()
         writer.writerow(values)
 
 
-def _parquet(store: Store, path: Path) -> None:
+def _parquet(store: AnyStore, path: Path) -> None:
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError:
         raise UsageError("Parquet needs an extra: pip install 'unsilent[parquet]'") from None
-    parquet.write_table(arrow.Table.from_pylist([_flat(r) for r in store.rows()]), path)
+    parquet.write_table(arrow.Table.from_pylist([_flat(values) for values in _records(store)]), path)

@@ -21,6 +21,8 @@ OF_TRACES = ("batch", "html")
 OF_STORES = ("trial", "workload", "batch")
 OF_INJECTIONS = ("data", "weights", "steps", "steps_before", "batch_size", "images", "quiet")
 """Parameters of a stored trial, and of a published injection, alone."""
+OF_EVALUATIONS = ("trace", "batch", "log", "html")
+"""Parameters that mean nothing where a struck training is run again."""
 
 
 def replay(
@@ -81,6 +83,7 @@ def replay(
     Or replay a published injection on the network that it was made for.
     """
     from unsilent.cli.injection import is_injection, replay_csv
+    from unsilent.cli.training import is_training, replay_training
 
     if not trace:
         o.refuse(context, OF_TRACES, "only --trace has that")
@@ -106,6 +109,9 @@ def replay(
     o.refuse(context, OF_INJECTIONS, f"{store} is a store; published injections end in .csv")
     if trial is None:
         raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
+    if is_training(store):
+        o.refuse(context, OF_EVALUATIONS, f"{store} holds a training campaign")
+        return replay_training(store, trial, workload, as_json)
     return replay_stored(store, trial, workload, trace, batch, log, html, as_json, plain)
 
 

@@ -103,7 +103,9 @@ def export(
     """Export every trial of a campaign."""
     from unsilent.campaigns import Store
     from unsilent.campaigns.export import export_store
+    from unsilent.campaigns.trainings.store import TrainingStore
+    from unsilent.cli.training import is_training
 
-    with Store(store) as opened:
+    with TrainingStore(store) if is_training(store) else Store(store) as opened:
         export_store(opened, to, canonical=canonical)
     return 0

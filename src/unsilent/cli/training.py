@@ -285,6 +285,25 @@ def show_stored(store: Path, confidence: float, html: Path | None, as_json: bool
         print(f"\n{'# ' if plain else ''}Report: {page}")
 
 
+def replay_training(store: Path, trial: str, workload: str | None, as_json: bool) -> int:
+    """``unsilent replay`` of one trial; raises ``UsageError`` where user code would run unasked."""
+    from unsilent.campaigns.executors import make_executor
+    from unsilent.campaigns.spec import TrialId
+    from unsilent.campaigns.trainings.store import TrainingStore
+    from unsilent.studies.trainings.training import Reading, repeat
+    from unsilent.workloads.registry import TRAININGS
+
+    with TrainingStore(store) as opened:
+        spec = opened.spec
+        if workload is None and spec.workload not in TRAININGS:
+            raise UsageError(
+                f"the trial ran {spec.workload!r}, which is code; to run it again say so: --workload {shlex.quote(spec.workload)}"
+            )
+        spec = replace(spec, workload=workload or spec.workload)
+        with make_executor("serial", spec) as executor:
+            return tell_example(repeat(TrialId.parse(trial), executor, opened, Reading()), as_json)
+
+
 def show_beside(one: Path, other: Path, confidence: float, as_json: bool, plain: bool) -> None:
     """``unsilent report`` of two such stores."""
     from unsilent.campaigns.trainings.store import TrainingStore

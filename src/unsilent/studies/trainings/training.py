@@ -240,6 +240,20 @@ def example(
         tried += 1
         made = store.row(trial)
         row = made if _asked(str(judge.judge(made).outcome)) == wanted else None
+    return _again(row, judge, executor, tried)
+
+
+def repeat(trial: TrialId, executor: Executor, store: TrainingStore, reading: Reading) -> Example:
+    """A stored trial again; raises ``StoreError`` where it was made of another training."""
+    found, floor = executor.describe(), store.floor()
+    store.check(store.spec, found)
+    if floor is None:
+        raise UsageError(f"{store.path} has no fault-free replicas to judge by; run the command that made it again")
+    assert isinstance(found, TrainingFound)
+    return _again(store.row(trial), Judge(found, floor, reading.thresholds), executor, 0)
+
+
+def _again(row: TrainingRow, judge: Judge, executor: Executor, tried: int) -> Example:
     again = next(one for rows in executor.run([row.trial]) for one in rows)
     assert isinstance(again, TrainingRow)
     by_hand = row.trial.target.startswith(MADE)
