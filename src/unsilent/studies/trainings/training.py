@@ -246,10 +246,10 @@ def example(
 def repeat(trial: TrialId, executor: Executor, store: TrainingStore, reading: Reading) -> Example:
     """A stored trial again; raises ``StoreError`` where it was made of another training."""
     found, floor = executor.describe(), store.floor()
+    assert isinstance(found, TrainingFound)
     store.check(store.spec, found)
     if floor is None:
         raise UsageError(f"{store.path} has no fault-free replicas to judge by; run the command that made it again")
-    assert isinstance(found, TrainingFound)
     return _again(store.row(trial), Judge(found, floor, reading.thresholds), executor, 0)
 
 
