@@ -217,7 +217,7 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
 def how(result: TrainingResult) -> list[str]:
     """How trials were judged and what they cost: lines under the tables."""
     return [
-        f"{clean(result.workload)}: {result.steps:,} steps, {counted(result.parameters, 'parameter')}, optimizer "
+        f"{counted(result.steps, 'step')} of {clean(result.workload)}, {counted(result.parameters, 'parameter')}, optimizer "
         f"{clean(' and '.join(dict.fromkeys(result.optimizers)) or 'none')}; fault-free held-out accuracy "
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
@@ -307,12 +307,9 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 def condition_cells(found: Condition) -> list[str]:
     """Kind and factor, the four counts, sensitivity and specificity with limits."""
-    sure, true = (shown(i.estimate, i.low, i.high) for i in (found.sensitivity, found.specificity))
     counts = [f"{x:,}" for x in (found.hit, found.missed, found.false, found.clear)]
-    return [
-        clean(KINDS.get(found.kind, found.kind)), f"{found.factor:,.0f}", *counts, sure.estimate, sure.limits, true.estimate,
-        true.limits,
-    ]  # fmt: skip
+    shares = [_percent(share).replace(" %", "") if share.n else "–" for share in (found.sensitivity, found.specificity)]
+    return [clean(KINDS.get(found.kind, found.kind)), f"{found.factor:,.0f}", *counts, *shares]
 
 
 def part_cells(part: Part) -> list[str]:

@@ -37,23 +37,13 @@ EXAMPLE = 28
 HEADS = {
     "classes": ("class", "trials", "share %", "interval", "example", "what it is"),
     "group": ("trials", "harmful %", "interval", "latent %", "not masked"),
-    "conditions": (
-        "within two steps",
-        "> x golden",
-        "hit",
-        "missed",
-        "false",
-        "clear",
-        "sens. %",
-        "interval",
-        "spec. %",
-    ),
+    "conditions": ("largest of", "factor", "hit", "missed", "false", "clear", "sensitivity %", "specificity %"),
     "parts": ("target", "of it", "elements", "trials", "failed", "PVF %", "interval"),
     "guard": ("harmful faults", "n", "caught", "share %", "interval", "golden's bits"),
 }
 CONDITIONS = (
-    "what foretells latent harm: hit and missed count latent trials with and without so large a value, false and "
-    "clear all others"
+    "what foretells latent harm: hit and missed are latent trials with and without a value above factor x golden's "
+    "largest within two steps, false and clear all others"
 )
 
 
@@ -112,7 +102,7 @@ def _tables(result: TrainingResult, console: Console) -> None:
                 console, [f"the {GROUPS} most harmful, and {len(groups) - len(kept):,} more in the report"], False
             )
     if result.conditions:
-        _table(console, HEADS["conditions"], [condition_cells(c)[:9] for c in result.conditions], CONDITIONS)
+        _table(console, HEADS["conditions"], [condition_cells(c) for c in result.conditions], CONDITIONS)
     if result.parts:
         _parts(result, console)
     if result.guard is not None:

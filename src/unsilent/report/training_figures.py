@@ -1,0 +1,341 @@
+"""Figures of struck trainings as plain plotly dicts: shares with limits, examples beside golden, what foretells harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unsilent.outcomes.training import TrainingOutcome
+from unsilent.report.look import (
+    MARKERS,
+    SERIES_COLOURS,
+    SOFT,
+    Figure,
+    figure,
+    label,
+    labels,
+    percent,
+    percent_ticks,
+    triangle,
+)
+from unsilent.report.text import shown
+from unsilent.report.training_info import events, ordered_groups, worst_first
+from unsilent.statistics.intervals import Interval
+from unsilent.studies.trainings.records import Caught, Curve, Group, Part, TrainingResult
+
+LOOKS = {
+    TrainingOutcome.MASKED_BITWISE: ("#7B8794", "circle-open"),
+    TrainingOutcome.MASKED_BENIGN: ("#7B8794", "circle"),
+    TrainingOutcome.IMMEDIATE_NAN: ("#0072B2", "triangle-up"),
+    TrainingOutcome.SHORT_TERM_NAN: ("#56B4E9", "triangle-down"),
+    TrainingOutcome.SHARP_DEGRADE: ("#D55E00", "square"),
+    TrainingOutcome.SLOW_DEGRADE: ("#E69F00", "diamond"),
+    TrainingOutcome.SHARP_SLOW_DEGRADE: ("#7A5C3E", "pentagon"),
+    TrainingOutcome.LOW_TEST: ("#CC79A7", "star"),
+    TrainingOutcome.IMPROVED: ("#009E73", "cross"),
+    TrainingOutcome.CRASHED: ("#1F2933", "x"),
+}
+"""Colour and shape of each class: greys for what is masked, blues for a lost loss, warm colours for latent harm."""
+HARM, LATENT = SERIES_COLOURS[0], SERIES_COLOURS[1]
+GOLDEN = "#B4BFCB"
+ROWS = 24
+"""Rows of a figure of groups or targets; tables have all."""
+IN_ORDER = ("phase", "what was struck", "part of the run")
+"""Kinds of groups whose own order says more than the most harmful first."""
+THIN = 400
+"""Points of a curve."""
+_DASHES = ("solid", "dot", "dash")
+_EXAMPLES = (SERIES_COLOURS[1], SERIES_COLOURS[0], SERIES_COLOURS[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """One series of shares with limits, a row each; the name is that of the legend."""
+
+    name: str
+    colour: Sequence[str]
+    symbol: Sequence[str]
+    rows: Sequence[tuple[float, Interval, str]]
+    """Place, share, and what is shown when it is pointed at."""
+
+
+def look(outcome: str) -> tuple[str, str]:
+    """Colour and shape of a class."""
+    return LOOKS[TrainingOutcome(outcome)]
+
+
+def classes_figure(result: TrainingResult) -> Figure:
+    """The share of each class, with limits."""
+    groups = result.classes
+    looks = [look(group.name) for group in groups]
+    rows = [(float(i), g.harmful, _hover(g.name, g.harmful)) for i, g in enumerate(groups)]
+    dots = Dots("", [colour for colour, _ in looks], [symbol for _, symbol in looks], rows)
+    return shares_figure([dots], [group.name for group in groups], "share of trials")
+
+
+def shares_figure(series: Sequence[Dots], names: Sequence[str], title: str, bottom: float | None = None) -> Figure:
+    """Dots with limits on a logarithmic axis, first row on top; a hollow triangle at the upper limit of none."""
+    known = [interval for dots in series for _, interval, _ in dots.rows if interval.n]
+    bottom = bottom_of(known) if bottom is None else bottom
+    traces = [trace for dots in series for trace in _dots(dots, bottom)]
+    axis = {"type": "log", "range": [math.log10(bottom), 0.08], "title": {"text": title}, **percent_ticks(bottom)}
+    legend = any(dots.name for dots in series)
+    return figure(traces, 76 + 26 * len(names) + 24 * legend, xaxis=axis, yaxis=_rows(names), margin=_margin(legend))
+
+
+def bottom_of(values: Sequence[Interval]) -> float:
+    """Where a logarithmic axis of shares starts: a power of ten below every estimate and upper limit."""
+    lowest = min((value.estimate or value.high for value in values), default=0.1)
+    return min(10.0 ** math.floor(math.log10(max(lowest, 1e-9)) - 0.05), 0.1)
+
+
+def group_figures(result: TrainingResult) -> dict[str, Figure]:
+    """Harmful and latent share of each group of the kinds that have more than one, all on one axis."""
+    kinds = {kind: groups for kind, groups in ordered_groups(result).items() if len(groups) > 1}
+    drawn = {kind: groups if kind in IN_ORDER else worst_first(groups)[:ROWS] for kind, groups in kinds.items()}
+    bottom = bottom_of([share for groups in drawn.values() for g in groups for share in (g.harmful, g.latent)])
+    return {kind: _group_figure(groups, bottom) for kind, groups in drawn.items()}
+
+
+def _group_figure(groups: Sequence[Group], bottom: float) -> Figure:
+    harm = [(i - 0.16, g.harmful, f"{_hover(g.name, g.harmful)} harmful") for i, g in enumerate(groups)]
+    latent = [(i + 0.16, g.latent, f"{_hover(g.name, g.latent)} latent") for i, g in enumerate(groups)]
+    series = [Dots("", [HARM] * len(harm), ["circle"] * len(harm), harm)]
+    series.append(Dots("", [LATENT] * len(latent), ["diamond"] * len(latent), latent))
+    return shares_figure(series, [group.name for group in groups], "share of trials", bottom)
+
+
+def parts_figure(parts: Sequence[Part]) -> Figure:
+    """Training PVF of the most vulnerable parts, a series for parameters and one for each other kind of target."""
+    most: dict[str, float] = {}
+    for part in parts:
+        most[part.part or part.target] = max(most.get(part.part or part.target, 0.0), part.pvf.estimate or 0.0)
+    names = list(most) if len(most) <= ROWS else sorted(most, key=lambda name: -most[name])[:ROWS]
+    kinds = list(dict.fromkeys(part.what for part in parts))
+    series = []
+    for number, kind in enumerate(kinds):
+        mine = [part for part in parts if part.what == kind and (part.part or part.target) in names]
+        apart = 0.3 * ((number + 0.5) / len(kinds) - 0.5)
+        rows = [(names.index(p.part or p.target) + apart, p.pvf, _hover(p.target, p.pvf)) for p in mine]
+        colour, symbol = SERIES_COLOURS[number % len(SERIES_COLOURS)], MARKERS[number % len(MARKERS)]
+        series.append(Dots(label(kind), [colour] * len(rows), [symbol] * len(rows), rows))
+    return shares_figure(series, names, "training PVF")
+
+
+def guard_figure(sizes: Sequence[Caught]) -> Figure:
+    """Share of harmful faults that were caught, by their size."""
+    kept = [one for one in sizes if one.n]
+    rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(kept)]
+    trace = _dots(Dots("", [HARM] * len(rows), ["circle"] * len(rows), rows), 0.0)[0]
+    trace["x"] = [one.share.estimate for one in kept]
+    trace["error_x"]["array"] = [one.share.high - (one.share.estimate or 0) for one in kept]
+    trace["error_x"]["arrayminus"] = [(one.share.estimate or 0) - one.share.low for one in kept]
+    quarters = [0, 0.25, 0.5, 0.75, 1]
+    axis = {"range": [-0.02, 1.02], "tickvals": quarters, "ticktext": [percent(q) for q in quarters]}
+    title = {"title": {"text": "caught within two steps"}}
+    return figure(
+        [trace], 120 + 34 * len(kept), xaxis=axis | title, yaxis=_rows([f"{one.name} ({one.n})" for one in kept])
+    )
+
+
+def metric_figure(curves: Sequence[Curve], golden: Curve, steps: int) -> Figure:
+    """The averaged training metric of the examples of one class, golden broad beneath them, a line at each fault's step."""
+    start = steps - len(golden.golden)
+    xs, ys = thinned(list(range(start, steps)), golden.golden)
+    line = {"color": GOLDEN, "width": 5}
+    traces: list[Figure] = [
+        _line(xs, ys, "golden", line, [f"golden, step {x:,}: {y:.3g}" for x, y in zip(xs, ys, strict=True)])
+    ]
+    for number, curve in enumerate(curves):
+        first = curve.step + len(curve.losses) - len(curve.metric)
+        xs, ys = thinned(list(range(first, first + len(curve.metric))), curve.metric)
+        hover = [f"{label(curve.trial)}, step {x:,}: {y:.3g}" for x, y in zip(xs, ys, strict=True)]
+        traces.append(_line(xs, ys, label(curve.trial), stroke(number), hover))
+    every = [*golden.golden, *(y for curve in curves for y in curve.metric)]
+    span = {"range": [-0.02, 1.04]} if all(0 <= y <= 1 for y in every) else {}
+    yaxis = {"title": {"text": "training metric"}, **span}
+    return figure(traces, 250, xaxis=_steps(curves, steps), yaxis=yaxis, **_bare(curves))
+
+
+def loss_figure(curves: Sequence[Curve], steps: int) -> Figure | None:
+    """The training loss of the examples on a logarithmic axis; a cross at the top where it is no longer finite.
+
+    None where no loss is finite.
+    """
+    seen = [x for curve in curves for x in curve.losses if x is not None and x > 0]
+    if not seen:
+        return None
+    low, high = math.log10(min(seen)), math.log10(max(seen))
+    room = 0.06 * max(high - low, 1.0)
+    traces: list[Figure] = []
+    for number, curve in enumerate(curves):
+        xs, ys = peaks(curve.step, curve.losses)
+        hover = [f"{label(curve.trial)}, step {x:,}: {_number(y)}" for x, y in zip(xs, ys, strict=True)]
+        traces.append(_line(xs, ys, label(curve.trial), stroke(number, 1.2), hover))
+        if None in curve.losses:
+            step = curve.step + curve.losses.index(None)
+            text = f"{label(curve.trial)}: loss not finite at step {step:,}"
+            cross = {"x": [step], "y": [10 ** (high + 2 * room)], "text": [text]}
+            marker = {"symbol": "x", "size": 9, "color": stroke(number)["color"]}
+            traces.append({"type": "scatter", "mode": "markers", "hoverinfo": "text", "marker": marker, **cross})
+    ends = [low - room, high + 3 * room]
+    yaxis = {"type": "log", "title": {"text": "training loss"}, "range": ends, **decades(*ends)}
+    return figure(traces, 250, xaxis=_steps(curves, steps), yaxis=yaxis, **_bare(curves))
+
+
+def decades(low: float, high: float) -> Figure:
+    """Ticks of a logarithmic axis between two exponents: powers of ten, at most eight; 2 and 5 times them where it is short."""
+    every = max(1, math.ceil((high - low) / 8))
+    digits = (1, 2, 5) if high - low < 1.6 else (1,)
+    powers = range(math.floor(low / every) * every, math.ceil(high) + 1, every)
+    ticks = [
+        (digit * 10.0**k, f"{digit * 10.0**k:g}" if digit > 1 else power(k))
+        for k in powers
+        if abs(k) < 308
+        for digit in digits
+    ]
+    return {"tickvals": [tick for tick, _ in ticks], "ticktext": [text for _, text in ticks]}
+
+
+def power(exponent: int) -> str:
+    """``0.1``, ``1``, ``100``, ``10⁶`` as plotly text."""
+    return f"{10.0**exponent:g}" if -3 <= exponent <= 3 else f"10<sup>{exponent}</sup>"
+
+
+def curve_figures(result: TrainingResult) -> dict[str, Figure]:
+    """Metric and loss of each class that has examples, by the id of their places."""
+    if not result.curves:
+        return {}
+    golden = max(result.curves, key=lambda curve: len(curve.golden))
+    found = {}
+    for name in dict.fromkeys(curve.outcome for curve in result.curves):
+        mine = [curve for curve in result.curves if curve.outcome == name]
+        found[f"metric-{name}"] = metric_figure(mine, golden, result.steps)
+        losses = loss_figure(mine, result.steps)
+        if losses is not None:
+            found[f"loss-{name}"] = losses
+    return found
+
+
+def thinned(xs: Sequence[int], ys: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Every so many-th point, so that at most `THIN` are left; always the last.
+
+    >>> thinned(range(3), [5.0, 6.0, 7.0])
+    ([0, 1, 2], [5.0, 6.0, 7.0])
+    """
+    every = -(-len(xs) // THIN) or 1
+    kept = sorted(set(range(len(xs) - 1, -1, -every)))
+    return [xs[i] for i in kept], [ys[i] for i in kept]
+
+
+def peaks(start: int, losses: Sequence[float | None]) -> tuple[list[int], list[float | None]]:
+    """The largest of so many steps each, so that at most `THIN` are left; None, a gap, where one is not finite or not above 0.
+
+    >>> peaks(7, [1.0, None, 2.0])
+    ([7, 8, 9], [1.0, None, 2.0])
+    """
+    every = -(-len(losses) // THIN) or 1
+    xs: list[int] = []
+    ys: list[float | None] = []
+    for first in range(0, len(losses), every):
+        some = losses[first : first + every]
+        known = [x for x in some if x is not None and x > 0]
+        xs.append(start + first)
+        ys.append(max(known) if len(known) == len(some) else None)
+    return xs, ys
+
+
+_MARGIN = {"l": 66, "r": 12, "t": 12, "b": 46}
+
+
+def _margin(legend: bool) -> Figure:
+    return {"l": 74, "r": 28, "t": 34 if legend else 10, "b": 52}
+
+
+def _dots(dots: Dots, bottom: float) -> list[Figure]:
+    """Estimates above zero with error bars; hollow triangles at the upper limits of the others."""
+    some = [i for i, (_, interval, _) in enumerate(dots.rows) if interval.estimate or not bottom]
+    none = [i for i, (_, interval, _) in enumerate(dots.rows) if interval.estimate == 0]
+    common = {"type": "scatter", "mode": "markers", "hoverinfo": "text"}
+    values = [dots.rows[i][1] for i in some]
+    bars = {
+        "type": "data",
+        "symmetric": False,
+        "array": [v.high - (v.estimate or 0) for v in values],
+        "arrayminus": [(v.estimate or 0) - max(v.low, bottom / 10) for v in values],
+        "color": SOFT,
+        "thickness": 1.3,
+        "width": 3,
+    }
+    drawn = {
+        **common,
+        "name": dots.name,
+        "showlegend": bool(dots.name),
+        "x": [v.estimate for v in values],
+        "y": [dots.rows[i][0] for i in some],
+        "error_x": bars,
+        "marker": {"color": [dots.colour[i] for i in some], "symbol": [dots.symbol[i] for i in some], "size": 10},
+        "hovertext": [dots.rows[i][2] for i in some],
+    }
+    limits = {
+        **common,
+        "showlegend": False,
+        "x": [dots.rows[i][1].high for i in none],
+        "y": [dots.rows[i][0] for i in none],
+        "marker": {
+            "color": [dots.colour[i] for i in none],
+            "symbol": triangle(False),
+            "size": 11,
+            "line": {"width": 1.6},
+        },
+        "hovertext": [dots.rows[i][2] for i in none],
+    }
+    return [drawn, limits] if none and bottom else [drawn]
+
+
+def _rows(names: Sequence[str]) -> Figure:
+    ends = [len(names) - 0.4, -0.6]
+    return {"tickvals": list(range(len(names))), "ticktext": labels(names), "range": ends, "automargin": True}
+
+
+def _line(xs: Sequence[int], ys: Sequence[float | None], name: str, line: Figure, hover: Sequence[str]) -> Figure:
+    mode = "lines" if len(xs) > 3 else "lines+markers"
+    common = {"type": "scatter", "mode": mode, "hoverinfo": "text", "marker": {"size": 7, "color": line["color"]}}
+    return {**common, "x": list(xs), "y": list(ys), "name": name, "line": line, "text": list(hover)}
+
+
+def stroke(number: int, width: float = 2) -> Figure:
+    """The line of the number-th example."""
+    return {"color": _EXAMPLES[number % len(_EXAMPLES)], "width": width, "dash": _DASHES[number % len(_DASHES)]}
+
+
+def _steps(curves: Sequence[Curve], steps: int) -> Figure:
+    """From a little before the first fault to the end of the run."""
+    first = min(curve.step for curve in curves)
+    room = max(0.05 * (steps - first), 1.0)
+    return {"title": {"text": "step"}, "range": [max(first - room, -0.5), steps + 0.3 * room], "nticks": 7}
+
+
+def _bare(curves: Sequence[Curve]) -> Figure:
+    """Without a legend, which would take half of so small a figure: the page tells which line is which."""
+    return {"shapes": _strikes(curves), "margin": _MARGIN, "showlegend": False}
+
+
+def _strikes(curves: Sequence[Curve]) -> list[Figure]:
+    """A dotted line at each fault's step, in the colour of its example."""
+    common = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
+    lines = [{"color": _EXAMPLES[i % len(_EXAMPLES)], "width": 1, "dash": "dot"} for i in range(len(curves))]
+    return [{**common, "x0": c.step, "x1": c.step, "line": line} for c, line in zip(curves, lines, strict=True)]
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"
+
+
+def _hover(name: str, share: Interval) -> str:
+    if not share.n:
+        return f"<b>{label(name, 60)}</b><br>no trial"
+    text = shown(share.estimate, share.low, share.high)
+    value = "none" if not share.estimate else f"{text.estimate} %"
+    return f"<b>{label(name, 60)}</b><br>{value} {text.limits}, {events(share):,} of {share.n:,}"
