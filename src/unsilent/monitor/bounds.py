@@ -30,8 +30,7 @@ class Bounds:
     """What is remembered now, and the bounds of it.
 
     Args:
-        factor: of the calibrated ones. fixed: by name; they hold from the first step on. rule: what an alarm calls the fixed
-        ones.
+        factor: of the calibrated ones. fixed: by name; they hold from the first step on. rule: what alarms call the fixed ones.
     """
 
     def __init__(self, factor: float = FACTOR, fixed: Mapping[str, float] | None = None, rule: str = FIXED) -> None:

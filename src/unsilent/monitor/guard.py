@@ -40,7 +40,7 @@ _guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What passed its bound: step of the guard (from 0), tensor, its kind, largest magnitude, bound, and the rule of the bound."""
+    """What passed its bound: step of the guard (from 0), tensor, its kind, largest magnitude, bound and its rule."""
 
     step: int
     tensor: str
@@ -132,7 +132,7 @@ class Guard:
         self._ring.clear()
 
     def names(self) -> list[str]:
-        """Of the tensors that are remembered now: ``fc.weight/exp_avg``, ``bn1.running_var``; those of an optimizer after a step."""
+        """Of tensors that are remembered now: ``fc.weight/exp_avg``, ``bn1.running_var``; those of optimizers after a step."""
         return [part.name for part in remembered(self._model, self._optimizers)]
 
     def magnitudes(self) -> Floats:
