@@ -115,6 +115,57 @@ def test_a_transient_fault_leaves_nothing(golden, name, value, when, where):
     assert {"statistic": "norm.running_var"}.get(where, where) in alarm.tensor
 
 
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize("when", [0, 13, 19, 20, 38, 39])
+def test_a_step_that_is_read_late_is_undone_all_the_same(golden, name, when):
+    """Read after the next step, or when the loop ends: the oldest state is still the one before the fault."""
+    for value, where in [(float("nan"), "fc.weight"), (float("inf"), "statistic")]:
+        state, guard, begun = run(name, [(when, where, value)], late=True)
+        assert same(state, golden[name])
+        (alarm,) = guard.alarms
+        assert alarm.step == when
+        assert begun == STEPS + 2
+        assert guard.spent.steps == STEPS
+
+
+def test_late_and_at_once_learn_the_same_and_stop_alike(golden):
+    state, guard, _ = run("adam", late=True)
+    assert same(state, golden["adam"])
+    assert not guard.alarms
+    at_once = run("adam", [(25, "fc.weight", 1e9)])[1].alarms[0]
+    assert run("adam", [(25, "fc.weight", 1e9)], late=True)[1].alarms[0] == at_once
+    with pytest.raises(GuardStop) as raised:
+        run("sgd", [(n, "fc.weight", 1e9) for n in range(15, 60)], late=True)
+    assert raised.value.first.step == 15
+
+
+def test_steps_that_are_functions_are_settled_before_they_are_saved():
+    ends = []
+    for fault in (None, 1e12):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        guard, hits = Guard(model, optimizer, late=True), []
+
+        def step(optimizer=optimizer, model=model, hits=hits, fault=fault):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+            hits.append(fault)
+            if len(hits) == 15 and fault:
+                optimizer.state[model.weight]["exp_avg"][0, 0] = fault
+
+        for _ in range(15):
+            guard.step(step)
+        assert not guard.alarms
+        guard.settle()
+        assert len(guard.alarms) == (fault is not None)
+        guard.settle()
+        ends.append([p.detach().clone() for p in model.parameters()])
+        guard.close()
+    assert same(*ends)
+
+
 def test_in_the_first_steps_only_what_is_not_finite_is_noticed(golden):
     state, guard, _ = run("adam", [(2, "fc.weight", float("inf"))])
     assert same(state, golden["adam"])
@@ -159,8 +210,12 @@ def test_what_cannot_be_guarded_is_refused():
     guard = Guard(model, optimizer)
     with pytest.raises(UsageError, match="guarded already"):
         Guard(model, optimizer)
+    with pytest.raises(UsageError, match="this Adam is guarded already"):
+        Guard(nn.Sequential(model), optimizer)
     guard.close()
     Guard(model, [optimizer]).close()
+    with pytest.raises(UsageError, match="expected all, alone, or a process group"):
+        Guard(model, optimizer, ranks="some")
     with pytest.raises(UsageError, match="needs a torch optimizer"):
         Guard(model, None)
     plain = nn.Linear(2, 2)

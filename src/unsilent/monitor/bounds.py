@@ -46,13 +46,15 @@ class Bounds:
         self._fixed_by_name, self._fixed_rule = dict(fixed), rule
         self._place_fixed()
 
-    def know(self, parts: Sequence[Remembered]) -> None:
-        """These are remembered now; what was learnt of one of this name stays."""
+    def know(self, parts: Sequence[Remembered]) -> bool:
+        """These are remembered now; what was learnt of one of this name stays. Whether they are others than before."""
         names = [part.name for part in parts]
-        if names != self._names:
-            self._store()
-            self._names = names
-            self._place([KINDS.index(part.kind) for part in parts])
+        if names == self._names:
+            return False
+        self._store()
+        self._names = names
+        self._place([KINDS.index(part.kind) for part in parts])
+        return True
 
     def learn(self, names: Sequence[str], largest: Floats) -> None:
         """Take in clean steps of before, float64[steps, n]; NaN where there was no such tensor yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 FIRST, SECOND, MOVING = "first moment", "second moment", "moving statistic"
 KINDS = (FIRST, SECOND, MOVING)
 _ENTRIES: Mapping[str, str] = {
-    **dict.fromkeys(("exp_avg", "momentum_buffer", "grad_avg", "exp_inf", "mu_product"), FIRST),
+    **dict.fromkeys(("exp_avg", "momentum_buffer", "grad_avg", "exp_inf"), FIRST),
     **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq"), SECOND),
 }
 """Entries of the state of torch's optimizers that gradients are remembered in."""
@@ -20,17 +20,36 @@ _MOVING = ("running_mean", "running_var")
 
 
 class Remembered(NamedTuple):
-    """One tensor: its name (``fc.weight/exp_avg``, ``bn1.running_var``), its kind, the parameter or buffer it belongs to."""
+    """One tensor: its name (``fc.weight/exp_avg``, ``bn1.running_var``), its kind, the parameter or buffer it belongs to.
+
+    ``table[key]`` is where it was found; of a moment ``states[parameter]`` is that table.
+    """
 
     name: str
     kind: str
     owner: str
     tensor: Tensor
+    table: Mapping[str, Any]
+    key: str
+    states: Mapping[Any, Any] | None = None
+    parameter: Tensor | None = None
 
 
 def remembered(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Remembered]:
     """All there are now; those of an optimizer only once it has made a step."""
     return [*_moments(model, optimizers), *_statistics(model)]
+
+
+def unchanged(parts: Sequence[Remembered], optimizers: Sequence[Optimizer]) -> bool:
+    """Whether a new look would find the same tensors, as far as a quick one tells (a module that is new is not seen)."""
+    states = [o.state for o in optimizers]
+    if sum(len(state) for state in states) != len({id(p.parameter) for p in parts if p.parameter is not None}):
+        return False
+    return all(
+        p.table.get(p.key) is p.tensor
+        and (p.states is None or (any(p.states is s for s in states) and p.states.get(p.parameter) is p.table))
+        for p in parts
+    )
 
 
 def has_history(optimizer: Optimizer) -> bool:
@@ -44,18 +63,19 @@ def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Reme
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for i, parameter in enumerate(parameters):
             owner = names.get(id(parameter), f"optimizer {number}, parameter {i}")
-            for key, value in optimizer.state.get(parameter, {}).items():
+            table = optimizer.state.get(parameter, {})
+            for key, value in table.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and (kind := _ENTRIES.get(key)):
-                    yield Remembered(f"{owner}/{key}", kind, owner, value)
+                    yield Remembered(f"{owner}/{key}", kind, owner, value, table, key, optimizer.state, parameter)
 
 
 def _statistics(model: nn.Module) -> Iterator[Remembered]:
     for name, module in model.named_modules():
         for key in _MOVING:
-            value = getattr(module, key, None)
+            value = module._buffers.get(key)
             if isinstance(value, Tensor) and value.is_floating_point():
                 owner = f"{name}.{key}" if name else key
-                yield Remembered(owner, MOVING, owner, value)
+                yield Remembered(owner, MOVING, owner, value, module._buffers, key)
 
 
 @torch.no_grad()
