@@ -30,7 +30,7 @@ class Struck(transformers.TrainerCallback):
             next(iter(model.parameters())).grad.view(-1)[3] = self.value
 
 
-def train(folder, struck=None, guarded=False, **arguments):
+def train(folder, struck=None, guarded=False, twice=False, options=None, **arguments):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -43,12 +43,14 @@ def train(folder, struck=None, guarded=False, **arguments):
         output_dir=str(folder), per_device_train_batch_size=4, max_steps=30, learning_rate=1e-3, report_to=[],
         save_strategy="no", logging_strategy="no", disable_tqdm=True, use_cpu=True, seed=0, warmup_steps=5, **arguments,
     )  # fmt: skip
-    trainer = transformers.Trainer(model=model, args=settings, train_dataset=rows)
+    trainer = transformers.Trainer(model=model, args=settings, train_dataset=rows, eval_dataset=rows[:8])
     if struck is not None:
         trainer.add_callback(struck)
-    callback = GuardCallback(trainer, told=None) if guarded else None
+    callback = GuardCallback(trainer, **(options or {})) if guarded else None
     if callback:
         trainer.add_callback(callback)
+    if twice:
+        trainer.add_callback(GuardCallback(trainer))
     try:
         trainer.train()
     finally:
@@ -69,6 +71,20 @@ def test_a_planted_fault_leaves_nothing(tmp_path, arguments):
     clean, guard = train(tmp_path, guarded=True, **arguments)
     assert all(torch.equal(a, b) for a, b in zip(golden, clean, strict=True))
     assert guard.alarms == []
+
+
+@pytest.mark.parametrize("when", [9, 10, 17, 29])
+def test_late_readings_are_settled_before_an_evaluation(tmp_path, when):
+    arguments = {"eval_strategy": "steps", "eval_steps": 10}
+    golden, _ = train(tmp_path, **arguments)
+    saved, guard = train(tmp_path, Struck([when], float("nan")), guarded=True, options={"late": True}, **arguments)
+    assert all(torch.equal(a, b) for a, b in zip(golden, saved, strict=True))
+    assert [a.step for a in guard.alarms] == [when]
+
+
+def test_a_second_callback_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="guarded already"):
+        train(tmp_path, guarded=True, twice=True)
 
 
 def test_a_guard_is_not_put_around_another(tmp_path):

@@ -39,6 +39,7 @@ class GuardCallback(TrainerCallback):
         self._trainer: Any = trainer
         self._options = options
         self._update: Done = []
+        self._evaluated = False
         self.guard: Guard | None = None
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise UsageError("GuardCallback guards one process (or DDP); this Trainer uses FSDP or DeepSpeed")
@@ -62,6 +63,9 @@ class GuardCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """An update begins; its batches are there already."""
         assert self.guard is not None
+        if self._evaluated:  # a schedule may have been told of it, which would not be done again
+            self.guard.forget()
+            self._evaluated = False
         self._update = update = list[tuple[Any, Any]]()
         self.guard.begin(self._again(update))
 
@@ -69,6 +73,17 @@ class GuardCallback(TrainerCallback):
         """An update is over, and not yet saved or evaluated."""
         assert self.guard is not None
         self.guard.end()
+        if control.should_save or control.should_evaluate or control.should_training_stop:
+            self.guard.settle()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Nothing is left to be read."""
+        assert self.guard is not None
+        self.guard.settle()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Evaluated between two updates."""
+        self._evaluated = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Leave the Trainer as it was."""

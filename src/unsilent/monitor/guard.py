@@ -106,7 +106,7 @@ class Guard:
         _guarded.difference_update((self._model, *self._optimizers))
         if self._positions is not None:
             self._positions.close()
-        self._forget()
+        self.forget()
 
     def names(self) -> list[str]:
         """Of tensors that are remembered now: ``fc.weight/exp_avg``, ``bn1.running_var``; those of optimizers after a step."""
@@ -131,7 +131,7 @@ class Guard:
 
     def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches, and those of two steps again after an alarm; the body between two of them is one step."""
-        self._forget()  # what a user does between two epochs cannot be done again
+        self.forget()  # what a user does between two epochs cannot be done again
         for batch in batches:
             self._keep(batch, held_generators())
             yield batch
@@ -162,6 +162,12 @@ class Guard:
         """Have no step unread, before a checkpoint or at the end; after `end`, never inside `over`. Raises `GuardStop`."""
         self._run_again(self._last())
 
+    def forget(self) -> None:
+        """Begin anew with states, not with bounds: what was done to the training since the last step cannot be done again."""
+        self._ring.clear()
+        self._recent.clear()
+        self._unread, self._parts = None, []
+
     def _run_again(self, first: Alarm | None) -> None:
         if first is not None:
             for again in self._redone(first):
@@ -175,11 +181,6 @@ class Guard:
             yield batch
             if (alarm := self._check(late=False)) is not None:
                 raise GuardStop(alarm, first)
-
-    def _forget(self) -> None:
-        self._ring.clear()
-        self._recent.clear()
-        self._unread, self._parts = None, []
 
     def _keep(self, batch: Any, put_back: Callable[[], None]) -> None:
         begun = time.perf_counter()

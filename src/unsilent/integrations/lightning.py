@@ -1,0 +1,151 @@
+"""The guard as a callback of Lightning's Trainer.
+
+    trainer = Trainer(callbacks=[GuardCallback()])
+    trainer.fit(module, loader)
+
+A batch is one step of the guard. After an alarm the callback does the last two batches again as Lightning's loop does them: the
+module's ``on_train_batch_start``, its ``training_step`` with backward, clipping and optimizer, and the schedules. Lightning's own
+counts of steps go back, too. What is logged of a batch that is done again is logged twice, and other callbacks are not told of
+it; put this one before those that change weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from unsilent.errors import UsageError
+from unsilent.monitor.guard import Guard
+
+
+@dataclass
+class _Batch:
+    """One batch as the loop did it."""
+
+    batch: Any
+    number: int
+    run: tuple[Any, ...] | None = None
+    """Arguments of the loop's optimization; None: the batch was skipped."""
+    outputs: list[Any] = field(default_factory=list)
+    ends_epoch: bool = False
+
+
+class GuardCallback(Callback):
+    """Guards every ``fit`` of a Trainer.
+
+    Args:
+        options: as of `Guard` (``factor``, ``where``, ``told`` …).
+
+    Raises:
+        UsageError: when training begins: manual optimization, accumulated gradients, a strategy of sharded parameters, a schedule
+            by step that needs a metric.
+
+    Attributes:
+        guard: made when training begins; None before.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._now = _Batch(None, 0)
+        self.guard: Guard | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Guard what is trained."""
+        _check(trainer, pl_module)
+        loop = trainer.fit_loop.epoch_loop
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        others = [config.scheduler for config in trainer.lr_scheduler_configs]
+        # Lightning counts steps by what its optimizers did.
+        others += [loop.automatic_optimization.optim_progress, loop.scheduler_progress]
+        others += [scaler] if scaler is not None else []
+        self.guard = Guard(pl_module, list(trainer.optimizers), *others, **self._options)
+        plain = loop.automatic_optimization.run
+
+        @functools.wraps(plain)
+        def run(*given: Any) -> Any:
+            self._now.run = given
+            return plain(*given)
+
+        loop.automatic_optimization.run, self._plain = run, plain
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """What stands between two epochs is not done again."""
+        assert self.guard is not None
+        self.guard.forget()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """A step begins."""
+        assert self.guard is not None
+        self._now = now = _Batch(batch, batch_idx)
+        self.guard.begin(self._again(trainer, pl_module, now))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A step is over; validation and checkpoints come after it."""
+        assert self.guard is not None
+        loop = trainer.fit_loop.epoch_loop
+        self._now.ends_epoch = loop._num_ready_batches_reached()
+        self._now.outputs.append(outputs)
+        self.guard.end()
+        if self._now.ends_epoch or _followed(trainer):
+            self.guard.settle()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave the loop as it was."""
+        self._leave(trainer)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The same."""
+        self._leave(trainer)
+
+    def _leave(self, trainer: Any) -> None:
+        if self.guard is not None and trainer.fit_loop.epoch_loop.automatic_optimization.__dict__.pop("run", None):
+            self.guard.close()
+
+    def _again(self, trainer: Any, module: Any, done: _Batch) -> Callable[[], None]:
+        """Does a batch as the loop does."""
+        loop = trainer.fit_loop.epoch_loop
+
+        def again() -> None:
+            module.on_train_batch_start(done.batch, done.number)
+            if done.run is not None:
+                result = self._plain(*done.run)
+                for outputs in done.outputs:  # those who come after this callback see the batch as it ended
+                    if isinstance(outputs, dict) and isinstance(result, dict):
+                        outputs.clear()
+                        outputs.update(result)
+            loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+            if done.ends_epoch:
+                loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+        return again
+
+
+def _followed(trainer: Any) -> bool:
+    """Whether validation or a checkpoint may come right after this batch."""
+    saved = any(getattr(c, "_every_n_train_steps", 0) for c in trainer.checkpoint_callbacks)
+    return bool(saved or trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
+
+
+def _check(trainer: Any, module: Any) -> None:
+    if not module.automatic_optimization:
+        raise UsageError(
+            "GuardCallback does batches again by automatic optimization, and this module optimizes by hand; "
+            "guard its step with Guard.step"
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise UsageError(
+            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}; GuardCallback expects 1, as two batches are done "
+            "again; train with larger batches"
+        )
+    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+        raise UsageError(f"GuardCallback guards one device or DDP; this Trainer uses {type(trainer.strategy).__name__}")
+    if any(c.reduce_on_plateau and c.interval == "step" for c in trainer.lr_scheduler_configs):
+        raise UsageError(
+            "a schedule that follows a metric is told of it between steps, where GuardCallback cannot do it again; "
+            "have it follow by epoch (interval: 'epoch')"
+        )
