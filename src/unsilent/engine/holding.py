@@ -36,6 +36,9 @@ class HeldTraining:
     Args:
         others: schedulers, scalers and the like: whatever has ``state_dict`` and ``load_state_dict``. gradients: hold those, too.
         copies: where copies are kept.
+
+    Attributes:
+        generators: puts the generators back, and nothing else.
     """
 
     def __init__(
@@ -47,29 +50,29 @@ class HeldTraining:
         gradients: bool = True,
         copies: Copies = clones,
     ) -> None:
-        tables: list[dict[Any, Any]] = [t for m in model.modules() for t in (m._parameters, m._buffers)]
-        tables += [o.state for o in optimizers]
-        tables += [entries for o in optimizers for entries in o.state.values()]
-        tables += [group for o in optimizers for group in o.param_groups]
-        self._tables = [(table, dict(table)) for table in tables]
-        stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-        leaves = {id(p): p for p in [*model.parameters(), *stepped]}
+        # Comparing a tensor with a text, as ``key != "params"`` would, takes longer than copying a small one.
+        modules = list(model.modules())
+        of_modules: list[dict[Any, Any]] = [t for m in modules for t in (m._parameters, m._buffers)]
+        states = [o.state for o in optimizers]
+        entries = [entry for state in states for entry in state.values()]
+        groups = [group for o in optimizers for group in o.param_groups]
+        self._tables = [(table, dict(table)) for table in (*of_modules, *states, *entries, *groups)]
+        stepped = [p for group in groups for p in group["params"]]
+        own = [p for m in modules for p in m._parameters.values() if p is not None]
+        leaves = {id(p): p for p in (*own, *stepped)}
         self._gradients = [(p, p.grad) for p in leaves.values()] if gradients else []
-        live = {**leaves, **{id(b): b for b in model.buffers()}}
-        live |= {id(g): g for _, g in self._gradients if g is not None}
-        for table in tables[2 * sum(1 for _ in model.modules()) :]:
-            live |= {id(t): t for key, value in table.items() if key != "params" for t in _tensors(value)}
+        live = {**leaves, **{id(b): b for m in modules for b in m._buffers.values() if b is not None}}
+        live.update((id(g), g) for _, g in self._gradients if g is not None)
+        settings = [(key, value) for table in (*entries, *groups) for key, value in table.items() if key != "params"]
+        live.update((id(t), t) for _, value in settings for t in _tensors(value))
         # What is no tensor and can be changed in place is copied as it is; tensors in it are put back by their content.
         self._plain: list[tuple[Any, Any]] = [
-            (value, copy.copy(value))
-            for table in tables
-            for key, value in table.items()
-            if isinstance(value, (list, dict)) and not (key == "params" or isinstance(key, Tensor))
+            (value, copy.copy(value)) for _, value in settings if isinstance(value, (list, dict))
         ]
         self._live = list(live.values())
         self._kept = copies(self._live)
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
-        self._random = held_generators()
+        self.generators = held_generators()
 
     def restore(self) -> None:
         """Put everything back."""
@@ -91,7 +94,7 @@ class HeldTraining:
             parameter.grad = gradient
         for other, state in self._others:
             other.load_state_dict(copy.deepcopy(state))
-        self._random()
+        self.generators()
 
     @property
     def nbytes(self) -> int:

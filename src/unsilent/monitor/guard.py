@@ -133,7 +133,7 @@ class Guard:
         """The batches, and those of two steps again after an alarm; the body between two of them is one step."""
         self.forget()  # what a user does between two epochs cannot be done again
         for batch in batches:
-            self._keep(batch, held_generators())
+            self._keep(batch)
             yield batch
             if (alarm := self._check()) is not None:
                 yield from self._redone(alarm)
@@ -152,7 +152,7 @@ class Guard:
 
     def begin(self, again: Callable[[], object]) -> None:
         """A step begins; ``again`` would do all of it once more. For loops that tell of the beginning and the end of a step."""
-        self._keep(again, held_generators())
+        self._keep(again)
 
     def end(self) -> None:
         """The step that began is over; raises `GuardStop`."""
@@ -177,14 +177,14 @@ class Guard:
         """What the last steps began with, each to be done again before the next is asked for."""
         for batch, put_back in self._recover(first):
             put_back()
-            self._keep(batch, put_back)
+            self._keep(batch)
             yield batch
             if (alarm := self._check(late=False)) is not None:
                 raise GuardStop(alarm, first)
 
-    def _keep(self, batch: Any, put_back: Callable[[], None]) -> None:
+    def _keep(self, batch: Any) -> None:
         begun = time.perf_counter()
-        self._ring.keep()
+        put_back = self._ring.keep()
         self._recent = [*self._recent, (batch, put_back)][-2:]
         self.spent.snapshot += time.perf_counter() - begun
 

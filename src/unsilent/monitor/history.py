@@ -85,8 +85,10 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     device = tensors[0].device
     if device.type == "cpu":
-        # A norm would take seventeen times as long as this.
-        ends = [torch.stack(torch.aminmax(t)) if t.numel() else t.new_zeros(2) for t in tensors]
-        return torch.stack([end.to(torch.float64) for end in ends]).abs_().amax(1)
+        # A norm would take fifteen times as long as this.
+        ends = [end for t in tensors for end in (torch.aminmax(t) if t.numel() else (t.new_zeros(()),) * 2)]
+        if len({end.dtype for end in ends}) > 1:
+            ends = [end.to(torch.float64) for end in ends]
+        return torch.stack(ends).to(torch.float64).abs_().view(-1, 2).amax(1)
     norms = torch._foreach_norm(list(tensors), float("inf"))
     return torch.stack([n.to(device, torch.float64) for n in norms])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -65,8 +65,11 @@ class Ring:
         """States that can be put back."""
         return len(self._held)
 
-    def keep(self) -> None:
-        """Copy the state as it is now; the oldest one goes when there are ``depth`` of them."""
+    def keep(self) -> Callable[[], None]:
+        """Copy the state as it is now; the oldest one goes when there are ``depth`` of them.
+
+        What is given puts back the generators alone, and stays good when the state is gone.
+        """
         slot = self._slots[self._next % len(self._slots)]
         if len(self._held) == len(self._slots):
             self._held.pop(0)
@@ -74,6 +77,7 @@ class Ring:
         held = HeldTraining(model, optimizers, others, gradients=self._gradients, copies=slot)
         self._held.append(held)
         self._next += 1
+        return held.generators
 
     def back(self, count: int = 1) -> None:
         """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget those after it and itself."""
@@ -113,10 +117,9 @@ class _Slot:
             self._check_room(tensors)
             self._buffers, self._kinds = self._made(tensors), kinds
         with torch.no_grad():
+            # Nobody waits for a device: what changes the tensors, and what reads the copies, comes after this on its stream.
             for buffer, tensor in zip(self._buffers, tensors, strict=True):
-                buffer.copy_(tensor.detach(), non_blocking=True)
-            if self._where == "host" and any(t.is_cuda for t in tensors):
-                torch.cuda.synchronize()
+                buffer.copy_(tensor, non_blocking=True)
         return self._buffers
 
     def _made(self, tensors: Sequence[Tensor]) -> list[Tensor]:
