@@ -7,7 +7,7 @@ import platform
 
 import torch
 
-from benchmarks import cached_trial, determinism, faulty_step, plain_trial, time_to_answer
+from benchmarks import cached_trial, determinism, faulty_step, guard, plain_trial, time_to_answer
 
 BENCHMARKS = {
     "plain_trial": plain_trial.main,
@@ -15,6 +15,7 @@ BENCHMARKS = {
     "faulty_step": faulty_step.main,
     "determinism": determinism.main,
     "time_to_answer": time_to_answer.main,
+    "guard": guard.main,
 }
 PARTS = cached_trial.PARTS
 """Of ``cached_trial``; run alone only when they are named."""

@@ -108,6 +108,11 @@ class Guard:
             self._positions.close()
         self.forget()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that both states take."""
+        return self._ring.nbytes
+
     def names(self) -> list[str]:
         """Of tensors that are remembered now: ``fc.weight/exp_avg``, ``bn1.running_var``; those of optimizers after a step."""
         return [part.name for part in remembered(self._model, self._optimizers)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 from torch.optim import Optimizer
 
 FIRST, SECOND, MOVING = "first moment", "second moment", "moving statistic"
@@ -16,6 +18,8 @@ _ENTRIES: Mapping[str, str] = {
     **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq"), SECOND),
 }
 """Entries of the state of torch's optimizers that gradients are remembered in."""
+_SMALL = 2048
+"""Elements of a tensor that is read together with others."""
 _MOVING = ("running_mean", "running_var")
 
 
@@ -85,10 +89,28 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     device = tensors[0].device
     if device.type == "cpu":
-        # A norm would take fifteen times as long as this.
-        ends = [end for t in tensors for end in (torch.aminmax(t) if t.numel() else (t.new_zeros(()),) * 2)]
-        if len({end.dtype for end in ends}) > 1:
-            ends = [end.to(torch.float64) for end in ends]
-        return torch.stack(ends).to(torch.float64).abs_().view(-1, 2).amax(1)
+        return _largest_here(tensors)
     norms = torch._foreach_norm(list(tensors), float("inf"))
     return torch.stack([n.to(device, torch.float64) for n in norms])
+
+
+def _largest_here(tensors: Sequence[Tensor]) -> Tensor:
+    """The same on the CPU, where a norm would take fifteen times as long."""
+    found = np.zeros(len(tensors))
+    small, sizes, rest, ends = [], [], [], list[Tensor]()
+    for number, tensor in enumerate(tensors):
+        size = tensor.numel()
+        if 0 < size <= _SMALL and tensor.dtype is torch.float32:
+            small.append(number)
+            sizes.append(size)
+        elif size:
+            rest.append(number)
+            ends += torch.aminmax(tensor)
+    if small:
+        # One call for all: small tensors cost as much as calls do.
+        flat = _flatten_dense_tensors([tensors[number] for number in small]).abs_().numpy()
+        found[small] = np.maximum.reduceat(flat, np.cumsum([0, *sizes[:-1]]))
+    if rest:
+        ends = [end.to(torch.float64) for end in ends] if len({end.dtype for end in ends}) > 1 else ends
+        found[rest] = torch.stack(ends).to(torch.float64).abs_().view(-1, 2).amax(1).numpy()
+    return torch.from_numpy(found)

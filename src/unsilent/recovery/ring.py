@@ -116,10 +116,10 @@ class _Slot:
             self._buffers = []
             self._check_room(tensors)
             self._buffers, self._kinds = self._made(tensors), kinds
-        with torch.no_grad():
-            # Nobody waits for a device: what changes the tensors, and what reads the copies, comes after this on its stream.
-            for buffer, tensor in zip(self._buffers, tensors, strict=True):
-                buffer.copy_(tensor, non_blocking=True)
+        if tensors:
+            with torch.no_grad():
+                # Nobody waits for a device: what changes the tensors, and what reads copies, comes after this on its stream.
+                torch._foreach_copy_(self._buffers, list(tensors), non_blocking=True)
         return self._buffers
 
     def _made(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,0 +1,163 @@
+"""What the guard costs a training step: its parts timed themselves, not as the difference of two trainings.
+
+In a guarded step the snapshot, the step and the check are timed one after the other, by the wall and by CPU time; on a GPU each
+until the device is done, but for what the guard itself waits for. Shares are of the step of the same round; medians with a
+95 % interval (of order statistics). Every other step reads the moments once, plainly, in the place of the check. A recovery is
+timed from the check that finds a planted value to the end of the second step that is done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import binom
+
+from unsilent.monitor import Guard
+from unsilent.monitor.history import remembered
+from unsilent.sizes import human_bytes
+
+
+class Subject(NamedTuple):
+    """A training; ``gradients``: they are there when a step begins."""
+
+    name: str
+    model: torch.nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    others: list[Any]
+    step: Callable[[], object]
+    gradients: bool
+    rounds: int
+
+
+def llama(device: str) -> Subject:
+    """A Llama of 5.3 million parameters on 8 sequences of 512 tokens, AdamW."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=4096, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4,
+            num_key_value_heads=4, max_position_embeddings=512,
+        )
+    ).to(device)  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(4096, (8, 512), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+
+    count = sum(p.numel() for p in model.parameters())
+    return Subject(f"Llama, {count / 1e6:.1f} M parameters, 8 x 512 tokens", model, [optimizer], [], step, True, 6)
+
+
+def small(name: str, device: str) -> Subject:
+    """A training workload: the smaller a step, the larger the share of the guard."""
+    from unsilent.workloads import load_training
+    from unsilent.workloads.trainings.base import Seeds
+
+    workload = load_training(name, {"device": device})
+    state = workload.start(Seeds.all(0))
+    count = sum(p.numel() for p in state.model.parameters())
+    title = f"{name}, {count} parameters"
+    return Subject(title, state.model, state.optimizers, state.schedulers, lambda: workload.step(state), False, 100)
+
+
+class Clock:
+    """Reads wall and CPU time, [2], once the device is done."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+
+    def __call__(self) -> np.ndarray:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return np.array([time.perf_counter(), time.process_time()])
+
+
+def main(rounds: int, device: str = "cpu") -> None:
+    """Print a table for each training."""
+    torch.set_num_threads(1)
+    for make in (llama, lambda d: small("train-resnet", d), lambda d: small("train-chargpt", d)):
+        _report(make(device), rounds, Clock(device), device)
+
+
+def _report(subject: Subject, rounds: int, now: Clock, device: str) -> None:
+    guard = Guard(subject.model, subject.optimizers, *subject.others, gradients=subject.gradients)
+    for _ in range(3):
+        guard.step(subject.step)
+    parts: dict[str, list[np.ndarray]] = {key: [] for key in ("step", "check", "snapshot", "synchronisation", "read")}
+    for _ in range(max(rounds * subject.rounds, 6)):
+        waited = guard.spent.synchronise
+        times = [now()]
+        for part in (lambda: guard.begin(subject.step), subject.step, guard.end):
+            part()
+            times.append(now())
+        wait = np.full(2, guard.spent.synchronise - waited)
+        snapshot, step, check = np.diff(times, axis=0)
+        for key, value in (("step", step), ("check", check - wait), ("snapshot", snapshot), ("synchronisation", wait)):
+            parts[key].append(value)
+        guard.begin(subject.step)
+        subject.step()
+        moments, begun = _moments(subject), now()
+        for tensor in moments:
+            tensor.sum()
+        parts["read"].append(now() - begun)
+        guard.end()
+    guard.settle()
+    print(f"\n{subject.name} ({device}), {len(parts['step'])} steps")
+    print(f"one state {human_bytes(guard.nbytes // 2)}, moments {human_bytes(_size(_moments(subject)))}")
+    print(f"{'':26}{'wall ms':>30}{'CPU ms':>30}{'% of step, CPU':>26}{'wall':>9}")
+    found = {key: np.array(values) for key, values in parts.items()}
+    found["sum of the three"] = found["check"] + found["snapshot"] + found["synchronisation"]
+    for key in ("step", "check", "snapshot", "synchronisation", "sum of the three", "read"):
+        label = {"read": "one plain read of moments"}.get(key, key)
+        share = 100 * found[key] / found["step"]
+        wall, cpu = (_interval(found[key][:, i] * 1e3) for i in (0, 1))
+        print(f"{label:26}{wall:>30}{cpu:>30}{_interval(share[:, 1]):>26}{np.median(share[:, 0]):9.3f}")
+    print(f"alarms: {len(guard.alarms)}")
+    _recover(guard, subject, now, np.median(found["step"], axis=0))
+    guard.close()
+
+
+def _recover(guard: Guard, subject: Subject, now: Clock, step: np.ndarray, times: int = 5) -> None:
+    """Plant a value a few times and print what going back and two steps again cost."""
+    back, whole = [], []
+    for _ in range(times):
+        for _ in range(3):
+            guard.step(subject.step)
+        guard.settle()
+        guard.begin(subject.step)
+        subject.step()
+        _moments(subject)[0].view(-1)[0] = float("nan")
+        spent, begun = guard.spent.recovery, now()
+        guard.end()
+        guard.settle()
+        whole.append(now() - begun)
+        back.append(guard.spent.recovery - spent)
+    assert guard.recoveries == times
+    both = np.median(whole, axis=0)
+    print(
+        f"recovery: {np.median(back) * 1e3:.2f} ms to put the state back; with the two steps {both[0] * 1e3:.1f} ms wall, "
+        f"{both[1] * 1e3:.1f} ms CPU ({both[1] / step[1]:.2f} steps)"
+    )
+
+
+def _moments(subject: Subject) -> list[torch.Tensor]:
+    return [part.tensor for part in remembered(subject.model, subject.optimizers)]
+
+
+def _size(tensors: list[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _interval(values: np.ndarray) -> str:
+    """Median and the 95 % interval of it."""
+    ordered, count = np.sort(values), len(values)
+    low = int(binom.ppf(0.025, count, 0.5)) - 1
+    return f"{np.median(values):.3f} ({ordered[max(low, 0)]:.3f} – {ordered[min(count - 1 - low, count - 1)]:.3f})"
