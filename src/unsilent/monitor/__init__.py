@@ -3,5 +3,6 @@
 from unsilent.monitor.alarms import Alarm, GuardStop
 from unsilent.monitor.analytic import Analytic
 from unsilent.monitor.guard import Guard
+from unsilent.monitor.workload import guard_training
 
-__all__ = ["Alarm", "Analytic", "Guard", "GuardStop"]
+__all__ = ["Alarm", "Analytic", "Guard", "GuardStop", "guard_training"]
