@@ -144,8 +144,12 @@ def test_what_cannot_be_is_refused(monkeypatch):
     ring = Ring(model, [optimizer])
     with pytest.raises(UsageError, match="the ring holds 0 states"):
         ring.back()
-    monkeypatch.setattr("unsilent.recovery.ring.free_memory", lambda: 100)
+    size = sum(p.numel() * 4 for p in model.parameters())
+    # Room for one state, which is not enough.
+    monkeypatch.setattr("unsilent.recovery.ring.free_memory", lambda: size + 1000)
     with pytest.raises(
-        UsageError, match=r"one state of the ring needs .* on cpu, where 100 .* is free; keep it in a file"
+        UsageError, match=r"the ring needs .* on cpu \(2 x .*\), where .* is free; keep it in a file \(where='file'\)"
     ):
         ring.keep()
+    Ring(model, [optimizer], depth=1).keep()
+    Ring(model, [optimizer], where="file").keep()

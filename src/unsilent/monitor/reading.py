@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from unsilent.detectors.gradient_history import Floats
 from unsilent.errors import UsageError
@@ -70,6 +69,6 @@ class Reading:
         begun = time.perf_counter()
         if self._event is not None:
             self._event.synchronize()
-        found: Tensor = self._found
+        found = self._found.cpu()
         self.waited += time.perf_counter() - begun
         return np.asarray(found)

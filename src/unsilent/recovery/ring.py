@@ -57,7 +57,8 @@ class Ring:
                 )
         self._parts = (model, list(optimizers), list(others))
         self._where, self._gradients = where, gradients
-        self._slots = [_Slot(where) for _ in range(depth)]
+        self._slots: list[_Slot] = []
+        self._slots += [_Slot(where, self._slots) for _ in range(depth)]
         self._held: list[HeldTraining] = []
         self._next = 0
 
@@ -101,8 +102,8 @@ class Ring:
 class _Slot:
     """Memory for the copies of one state, made when it is first needed and whenever tensors change in kind or number."""
 
-    def __init__(self, where: Where) -> None:
-        self._where = where
+    def __init__(self, where: Where, ring: Sequence[_Slot]) -> None:
+        self._where, self._ring = where, ring
         self._buffers: list[Tensor] = []
         self._kinds: list[tuple[Any, ...]] = []
 
@@ -138,7 +139,8 @@ class _Slot:
         return found
 
     def _check_room(self, tensors: Sequence[Tensor]) -> None:
-        """Raise `UsageError` where the copies do not fit."""
+        """Raise `UsageError` where the copies do not fit, or those of the other slots that come next."""
+        empty = sum(1 for slot in self._ring if slot is self or not slot.nbytes)
         need: dict[torch.device, int] = {}
         for tensor in tensors:
             device = tensor.device if self._where == "device" else torch.device("cpu")
@@ -147,11 +149,11 @@ class _Slot:
             return  # a full disk says so itself
         for device, size in need.items():
             free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
-            if free is not None and size > free:
+            if free is not None and empty * size > free:
                 other = "in memory of the host (where='host') or in a file" if device.type == "cuda" else "in a file"
                 raise UsageError(
-                    f"one state of the ring needs {human_bytes(size)} on {device}, where {human_bytes(int(free))} is free; "
-                    f"keep it {other} (where='file')"
+                    f"the ring needs {human_bytes(empty * size)} on {device} ({empty} x {human_bytes(size)}), where "
+                    f"{human_bytes(int(free))} is free; keep it {other} (where='file')"
                 )
 
 
