@@ -38,6 +38,8 @@ from unsilent.monitor.reading import Ranks, Reading, check_alike, group_of
 from unsilent.recovery.ring import Ring, Where
 from unsilent.workloads.trainings.randomness import held_generators
 
+__all__ = ["Alarm", "Guard", "GuardStop"]
+
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 _guarded: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
