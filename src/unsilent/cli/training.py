@@ -291,7 +291,7 @@ def replay_training(store: Path, trial: str, workload: str | None, as_json: bool
     from unsilent.campaigns.spec import TrialId
     from unsilent.campaigns.trainings.store import TrainingStore
     from unsilent.studies.trainings.training import Reading, repeat
-    from unsilent.workloads.registry import TRAININGS
+    from unsilent.workloads.zoo import TRAININGS
 
     with TrainingStore(store) as opened:
         spec = opened.spec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,8 +12,9 @@ from unsilent.campaigns.trainings.spec import Floats
 from unsilent.engine.forking import GoldenTraining
 from unsilent.engine.forking.golden import state_hash
 from unsilent.faults.receipts import Hit
-from unsilent.monitor.guard import Alarm, Guard, GuardStop
+from unsilent.monitor import Alarm, GuardStop
 from unsilent.monitor.history import KINDS, Remembered, largest, remembered
+from unsilent.monitor.workload import guard_training
 from unsilent.sites.training.step import Step
 from unsilent.workloads.trainings.base import TrainingState
 
@@ -88,15 +88,7 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
         else:
             golden.workload.step(state)
 
-    scaler = [] if state.scaler is None else [state.scaler]
-    guard = Guard(
-        state.model,
-        state.optimizers,
-        *state.schedulers,
-        *scaler,
-        Counters(state),
-        told=lambda alarm: alarms.append((state.step - 1, alarm)),
-    )
+    guard = guard_training(state, told=lambda alarm: alarms.append((state.step - 1, alarm)))
     guard.learn(*history.before(begin))
     reason = "missed"
     try:
@@ -110,22 +102,6 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
         guard.close()
     at, alarm = alarms[0] if alarms else (None, "")
     return Guarded(reason, None if at is None else at - step, str(alarm), runs, reason == "recovered", tuple(hits))
-
-
-class Counters:
-    """The counters of a training's state, to be put back with it."""
-
-    def __init__(self, state: TrainingState) -> None:
-        self._state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `TrainingState`."""
-        return {"step": self._state.step, "epoch": self._state.epoch, "cursor": self._state.cursor}
-
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Set them."""
-        for name, value in values.items():
-            setattr(self._state, name, value)
 
 
 def _summary(kinds: list[str], values: Floats) -> Floats:
