@@ -85,7 +85,7 @@ def points(counts, ratios=(0.8, 0.9, 0.7)):
     for name, count in counts.items():
         for k in range(count):
             own = tuple(None if r is None else r * 10.0**k for r in ratios) if TrainingOutcome(name).latent else ratios
-            own = (math.inf, *ratios[1:]) if "nan" in name else own
+            own = (ratios[0] and math.inf, *ratios[1:]) if "nan" in name else own
             found.append(Point(f"random/x/{k}", name, (None, None, None) if name == "crashed" else own))
     return tuple(found)
 
@@ -124,7 +124,8 @@ def result(counts=None, **more):
     spread = tuple(np.linspace(-0.01, 0.02, 20))
     fields = {
         "workload": "train-toy", "command": "unsilent training train-toy", "spec": {"seed": 3, "horizon": None},
-        "campaign": "c0ffee", "store": "s.sqlite", "steps": STEPS, "samples": 450, "parameters": 5090, "optimizers": ("Adam", "Adam"),
+        "campaign": "c0ffee", "store": "s.sqlite", "steps": STEPS, "samples": 450, "parameters": 5090,
+        "optimizers": ("Adam", "Adam"),
         "golden_test": 0.95, "golden_seconds": 5.0, "confidence": 0.95, "thresholds": Thresholds(),
         "floor": FloorValues("impl", spread, spread, (0.01,) * 20, (False,) * 20, 10, (0.1,) * 20), "level": 0.05,
         "n": sum(counts.values()), "classes": classes(counts), "whole": group("all", counts), "groups": groups,
@@ -255,7 +256,7 @@ def test_pvf_and_guard_are_told():
     assert headline(result(parts=nothing)).startswith("No corruption of 3 targets")
     text = text_of(CORNERS["guard"])
     assert "the guard caught 16 of 20 harmful faults, 80 % [56, 95], within two steps" in text
-    assert "wrote more than 10000 times what was usual it caught all of 15 trials (at least 78 %)" in text
+    assert "wrote more than 10,000 times what was usual it caught all of 15 trials (at least 78 %)" in text
     assert "15 of 16 ended with golden's very bits" in text
     assert "2 caught later than that, 1 stopped" in text
     assert "alarms: exp_avg_sq of stem 14, running_var of bn 2" in text

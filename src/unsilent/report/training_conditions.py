@@ -14,8 +14,8 @@ from unsilent.studies.trainings.records import Point
 
 HISTORY, MOVING = (WATCHED.index("first"), WATCHED.index("second")), (WATCHED.index("moving"),)
 TITLES = {
-    HISTORY: "largest gradient history (first or second moment), × golden's largest",
-    MOVING: "largest moving statistic, × golden's largest",
+    HISTORY: "largest gradient history, × golden's",
+    MOVING: "largest moving statistic, × golden's",
 }
 MOST = 3000
 """Harmless trials that are drawn; of the others all are."""
@@ -37,11 +37,11 @@ def conditions_figure(points: Sequence[Point]) -> Figure | None:
     traces = []
     for name in names:  # harmless ones come first, so the others lie above them
         mine = [(i, point) for i, point in enumerate(kept) if point.outcome == name]
-        xs = [scales[0].place(ratio(point, sides[0]), i) for i, point in mine]
+        xs = [scales[0].place(ratio(point, sides[0]), _spread(i, 0)) for i, point in mine]
         if len(sides) == 2:
-            ys = [scales[1].place(ratio(point, sides[1]), 7 * i + 3) for i, point in mine]
+            ys = [scales[1].place(ratio(point, sides[1]), _spread(i, 1)) for i, point in mine]
         else:
-            ys = [names.index(name) + 0.6 * (_golden(i) - 0.5) for i, _ in mine]
+            ys = [names.index(name) + 0.6 * (_spread(i, 1) - 0.5) for i, _ in mine]
         colour, symbol = look(name)
         size = 6 if name.startswith("masked") else 10
         marker = {"color": colour, "symbol": symbol, "size": size, "line": {"color": INK, "width": 0.5}}
@@ -90,9 +90,9 @@ class _Scale:
         self.below = any(x is None or x < LEAST for x in values)
         self.above = len(finite) < sum(x is not None for x in values)
 
-    def place(self, value: float | None, number: int) -> float:
-        """In decades; marks of one edge are set apart so that they can be told."""
-        jitter = (0.25 + 0.5 * _golden(number)) * self._band
+    def place(self, value: float | None, apart: float) -> float:
+        """In decades; marks of one edge are set ``apart``, from 0 to 1, so that they can be told."""
+        jitter = (0.25 + 0.5 * apart) * self._band
         if value is None or value < LEAST:
             return round(self.low - jitter, 3)
         return round(self.high + jitter if not math.isfinite(value) else math.log10(value), 3)
@@ -102,7 +102,7 @@ class _Scale:
         every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200) if (self.high - self.low) / n <= 9)
         first = math.ceil(self.low / every) * every
         ticks: Mapping[float, str] = {float(k): power(k) for k in range(first, self.high + 1, every)}
-        edges = {self.low - 0.5 * self._band: "none"} if self.below else {}
+        edges = {self.low - 0.5 * self._band: "0, none"} if self.below else {}
         over = {self.high + 0.5 * self._band: "∞, NaN"} if self.above else {}
         named = {
             **edges,
@@ -122,9 +122,9 @@ class _Scale:
         return [{"type": "line", f"{along}0": at, f"{along}1": at, "line": line, **ends} for at, line in places]
 
 
-def _golden(number: int) -> float:
-    """Evenly spread numbers from 0 to 1, the same each time."""
-    return (0.6180339887498949 * number) % 1.0
+def _spread(number: int, along: int) -> float:
+    """Evenly spread numbers from 0 to 1, the same each time; those of two axes fill a square evenly (Roberts' R2)."""
+    return ((0.7548776662466927, 0.5698402909980532)[along] * number) % 1.0
 
 
 def _hover(point: Point) -> str:

@@ -116,7 +116,7 @@ def parts_figure(parts: Sequence[Part]) -> Figure:
     series = []
     for number, kind in enumerate(kinds):
         mine = [part for part in parts if part.what == kind and (part.part or part.target) in names]
-        apart = 0.3 * ((number + 0.5) / len(kinds) - 0.5)
+        apart = 0.5 * ((number + 0.5) / len(kinds) - 0.5)
         rows = [(names.index(p.part or p.target) + apart, p.pvf, _hover(p.target, p.pvf)) for p in mine]
         colour, symbol = SERIES_COLOURS[number % len(SERIES_COLOURS)], MARKERS[number % len(MARKERS)]
         series.append(Dots(label(kind), [colour] * len(rows), [symbol] * len(rows), rows))
@@ -275,7 +275,7 @@ def _dots(dots: Dots, bottom: float) -> list[Figure]:
         "x": [v.estimate for v in values],
         "y": [dots.rows[i][0] for i in some],
         "error_x": bars,
-        "marker": {"color": [dots.colour[i] for i in some], "symbol": [dots.symbol[i] for i in some], "size": 10},
+        "marker": {"color": _one(dots.colour, some), "symbol": _one(dots.symbol, some), "size": 10},
         "hovertext": [dots.rows[i][2] for i in some],
     }
     limits = {
@@ -292,6 +292,11 @@ def _dots(dots: Dots, bottom: float) -> list[Figure]:
         "hovertext": [dots.rows[i][2] for i in none],
     }
     return [drawn, limits] if none and bottom else [drawn]
+
+
+def _one(values: Sequence[str], kept: Sequence[int]) -> str | list[str]:
+    """One value where all are the same: the legend of a series that has limits alone shows it, too."""
+    return values[0] if len(set(values)) == 1 else [values[i] for i in kept]
 
 
 def _rows(names: Sequence[str]) -> Figure:

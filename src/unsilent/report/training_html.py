@@ -38,11 +38,11 @@ from unsilent.report.training_info import (
     how,
     ordered_groups,
     part_cells,
+    plainly,
     pvf_text,
     thresholds,
     told,
 )
-from unsilent.statistics.intervals import Interval
 from unsilent.studies.trainings.records import Curve, Group, Part, TrainingResult
 
 TEMPLATE = "training.html.jinja"
@@ -53,7 +53,7 @@ SHAPES = {
 """Plotly's markers as text."""
 HEADS = {
     "classes": ("class", "trials", "share %", "interval", "what it is", "example"),
-    "groups": ("group", "by", "trials", "harmful %", "interval", "latent %", "interval"),
+    "groups": ("group", "by", "trials", "harmful %", "latent %"),
     "conditions": (
         "largest within two steps", "above × golden's", "latent with", "latent without", "others with", "others without",
         "sensitivity %", "specificity %",
@@ -120,7 +120,12 @@ def page(result: TrainingResult) -> dict[str, Any]:
 def numbers(result: TrainingResult) -> list[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     found = [("struck trainings", f"{result.n:,}", f"of {result.steps:,} steps")]
-    for term, share in (("harmful", result.whole.harmful), ("latent", result.whole.latent)):
+    shares = [("harmful", result.whole.harmful), ("latent", result.whole.latent)]
+    if result.parts:
+        found.append(("targets", f"{len(result.parts):,}", ""))
+        worst = max((part.pvf for part in result.parts), key=lambda share: (share.estimate or 0.0, share.low))
+        shares = [("largest training PVF", worst)]
+    for term, share in shares:
         text = shown(share.estimate, share.low, share.high)
         found.append((term, f"{text.estimate} %", text.limits if share.estimate else ""))
     found.append(("fault-free accuracy", f"{100 * result.golden_test:.2f} %", f"of {result.samples:,} samples"))
@@ -160,15 +165,10 @@ def _curve(curve: Curve) -> str:
 
 
 def _group(kind: str, group: Group, seen: list[str]) -> Line:
-    shares = (cell for share in (group.harmful, group.latent) for cell in _share(share))
+    shares = (Cell(plainly(s), -1.0 if s.estimate is None else s.estimate) for s in (group.harmful, group.latent))
     counts = (Cell(f"{group.counts.get(name, 0):,}", float(group.counts.get(name, 0))) for name in seen)
     cells = (Cell(clean(kind)), Cell(f"{group.n:,}", float(group.n)), *shares, *counts)
     return Line(clean(group.name), "", cells, title=counts_text(group.counts))
-
-
-def _share(share: Interval) -> tuple[Cell, Cell]:
-    text = shown(share.estimate, share.low, share.high)
-    return Cell(text.estimate, -1.0 if share.estimate is None else share.estimate), Cell(text.limits, share.high)
 
 
 def facts(result: TrainingResult) -> list[tuple[str, str]]:

@@ -115,11 +115,12 @@ def _pvf_headline(result: TrainingResult) -> str:
 
 def findings(result: TrainingResult) -> Iterator[str]:
     """What else is told in sentences."""
+    if result.parts:
+        yield pvf_text(result)
+        yield f"what follows counts the trials of all {counted(len(result.parts), 'target')} together, whatever their size"
     yield from _classes(result)
     yield from map(contrast_text, result.contrasts)
     yield from _conditions(result)
-    if result.parts:
-        yield pvf_text(result)
     if result.guard is not None:
         yield from guard_texts(result)
     yield from map(clean, result.notes)
@@ -203,7 +204,7 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
         return
     whole, large = found.all, found.largest
     yield f"the guard caught {of_all(whole.share, 'harmful fault')}, within two steps"
-    yield f"of faults that wrote more than {found.large:g} times what was usual it caught {of_all(large.share)}"
+    yield f"of faults that wrote more than {found.large:,.0f} times what was usual it caught {of_all(large.share)}"
     if whole.within:
         bits = "all" if whole.identical == whole.within else f"{whole.identical:,} of {whole.within:,}"
         yield f"runs that it caught in time and rolled back: {bits} ended with golden's very bits"
@@ -297,7 +298,12 @@ def group_cells(group: Group) -> list[str]:
     """n, harmful and latent share with limits, and which classes that are not masked."""
     harm = shown(group.harmful.estimate, group.harmful.low, group.harmful.high)
     latent = shown(group.latent.estimate, group.latent.low, group.latent.high)
-    return [f"{group.n:,}", harm.estimate, harm.limits, latent.estimate, latent.limits, counts_text(group.counts)]
+    return [f"{group.n:,}", harm.estimate, harm.limits, latent.estimate, counts_text(group.counts)]
+
+
+def plainly(share: Interval) -> str:
+    """``3.8 [2.5, 5.6]`` in percent, ``0 [0, 31]``; ``–`` of no trial."""
+    return _percent(share).replace(" %", "") if share.n else "–"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -308,8 +314,8 @@ def counts_text(counts: Mapping[str, int]) -> str:
 def condition_cells(found: Condition) -> list[str]:
     """Kind and factor, the four counts, sensitivity and specificity with limits."""
     counts = [f"{x:,}" for x in (found.hit, found.missed, found.false, found.clear)]
-    shares = [_percent(share).replace(" %", "") if share.n else "–" for share in (found.sensitivity, found.specificity)]
-    return [clean(KINDS.get(found.kind, found.kind)), f"{found.factor:,.0f}", *counts, *shares]
+    kind = clean(KINDS.get(found.kind, found.kind))
+    return [kind, f"{found.factor:,.0f}", *counts, plainly(found.sensitivity), plainly(found.specificity)]
 
 
 def part_cells(part: Part) -> list[str]:

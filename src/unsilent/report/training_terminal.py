@@ -95,8 +95,8 @@ def _tables(result: TrainingResult, console: Console) -> None:
         if len(groups) < 2:
             continue
         kept = groups if len(groups) <= GROUPS else worst_first(groups)[:GROUPS]
-        cells = [(short(clean(g.name), NAME), group_cells(g)) for g in kept]
-        _table(console, (clean(kind), *HEADS["group"]), [[name, *c[:4], c[5]] for name, c in cells], left=(5,))
+        cells = [[short(clean(g.name), NAME), *group_cells(g)] for g in kept]
+        _table(console, (clean(kind), *HEADS["group"]), cells, left=(5,))
         if len(groups) > len(kept):
             print_lines(
                 console, [f"the {GROUPS} most harmful, and {len(groups) - len(kept):,} more in the report"], False
