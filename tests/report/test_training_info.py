@@ -12,18 +12,8 @@ from rich.console import Console
 from report.conftest import HOSTILE
 from unsilent.campaigns.trainings.reading import FloorValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
-from unsilent.report.training_info import (
-    BRIEF,
-    SOURCES,
-    TOLD,
-    counts_text,
-    findings,
-    headline,
-    how,
-    of_all,
-    ordered_groups,
-    rate,
-)
+from unsilent.report.training_cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
+from unsilent.report.training_info import findings, headline, how
 from unsilent.report.training_json import training_json
 from unsilent.report.training_terminal import GROUPS, PLAIN, render_training
 from unsilent.statistics.comparing import difference

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from unsilent.campaigns.trainings.spec import WATCHED
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.look import INK, SOFT, Figure, figure, label
-from unsilent.report.training_figures import look, power
+from unsilent.report.training_curves import power
+from unsilent.report.training_figures import look
 from unsilent.report.training_info import FACTOR
 from unsilent.studies.trainings.records import Point
 

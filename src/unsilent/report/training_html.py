@@ -12,37 +12,31 @@ from unsilent.report.look import Figure
 from unsilent.report.pages import capitalised, render_page, write_page
 from unsilent.report.tables import Cell, Line
 from unsilent.report.text import clean, shown
-from unsilent.report.training_conditions import MOST, conditions_figure, drawn
-from unsilent.report.training_figures import (
-    GOLDEN,
-    HARM,
-    LATENT,
-    ROWS,
-    classes_figure,
-    curve_figures,
-    group_figures,
-    guard_figure,
-    look,
-    parts_figure,
-    stroke,
-)
-from unsilent.report.training_info import (
-    FACTOR,
+from unsilent.report.training_cells import (
     caught_cells,
     class_cells,
     condition_cells,
     counts_text,
     example,
-    findings,
-    headline,
-    how,
     ordered_groups,
     part_cells,
     plainly,
-    pvf_text,
     thresholds,
     told,
 )
+from unsilent.report.training_conditions import MOST, conditions_figure, drawn
+from unsilent.report.training_curves import GOLDEN, curve_figures, stroke
+from unsilent.report.training_figures import (
+    HARM,
+    LATENT,
+    ROWS,
+    classes_figure,
+    group_figures,
+    guard_figure,
+    look,
+    parts_figure,
+)
+from unsilent.report.training_info import FACTOR, findings, headline, how, pvf_text
 from unsilent.studies.trainings.records import Curve, Group, Part, TrainingResult
 
 TEMPLATE = "training.html.jinja"

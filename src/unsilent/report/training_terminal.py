@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from unsilent.report.console import print_columns, print_lines
 from unsilent.report.text import clean, short
-from unsilent.report.training_info import (
+from unsilent.report.training_cells import (
     caught_cells,
     class_cells,
     condition_cells,
     example,
-    findings,
     group_cells,
-    headline,
-    how,
     ordered_groups,
     part_cells,
     thresholds,
     told,
     worst_first,
 )
+from unsilent.report.training_info import findings, headline, how
 from unsilent.report.training_json import rows
 from unsilent.studies.trainings.records import TrainingResult
 
