@@ -137,7 +137,7 @@ def judge_ending(
     if not length:
         raise ValueError("a run has no step from the fault on; give the metric of the fault's own step at least")
     below = golden.metric[:length] - faulty.metric[:length]
-    end = min(t.end, length)
+    end = max(1, min(t.end, length - 1))  # the struck step itself says nothing of how the training goes on
     if beyond_noise and not float(below[-end:].mean()) <= t.gap:
         return _degrade(below, golden.metric[:length], t)
     test = golden.test - faulty.test

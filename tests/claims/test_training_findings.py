@@ -1,0 +1,83 @@
+"""What docs/training.md and docs/papers/isca23-campaigns.md say of struck trainings, on runs of a quarter of the length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unsilent.campaigns.driver import Budget
+from unsilent.campaigns.executors import make_executor
+from unsilent.campaigns.replicas import ReplicaStore, Switches
+from unsilent.campaigns.trainings.spec import TrainingSpec
+from unsilent.campaigns.trainings.store import TrainingStore
+from unsilent.outcomes.training import Thresholds
+from unsilent.statistics.intervals import clopper_pearson
+from unsilent.studies.trainings.floor import horizon_of, run_floor
+from unsilent.studies.trainings.judging import Judge
+from unsilent.studies.trainings.records import TrainingResult
+from unsilent.studies.trainings.training import Reading, drawn, run_training
+
+pytestmark = pytest.mark.claim
+TRIALS = 300
+SPEC = TrainingSpec(
+    "train-resnet-sgd", (("steps", "300"),), value="uniform:low=1e16,high=1e18", faults=(("RD", 1.0), ("INPUT", 1.0))
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trainings")
+
+
+@pytest.fixture(scope="module")
+def floor(folder: Path):
+    with ReplicaStore(folder / "floor.sqlite", write=True) as store:
+        return run_floor(SPEC, store, Switches.parse("impl"), jobs=2)
+
+
+def campaign(folder: Path, floor, spec: TrainingSpec, name: str, *, guard: bool = False) -> TrainingResult:
+    with TrainingStore(folder / name, write=True) as store, make_executor(None, spec, jobs=2) as executor:
+        return run_training(spec, Budget(TRIALS), executor, store, floor, Reading(), guard=guard)
+
+
+@pytest.fixture(scope="module")
+def exact(folder: Path, floor) -> TrainingResult:
+    return campaign(folder, floor, SPEC, "exact.sqlite", guard=True)
+
+
+@pytest.fixture(scope="module")
+def shortened(folder: Path, floor) -> TrainingResult:
+    return campaign(folder, floor, replace(SPEC, horizon=horizon_of(floor, 50)), "horizon.sqlite")
+
+
+def test_all_classes_add_up_and_much_is_harmful(exact: TrainingResult) -> None:
+    assert sum(group.n for group in exact.classes) == TRIALS
+    assert exact.whole.harmful.low > 0.1
+
+
+def test_latent_harm_is_foretold_within_two_steps(exact: TrainingResult) -> None:
+    (found,) = [c for c in exact.conditions if (c.kind, c.factor) == ("any", 100.0)]
+    assert found.hit > 10
+    assert found.missed == 0
+
+
+def test_the_condition_is_not_sufficient(exact: TrainingResult) -> None:
+    (found,) = [c for c in exact.conditions if (c.kind, c.factor) == ("any", 100.0)]
+    assert found.false > 0
+
+
+def test_the_guard_undoes_every_large_harmful_fault(exact: TrainingResult) -> None:
+    assert exact.guard is not None
+    assert exact.guard.largest.n > 30
+    assert exact.guard.largest.within == exact.guard.largest.n == exact.guard.largest.identical
+
+
+def test_a_horizon_costs_less_and_misjudges_few(folder: Path, floor, exact: TrainingResult, shortened: TrainingResult) -> None:
+    with TrainingStore(folder / "exact.sqlite") as whole, TrainingStore(folder / "horizon.sqlite") as short:
+        judge = Judge(whole.description, floor, Thresholds())
+        ends = {row.trial: judge.judge(row).outcome for row in drawn(whole)}
+        wrong = [row.trial for row in drawn(short) if judge.judge(row).outcome != ends[row.trial]]
+    assert clopper_pearson(len(wrong), TRIALS).high <= 0.02
+    assert shortened.cost.steps < 0.7 * exact.cost.steps
