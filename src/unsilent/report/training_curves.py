@@ -35,17 +35,22 @@ def metric_figure(curves: Sequence[Curve], golden: Curve, steps: int) -> Figure:
     return figure(traces, 250, xaxis=_steps(curves, steps), yaxis=yaxis, **_bare(curves))
 
 
-def loss_figure(curves: Sequence[Curve], steps: int) -> Figure | None:
-    """The training loss of the examples on a logarithmic axis; a cross at the top where it is no longer finite.
+def loss_figure(curves: Sequence[Curve], steps: int, golden: Sequence[float] = ()) -> Figure | None:
+    """The training loss of the examples on a logarithmic axis, golden's beneath; a cross at the top where it is not finite.
 
     None where no loss is finite.
     """
     seen = [x for curve in curves for x in curve.losses if x is not None and x > 0]
     if not seen:
         return None
+    seen += [x for x in golden if x > 0]
     low, high = math.log10(min(seen)), math.log10(max(seen))
     room = 0.06 * max(high - low, 1.0)
     traces: list[Figure] = []
+    if golden:
+        xs, ys = peaks(0, golden)
+        hover = [f"golden, step {x:,}: {_number(y)}" for x, y in zip(xs, ys, strict=True)]
+        traces.append(_line(xs, ys, "golden", {"color": GOLDEN, "width": 3}, hover))
     for number, curve in enumerate(curves):
         xs, ys = peaks(curve.step, curve.losses)
         hover = [f"{label(curve.trial)}, step {x:,}: {_number(y)}" for x, y in zip(xs, ys, strict=True)]
@@ -89,7 +94,7 @@ def curve_figures(result: TrainingResult) -> dict[str, Figure]:
     for name in dict.fromkeys(curve.outcome for curve in result.curves):
         mine = [curve for curve in result.curves if curve.outcome == name]
         found[f"metric-{name}"] = metric_figure(mine, golden, result.steps)
-        losses = loss_figure(mine, result.steps)
+        losses = loss_figure(mine, result.steps, result.golden_losses)
         if losses is not None:
             found[f"loss-{name}"] = losses
     return found

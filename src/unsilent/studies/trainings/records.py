@@ -181,3 +181,5 @@ class TrainingResult:
     versions: Mapping[str, str]
     info: Mapping[str, Any]
     notes: tuple[str, ...]
+    golden_losses: tuple[float, ...] = ()
+    """Of each step of the fault-free run."""

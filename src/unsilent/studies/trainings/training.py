@@ -143,6 +143,7 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         versions=found.versions,
         info=found.info,
         notes=found.notes,
+        golden_losses=found.losses,
     )
 
 
