@@ -25,7 +25,7 @@ LADDERS: Mapping[str, tuple[Recipe, ...]] = {
     "immediate-nan": _ladder(("fwd",), ("set:value=nan,rate=1", "set:value=inf,rate=1")),
     "short-term-nan": _ladder(("grad_wt", "grad_in"), ("set:value=nan", "set:value=1e38", *_LARGE[::-1])),
     "sharp-degrade": _ladder(("param", "grad_wt"), (*_WEIGHTS, *_LARGE), (0.97, *SHARES)),
-    "slow-degrade": _ladder(("grad_in", "grad_wt", "fwd"), _LARGE) + _ladder(("param",), _WEIGHTS),
+    "slow-degrade": _ladder(("param",), _WEIGHTS) + _ladder(("grad_in", "grad_wt", "fwd"), _LARGE),
     "sharp-slow-degrade": _ladder(("param", "grad_in"), (*_WEIGHTS, *_LARGE)),
     "low-test": _ladder(("fwd",), ("set:value=1e18", "set:value=1e24", "set:value=1e6"), (0.97, 0.99, 0.9, 0.7)),
 }
