@@ -7,7 +7,7 @@ work of the accelerators that the fault models describe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -141,10 +141,7 @@ class Drawing:
         for phase in self.spec.phases:
             if phase not in STRUCK_PHASES:
                 raise unknown("phase", phase, STRUCK_PHASES)
-        layers = list(dict.fromkeys(place.layer for place in self.everywhere))
-        for glob in self.spec.layers:
-            if not any(fnmatchcase(layer, glob) for layer in layers):
-                raise unknown("layer with products (convolutions, matrix products)", glob, layers)
+        self._check_layers("products (convolutions, matrix products)", {place.layer for place in self.everywhere})
         found = [
             place
             for place in self.everywhere
@@ -153,9 +150,15 @@ class Drawing:
         if not found:
             raise UsageError(
                 f"no product of {', '.join(self.spec.layers)} has phase {' or '.join(self.spec.phases)} in a step of "
-                f"{self.spec.workload}; widen --layers or --phase"
+                f"{self.spec.workload}; widen --layer or --phase"
             )
         return found
+
+    def _check_layers(self, what: str, layers: Set[str]) -> None:
+        """Raise ``UsageError`` for a glob that no layer with ``what`` has."""
+        for glob in self.spec.layers:
+            if not any(fnmatchcase(layer, glob) for layer in layers):
+                raise unknown(f"layer with {what}", glob, layers)
 
     def _products(self) -> list[Place]:
         """All convolutions and matrix products, in all phases."""
@@ -203,6 +206,7 @@ class Drawing:
             raise UsageError("--per strikes memory with one fault model; give one --fault")
         if self.spec.accelerator is not None or self.spec.value is not None:
             raise UsageError("--per strikes memory, which --accelerator and --value say nothing of; leave them out")
+        self._check_layers("parameters", {SiteName("param", name).layer for name in parameters})
         model, found = self._model, dict[str, list[Region]]()
         for what in ("param", STATE):
             for site, region in self._regions.items():
@@ -215,7 +219,9 @@ class Drawing:
                 parts = {"component": component_of(owner, components), "layer": owner.layer, "tensor": name}
                 found.setdefault(f"{what}:{parts[self.spec.per]}", []).append(region)
         if not found:
-            raise UsageError(f"no parameter lies in {', '.join(self.spec.layers)}; widen --layers")
+            raise UsageError(
+                f"{model.text} fits no parameter of {', '.join(self.spec.layers)}; widen --layer, or another --fault"
+            )
         return found
 
     @cached_property

@@ -97,6 +97,10 @@ class TrainingRunner:
         self.campaign = campaign_hash(spec, self.fingerprint)
         self._design = campaign_hash(replace(spec, horizon=None), self.fingerprint)  # however far runs are followed
 
+    def close(self) -> None:
+        """Put back torch's settings of before."""
+        self._settings.close()
+
     def describe(self) -> TrainingFound:
         """What the driver needs to plan and a report to explain."""
         golden, drawing = self.golden, self.drawing
