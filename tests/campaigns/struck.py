@@ -1,0 +1,94 @@
+"""A tiny training in a file of its own, that can be struck in milliseconds and goes wrong as its options say; and what tests ask
+of it."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+
+from unsilent.campaigns.trainings.spec import TrainingSpec
+
+LOOP = '''
+import os
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import unsilent
+
+
+def data(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 1, 6, 6, generator=generator)
+    return x, x[:, 0, :3].mean((1, 2)).gt(0).long() + x[:, 0, 3:].mean((1, 2)).gt(0).long()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4 * 36, 3)
+        self.calls = 0
+
+    def forward(self, x):
+        return self.fc(self.norm(self.conv(x)).relu().flatten(1))
+
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "plain": lambda p: torch.optim.SGD(p, lr=0.05),
+}
+
+
+def make(steps: int = 24, optimizer: str = "adamw", ends: str = "no", loose: str = "no", amp: str = "none"):
+    """``ends``: what it does once the last bias is far from all that training gives. ``loose``: how it is not repeatable."""
+    x, y = data(96, 1)
+    kept = torch.Generator().manual_seed(0)
+
+    def loss(model, batch):
+        if model.training and bool(model.fc.bias.abs().max() > 1e3):
+            if ends == "raises":
+                raise ArithmeticError("the loss itself raises\\nin two lines")
+            if ends == "dies":
+                os.kill(os.getpid(), 9)
+            while ends == "hangs":
+                pass
+        scores = model(batch[0])
+        found = cross_entropy(scores, batch[1])
+        if model.training and loose == "unseeded":
+            found = found * (1 + torch.rand(1, generator=kept).item())
+        if model.training and loose == "counter":
+            model.calls += 1
+            found = found * (1 + model.calls / 100)
+        return found, {"accuracy": (scores.argmax(1) == batch[1]).float().mean()}
+
+    return unsilent.Training(
+        model=Net,
+        optimizer=lambda model: OPTIMIZERS[optimizer](model.parameters()),
+        batches=[(x[i : i + 16], y[i : i + 16]) for i in range(0, 96, 16)],
+        loss=loss,
+        evaluate=[data(80, 2)],
+        steps=steps,
+        amp=amp,
+        name="tiny",
+        streams=("init", "order", "within"),
+    )
+'''
+"""Operations that can be struck: a convolution without a gradient of its input, and a matrix product."""
+
+
+def write_loop(folder):
+    """The file of it in a folder; what a spec calls it."""
+    (folder / "struck_loop.py").write_text(LOOP)
+    return f"{folder}/struck_loop.py:make"
+
+
+@contextmanager
+def running(spec: TrainingSpec):
+    """A runner in this process, whose settings are put back."""
+    from unsilent.campaigns.trainings.runner import TrainingRunner
+
+    with closing(TrainingRunner(spec)) as runner:
+        yield runner
