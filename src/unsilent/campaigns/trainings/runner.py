@@ -214,7 +214,12 @@ class TrainingRunner:
     def _fingerprint(self) -> dict[str, str]:
         golden = self.golden
         hashes = np.array(golden.hashes, dtype=np.uint64).tobytes()
+        described = {}
+        if self.spec.accelerator is not None:  # a file, whose content may change
+            models = repr([kind.source for kind in self.drawing.kinds])
+            described = {"accelerator": xxhash.xxh3_128_hexdigest(models.encode())}
         return {
+            **described,
             "golden": xxhash.xxh3_128_hexdigest(hashes + golden.losses.tobytes()),
             "held-out": xxhash.xxh3_128_hexdigest(golden.evaluation.labels.tobytes()),
             "code": code_fingerprint(self.spec.workload, self.workload, None),
@@ -272,7 +277,7 @@ def accuracy(found: Evaluation) -> float:
 def written(hits: Sequence[Hit]) -> float:
     """The largest magnitude that was written; inf for what is no number."""
     values = [np.abs(np.asarray(hit.fault.codec.decode(hit.after), dtype=np.float64)) for hit in hits if len(hit.after)]
-    return max((float(np.nan_to_num(v, nan=np.inf).max()) for v in values), default=0.0)
+    return max((float(np.where(np.isnan(v), np.inf, v).max()) for v in values), default=0.0)
 
 
 def fault_text(hits: Sequence[Hit]) -> str:
