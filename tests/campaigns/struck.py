@@ -24,10 +24,10 @@ def data(count, seed):
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, norm):
         super().__init__()
         self.conv = nn.Conv2d(1, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(4)
+        self.norm = nn.BatchNorm2d(4) if norm else nn.Identity()
         self.fc = nn.Linear(4 * 36, 3)
         self.calls = 0
 
@@ -42,7 +42,8 @@ OPTIMIZERS = {
 }
 
 
-def make(steps: int = 24, optimizer: str = "adamw", ends: str = "no", loose: str = "no", amp: str = "none"):
+def make(steps: int = 24, optimizer: str = "adamw", ends: str = "no", loose: str = "no", amp: str = "none",
+         norm: bool = True):
     """``ends``: what it does once the last bias is far from all that training gives. ``loose``: how it is not repeatable."""
     x, y = data(96, 1)
     kept = torch.Generator().manual_seed(0)
@@ -65,7 +66,7 @@ def make(steps: int = 24, optimizer: str = "adamw", ends: str = "no", loose: str
         return found, {"accuracy": (scores.argmax(1) == batch[1]).float().mean()}
 
     return unsilent.Training(
-        model=Net,
+        model=lambda: Net(norm),
         optimizer=lambda model: OPTIMIZERS[optimizer](model.parameters()),
         batches=[(x[i : i + 16], y[i : i + 16]) for i in range(0, 96, 16)],
         loss=loss,

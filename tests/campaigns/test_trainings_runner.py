@@ -1,0 +1,327 @@
+"""Rows of struck trainings are what whole runs give that are struck by hand, and say why they ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from campaigns.struck import running, write_loop
+from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.trainings.spec import Horizon, TrainingSpec
+from unsilent.errors import UsageError
+from unsilent.sites.training.step import Step
+from unsilent.workloads import load_training
+from unsilent.workloads.trainings import Seeds
+
+STEPS = 24
+KINDS = {
+    "adamw": (),
+    "sgd": (("optimizer", "sgd"),),
+    "no norm": (("norm", "False"),),
+    "scaled": (("amp", "bfloat16"),),
+}
+ENTRIES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer", None)}
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory):
+    return write_loop(tmp_path_factory.mktemp("runner"))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def runner(request, loop):
+    with running(TrainingSpec(loop, KINDS[request.param])) as found:
+        yield found
+
+
+@pytest.fixture
+def one(loop):
+    """``one(spec fields)``: a runner for this test."""
+    held = []
+
+    def make(**fields):
+        manager = running(TrainingSpec(loop, **fields))
+        held.append(manager)
+        return manager.__enter__()
+
+    yield make
+    for manager in held:
+        manager.__exit__(None, None, None)
+
+
+def trial(k, target="random"):
+    return TrialId(target, None, k)
+
+
+def biggest(tensors):
+    """As a row has it: NaN where there is none, inf where one is no number."""
+    found = [np.abs(t.detach().double().numpy()) for t in tensors]
+    values = [float("inf") if np.isnan(a).any() else a.max() for a in found]
+    return max(values, default=float("nan"))
+
+
+def remembered(state):
+    """The largest of first moments, of second moments, of moving statistics, by hand."""
+    names = ENTRIES["adamw" if "AdamW" in type(state.optimizers[0]).__name__ else "sgd"]
+    moments = [
+        [s[name] for o in state.optimizers for s in o.state.values() if name and s.get(name) is not None]
+        for name in names
+    ]
+    moving = [b for name, b in state.model.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    return [biggest(tensors) for tensors in (*moments, moving)]
+
+
+def by_hand(spec, drawn, steps=STEPS):
+    """The whole run without forks, and what it said from the fault on."""
+    workload = load_training(spec.workload, dict(spec.options))
+    state = workload.start(Seeds.all(spec.init))
+    losses, metric, watched = [], [], []
+    for now in range(steps):
+        with Step(state.model, drawn.faults if now == drawn.struck.step else [], state.optimizers):
+            record = workload.step(state)
+        if now >= drawn.struck.step:
+            losses.append(record.loss)
+            metric.append(record.metrics["accuracy"])
+            watched.append(remembered(state))
+    return np.array(losses), np.array(metric), np.array(watched), workload.evaluate(state)
+
+
+def test_rows_are_whole_runs_struck_by_hand(runner):
+    ends = set()
+    golden = runner.golden.evaluation
+    for k in range(7):
+        row, drawn = runner.run(trial(k)), runner.draw(trial(k))
+        losses, metric, watched, found = by_hand(runner.spec, drawn)
+        ends.add(row.reason)
+        assert row.struck == drawn.struck
+        assert row.losses.tobytes() == losses[: row.ran].tobytes()
+        assert row.metric.tobytes() == metric[: row.ran].tobytes()
+        assert len(row.watched) == min(3, row.ran)
+        np.testing.assert_array_equal(row.watched, watched[: len(row.watched)])
+        if row.reason == "not-finite":
+            assert row.ran == 1 + np.flatnonzero(~np.isfinite(losses))[0]
+            assert np.isnan([row.test, row.test_loss, row.churn]).all()
+            continue
+        assert np.isfinite(losses).all()
+        assert row.test == (found.predictions == found.labels).mean()
+        assert np.array(row.test_loss).tobytes() == np.array(found.loss).tobytes()
+        assert row.churn == (found.predictions != golden.predictions).mean()
+        if row.reason == "same-bits":
+            assert row.bits
+            assert losses.tobytes() == runner.golden.losses[row.struck.step :].tobytes()
+        else:
+            assert (row.reason, row.ran, row.bits) == ("end", STEPS - row.struck.step, False)
+    assert "end" in ends
+
+
+def test_golden_is_the_run_without_faults(runner):
+    found = runner.describe()
+    workload = load_training(runner.spec.workload, dict(runner.spec.options))
+    state = workload.start(Seeds.all(0))
+    records, watched = [], []
+    for _ in range(STEPS):
+        records.append(workload.step(state))
+        watched.append(remembered(state))
+    end = workload.evaluate(state)
+    assert list(found.losses) == [r.loss for r in records]
+    assert list(found.metric) == [r.metrics["accuracy"] for r in records]
+    np.testing.assert_array_equal(np.array(found.watched, dtype=float), np.array(watched))
+    assert (found.test, found.test_loss) == ((end.predictions == end.labels).mean(), end.loss)
+    assert (found.steps, found.samples) == (STEPS, 80)
+    assert found.parameters == sum(p.numel() for p in state.model.parameters())
+
+
+def test_rows_do_not_depend_on_those_before(runner):
+    first = [runner.run(trial(k)).content() for k in range(5)]
+    again = {k: runner.run(trial(k)).content() for k in (4, 0, 3, 1, 2)}
+    assert first == [again[k] for k in range(5)]
+
+
+# -- why runs end -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "phase", "reason"),
+    [
+        ("set:value=nan", "fwd", "not-finite"),
+        ("set:value=inf", "grad_wt", "not-finite"),
+        ("scale:factor=1", "fwd", "same-bits"),
+        ("set:value=1e3", "grad_wt", "end"),
+    ],
+)
+def test_reasons(one, fault, phase, reason):
+    runner = one(faults=((fault, 1.0),), phases=(phase,), layers=("fc",), steps=12)
+    rows = [runner.run(trial(k)) for k in range(4)]
+    rows = [row for row in rows if row.struck.step < 11]
+    assert rows
+    assert {row.reason for row in rows} == {reason}
+    for row in rows:
+        first = {"fwd": 1, "grad_wt": 2}[phase]  # a lost gradient shows in the next step's loss
+        assert row.ran == {"not-finite": first, "same-bits": 1, "end": 12 - row.struck.step}[reason]
+        assert row.bits == (reason == "same-bits")
+        if reason == "not-finite":
+            assert not np.isfinite(row.losses[-1])
+            assert row.written == np.inf
+            assert np.isinf(row.watched[-1]).any()
+        if reason == "same-bits":
+            assert row.churn == 0
+            assert (row.test, row.test_loss) == (runner.describe().test, runner.describe().test_loss)
+
+
+def test_a_run_inside_the_band_is_given_up(one):
+    wide, never = Horizon(6, 4, (1e9,) * 6, 1.0), Horizon(6, 4, (0.0,) * 6, 1.0)
+    fault = (("bitflip:bits=20", 1.0),)
+    whole = one(faults=fault)
+    rows = {k: whole.run(trial(k)) for k in range(5)}
+    assert any(row.reason == "end" and row.ran > 9 for row in rows.values())
+    inside, outside = one(faults=fault, horizon=wide), one(faults=fault, horizon=never)
+    for k, row in rows.items():
+        early, late = inside.run(trial(k)), outside.run(trial(k))
+        assert late.content() == row.content()
+        assert early.struck == row.struck
+        assert early.losses.tobytes() == row.losses[: early.ran].tobytes()
+        if early.reason == "horizon":  # golden is looked at every three steps
+            assert 6 <= early.ran <= 8
+            assert (row.struck.step + early.ran) % 3 == 0
+            assert (early.test, early.churn, early.bits) == (inside.describe().test, 0, False)
+        else:
+            assert early.content() == row.content()
+    assert "horizon" in {inside.run(trial(k)).reason for k in range(5)}
+
+
+def test_what_the_step_raises_is_an_outcome(one):
+    runner = one(options=(("ends", "raises"),), per="tensor", layers=("fc",), faults=(("set:value=1e6", 1.0),))
+    before = runner.run(trial(0, "param:fc.weight")).content()
+    row = runner.run(trial(0, "param:fc.bias"))
+    assert (row.reason, row.ran, row.bits) == ("raised", 0, False)
+    assert "raised ArithmeticError: the loss itself raises (struck_loop.py, line" in row.error
+    assert "\n" not in row.error
+    assert np.isnan([row.test, row.test_loss, row.churn, row.written, row.usual]).all()
+    assert [len(a) for a in (row.losses, row.metric, row.watched)] == [0, 0, 0]
+    assert runner.run(trial(0, "param:fc.weight")).content() == before
+
+
+# -- what was written ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_to_memory_beside_what_was_there(one):
+    """Parameters and moments are read by hand, before and after."""
+    for fault in ("bitflip:bits=30", "scale:factor=-3,count=2", "set:value=nan", "set:value=-inf", "zero"):
+        runner = one(per="layer", layers=("fc",), faults=((fault, 1.0),), steps=6)
+        for target in ("param:fc", "optim:fc"):
+            row, drawn = runner.run(trial(1, target)), runner.draw(trial(1, target))
+            state = runner.golden.at(row.struck.step)
+            tensor = tensor_of(state, row.struck.site)
+            usual = biggest([tensor])
+            (hit,) = runner.receipt(trial(1, target))
+            state = runner.golden.at(row.struck.step)
+            with Step(state.model, drawn.faults, state.optimizers):
+                struck = tensor_of(state, row.struck.site).detach().clone()
+            now = struck.reshape(-1)[hit.fault.elements.tolist()]
+            assert row.usual == usual
+            assert row.written == biggest([now])
+            assert json.loads(row.fault)[0]["site"] == row.struck.site
+            assert json.loads(row.fault)[0]["elements"] == hit.fault.elements.tolist()
+
+
+def tensor_of(state, site):
+    name, _, entry = site.partition(":")[2].partition("/")
+    parameter = state.model.get_parameter(name)
+    return parameter if not entry else state.optimizers[0].state[parameter][entry]
+
+
+def test_what_is_written_to_an_output_beside_what_was_there(one):
+    runner = one(faults=(("set:value=-5e5", 1.0),), layers=("fc",), phases=("fwd",))
+    for k in range(4):
+        row, step = runner.run(trial(k)), runner.draw(trial(k)).struck.step
+        state, seen = runner.golden.at(step), []
+        handle = state.model.fc.register_forward_hook(lambda module, inputs, out: seen.append(out))  # noqa: B023
+        runner.workload.step(state)
+        handle.remove()
+        assert row.usual == biggest(seen)
+        assert row.written == 5e5
+
+
+def test_very_many_elements_are_told_by_their_digest(one):
+    runner = one(per="tensor", layers=("fc",), faults=(("zero:rate=1", 1.0),), steps=4)
+    told = json.loads(runner.run(trial(0, "param:fc.weight")).fault)
+    assert [len(fault["elements"]) for fault in told] == [432]
+    from unsilent.campaigns.trainings import runner as module
+
+    found = module.fault_text(runner.receipt(trial(0, "param:fc.weight")) * 200)
+    assert json.loads(found).keys() == {"elements", "digest"}
+    assert json.loads(found)["elements"] == 432 * 200
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loose", "how"),
+    [
+        ("unseeded", "run again, it differs at once"),
+        ("counter", "restored into fresh objects, it differs 1 step later"),
+    ],
+)
+def test_a_training_that_does_not_come_back_is_refused(loop, loose, how):
+    with pytest.raises(UsageError) as raised, running(TrainingSpec(loop, (("loose", loose),))):
+        pass
+    told = str(raised.value)
+    assert f"does not come back bit for bit after 3 steps: {how} in " in told
+    assert "conv.weight" in told
+    assert "unsilent noise --explain" in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(("steps", "said"), [(0, "expected at least 1"), (-2, "steps is -2")])
+def test_steps_that_make_no_sense(loop, steps, said):
+    with pytest.raises(UsageError, match=said), running(TrainingSpec(loop, steps=steps)):
+        pass
+
+
+def test_a_single_step_can_be_struck(one):
+    runner = one(steps=1, faults=(("bitflip:bits=22", 1.0),))
+    rows = [runner.run(trial(k)) for k in range(5)]
+    assert {(row.struck.step, row.ran) for row in rows} == {(0, 1)}
+    memory = one(steps=1, per="layer")
+    assert {t.what for t in memory.describe().targets} == {"param"}  # there are no moments yet
+    assert memory.run(trial(0, "param:fc")).ran == 1
+
+
+def test_a_step_is_not_traced(one):
+    runner = one(steps=2)
+    with pytest.raises(UsageError, match="a trial of a training is not traced"):
+        runner.trace(trial(0), 0)
+    assert runner.explain() == {"engine": "forking", "snapshot_every": 1, "steps": 2}
+
+
+def test_a_file_of_an_accelerator_is_part_of_the_campaign(one, tmp_path):
+    from importlib import resources
+
+    text = (resources.files("unsilent.faults.hardware") / "nvdla.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text)
+    first = one(steps=2, accelerator=f"{tmp_path}/mine.toml")
+    again = one(steps=2, accelerator=f"{tmp_path}/mine.toml")
+    assert again.campaign == first.campaign
+    shares = [line for line in text.splitlines() if line.startswith("activeness")]
+    assert shares
+    (tmp_path / "mine.toml").write_text(text.replace(shares[0], "activeness = 0.0123", 1))
+    other = one(steps=2, accelerator=f"{tmp_path}/mine.toml")
+    assert [k.weight for k in other.drawing.kinds] != [k.weight for k in first.drawing.kinds]
+    assert other.campaign != first.campaign
+
+
+def test_other_questions_are_other_campaigns(one, loop):
+    spec = {"steps": 3}
+    names = [
+        one(**spec, **more).campaign
+        for more in ({}, {"seed": 1}, {"init": 1}, {"faults": (("RD", 1.0),), "phases": ("fwd",)})
+    ]
+    assert len(set(names)) == len(names)
+    assert (
+        replace(TrainingSpec(loop), workload="/elsewhere/struck_loop.py:make").identity()
+        == TrainingSpec(loop).identity()
+    )
