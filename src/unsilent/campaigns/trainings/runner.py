@@ -36,7 +36,7 @@ from unsilent.campaigns.trainings.spec import (
 from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
 from unsilent.engine.forking.forks import Band
 from unsilent.engine.forking.golden import MEMORY
-from unsilent.errors import UnsilentError, UsageError, UserCodeError, first_line
+from unsilent.errors import UsageError, UserCodeError, first_line
 from unsilent.faults.receipts import Hit
 from unsilent.outcomes.base import Outcome
 from unsilent.sites.targets import top_level
@@ -149,18 +149,14 @@ class TrainingRunner:
         """One trial; what user code raises in it is its outcome."""
         begun = time.perf_counter()
         drawn = self.draw(trial)
-        if trial.target.startswith(GUARDED):
-            row = guarded_row(trial, drawn, guarded(self.golden, drawn, self._history))
-        else:
-            try:
-                with user_code(self.spec.workload):
+        try:
+            with user_code(self.spec.workload):
+                if trial.target.startswith(GUARDED):
+                    row = guarded_row(trial, drawn, guarded(self.golden, drawn, self._history))
+                else:
                     row = self._row(trial, drawn, self._forks.run(drawn.struck.step, drawn.faults))
-            except UserCodeError as error:
-                row = empty_row(trial, drawn, "raised", first_line(error))
-            except UnsilentError:
-                raise
-            except Exception as error:
-                row = empty_row(trial, drawn, "raised", f"{type(error).__name__}: {first_line(error)}")
+        except UserCodeError as error:
+            row = empty_row(trial, drawn, "raised", first_line(error))
         return replace(row, seconds=time.perf_counter() - begun)
 
     def lost(self, trial: TrialId, ended: Outcome, seconds: float) -> TrainingRow:
