@@ -175,8 +175,8 @@ def test_a_run_inside_the_band_is_given_up(one):
     wide, never = Horizon(6, 4, (1e9,) * 6, 1.0), Horizon(6, 4, (0.0,) * 6, 1.0)
     fault = (("bitflip:bits=20", 1.0),)
     whole = one(faults=fault)
-    rows = {k: whole.run(trial(k)) for k in range(5)}
-    assert any(row.reason == "end" and row.ran > 9 for row in rows.values())
+    rows = {k: whole.run(trial(k)) for k in range(6)}
+    assert any(row.reason == "end" and row.ran > 8 for row in rows.values())
     inside, outside = one(faults=fault, horizon=wide), one(faults=fault, horizon=never)
     for k, row in rows.items():
         early, late = inside.run(trial(k)), outside.run(trial(k))
@@ -189,7 +189,7 @@ def test_a_run_inside_the_band_is_given_up(one):
             assert (early.test, early.churn, early.bits) == (inside.describe().test, 0, False)
         else:
             assert early.content() == row.content()
-    assert "horizon" in {inside.run(trial(k)).reason for k in range(5)}
+    assert "horizon" in {inside.run(trial(k)).reason for k in range(6)}
 
 
 def test_what_the_step_raises_is_an_outcome(one):

@@ -1,0 +1,201 @@
+"""Struck steps under a guard: what is large is noticed and leaves nothing, what is small is missed and said to be."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from campaigns.struck import running, write_loop
+from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.trainings import guarding
+from unsilent.campaigns.trainings.drawing import Drawn
+from unsilent.campaigns.trainings.guarding import AFTER, Counters, guarded
+from unsilent.campaigns.trainings.spec import Struck, TrainingSpec
+from unsilent.engine.forking.golden import state_hash
+from unsilent.errors import UsageError
+from unsilent.faults import fault_model
+from unsilent.faults.drawn import Draw
+from unsilent.monitor import Guard
+from unsilent.monitor.bounds import WARM_UP
+from unsilent.sites.training.step import Step
+from unsilent.workloads import load_training
+from unsilent.workloads.trainings import Seeds
+
+STEPS = 24
+GRADIENT = "op:fc#addmm.0/grad_wt/out"
+KINDS = {"adamw": (), "sgd": (("optimizer", "sgd"),), "scaled": (("amp", "bfloat16"),)}
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory):
+    return write_loop(tmp_path_factory.mktemp("guarded"))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def runner(request, loop):
+    with running(TrainingSpec(loop, KINDS[request.param])) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def adamw(loop):
+    with running(TrainingSpec(loop)) as found:
+        yield found
+
+
+def fault(step, model, site=GRADIENT, seed=1):
+    return Drawn(Struck(step, site, "", "", model), (Draw(site, fault_model(model), seed),))
+
+
+def strike(runner, *what, **more):
+    return guarded(runner.golden, fault(*what, **more), runner._history)
+
+
+def rest(runner):
+    """What the training gives when it goes on from where the guarded one stopped."""
+    state, golden = runner.golden._state, runner.golden
+    begun, losses = state.step, []
+    assert state_hash(state) == golden.hashes[begun - 1]
+    while state.step < golden.steps:
+        losses.append(golden.workload.step(state).loss)
+        assert state_hash(state) == golden.hashes[state.step - 1]
+    return begun, losses
+
+
+@pytest.mark.parametrize("step", [11, 17, STEPS - 1])
+@pytest.mark.parametrize("model", ["set:value=-1e12", "set:value=1e30,count=40"])
+def test_a_large_fault_leaves_nothing(runner, step, model):
+    found = strike(runner, step, model)
+    assert (found.reason, found.caught, found.bits) == ("recovered", 0, True)
+    assert found.ran == 4  # a step before, that of the fault, and both again
+    assert "fc.weight/" in found.alarm
+    assert [hit.fault.site for hit in found.hits] == [GRADIENT]
+    begun, losses = rest(runner)
+    assert begun == step + 1
+    assert losses == runner.golden.losses[begun:].tolist()
+    assert runner.golden.evaluation.loss == runner.workload.evaluate(runner.golden._state).loss
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, STEPS - 1])
+def test_what_is_no_number_is_noticed_from_the_first_step_on(adamw, step):
+    found = strike(adamw, step, "set:value=nan")
+    assert (found.reason, found.caught, found.bits) == ("recovered", 0, True)
+    assert found.ran == (2 if step == 0 else 4)
+    assert rest(adamw)[0] == step + 1
+
+
+@pytest.mark.parametrize("step", [0, 1, WARM_UP - 1, WARM_UP, WARM_UP + 1])
+def test_large_values_are_noticed_once_enough_steps_are_known(adamw, step):
+    """A guard that began with the run has seen as many steps as there were before."""
+    found = strike(adamw, step, "set:value=1e12")
+    assert found.reason == ("recovered" if step >= WARM_UP else "missed")
+    if step < WARM_UP:
+        assert (found.caught, found.bits, found.alarm) == (None, False, "")
+        assert found.ran == min(step, 1) + 1 + AFTER
+
+
+@pytest.mark.parametrize("step", [12, STEPS - 2, STEPS - 1])
+def test_a_small_fault_is_missed(runner, step):
+    found = strike(runner, step, "bitflip:bits=3")
+    assert (found.reason, found.caught, found.bits, found.alarm) == ("missed", None, False, "")
+    assert found.ran == 1 + min(1 + AFTER, STEPS - step)
+    assert len(found.hits) == 1
+
+
+@pytest.mark.parametrize("model", ["set:value=1e12", "set:value=nan", "bitflip:bits=3"])
+@pytest.mark.parametrize("step", [0, 3, 14])
+def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):
+    """A whole run under a guard, without forks and without what was noted of golden."""
+    drawn, alarms = fault(step, model), []
+    workload = load_training(loop, {})
+    state = workload.start(Seeds.all(0))
+    guard = Guard(state.model, state.optimizers, Counters(state), told=alarms.append)
+    struck = []
+
+    def one():
+        if state.step == step and not struck:
+            with Step(state.model, drawn.faults, state.optimizers) as around:
+                workload.step(state)
+            struck.extend(around.hits)
+        else:
+            workload.step(state)
+
+    while state.step < STEPS:
+        guard.step(one)
+    guard.close()
+    found = strike(adamw, step, model)
+    assert found.bits == (bool(alarms) and state_hash(state) == adamw.golden.hashes[-1])
+    assert len(alarms) == (found.caught is not None)
+    for alarm in alarms:
+        assert alarm.step == step + found.caught
+        assert found.alarm.partition(":")[2] == str(alarm).partition(":")[2]
+
+
+def test_a_bound_that_is_passed_twice_stops(adamw, monkeypatch):
+    monkeypatch.setattr(guarding, "Guard", functools.partial(Guard, factor=1.0001))
+    found = strike(adamw, 13, "set:value=1e12")
+    assert (found.reason, found.bits) == ("stopped", False)
+    assert found.hits == ()  # before the fault: clean steps pass such a bound
+    assert found.caught == -1
+
+
+def test_an_alarm_that_comes_late_recovers_nothing(adamw, monkeypatch):
+    monkeypatch.setattr(guarding, "Guard", functools.partial(Guard, factor=1.5))
+    found = strike(adamw, 13, "set:value=0.1,rate=0.1", site="param:fc.weight")
+    assert found.caught > 2
+    assert found.reason in ("stopped", "missed")
+    assert not found.bits
+    assert len(found.hits) == 1
+
+
+def test_guards_leave_no_trace(adamw):
+    plain = [TrialId("random", None, k) for k in range(4)]
+    before = [adamw.run(one).content() for one in plain]
+    for one in plain:
+        row = adamw.run(one._replace(target="guarded:random"))
+        assert adamw.run(row.trial).content() == row.content()
+        assert row.struck == adamw.run(one).struck
+        assert row.fault == adamw.run(one).fault
+        assert row.written == adamw.run(one).written
+        assert [len(a) for a in (row.losses, row.metric, row.watched)] == [0, 0, 0]
+        assert np.isnan([row.test, row.test_loss, row.churn]).all()
+        assert row.reason in ("recovered", "missed", "stopped")
+    assert [adamw.run(one).content() for one in plain] == before
+
+
+def test_a_row_tells_of_the_alarm(loop):
+    with running(TrainingSpec(loop, faults=(("set:value=-2e20", 1.0),), phases=("grad_wt",))) as runner:
+        trials = [TrialId("guarded:random", None, k) for k in range(12)]
+        rows = [row for row in map(runner.run, trials) if row.struck.step >= WARM_UP]
+        assert rows
+        for row in rows:
+            assert (row.reason, row.caught, row.bits, row.ran) == ("recovered", 0, True, 4)
+            assert row.written == pytest.approx(2e20)
+            assert f"{row.struck.layer}.weight/exp_avg reaches" in row.error
+            assert json.loads(row.fault)[0]["site"] == row.struck.site
+
+
+# -- what goes wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_what_the_step_raises_under_a_guard_is_an_outcome(loop):
+    spec = TrainingSpec(loop, (("ends", "raises"),), per="tensor", layers=("fc",), faults=(("set:value=1e6", 1.0),))
+    with running(spec) as runner:
+        one, other = (TrialId(f"guarded:param:fc.{name}", None, 0) for name in ("bias", "weight"))
+        before = runner.run(other).content()
+        row = runner.run(one)
+        assert (row.reason, row.caught, row.bits, row.ran) == ("raised", None, False, 0)
+        assert "ArithmeticError: the loss itself raises" in row.error
+        assert runner.run(other).content() == before
+        assert runner.run(one).content() == row.content()  # the guard let go of the model
+
+
+def test_an_optimizer_without_history_cannot_be_guarded(loop):
+    with running(TrainingSpec(loop, (("optimizer", "plain"), ("norm", "False")))) as runner:
+        before = runner.run(TrialId("random", None, 0)).content()
+        with pytest.raises(UsageError, match="SGD remembers no gradients, so there is nothing to watch; train with"):
+            runner.run(TrialId("guarded:random", None, 0))
+        assert runner.run(TrialId("random", None, 0)).content() == before
