@@ -74,7 +74,9 @@ def test_the_guard_undoes_every_large_harmful_fault(exact: TrainingResult) -> No
     assert exact.guard.largest.within == exact.guard.largest.n == exact.guard.largest.identical
 
 
-def test_a_horizon_costs_less_and_misjudges_few(folder: Path, floor, exact: TrainingResult, shortened: TrainingResult) -> None:
+def test_a_horizon_costs_less_and_misjudges_few(
+    folder: Path, floor, exact: TrainingResult, shortened: TrainingResult
+) -> None:
     with TrainingStore(folder / "exact.sqlite") as whole, TrainingStore(folder / "horizon.sqlite") as short:
         judge = Judge(whole.description, floor, Thresholds())
         ends = {row.trial: judge.judge(row).outcome for row in drawn(whole)}

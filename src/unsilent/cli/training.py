@@ -342,7 +342,11 @@ def show(result: TrainingResult, page: Path, as_json: bool, plain: bool) -> None
 def tell_example(found: Example, as_json: bool) -> int:
     """One instance and its repetition; exit code 1 where that has other bits."""
     row, curve = found.row, found.curve
-    how = f"made by hand, after {found.tried - 1} others that ended in another class" if curve.made else "from the campaign"
+    how = (
+        f"made by hand, after {found.tried - 1} others that ended in another class"
+        if curve.made
+        else "from the campaign"
+    )
     if as_json:
         told = {
             "class": curve.outcome, "trial": curve.trial, "made_by_hand": curve.made, "same_bits": found.same,

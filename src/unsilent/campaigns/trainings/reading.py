@@ -117,7 +117,7 @@ def read_training_row(values: Sequence[Any], steps: int) -> TrainingRow:
         ran=ran,
         losses=empty if losses is None else _curve(losses, steps - step, what),
         metric=empty if metric is None else _curve(metric, steps - step, what),
-        watched=_curve(watched, WATCHED_STEPS * len(WATCHED), what).reshape(-1, len(WATCHED)),
+        watched=_curve(watched, WATCHED_STEPS * len(WATCHED), what, len(WATCHED)).reshape(-1, len(WATCHED)),
         test=_real(test),
         test_loss=_real(test_loss),
         churn=_real(churn),
@@ -129,12 +129,12 @@ def read_training_row(values: Sequence[Any], steps: int) -> TrainingRow:
     )
 
 
-def _curve(blob: Any, most: int, what: str) -> Floats:
-    """Never more numbers than there may be, whatever the blob holds."""
+def _curve(blob: Any, most: int, what: str, columns: int = 1) -> Floats:
+    """Never more numbers than there may be, whatever the blob holds; a whole number of rows of ``columns`` of them."""
     if not isinstance(blob, bytes):
         raise Damaged(f"{what} has columns of other types")
     content = zlib.decompressobj().decompress(blob, 8 * most + 1)
-    if len(content) % 8 or len(content) > 8 * most or (most == WATCHED_STEPS * len(WATCHED) and len(content) % 24):
+    if len(content) % (8 * columns) or len(content) > 8 * most:
         raise Damaged(f"{what} has a curve of an impossible length")
     return np.frombuffer(content, np.float64)
 
