@@ -98,6 +98,7 @@ _TRAINED = {
     "amp": "forward passes in bfloat16 or float16, with a loss scaler (none)",
     "device": "cpu, cuda or cuda:N (cpu)",
 }
+_CLIPPED = {**_TRAINED, "clip": "largest norm of all gradients together, 0 for none (1.0)"}
 _STEPS = "steps of a full run, over which the learning rate goes up and down"
 
 
@@ -121,7 +122,7 @@ def _trainings() -> dict[str, Entry]:
                 "depth": "own images: layers, 6 k + 2 (8)",
                 "dropout": "share that is dropped before the last layer (0.15)",
                 **shift,
-                **_TRAINED,
+                **_CLIPPED,
             },
             data="optional",
             preset={"variant": name},
@@ -140,7 +141,7 @@ def _trainings() -> dict[str, Entry]:
                 "depth": "blocks (2)",
                 "dropout": "share that is dropped at the end of each MLP (0.1)",
                 **shift,
-                **_TRAINED,
+                **_CLIPPED,
             },
         ),
         Entry(
@@ -153,7 +154,7 @@ def _trainings() -> dict[str, Entry]:
                 "width": "numbers per token (32)",
                 "depth": "blocks (2)",
                 "dropout": "share that is dropped at the end of each MLP (0.1)",
-                **_TRAINED,
+                **_CLIPPED,
             },
         ),
         Entry(

@@ -31,7 +31,15 @@ from unsilent.workloads.trainings.base import Bools, Evaluation
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.evaluating import answers, evaluation
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import behind, drop_in_blocks, optimizer_of, schedule_of, shifted, streams_of
+from unsilent.workloads.trainings.recipes import (
+    behind,
+    clip_of,
+    drop_in_blocks,
+    optimizer_of,
+    schedule_of,
+    shifted,
+    streams_of,
+)
 from unsilent.workloads.trainings.sources import Rows
 
 HELD_OUT = 6
@@ -80,6 +88,7 @@ def train_resnet(
     optimizer: str | None = None,
     rate: float | None = None,
     dropout: float = 0.15,
+    clip: float = 1.0,
     shift: bool = True,
     amp: str = "none",
     device: str = "cpu",
@@ -121,6 +130,7 @@ def train_resnet(
         optimizer=optimizer or chosen.optimizer,
         rate=chosen.rate if rate is None else rate,
         dropout=dropout,
+        clip=clip,
         shift=shift,
         amp=amp,
         device=device,
@@ -137,6 +147,7 @@ def train_vit(
     optimizer: str = "adamw",
     rate: float = 0.004,
     dropout: float = 0.1,
+    clip: float = 1.0,
     shift: bool = True,
     amp: str = "none",
     device: str = "cpu",
@@ -163,6 +174,7 @@ def train_vit(
         optimizer=optimizer,
         rate=rate,
         dropout=dropout,
+        clip=clip,
         shift=shift,
         amp=amp,
         device=device,
@@ -181,6 +193,7 @@ def _classifier(
     optimizer: str,
     rate: float,
     dropout: float,
+    clip: float,
     shift: bool,
     amp: str,
     device: str,
@@ -210,7 +223,7 @@ def _classifier(
         augment=augment if shift else None,
         loss=loss_and_accuracy,
         evaluate=evaluate,
-        clip=1.0,
+        clip=clip_of(name, clip),
         amp=amp,
         steps=steps,
         device=device,

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from unsilent.errors import unknown
+from unsilent.errors import UsageError, unknown
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.trainings.dropout import RowDropout
 
@@ -64,6 +64,13 @@ def shifted(images: Tensor, generator: torch.Generator, fill: float) -> Tensor:
     bordered = pad(images, (1, 1, 1, 1), value=fill)
     moved = bordered[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return moved.permute(0, 3, 1, 2).contiguous()
+
+
+def clip_of(name: str, clip: float) -> float | None:
+    """The largest norm of all gradients together, None for 0: none. Raises ``UsageError``."""
+    if not (math.isfinite(clip) and clip >= 0):
+        raise UsageError(f"workload {name!r}: option 'clip' is {clip:g}; expected a norm above 0, or 0 for none")
+    return clip or None
 
 
 def streams_of(augment: bool, dropout: float) -> Sequence[str]:

@@ -17,7 +17,7 @@ from unsilent.workloads.training import check_count
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
 from unsilent.workloads.trainings.evaluating import evaluation
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import drop_in_blocks, optimizer_of, schedule_of, streams_of
+from unsilent.workloads.trainings.recipes import clip_of, drop_in_blocks, optimizer_of, schedule_of, streams_of
 from unsilent.workloads.trainings.sources import Rows
 
 NAME = "train-chargpt"
@@ -34,6 +34,7 @@ def train_chargpt(
     optimizer: str = "adamw",
     rate: float = 0.006,
     dropout: float = 0.1,
+    clip: float = 1.0,
     amp: str = "none",
     device: str = "cpu",
 ) -> Training:
@@ -78,7 +79,7 @@ def train_chargpt(
         batches=Rows(places, batch, take),
         loss=step_loss,
         evaluate=evaluate,
-        clip=1.0,
+        clip=clip_of(NAME, clip),
         amp=amp,
         steps=steps,
         device=device,
