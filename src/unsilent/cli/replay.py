@@ -83,7 +83,7 @@ def replay(
     Or replay a published injection on the network that it was made for.
     """
     from unsilent.cli.injection import is_injection, replay_csv
-    from unsilent.cli.training import is_training, replay_training
+    from unsilent.cli.struck import is_training, replay_training
 
     if not trace:
         o.refuse(context, OF_TRACES, "only --trace has that")

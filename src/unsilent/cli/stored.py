@@ -44,7 +44,7 @@ def report(
     from unsilent.cli import showing
     from unsilent.cli.paths import report_path
     from unsilent.cli.pvf import show
-    from unsilent.cli.training import is_training, show_beside, show_stored
+    from unsilent.cli.struck import is_training, show_beside, show_stored
     from unsilent.report.fit import check_rate
     from unsilent.studies.analysis import analyse
     from unsilent.studies.card import is_card
@@ -104,7 +104,7 @@ def export(
     from unsilent.campaigns import Store
     from unsilent.campaigns.export import export_store
     from unsilent.campaigns.trainings.store import TrainingStore
-    from unsilent.cli.training import is_training
+    from unsilent.cli.struck import is_training
 
     with TrainingStore(store) if is_training(store) else Store(store) as opened:
         export_store(opened, to, canonical=canonical)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -14,14 +13,13 @@ import typer
 
 from unsilent.cli import options as o
 from unsilent.cli.paths import default_store, report_path
+from unsilent.cli.struck import show, tell_example
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from unsilent.campaigns.trainings.reading import FloorValues
     from unsilent.campaigns.trainings.spec import TrainingSpec
     from unsilent.outcomes.training import Thresholds
-    from unsilent.studies.trainings.records import TrainingResult
-    from unsilent.studies.trainings.training import Example
 
 CLASSES = (
     "masked", "immediate-nan", "short-term-nan", "slow-degrade", "sharp-degrade", "sharp-slow-degrade", "low-test",
@@ -262,114 +260,3 @@ def run_floor_of(
 def command_line() -> str:
     """What was typed."""
     return shlex.join(["unsilent", *sys.argv[1:]]) if sys.argv[1:2] == ["training"] else "unsilent training"
-
-
-def is_training(store: Path) -> bool:
-    """Whether a file is the store of a training campaign."""
-    from unsilent.campaigns.filed import application_of
-    from unsilent.campaigns.trainings.store import TrainingStore
-
-    return application_of(store) == TrainingStore.application
-
-
-def show_stored(store: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
-    """``unsilent report`` of such a store."""
-    from unsilent.campaigns.trainings.store import TrainingStore
-    from unsilent.studies.trainings.training import Reading, read_training
-
-    page = report_path(store, html)
-    with TrainingStore(store) as opened:
-        result = read_training(opened, Reading(confidence=confidence))
-    show(result, page, as_json, plain)
-    if not as_json:
-        print(f"\n{'# ' if plain else ''}Report: {page}")
-
-
-def replay_training(store: Path, trial: str, workload: str | None, as_json: bool) -> int:
-    """``unsilent replay`` of one trial; raises ``UsageError`` where user code would run unasked."""
-    from unsilent.campaigns.executors import make_executor
-    from unsilent.campaigns.spec import TrialId
-    from unsilent.campaigns.trainings.store import TrainingStore
-    from unsilent.studies.trainings.training import Reading, repeat
-    from unsilent.workloads.zoo import TRAININGS
-
-    with TrainingStore(store) as opened:
-        spec = opened.spec
-        if workload is None and spec.workload not in TRAININGS:
-            raise UsageError(
-                f"the trial ran {spec.workload!r}, which is code; to run it again say so: --workload {shlex.quote(spec.workload)}"
-            )
-        spec = replace(spec, workload=workload or spec.workload)
-        with make_executor("serial", spec) as executor:
-            return tell_example(repeat(TrialId.parse(trial), executor, opened, Reading()), as_json)
-
-
-def show_beside(one: Path, other: Path, confidence: float, as_json: bool, plain: bool) -> None:
-    """``unsilent report`` of two such stores."""
-    from unsilent.campaigns.trainings.store import TrainingStore
-    from unsilent.report.training_beside import beside_json, render_beside
-    from unsilent.studies.trainings.beside import beside
-    from unsilent.studies.trainings.training import Reading, read_training
-
-    with TrainingStore(one) as first, TrainingStore(other) as second:
-        results = [read_training(opened, Reading(confidence=confidence)) for opened in (first, second)]
-    found = beside(*results)
-    if as_json:
-        print(json.dumps(beside_json(found), indent=2))
-    else:
-        from rich.console import Console
-
-        render_beside(found, Console(), plain)
-
-
-def show(result: TrainingResult, page: Path, as_json: bool, plain: bool) -> None:
-    """Tables or JSON on stdout, and the page."""
-    from unsilent.report.training_html import write_training
-
-    if as_json:
-        from unsilent.report.training_json import training_json
-
-        print(json.dumps({**training_json(result), "report": str(page)}, indent=2))
-    else:
-        from rich.console import Console
-
-        from unsilent.report.training_terminal import render_training
-
-        render_training(result, Console(), plain)
-    write_training(result, page)
-
-
-def tell_example(found: Example, as_json: bool) -> int:
-    """One instance and its repetition; exit code 1 where that has other bits."""
-    row, curve = found.row, found.curve
-    how = (
-        f"made by hand, after {found.tried - 1} others that ended in another class"
-        if curve.made
-        else "from the campaign"
-    )
-    if as_json:
-        told = {
-            "class": curve.outcome, "trial": curve.trial, "made_by_hand": curve.made, "same_bits": found.same,
-            "step": row.struck.step, "site": row.struck.site, "fault_model": row.struck.model, "fault": json.loads(row.fault),
-            "written": _number(row.written), "usual": _number(row.usual), "steps_run": row.ran, "reason": row.reason,
-            "losses": list(curve.losses), "metric": list(curve.metric), "golden": list(curve.golden), "test": curve.test,
-        }  # fmt: skip
-        print(json.dumps(told, indent=2))
-    else:
-        test = "not reached" if curve.test is None else f"{100 * curve.test:.2f} %"
-        losses = ", ".join("not finite" if x is None else f"{x:.3g}" for x in curve.losses[:6])
-        lines = [
-            f"{curve.outcome}: trial {curve.trial} ({how})",
-            f"{curve.told}: wrote up to {row.written:.3g} where {row.usual:.3g} was the largest",
-            f"losses from that step on: {losses} …; held-out accuracy at the end: {test}",
-            f"ended: {row.reason}, after {row.ran} steps",
-            "run again: the same bits" if found.same else "run again: OTHER BITS; the training is not repeatable here",
-        ]
-        print("\n".join(lines))
-    return 0 if found.same else 1
-
-
-def _number(value: float) -> float | None:
-    import math
-
-    return value if math.isfinite(value) else None
