@@ -15,6 +15,8 @@ from unsilent.errors import StoreError
 
 S = TypeVar("S", bound=Any)
 D = TypeVar("D", bound=Any)
+_LONGEST = 80
+"""Characters of a value in a message."""
 TABLES = """
 CREATE TABLE campaign (
     id INTEGER PRIMARY KEY CHECK (id = 1), hash TEXT NOT NULL, spec TEXT NOT NULL, description TEXT NOT NULL
@@ -61,8 +63,7 @@ class CampaignFile(StoreFile, Generic[S, D]):
     def _difference(self, spec: S, description: D) -> str:
         found = islice(differences((self.spec, self.description), (spec, description)), 4)
         told = (
-            f"{key}: {value_text(key, v[0])} there, {value_text(key, v[1])} now" if v else f"{key} changed"
-            for key, v in found
+            f"{key}: {_short(key, v[0])} there, {_short(key, v[1])} now" if v else f"{key} changed" for key, v in found
         )
         return "; ".join(told) or "unknown difference"
 
@@ -116,3 +117,8 @@ class CampaignFile(StoreFile, Generic[S, D]):
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+
+def _short(key: str, value: Any) -> str:
+    text = value_text(key, value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

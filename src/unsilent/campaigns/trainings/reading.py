@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +13,13 @@ import numpy as np
 
 from unsilent.campaigns.reading import Damaged, parsed
 from unsilent.campaigns.spec import Json, TrialId
+from unsilent.campaigns.trainings.ladders import LADDERS
 from unsilent.campaigns.trainings.spec import (
+    FOLLOWED,
+    GUARDED,
+    MADE,
     REASONS,
+    UNDER_GUARD,
     WATCHED,
     WATCHED_STEPS,
     Floats,
@@ -75,7 +80,7 @@ def read_found(text: Any) -> TrainingFound:
     watched = all(
         len(row) == len(WATCHED) and _numbers([x for x in row if x is not None], least=0) for row in found.watched
     )
-    if not right or not watched or found.samples < 1 or found.parameters < 0:
+    if not right or not watched or found.samples < 1 or found.parameters < 0 or not found.golden_seconds > 0:
         raise Damaged("its description has impossible numbers")
     return found
 
@@ -84,16 +89,16 @@ def read_floor(text: Any) -> FloorValues:
     """What replicas ended in; raises ``Damaged``."""
     found = parsed(FloorValues, text, "floor")
     count = len(found.accuracy)
-    values = (*found.accuracy, *found.loss, *found.churn, *found.band)
     if not 1 <= count <= MOST_REPLICAS or {len(found.loss), len(found.churn), len(found.same)} != {count}:
         raise Damaged("its floor has columns of other lengths")
-    if not _numbers(values) or found.window < 1:
+    right = _numbers((*found.accuracy, *found.loss)) and _numbers((*found.churn, *found.band), least=0)
+    if not right or found.window < 1:
         raise Damaged("its floor has impossible numbers")
     return found
 
 
-def read_training_row(values: Sequence[Any], steps: int) -> TrainingRow:
-    """A trial from its columns; ``steps``: of the run. Raises ``Damaged``."""
+def read_training_row(values: Sequence[Any], steps: int, targets: Set[str], *, curves: bool = True) -> TrainingRow:
+    """A trial from its columns; ``steps``: of the run; ``targets``: there are; ``curves``: read them. Raises ``Damaged``."""
     target, k, step, site, phase, layer, model, fault, written, usual, reason, ran, *rest = values
     losses, metric, watched, test, test_loss, churn, caught, error, bits, seconds, worker = rest
     what = f"trial {str(target)[:40]}/{k if isinstance(k, int) else '?'}"
@@ -104,9 +109,15 @@ def read_training_row(values: Sequence[Any], steps: int) -> TrainingRow:
         raise Damaged(f"{what} has columns of other types")
     if not (isinstance(seconds, (int, float)) and 0 <= seconds < math.inf):
         raise Damaged(f"{what} took no number of seconds")
-    if reason not in REASONS or not 0 <= step < steps or ran < 0 or k < 0:
-        raise Damaged(f"{what} has an impossible step, length or reason")
-    empty = np.empty(0)
+    if not _known(target, targets):
+        raise Damaged(f"{what} is of a target that there is not")
+    if reason not in REASONS or not 0 <= step < steps or k < 0 or (reason in UNDER_GUARD) > target.startswith(GUARDED):
+        raise Damaged(f"{what} has an impossible step or reason")
+    followed = reason in FOLLOWED
+    least, most = (1, steps - step) if followed else (0, 2 * steps)
+    if not least <= ran <= most or (followed and target.startswith(GUARDED)):
+        raise Damaged(f"{what} has an impossible length")
+    count, empty = ran if followed else 0, np.empty(0)
     return TrainingRow(
         trial=TrialId(target, None, k),
         struck=Struck(step, site, phase, layer, model),
@@ -115,9 +126,9 @@ def read_training_row(values: Sequence[Any], steps: int) -> TrainingRow:
         usual=_real(usual),
         reason=reason,
         ran=ran,
-        losses=empty if losses is None else _curve(losses, steps - step, what),
-        metric=empty if metric is None else _curve(metric, steps - step, what),
-        watched=_curve(watched, WATCHED_STEPS * len(WATCHED), what, len(WATCHED)).reshape(-1, len(WATCHED)),
+        losses=_curve(losses, count, what) if curves else empty,
+        metric=_curve(metric, count, what) if curves else empty,
+        watched=_curve(watched, min(count, WATCHED_STEPS) * len(WATCHED), what).reshape(-1, len(WATCHED)),
         test=_real(test),
         test_loss=_real(test_loss),
         churn=_real(churn),
@@ -129,12 +140,17 @@ def read_training_row(values: Sequence[Any], steps: int) -> TrainingRow:
     )
 
 
-def _curve(blob: Any, most: int, what: str, columns: int = 1) -> Floats:
-    """Never more numbers than there may be, whatever the blob holds; a whole number of rows of ``columns`` of them."""
+def _known(target: str, targets: Set[str]) -> bool:
+    plain = target.removeprefix(GUARDED)
+    return plain.removeprefix(MADE) in LADDERS if plain.startswith(MADE) else plain in targets
+
+
+def _curve(blob: Any, count: int, what: str) -> Floats:
+    """Never more numbers than there are, whatever the blob holds."""
     if not isinstance(blob, bytes):
         raise Damaged(f"{what} has columns of other types")
-    content = zlib.decompressobj().decompress(blob, 8 * most + 1)
-    if len(content) % (8 * columns) or len(content) > 8 * most:
+    content = zlib.decompressobj().decompress(blob, 8 * count + 1)
+    if len(content) != 8 * count:
         raise Damaged(f"{what} has a curve of an impossible length")
     return np.frombuffer(content, np.float64)
 

@@ -28,7 +28,8 @@ WATCHED_STEPS = 3
 REASONS = (
     "end", "same-bits", "not-finite", "horizon", "raised", "crash", "hang", "recovered", "missed", "stopped",
 )  # fmt: skip
-"""Why a run ended; the last three are those of guarded ones."""
+"""Why a run ended; the first four are those of runs that were followed, the last three those of guarded ones."""
+FOLLOWED, UNDER_GUARD = REASONS[:4], REASONS[-3:]
 Floats = NDArray[np.float64]
 
 
@@ -208,7 +209,8 @@ class TrainingRow:
 
     def content(self) -> tuple[Any, ...]:
         """What must be equal when the trial is run again."""
-        numbers = np.array([self.written, self.usual, self.test, self.test_loss, self.churn])
+        numbers = np.array([self.written, self.usual, self.test, self.test_loss, self.churn]) + 0.0
+        numbers[np.isnan(numbers)] = np.nan  # a store knows one NaN only, and one zero
         arrays = tuple(np.ascontiguousarray(a).tobytes() for a in (numbers, self.losses, self.metric, self.watched))
         return (self.trial, self.struck, self.fault, self.reason, self.ran, arrays, self.caught, self.error, self.bits)
 

@@ -103,10 +103,10 @@ class TrainingStore(CampaignFile[TrainingSpec, TrainingFound]):
         columns = _COLUMNS if curves else _COLUMNS.replace("losses, metric", "NULL, NULL")
         query = f"SELECT {columns} FROM trial {clause}"  # noqa: S608 - constants
         with self._errors():
-            steps = self.description.steps
+            steps, targets = self.description.steps, {target.name for target in self.description.targets}
             with closing(self._db.execute(query, values)) as found:
                 for row in found:
-                    yield read_training_row(row, steps)
+                    yield read_training_row(row, steps, targets, curves=curves)
 
 
 def _values(row: TrainingRow) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -196,7 +197,7 @@ def cost(trials: Sequence[Judged], found: TrainingFound) -> Cost:
         steps=float(np.mean([row.ran for row in rows])) / found.steps,
         bound=float(np.mean([found.steps - row.struck.step for row in rows])) / found.steps,
         seconds=seconds / found.golden_seconds,
-        per_hour=3600 / seconds,
+        per_hour=3600 / seconds if seconds else math.inf,
         ends=dict(Counter(row.reason for row in rows)),
     )
 
