@@ -252,7 +252,7 @@ def test_runs_that_evaluate_other_samples_are_not_stored(sound, tmp_path):
 
 
 def test_a_store_of_the_other_verb_is_named(tmp_path):
-    assert set(KINDS) == {Store.application, ReplicaStore.application}
+    assert {Store.application, ReplicaStore.application} < set(KINDS)
     for other, opened, said in (
         (Store, ReplicaStore, "holds a campaign of unsilent pvf; unsilent noise needs a store of replicas: give another --store"),
         (ReplicaStore, Store, "holds replicas of unsilent noise; unsilent pvf needs a store of a campaign: give another --store"),

@@ -1,0 +1,511 @@
+"""Stores of struck trainings: rows come back bit for bit, and a file that means harm is one line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import resource
+import shutil
+import signal
+import sqlite3
+import zlib
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from campaigns.struck import Here, running, write_loop
+from unsilent.campaigns import Store
+from unsilent.campaigns.driver import Budget, run_campaign, run_trials
+from unsilent.campaigns.filed import KINDS
+from unsilent.campaigns.replicas import ReplicaStore
+from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.spec import Horizon, Struck, TrainingRow, TrainingSpec
+from unsilent.campaigns.trainings.store import TrainingStore
+from unsilent.errors import StoreError, UsageError
+from unsilent.studies.trainings.training import Reading, read_training
+
+STEPS, TRIALS = 12, 8
+FLOOR = FloorValues(
+    "within",
+    tuple(0.01 * (i - 10) for i in range(20)),
+    tuple(0.02 * (i - 9) for i in range(20)),
+    (0.1,) * 20,
+    (False,) * 20,
+    10,
+    (0.3, 0.2),
+)
+NESTED = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Spec, description and store of a small campaign, with rows under the guard and one made by hand."""
+    folder = tmp_path_factory.mktemp("store")
+    spec = TrainingSpec(write_loop(folder), (("steps", str(STEPS)),), faults=(("RD", 1.0), ("bitflip", 1.0)))
+    with running(spec) as runner, TrainingStore(folder / "s.sqlite", write=True) as store:
+        executor = Here(runner)
+        run_campaign(spec, Budget(TRIALS), executor, store, command="unsilent training …")
+        more = [TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)]
+        run_trials(more, executor, store)
+        store.note_floor(FLOOR)
+        found = runner.describe()
+    return spec, found, folder / "s.sqlite"
+
+
+@pytest.fixture
+def copy(ran, tmp_path):
+    shutil.copy(ran[2], tmp_path / "copy.sqlite")
+    return tmp_path / "copy.sqlite"
+
+
+def change(path, sql, *values, rows=None):
+    with closing(sqlite3.connect(path)) as db, db:
+        done = db.execute(sql, values)
+        assert rows is None or done.rowcount == rows
+
+
+def read_all(path):
+    """Everything that can be asked of a store."""
+    with TrainingStore(path) as store:
+        assert isinstance(store.spec, TrainingSpec)
+        store.usage()
+        store.budget()
+        list(store.rows(curves=False))
+        return read_training(store, Reading())
+
+
+def refused(path, kinds=StoreError):
+    """The one line in which it is refused."""
+    with pytest.raises(kinds) as raised:
+        read_all(path)
+    told = str(raised.value)
+    assert "\n" not in told
+    assert len(told) < 700
+    return told
+
+
+# -- round trips --------------------------------------------------------------------------------------------------------
+
+REALS = st.one_of(
+    st.floats(width=64), st.sampled_from([math.nan, -math.nan, math.inf, -0.0, 5e-324, 1.7976931348623157e308])
+)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+
+
+def curve(count, columns=None):
+    shape = count if columns is None else (count, columns)
+    size = count * (columns or 1)
+    return st.lists(REALS, min_size=size, max_size=size).map(lambda v: np.array(v, dtype=np.float64).reshape(shape))
+
+
+@st.composite
+def some_row(draw, k):
+    step = draw(st.integers(0, STEPS - 1))
+    target = draw(st.sampled_from(["random", "guarded:random", "made:low-test", "guarded:made:low-test"]))
+    followed = ("end", "same-bits", "not-finite", "horizon")
+    kinds = ("recovered", "missed", "stopped") if target.startswith("guarded") else followed
+    reason = draw(st.sampled_from((*kinds, "raised", "crash", "hang")))
+    ran = draw(st.integers(1, STEPS - step)) if reason in followed else draw(st.integers(0, 2 * STEPS))
+    count = ran if reason in followed else 0
+    return TrainingRow(
+        trial=TrialId(target, None, k),
+        struck=Struck(step, *(draw(TEXTS) for _ in range(4))),
+        fault=draw(st.sampled_from(["[]", '[{"a":1}]', '{"digest":"ä"}'])),
+        written=draw(REALS),
+        usual=draw(REALS),
+        reason=reason,
+        ran=ran,
+        losses=draw(curve(count)),
+        metric=draw(curve(count)),
+        watched=draw(curve(min(count, 3), 3)),
+        test=draw(REALS),
+        test_loss=draw(REALS),
+        churn=draw(REALS),
+        caught=draw(st.none() | st.integers(-1, 12)),
+        error=draw(TEXTS),
+        seconds=draw(st.floats(0, 1e6)),
+        worker=draw(st.integers(0, 2**62)),
+        bits=draw(st.booleans()),
+    )
+
+
+@pytest.fixture(scope="module")
+def empty(ran, tmp_path_factory):
+    """An open store of the same campaign, and numbers for its trials."""
+    with TrainingStore(tmp_path_factory.mktemp("trip") / "s.sqlite", write=True) as store:
+        store.bind(ran[0], ran[1])
+        yield store, itertools.count()
+
+
+@given(st.data())
+@settings(max_examples=80, deadline=None)
+def test_rows_come_back_bit_for_bit(empty, data):
+    store, numbers = empty
+    row = data.draw(some_row(next(numbers)))
+    store.add([row])
+    back = store.row(row.trial)
+    assert back.content() == row.content()
+    assert (back.seconds, back.worker) == (row.seconds, row.worker)
+    (short,) = [one for one in store.rows(curves=False) if one.trial == row.trial]
+    assert replace(short, losses=row.losses, metric=row.metric).content() == row.content()
+    assert len(short.losses) == len(short.metric) == 0
+    assert row.trial in store.done()
+
+
+def test_spec_description_and_floor_come_back(ran):
+    spec, found, path = ran
+    with TrainingStore(path) as store:
+        assert store.spec == spec
+        again = store.description
+        assert json.dumps(again.to_json()) == json.dumps(found.to_json())
+        assert again == found
+        assert store.floor() == FLOOR
+        assert store.budget() == (TRIALS, "unsilent training …")
+        assert store.rounds() == []
+    horizon = replace(spec, horizon=Horizon(5, 4, (0.5, math.pi), 0.25), per="layer", value="set:value=1", steps=7)
+    assert TrainingSpec(**{**horizon.to_json(), "horizon": horizon.horizon}) == horizon
+
+
+def test_a_floor_takes_the_place_of_the_one_before(ran, copy):
+    other = replace(FLOOR, window=3)
+    with TrainingStore(copy, write=True) as store:
+        store.note_floor(other)
+        assert store.floor() == other
+        store.note_floor(FLOOR)
+        assert store.floor() == FLOOR
+
+
+def test_a_trial_is_stored_once(ran, copy):
+    with TrainingStore(copy, write=True) as store:
+        row = store.row(TrialId("random", None, 3))
+        before = store.done()
+        with pytest.raises(StoreError, match="UNIQUE"):
+            store.add([replace(row, trial=TrialId("random", None, 99)), row])
+        assert store.done() == before
+
+
+def test_a_trial_that_was_not_run_is_named(ran):
+    with (
+        TrainingStore(ran[2]) as store,
+        pytest.raises(StoreError, match=r"has no trial random/x/99; there are TARGET/x/N"),
+    ):
+        store.row(TrialId("random", None, 99))
+
+
+def test_trials_are_planned_at_once(ran, copy):
+    with TrainingStore(copy, write=True) as store, pytest.raises(StoreError, match="not planned in rounds"):
+        store.add_round([])
+
+
+# -- hostile files ------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "target", "k", "step", "site", "phase", "layer", "model", "fault", "written", "usual", "reason", "ran", "losses", "metric",
+    "watched", "test", "test_loss", "churn", "caught", "error", "bits", "seconds", "worker",
+)  # fmt: skip
+WRONG = {
+    "null": None,
+    "text": "abc",
+    "number as text": "7",
+    "bytes": b"abc",
+    "negative": -1,
+    "half": 1.5,
+    "greatest": 2**62,
+    "infinite": math.inf,
+    "empty bytes": b"",
+    "list": "[]",
+    "nested": NESTED,
+    "array of none": zlib.compress(b""),
+    "array of three": zlib.compress(b"\0" * 24),
+    "array of many": zlib.compress(b"\0" * 8 * 1000),
+    "array of part of an element": zlib.compress(b"\0" * 9),
+    "array cut": zlib.compress(bytes(range(256)) * 8)[:-9],
+    "bomb": zlib.compress(b"\0" * 100_000_000),
+}
+TEXT = {"text", "number as text", "list", "nested"}
+REAL = {"null", "negative", "half", "greatest", "infinite"}
+RIGHT = {
+    "k": {"greatest"},
+    "site": TEXT,
+    "phase": TEXT,
+    "layer": TEXT,
+    "model": TEXT,
+    "error": TEXT,
+    "fault": {"number as text", "list"},
+    **dict.fromkeys(("written", "usual", "test", "test_loss", "churn"), REAL),
+    "caught": {"null", "negative", "greatest"},
+    "seconds": {"half", "greatest"},
+    "worker": {"negative", "greatest"},
+}
+"""What these cells may well hold, in the row of a trial that ran for more than three steps."""
+
+
+@pytest.fixture(scope="module")
+def loose(ran, tmp_path_factory):
+    """The store with a table of trials that takes anything."""
+    path = tmp_path_factory.mktemp("loose") / "s.sqlite"
+    shutil.copy(ran[2], path)
+    with closing(sqlite3.connect(path)) as db, db:
+        assert tuple(row[1] for row in db.execute("PRAGMA table_info(trial)")) == COLUMNS
+        db.execute("CREATE TABLE kept AS SELECT * FROM trial")
+        db.execute("DROP TABLE trial")
+        db.execute(f"CREATE TABLE trial ({', '.join(COLUMNS)})")
+        db.execute("INSERT INTO trial SELECT * FROM kept")
+        db.execute("DROP TABLE kept")
+    assert read_all(path).n == TRIALS
+    return path
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_wrong_cell_is_refused_in_one_line(loose, tmp_path, column):
+    tried = 0
+    for name, value in WRONG.items():
+        path = tmp_path / "changed.sqlite"
+        shutil.copy(loose, path)
+        row = "(SELECT min(rowid) FROM trial WHERE target = 'random' AND ran > 3 AND reason = 'end')"
+        change(path, f"UPDATE trial SET {column} = ? WHERE rowid = {row}", value, rows=1)
+        if name in RIGHT.get(column, ()):
+            assert read_all(path).n == TRIALS, name
+        else:
+            assert "damaged" in refused(path), name
+            tried += 1
+    assert tried >= 11
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE trial SET reason = 'ended'",
+        "UPDATE trial SET step = 12",
+        "UPDATE trial SET ran = ran + 1 WHERE reason = 'end'",
+        "UPDATE trial SET ran = 0 WHERE reason = 'end'",
+        "UPDATE trial SET reason = 'end' WHERE target LIKE 'guarded%'",
+        "UPDATE trial SET losses = x'789c030000000001' WHERE reason = 'end'",
+        "UPDATE trial SET target = 'evil' WHERE k = 1",
+        "UPDATE trial SET target = '' WHERE k = 1",
+        "UPDATE trial SET reason = 'recovered' WHERE k = 1",
+        "UPDATE trial SET watched = x'' WHERE reason = 'end'",
+        "UPDATE trial SET ran = 25 WHERE target LIKE 'guarded%'",
+        "UPDATE trial SET target = 'guarded:evil' WHERE target LIKE 'guarded%'",
+        "UPDATE trial SET target = 'made:evil' WHERE target LIKE 'made%'",
+        "UPDATE trial SET target = 'guarded:guarded:random' WHERE target LIKE 'guarded%'",
+        "CREATE VIEW other AS SELECT 1",
+        "CREATE TRIGGER t AFTER INSERT ON trial BEGIN SELECT 1; END",
+        "UPDATE campaign SET spec = '{'",
+        "UPDATE campaign SET spec = x'00ff'",
+        "UPDATE campaign SET description = '{}'",
+        "UPDATE floor SET replicas = 'nonsense'",
+        "UPDATE floor SET replicas = 5",
+        "UPDATE floor SET replicas = '[]'",
+        "DROP TABLE trial",
+        "DROP TABLE floor",
+        "DELETE FROM campaign",
+    ],
+)
+def test_other_damage_is_one_line(copy, damage):
+    with closing(sqlite3.connect(copy)) as db:
+        db.executescript(damage)
+    assert "copy.sqlite" in refused(copy)
+
+
+def with_json(path, table, column, **changed):
+    with closing(sqlite3.connect(path)) as db, db:
+        value = json.loads(db.execute(f"SELECT {column} FROM {table}").fetchone()[0])
+        db.execute(f"UPDATE {table} SET {column} = ?", (json.dumps({**value, **changed}),))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"steps": 0},
+        {"steps": STEPS + 1},
+        {"steps": 10**9},
+        {"targets": []},
+        {"epochs": [0]},
+        {"losses": [0.5]},
+        {"losses": [math.nan] * STEPS},
+        {"metric": [0.5] * (STEPS + 1)},
+        {"metric": [math.inf] * STEPS},
+        {"watched": [[1.0, 2.0, 3.0]]},
+        {"watched": [[1.0, 2.0]] * STEPS},
+        {"watched": [[1.0, 2.0, -3.0]] * STEPS},
+        {"watched": [[1.0, 2.0, math.inf]] * STEPS},
+        {"test": math.nan},
+        {"test_loss": "none"},
+        {"samples": 0},
+        {"samples": 1.5},
+        {"parameters": -1},
+        {"golden_seconds": -1.0},
+        {"golden_seconds": 0.0},
+        {"models": [["RD", -1.0]]},
+        {"models": [["RD"]]},
+        {"fingerprint": []},
+        {"optimizers": 3},
+        {"places": [["a", "b"]]},
+        {"notes": NESTED},
+    ],
+)
+def test_an_impossible_description_is_one_line(copy, changed):
+    with_json(copy, "campaign", "description", **changed)
+    assert "damaged" in refused(copy)
+
+
+HORIZON = {"steps": 5, "window": 4, "loss": [0.5, 0.5, 0.5], "test": 0.1}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"horizon": {**HORIZON, "steps": 0}},
+        {"horizon": {**HORIZON, "window": 0}},
+        {"horizon": {**HORIZON, "loss": []}},
+        {"horizon": {**HORIZON, "loss": [-1.0]}},
+        {"horizon": {**HORIZON, "loss": [math.nan]}},
+        {"horizon": {**HORIZON, "test": -1.0}},
+        {"horizon": {**HORIZON, "test": math.inf}},
+        {"horizon": {"steps": 5}},
+        {"horizon": 5},
+        {"faults": [["RD", 0.0]]},
+        {"faults": [["RD", -1.0]]},
+        {"faults": [["RD", math.nan]]},
+        {"faults": [["RD"]]},
+        {"phases": 3},
+        {"options": [["a"]]},
+        {"seed": "x"},
+        {"steps": 1.5},
+    ],
+)
+def test_an_impossible_spec_is_one_line(copy, changed):
+    with_json(copy, "campaign", "spec", **changed)
+    assert "damaged" in refused(copy)
+
+
+def test_a_possible_horizon_is_read(copy):
+    with_json(copy, "campaign", "spec", horizon=HORIZON)
+    assert read_all(copy).n == TRIALS
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"accuracy": []},
+        {"accuracy": [0.1] * 19},
+        {"loss": [0.1] * 21},
+        {"churn": []},
+        {"same": [False]},
+        {"accuracy": [math.nan] * 20},
+        {"loss": [math.inf] * 20},
+        {"churn": [-0.5] * 20},
+        {"band": [math.nan]},
+        {"band": [-1.0]},
+        {"window": 0},
+        {"same": [3] * 20},
+        {"switches": None},
+    ],
+)
+def test_an_impossible_floor_is_one_line(copy, changed):
+    with_json(copy, "floor", "replicas", **changed)
+    assert "damaged" in refused(copy)
+
+
+def test_a_floor_of_too_few_replicas_says_how_many_there_must_be(copy):
+    few = {name: getattr(FLOOR, name)[:5] for name in ("accuracy", "loss", "churn", "same")}
+    with_json(copy, "floor", "replicas", **few)
+    assert "make at least 19 replicas" in refused(copy, UsageError)
+
+
+def test_what_is_missing_is_said(ran, copy, tmp_path):
+    change(copy, "DELETE FROM floor")
+    assert "no fault-free replicas to judge by; run the command that made it again" in refused(copy, UsageError)
+    change(copy, "DELETE FROM trial")
+    with TrainingStore(copy, write=True) as store:
+        store.note_floor(FLOOR)
+    assert "has no trial yet; run the command that made it again" in refused(copy, UsageError)
+    assert "there is no store" in refused(tmp_path / "none.sqlite")
+
+
+def test_a_bomb_takes_no_memory(copy):
+    """300 MB of zeros in 300 kB."""
+    change(copy, "UPDATE trial SET losses = ?", zlib.compress(b"\0" * 300_000_000))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "a curve of an impossible length" in refused(copy)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+# -- other files --------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_another_verb_is_named(ran, tmp_path):
+    assert {Store.application, ReplicaStore.application, TrainingStore.application} == set(KINDS)
+    needs = "unsilent training needs a store of such a campaign: give another --store"
+    for other, said in (
+        (Store, f"holds a campaign of unsilent pvf; {needs}"),
+        (ReplicaStore, f"holds replicas of unsilent noise; {needs}"),
+    ):
+        path = tmp_path / f"{other.__name__}.sqlite"
+        with closing(sqlite3.connect(path)) as db:
+            db.executescript(
+                f"{other.schema} PRAGMA application_id={other.application}; PRAGMA user_version={other.version};"
+            )
+        for write in (False, True):
+            with pytest.raises(StoreError, match=said):
+                TrainingStore(path, write=write)
+    for other, said in (
+        (Store, "holds a campaign of unsilent training; unsilent pvf needs a store of a campaign"),
+        (ReplicaStore, "holds a campaign of unsilent training; unsilent noise needs a store of replicas"),
+    ):
+        with pytest.raises(StoreError, match=said):
+            other(ran[2])
+
+
+def test_another_campaign_in_the_file_is_refused_with_what_differs(ran, copy):
+    spec, found, _ = ran
+    wide = Horizon(5, 1, tuple(math.pi for _ in range(5000)), 1.0)
+    for changed, said in (
+        ({"seed": 7}, "seed: 0 there, 7 now"),
+        ({"phases": ("fwd",)}, "phases: fwd grad_in grad_wt there, fwd now"),
+        ({"faults": (("ZERO", 2.0),)}, r"faults: RD=1.0 bitflip=1.0 there, ZERO=2.0 now"),
+        ({"per": "layer"}, "per: none there, layer now"),
+        ({"options": (("steps", "13"),)}, "options: steps=12 there, steps=13 now"),
+        ({"horizon": wide}, "horizon: none there, "),
+    ):
+        with TrainingStore(copy, write=True) as store, pytest.raises(StoreError, match=said) as raised:
+            store.bind(replace(spec, **changed), replace(found, campaign="0" * 32))
+        assert "holds another campaign" in str(raised.value)
+        assert "give another --store, or remove the file" in str(raised.value)
+        assert len(str(raised.value)) < 700
+    other = replace(found, campaign="0" * 32, fingerprint={**found.fingerprint, "golden": "1"})
+    with TrainingStore(copy, write=True) as store, pytest.raises(StoreError, match="golden changed"):
+        store.bind(spec, other)
+    with TrainingStore(copy, write=True) as store:
+        store.bind(spec, found)  # its own is welcome
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(copy):
+    def fill(store, row, stored):
+        for k in range(1000, 5000):
+            noise = np.random.default_rng(k).normal(size=row.ran)
+            store.add([replace(row, trial=TrialId("random", None, k), losses=noise, error="x" * 500)])
+            stored.add(TrialId("random", None, k))
+
+    with TrainingStore(copy, write=True) as store:
+        row = next(r for r in store.rows() if r.reason == "end" and r.ran > 3)
+        before = store.done()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))
+        try:
+            with pytest.raises(StoreError, match="what was stored is safe: free space and run the same command again"):
+                fill(store, row, before)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, ignored)
+    with TrainingStore(copy) as store:
+        assert store.done() == before
+        assert len(before) > TRIALS + 2
