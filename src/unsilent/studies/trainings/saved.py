@@ -38,7 +38,7 @@ def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], conf
     kinds = Counter(
         again.error.partition(":")[2].strip().split(" reaches")[0].rsplit(" ", 1)[0]
         for _, again in pairs
-        if again.error
+        if again.caught is not None
     )
     return GuardFound(
         large=LARGE,
@@ -54,7 +54,11 @@ def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], conf
 
 
 def size(row: TrainingRow) -> float:
-    """Largest magnitude that was written, as a multiple of the largest that was in the struck tensor."""
+    """Largest magnitude that was written, as a multiple of the largest that was in the struck tensor; 0 where nobody knows."""
+    if math.isinf(row.written):
+        return math.inf
+    if math.isnan(row.written):
+        return 0.0
     if not row.usual > 0:
         return math.inf if row.written > 0 else 0.0
     return row.written / row.usual
