@@ -12,7 +12,7 @@ from campaigns.struck import running, write_loop
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.trainings import guarding
 from unsilent.campaigns.trainings.drawing import Drawn
-from unsilent.campaigns.trainings.guarding import AFTER, Counters, guarded
+from unsilent.campaigns.trainings.guarding import AFTER, guarded
 from unsilent.campaigns.trainings.spec import Struck, TrainingSpec
 from unsilent.engine.forking.golden import state_hash
 from unsilent.errors import UsageError
@@ -20,6 +20,7 @@ from unsilent.faults import fault_model
 from unsilent.faults.drawn import Draw
 from unsilent.monitor import Guard
 from unsilent.monitor.bounds import WARM_UP
+from unsilent.monitor.workload import Counters, guard_training
 from unsilent.sites.training.step import Step
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Seeds
@@ -135,7 +136,7 @@ def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):
 
 
 def test_a_bound_that_is_passed_twice_stops(adamw, monkeypatch):
-    monkeypatch.setattr(guarding, "Guard", functools.partial(Guard, factor=1.0001))
+    monkeypatch.setattr(guarding, "guard_training", functools.partial(guard_training, factor=1.0001))
     found = strike(adamw, 13, "set:value=1e12")
     assert (found.reason, found.bits) == ("stopped", False)
     assert found.hits == ()  # before the fault: clean steps pass such a bound
@@ -143,7 +144,7 @@ def test_a_bound_that_is_passed_twice_stops(adamw, monkeypatch):
 
 
 def test_an_alarm_that_comes_late_recovers_nothing(adamw, monkeypatch):
-    monkeypatch.setattr(guarding, "Guard", functools.partial(Guard, factor=1.5))
+    monkeypatch.setattr(guarding, "guard_training", functools.partial(guard_training, factor=1.5))
     found = strike(adamw, 13, "set:value=0.1,rate=0.1", site="param:fc.weight")
     assert found.caught > 2
     assert found.reason in ("stopped", "missed")

@@ -1,0 +1,412 @@
+"""Stored trials beside golden: endings put together again, counts that add up, what foretells harm counted by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta
+
+from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.spec import REASONS, Struck, TrainingFound, TrainingRow, TrainingTarget
+from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.statistics.intervals import clopper_pearson
+from unsilent.studies.trainings.conditions import ANY, FACTORS, conditions, points
+from unsilent.studies.trainings.floor import Noise
+from unsilent.studies.trainings.judging import Judge, backward_against_forward, group, groups_of
+from unsilent.studies.trainings.records import Judged
+from unsilent.studies.trainings.saved import SIZES, WITHIN, saved, size
+from unsilent.studies.trainings.training import cost, failed
+
+STEPS = 40
+CONFIDENCE = 0.95
+LOSSES = tuple(1 - i / 100 for i in range(STEPS))
+METRIC = tuple(0.5 + i / 100 for i in range(STEPS))
+FOUND = TrainingFound(
+    campaign="c", fingerprint={}, name="by hand", targets=(TrainingTarget("random"),), places=(), models=(("RD", 1.0),),
+    steps=STEPS, epochs=(0,) * STEPS, losses=LOSSES, metric=METRIC,
+    watched=tuple((0.5 + i / STEPS, 0.01, None) for i in range(STEPS)), test=0.8, test_loss=0.6, samples=100,
+    golden_seconds=2.0, optimizers=("AdamW", "SGD", "AdamW"), parameters=10, info={}, versions={},
+)  # fmt: skip
+FLOOR = FloorValues(
+    "within",
+    tuple(0.001 * (i - 10) for i in range(20)),
+    tuple(0.002 * (i - 9) for i in range(20)),
+    (0.01,) * 20,
+    (False,) * 20,
+    10,
+    (0.1,) * 4,
+)
+NONE = np.empty(0)
+
+
+def row(k=0, step=10, reason="end", ran=None, metric=None, losses=None, test=0.8, test_loss=0.6, **more):
+    """A trial; where nothing is said it does what golden does."""
+    count = {"same-bits": 1, "horizon": 5, "end": STEPS - step}.get(reason, 1) if ran is None else ran
+    if reason not in ("end", "same-bits", "horizon", "not-finite"):
+        count = 0
+    part = slice(step, step + count)
+    given = {
+        "trial": TrialId("random", None, k),
+        "struck": Struck(step, "op:fc#addmm.0/fwd/out", "fwd", "fc", "RD"),
+        "fault": "[]",
+        "written": 5.0,
+        "usual": 2.0,
+        "reason": reason,
+        "ran": count,
+        "losses": np.array(LOSSES[part] if losses is None else losses),
+        "metric": np.array(METRIC[part] if metric is None else metric),
+        "watched": np.full((min(count, 3), 3), np.nan),
+        "test": test,
+        "test_loss": test_loss,
+        "churn": 0.0,
+        "bits": reason == "same-bits",
+        "seconds": 1.0,
+    }
+    return TrainingRow(**{**given, **more})
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return Judge(FOUND, FLOOR, Thresholds())
+
+
+def low(step, drop=0.4):
+    return np.array(METRIC[step:]) - drop
+
+
+# -- endings and classes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 10, STEPS - 1])
+def test_goldens_tail_follows_where_a_run_was_not_followed(judge, step):
+    for reason in ("same-bits", "horizon"):
+        one = row(step=step, reason=reason, ran=min(5, STEPS - step))
+        changed = replace(one, losses=one.losses + 1, metric=one.metric / 2)
+        ending = judge.ending(changed)
+        assert ending.losses.tolist() == [*changed.losses, *LOSSES[step + one.ran :]]
+        assert ending.metric.tolist() == [*changed.metric, *METRIC[step + one.ran :]]
+        assert len(ending.losses) == STEPS - step
+        assert ending.same_bits == (reason == "same-bits")
+    died = row(step=step, reason="not-finite", ran=1, losses=[math.nan], test=math.nan)
+    assert len(judge.ending(died).losses) == 1
+    assert judge.golden(step).losses.tolist() == list(LOSSES[step:])
+
+
+@pytest.mark.parametrize(
+    ("one", "outcome", "beyond"),
+    [
+        (row(reason="same-bits"), "masked-bitwise", False),
+        (row(reason="horizon"), "masked-benign", False),
+        (row(), "masked-benign", False),
+        (row(reason="not-finite", losses=[math.nan], test=math.nan, test_loss=math.nan), "immediate-nan", True),
+        (row(reason="not-finite", ran=4, losses=[1, 1, 1, math.inf], test=math.nan, test_loss=math.nan), "short-term-nan", True),
+        (row(metric=low(10), test=0.3, test_loss=2.0), "sharp-degrade", True),
+        (row(metric=low(10), test=0.8, test_loss=0.6), "masked-benign", False),  # replicas differ as much in the end
+        (row(test=0.5, test_loss=0.9), "low-test", True),
+        (row(test=0.95, test_loss=0.2), "improved", True),
+        (row(test=math.nan, test_loss=math.nan), "low-test", True),
+        (row(test=0.8, test_loss=math.inf), "masked-benign", True),
+        *((row(reason=reason, test=math.nan, test_loss=math.nan), "crashed", True) for reason in ("crash", "hang", "raised")),
+    ],
+)  # fmt: skip
+def test_classes(judge, one, outcome, beyond):
+    found = judge.judge(one)
+    assert (found.outcome, found.beyond) == (outcome, beyond)
+    assert found.harmful == (outcome not in ("masked-bitwise", "masked-benign", "improved"))
+    assert len(found.row.losses) == len(found.row.metric) == 0
+    assert found.row.trial == one.trial
+
+
+def test_a_curve_is_averaged_as_the_thresholds_say(judge):
+    one = row(metric=low(10), losses=[math.nan, *LOSSES[11:]], test=math.nan)
+    curve = judge.curve(one, judge.judge(one))
+    assert len(curve.metric) == len(curve.golden) == STEPS - 10 - 9
+    assert curve.metric[0] == pytest.approx(low(10)[:10].mean(), abs=1e-5)
+    assert curve.golden[-1] == pytest.approx(np.mean(METRIC[-10:]), abs=1e-5)
+    assert curve.losses[0] is None
+    assert curve.losses[1:] == LOSSES[11:]
+    assert curve.test is None
+
+
+# -- the floor ----------------------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_varies_every_other_run_is_beyond(judge):
+    """Replicas that all end in the twin's bits leave no difference to chance."""
+    silent = replace(FLOOR, accuracy=(0.0,) * 20, loss=(0.0,) * 20, churn=(0.0,) * 20, same=(True,) * 20)
+    found = Judge(FOUND, silent, Thresholds())
+    assert found.judge(row(metric=low(10), test=0.3, test_loss=2.0)).outcome == "sharp-degrade"
+    assert found.judge(row(test=0.5, test_loss=0.9)).beyond
+    assert not found.judge(row(reason="same-bits")).beyond
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_replicas_themselves_are_seldom_beyond(seed):
+    """Each of 21 against the other 20: at most the level, whatever the law of the noise."""
+    rng = np.random.default_rng(seed)
+    accuracy, loss = rng.choice([rng.normal, rng.standard_cauchy])(size=(2, 21))
+    beyond = 0
+    for out in range(21):
+        rest = [i for i in range(21) if i != out]
+        floor = replace(FLOOR, accuracy=tuple(accuracy[rest]), loss=tuple(loss[rest]))
+        golden = Judge(FOUND, FLOOR, Thresholds()).golden(0)
+        ending = replace(golden, test=golden.test + accuracy[out], same_bits=False)
+        beyond += Noise(floor, Thresholds()).beyond(golden, ending, float(loss[out]))
+    assert beyond <= 1  # of 21 exchangeable ones one is the furthest out
+
+
+# -- groups -------------------------------------------------------------------------------------------------------------
+
+OUTCOMES = list(TrainingOutcome)
+
+
+@st.composite
+def trials(draw, least=0, most=25):
+    found = []
+    for k in range(draw(st.integers(least, most))):
+        struck = Struck(
+            draw(st.integers(0, STEPS - 1)),
+            "op:x/fwd/out",
+            draw(st.sampled_from(["fwd", "grad_in", "grad_wt"])),
+            draw(st.sampled_from(["conv", "fc"])),
+            draw(st.sampled_from(["RD", "WT", "ZERO"])),
+        )
+        outcome = draw(st.sampled_from(OUTCOMES))
+        reals = st.floats(0, 1e38) | st.sampled_from([0.0, 1.0, 2.0, 100.0, 1e4, 1e8, math.inf, math.nan])
+        one = replace(row(k), struck=struck, written=draw(reals), usual=draw(reals), watched=draw(watched()))
+        found.append(Judged(one, outcome, outcome.harmful))
+    return found
+
+
+@st.composite
+def watched(draw):
+    value = st.sampled_from([0.1, 1.0, 9.9, 20.0, 300.0, 1e6, math.inf])
+    count = draw(st.integers(0, 3))
+    there = [True, draw(st.booleans()), draw(st.booleans())]
+    return np.array([[draw(value) if t else math.nan for t in there] for _ in range(count)]).reshape(count, 3)
+
+
+def check_interval(found, events, n):
+    """Against scipy's own beta quantiles."""
+    assert found.n == n
+    if not n:
+        assert (found.estimate, found.low, found.high) == (None, 0.0, 1.0)
+        return
+    tail = (1 - CONFIDENCE) / 2
+    assert found.estimate == events / n
+    assert found.low == pytest.approx(beta.ppf(tail, events, n - events + 1) if events else 0.0, abs=1e-9)
+    assert found.high == pytest.approx(beta.ppf(1 - tail, events + 1, n - events) if events < n else 1.0, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trials(least=1))
+def test_counts_of_groups_add_up(found):
+    whole = group("all", found, CONFIDENCE)
+    harmful = sum(one.outcome.harmful for one in found)
+    latent = sum(one.outcome.latent for one in found)
+    check_interval(whole.harmful, harmful, len(found))
+    check_interval(whole.latent, latent, len(found))
+    for name, groups in groups_of(found, FOUND, CONFIDENCE).items():
+        assert sum(g.n for g in groups) == whole.n, name
+        assert sum((Counter(g.counts) for g in groups), Counter()) == Counter(whole.counts)
+        assert [g.n for g in groups] == sorted((g.n for g in groups), reverse=True)
+        for g in groups:
+            assert sum(g.counts.values()) == g.n
+    (optimizer,) = groups_of(found, FOUND, CONFIDENCE)["optimizer"]
+    assert optimizer.name == "AdamW and SGD"
+
+
+def test_parts_of_the_run_are_quarters():
+    found = [Judged(row(k, step=k), TrainingOutcome.MASKED_BENIGN, False) for k in range(STEPS)]
+    parts = groups_of(found, FOUND, CONFIDENCE)["part of the run"]
+    assert {(g.name, g.n) for g in parts} == {
+        (f"steps {first} to {first + 9}", 10) for first in (0, 10, 20, 30)
+    }  # fmt: skip
+    odd = replace(FOUND, steps=7)
+    names = {g.name for g in groups_of(found[:7], odd, CONFIDENCE)["part of the run"]}
+    assert names == {"steps 0 to 1", "steps 2 to 3", "steps 4 to 5", "steps 6 to 6"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(trials())
+def test_backward_is_held_against_forward_by_the_fault_models_of_both(found):
+    contrasts = {c.name: c for c in backward_against_forward(found, CONFIDENCE)}
+    sides = {
+        side: [one for one in found if (one.row.struck.phase == "fwd") == (side == "fwd")] for side in ("fwd", "back")
+    }
+    both = {one.row.struck.model for one in sides["fwd"]} & {one.row.struck.model for one in sides["back"]}
+    if not both:
+        assert contrasts == {}
+        return
+    for name, told in (("harmful", lambda one: one.outcome.harmful), ("latent", lambda one: one.outcome.latent)):
+        for side, interval in (("back", contrasts[name].one), ("fwd", contrasts[name].other)):
+            own = [one for one in sides[side] if one.row.struck.model in both]
+            check_interval(interval, sum(map(told, own)), len(own))
+        difference = contrasts[name].difference
+        assert difference.estimate == pytest.approx(contrasts[name].one.estimate - contrasts[name].other.estimate)
+        assert difference.low <= difference.estimate <= difference.high
+
+
+# -- what foretells -----------------------------------------------------------------------------------------------------
+
+
+def judged(k, outcome, *seen):
+    return Judged(row(k, watched=np.array(seen, dtype=float).reshape(-1, 3)), TrainingOutcome(outcome), True)
+
+
+def test_conditions_by_hand():
+    """Golden's largest first moment is 0.5 + 39/40, its second 0.01; moving statistics there are none."""
+    most = 0.5 + 39 / 40
+    found = [
+        judged(0, "slow-degrade", [11 * most, 0.01, math.nan], [most, 0.01, math.nan]),
+        judged(1, "low-test", [most, 2.0, math.nan]),
+        judged(2, "sharp-degrade", [math.inf, math.inf, math.nan]),
+        judged(3, "sharp-slow-degrade", [most, 0.01, math.nan]),  # nothing foretold it
+        judged(4, "masked-benign", [most, 0.02, math.nan], [1, 1, math.nan], [20 * most, 1, math.nan]),
+        judged(5, "masked-bitwise", [most, 0.01, math.nan]),
+        judged(6, "immediate-nan", [math.inf, 0.01, math.nan]),  # harm, and not latent
+        judged(7, "crashed"),  # left out
+    ]
+    where = points(found, FOUND)
+    assert where[0].ratios == pytest.approx((11, 1, None))
+    assert where[2].ratios == (math.inf, math.inf, None)
+    assert where[4].ratios == pytest.approx((20, 100, None))
+    assert where[7].ratios == (None, None, None)
+    table = {(c.kind, c.factor): (c.hit, c.missed, c.false, c.clear) for c in conditions(found, where, CONFIDENCE)}
+    assert table == {
+        ("first", 10.0): (2, 2, 2, 1),
+        ("first", 100.0): (1, 3, 1, 2),
+        ("first", 1e4): (1, 3, 1, 2),
+        ("second", 10.0): (2, 2, 1, 2),
+        ("second", 100.0): (2, 2, 0, 3),
+        ("second", 1e4): (1, 3, 0, 3),
+        ("any", 10.0): (3, 1, 2, 1),
+        ("any", 100.0): (2, 2, 1, 2),
+        ("any", 1e4): (1, 3, 1, 2),
+    }
+    for c in conditions(found, where, CONFIDENCE):
+        check_interval(c.sensitivity, c.hit, c.hit + c.missed)
+        check_interval(c.specificity, c.clear, c.clear + c.false)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trials())
+def test_contingency_tables_have_every_trial_that_was_watched(found):
+    where = points(found, FOUND)
+    lived = [one for one in found if len(one.row.watched)]
+    for c in conditions(found, where, CONFIDENCE):
+        assert c.hit + c.missed == sum(one.outcome.latent for one in lived)
+        assert c.false + c.clear == sum(not one.outcome.latent for one in lived)
+    tables = {(c.kind, c.factor): c for c in conditions(found, where, CONFIDENCE)}
+    for factor in FACTORS:
+        assert tables[ANY, factor].hit >= max((t.hit for (_, f), t in tables.items() if f == factor), default=0)
+
+
+def test_a_largest_value_of_zero_has_no_multiples():
+    still = replace(FOUND, watched=((0.0, None, 3.0),) * STEPS)
+    (point,) = points([judged(0, "low-test", [5.0, 5.0, 6.0])], still)
+    assert point.ratios == (None, None, 2.0)
+
+
+# -- the guard ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(trials(), st.data())
+def test_every_harmful_trial_has_one_size(found, data):
+    reasons = st.sampled_from(["recovered", "missed", "stopped", "raised", "crash"])
+    again = {
+        one.row.trial: replace(
+            row(reason=data.draw(reasons)),
+            trial=one.row.trial._replace(target="guarded:random"),
+            caught=data.draw(st.none() | st.integers(-1, 5)),
+            bits=data.draw(st.booleans()),
+            error="step 3: first moment fc.weight/exp_avg reaches 3, beyond its bound 1 (calibrated)",
+        )
+        for one in found
+        if data.draw(st.integers(0, 5))
+    }
+    result = saved(found, again, CONFIDENCE)
+    pairs = [(one, again[one.row.trial]) for one in found if one.outcome.harmful and one.row.trial in again]
+    if not pairs:
+        assert result is None
+        return
+    assert result.all.n == len(pairs)
+    assert sum(part.n for part in result.sizes) == len(pairs)
+    assert len(result.sizes) == len(SIZES) + 1
+
+    def caught(rows):
+        own = [r for r in rows if r.caught is not None and r.caught <= WITHIN and r.reason != "stopped"]
+        return len(rows), len(own), sum(r.bits for r in own)
+
+    assert (result.all.n, result.all.within, result.all.identical) == caught([r for _, r in pairs])
+    assert sum(part.within for part in result.sizes) == result.all.within
+    assert sum(part.identical for part in result.sizes) == result.all.identical
+    large = [r for one, r in pairs if size(one.row) > 1e4]
+    assert (result.largest.n, result.largest.within, result.largest.identical) == caught(large)
+    assert result.largest.n == sum(part.n for part in result.sizes[3:])
+    assert result.late == sum(r.caught is not None and r.caught > WITHIN for _, r in pairs)
+    assert result.stopped == sum(r.reason == "stopped" for _, r in pairs)
+    told = sum(r.caught is not None for _, r in pairs)
+    assert result.alarms == ({"first moment": told} if told else {})
+    for part in (*result.sizes, result.all, result.largest):
+        assert part.share == clopper_pearson(part.within, part.n, CONFIDENCE)
+
+
+@pytest.mark.parametrize(
+    ("written", "usual", "expected"),
+    [
+        (6.0, 2.0, 3.0),
+        (0.0, 2.0, 0.0),
+        (math.inf, 2.0, math.inf),
+        (5.0, 0.0, math.inf),
+        (0.0, 0.0, 0.0),
+        (math.inf, math.inf, math.inf),
+        (math.nan, 2.0, 0.0),
+        (math.nan, math.nan, 0.0),
+        (5.0, math.inf, 0.0),
+    ],
+)
+def test_sizes(written, usual, expected):
+    assert size(row(written=written, usual=usual)) == expected
+
+
+@pytest.mark.parametrize("edge", SIZES)
+def test_a_size_at_a_limit_is_of_the_smaller_class(edge):
+    one = Judged(row(written=edge, usual=1.0), TrainingOutcome.LOW_TEST, True)
+    again = {one.row.trial: row(reason="missed")}
+    result = saved([one], again, CONFIDENCE)
+    assert [part.n for part in result.sizes].index(1) == SIZES.index(edge)
+
+
+# -- cost and failures --------------------------------------------------------------------------------------------------
+
+
+def test_cost_by_hand():
+    rows = [
+        row(step=10),
+        row(step=30, reason="same-bits"),
+        row(step=0, reason="horizon"),
+        row(step=20, reason="raised"),
+    ]
+    found = cost([Judged(r, TrainingOutcome.MASKED_BENIGN, False) for r in rows], FOUND)
+    assert found.steps == pytest.approx((30 + 1 + 5 + 0) / 4 / STEPS)
+    assert found.bound == pytest.approx((30 + 10 + 40 + 20) / 4 / STEPS)
+    assert found.seconds == 0.5
+    assert found.per_hour == 3600
+    assert found.ends == {"end": 1, "same-bits": 1, "horizon": 1, "raised": 1}
+    assert set(found.ends) <= set(REASONS)
+
+
+def test_failures_are_below_the_worst_replica_by_the_margin():
+    least = 0.7
+    for test, expected in ((0.7, False), (0.6999, True), (0.9, False), (math.nan, True), (-math.inf, True)):
+        assert failed(Judged(row(test=test), TrainingOutcome.MASKED_BENIGN, False), least) == expected
