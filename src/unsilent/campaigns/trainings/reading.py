@@ -40,7 +40,7 @@ class FloorValues:
     Attributes:
         switches: what differs between them. accuracy, loss: of each replica on held-out samples, minus the twin's. churn:
             share of predictions that differ from the twin's. same: whether it ended in the twin's bits. band: widest
-            difference of the mean training loss of each ``window`` steps from the twin's.
+            difference of the mean training loss of each ``window`` steps from the twin's. twin: hash of the twin's losses.
     """
 
     switches: str
@@ -50,6 +50,7 @@ class FloorValues:
     same: tuple[bool, ...]
     window: int
     band: tuple[float, ...]
+    twin: str = ""
 
     def to_json(self) -> Json:
         """Plain JSON values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import xxhash
 
 from unsilent.campaigns.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, Trained, run_replicas
 from unsilent.campaigns.replicas.run import Told
@@ -63,16 +64,22 @@ def run_floor(
         same=tuple(one.same_bits for one in null.compared),
         window=WINDOW,
         band=tuple(band.tolist()),
+        twin=hash_of(floor.twin.losses),
     )
 
 
-def check_twin(found: TrainingFound, floor: FloorValues, losses: Floats) -> None:
+def check_twin(found: TrainingFound, floor: FloorValues) -> None:
     """Raise ``UsageError`` unless the replicas' clean twin is the campaign's golden run."""
-    if np.array(found.losses).tobytes() != np.asarray(losses).tobytes():
+    if hash_of(np.array(found.losses)) != floor.twin:
         raise UsageError(
             f"the golden run of {found.name} is not the clean twin of its replicas (their losses differ); a training must give "
             "the same bits in every process: unsilent noise --explain says what makes it differ"
         )
+
+
+def hash_of(losses: Floats) -> str:
+    """32 hex digits of the losses of a run, bit for bit."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(losses, dtype=np.float64).tobytes())
 
 
 def horizon_of(floor: FloorValues, steps: int) -> Horizon:

@@ -21,7 +21,7 @@ from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.statistics.intervals import check_confidence, clopper_pearson
 from unsilent.studies.trainings.conditions import conditions, points
-from unsilent.studies.trainings.floor import LEVEL
+from unsilent.studies.trainings.floor import LEVEL, check_twin
 from unsilent.studies.trainings.judging import (
     EXAMPLES,
     Judge,
@@ -65,9 +65,13 @@ def run_training(
     observer: Observer | None = None,
     command: str = "",
 ) -> TrainingResult:
-    """Run (or resume) a campaign, with ``guard`` its harmful trials again under the guard, and read what was found."""
+    """Run (or resume) a campaign, with ``guard`` its harmful trials again under the guard, and read what was found.
+
+    Raises ``UsageError`` where the floor is not of this training.
+    """
     found = executor.describe()
     assert isinstance(found, TrainingFound)
+    check_twin(found, floor)
     store.bind(spec, found)
     store.note_floor(floor)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
