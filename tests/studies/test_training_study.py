@@ -1,0 +1,344 @@
+"""The study of struck trainings as a whole, in this process: floor, campaigns that go on, guard, examples, training PVF."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from campaigns.struck import Here, running, write_loop
+from unsilent.campaigns.driver import Budget
+from unsilent.campaigns.replicas import Replica, ReplicaStore, Switches
+from unsilent.campaigns.replicas.runner import ReplicaRunner
+from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.trainings.ladders import LADDERS
+from unsilent.campaigns.trainings.spec import GUARDED, MADE, TrainingSpec
+from unsilent.campaigns.trainings.store import TrainingStore
+from unsilent.errors import StoreError, UsageError
+from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.studies.trainings import floor as floors
+from unsilent.studies.trainings.floor import SLACK, WINDOW, Noise, check_twin, horizon_of, replica_spec, run_floor
+from unsilent.studies.trainings.judging import Judge
+from unsilent.studies.trainings.training import Reading, example, read_training, repeat, run_training
+
+STEPS, WITHIN = 24, Switches.parse("within")
+
+
+def in_this_process(spec, wanted, store, *, jobs=1, told=lambda done, total, row: None):
+    """As `run_replicas`, without a process."""
+    runner = ReplicaRunner(spec)
+    trained = runner.describe()
+    training = store.bind(spec, trained)
+    for replica in wanted(trained):
+        if replica not in store.done(training):
+            store.add(training, runner.run(replica))
+    return training, trained
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return TrainingSpec(write_loop(tmp_path_factory.mktemp("study")))
+
+
+@pytest.fixture(scope="module")
+def ran(spec, tmp_path_factory):
+    """The floor, its store, and all rows of it."""
+    path = tmp_path_factory.mktemp("floor") / "floor.sqlite"
+    with pytest.MonkeyPatch.context() as patch, ReplicaStore(path, write=True) as store:
+        patch.setattr(floors, "run_replicas", in_this_process)
+        found = run_floor(spec, store, WITHIN, 20)
+        ((training, *_),) = [(hashed,) for hashed in store.trainings()]
+        rows = list(store.rows(training, WITHIN, 20))
+        twin = next(iter(store.rows(training, Switches(), 1)))
+        labels = store.trained(training).labels
+    return found, rows, twin, labels
+
+
+@pytest.fixture(scope="module")
+def floor(ran):
+    return ran[0]
+
+
+@pytest.fixture(scope="module")
+def here(spec):
+    with running(spec) as runner:
+        yield Here(runner)
+
+
+@pytest.fixture(scope="module")
+def done(spec, floor, here, tmp_path_factory):
+    """A campaign with the guard: its store and its result."""
+    path = tmp_path_factory.mktemp("campaign") / "s.sqlite"
+    with TrainingStore(path, write=True) as store:
+        result = run_training(
+            spec, Budget(30), here, store, floor, Reading(), guard=True, command="unsilent training x"
+        )
+    return path, result
+
+
+# -- the floor ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_floor_is_what_replicas_ended_in(ran):
+    found, rows, twin, labels = ran
+
+    def right(row):
+        return (row.predictions == labels).mean()
+
+    assert found.switches == "within"
+    assert found.accuracy == tuple(right(row) - right(twin) for row in rows)
+    assert found.loss == tuple(row.loss - twin.loss for row in rows)
+    assert found.churn == tuple((row.predictions != twin.predictions).mean() for row in rows)
+    assert found.same == (False,) * 20
+    widest = [
+        max(abs(row.losses[a : a + WINDOW].mean() - twin.losses[a : a + WINDOW].mean()) for row in rows)
+        for a in range(0, STEPS, WINDOW)
+    ]
+    assert found.band == pytest.approx(widest)
+    assert found.window == WINDOW
+
+
+def test_golden_is_the_clean_twin_of_its_replicas(ran, here, floor):
+    found = here.describe()
+    check_twin(found, floor)
+    assert found.losses == tuple(ran[2].losses.tolist())
+    with pytest.raises(
+        UsageError, match=r"golden run of tiny is not the clean twin .* unsilent noise --explain"
+    ) as raised:
+        check_twin(replace(found, losses=tuple(np.nextafter(ran[2].losses, 1).tolist())), floor)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_floor_of_another_training_is_refused(spec, floor, here, tmp_path):
+    with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
+        with pytest.raises(UsageError, match="is not the clean twin of its replicas"):
+            run_training(spec, Budget(2), here, store, replace(floor, twin="0" * 32), Reading())
+        assert not store.done()
+
+
+def test_a_horizon_has_a_wider_band(floor):
+    horizon = horizon_of(replace(floor, band=(0.1, 0.4, 0.2, 0.05, 0.0)), 7)
+    assert (horizon.steps, horizon.window) == (7, WINDOW)
+    assert horizon.loss == tuple(SLACK * x for x in (0.4, 0.4, 0.4, 0.2, 0.05))
+    assert horizon.test == max(map(abs, floor.accuracy))
+    one = horizon_of(replace(floor, band=(0.3,)), 2)
+    assert one.loss == (SLACK * 0.3,)
+
+
+def test_replicas_are_inside_the_band_of_their_horizon(ran, floor):
+    _, rows, twin, _ = ran
+    limits = np.repeat(horizon_of(floor, 5).loss, WINDOW)[:STEPS]
+    for row in rows:
+        off = row.losses - twin.losses
+        for step in range(WINDOW - 1, STEPS):
+            assert abs(off[step - WINDOW + 1 : step + 1].mean()) <= limits[step]
+
+
+def test_replicas_themselves_are_beyond_at_about_the_level(spec, floor, here):
+    golden = Judge(here.describe(), floor, Thresholds()).golden(0)
+    called = 0
+    for out in range(20):
+        rest = {
+            name: tuple(v for i, v in enumerate(getattr(floor, name)) if i != out)
+            for name in ("accuracy", "loss", "churn", "same")
+        }
+        ending = replace(golden, test=golden.test + floor.accuracy[out], same_bits=False)
+        called += Noise(replace(floor, **rest), Thresholds()).beyond(golden, ending, floor.loss[out])
+    assert called <= 2
+
+
+@pytest.mark.parametrize(
+    ("switches", "count", "said"),
+    [
+        ("within", 19, "--replicas is 19; a floor at level 0.05 needs at least 20"),
+        ("control", 20, "--noise control is the same run each time; name what differs"),
+        ("threads=2", 20, "is the same run each time"),
+        ("layout", 20, "is the same run each time"),
+    ],
+)
+def test_a_floor_that_says_nothing_is_refused(spec, tmp_path, switches, count, said):
+    with ReplicaStore(tmp_path / "f.sqlite", write=True) as store, pytest.raises(UsageError, match=said):
+        run_floor(spec, store, Switches.parse(switches), count)
+
+
+def test_replicas_are_of_the_same_training(spec):
+    changed = replace(spec, options=(("steps", "7"),), data="d.npz", init=3, steps=5, faults=(("RD", 1.0),))
+    found = replica_spec(changed)
+    assert (found.workload, found.options, found.data, found.seed, found.steps) == (
+        spec.workload, (("steps", "7"),), "d.npz", 3, 5,
+    )  # fmt: skip
+    assert str(Replica(WITHIN, 3)) == "within/3"
+
+
+# -- campaigns ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_trial_has_its_class(done, spec, here, floor):
+    path, result = done
+    assert result.n == 30
+    assert sum(c.n for c in result.classes) == 30
+    assert [c.name for c in result.classes] == [str(o) for o in TrainingOutcome]
+    judge = Judge(here.describe(), floor, Thresholds())
+    with TrainingStore(path) as store:
+        rows = [row for row in store.rows() if row.trial.target == "random"]
+    assert [row.content() for row in rows] == [here.runner.run(row.trial).content() for row in rows]
+    counts = {c.name: c.n for c in result.classes}
+    for outcome in TrainingOutcome:
+        assert counts[outcome] == sum(judge.judge(row).outcome is outcome for row in rows)
+    assert result.cost.ends.keys() <= {"end", "same-bits", "not-finite"}
+    assert sum(result.cost.ends.values()) == 30
+    assert result.command == "unsilent training x"
+    assert result.floor == floor
+
+
+def test_curves_are_those_of_their_trials(done):
+    path, result = done
+    with TrainingStore(path) as store:
+        for curve in result.curves:
+            row = store.row(TrialId.parse(curve.trial))
+            assert (curve.step, curve.made) == (row.struck.step, False)
+            golden = np.array(store.description.losses)[row.struck.step + row.ran :]
+            rest = golden if row.reason == "same-bits" else []
+            expected = [None if not np.isfinite(x) else x for x in [*row.losses.tolist(), *rest]]
+            assert list(curve.losses) == expected
+    assert max(sum(c.outcome == o for c in result.curves) for o in TrainingOutcome) <= 3
+    assert {c.outcome for c in result.curves} == {c.name for c in result.classes if c.n}
+
+
+def test_only_harmful_trials_are_run_again_under_the_guard(done, here, floor):
+    path, result = done
+    judge = Judge(here.describe(), floor, Thresholds())
+    with TrainingStore(path) as store:
+        plain = {row.trial: judge.judge(row) for row in store.rows() if row.trial.target == "random"}
+        again = {row.unguarded() for row in store.rows() if row.trial.target.startswith(GUARDED)}
+    harmful = {trial for trial, one in plain.items() if one.harmful}
+    assert again == harmful
+    assert (result.guard is None) == (not harmful)
+    if harmful:
+        assert result.guard.all.n == len(harmful)
+
+
+def test_a_campaign_goes_on_where_it_stopped(spec, floor, here, done, tmp_path):
+    def ask(trials):
+        before = len(here.ran)
+        with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
+            result = run_training(spec, Budget(trials), here, store, floor, Reading())
+        return result, len(here.ran) - before
+
+    assert ask(10)[1] == 10
+    assert ask(10)[1] == 0
+    result, more = ask(30)
+    assert more == 20
+    assert ask(10)[0].n == 30  # what is there stays
+    assert result.classes == done[1].classes
+    with TrainingStore(tmp_path / "s.sqlite") as store, TrainingStore(done[0]) as other:
+        plain = [row.content() for row in other.rows() if row.trial.target == "random"]
+        assert [row.content() for row in store.rows()] == plain
+
+
+def test_a_store_is_read_again_with_other_thresholds(done):
+    with TrainingStore(done[0]) as store:
+        strict = read_training(store, Reading(Thresholds(gap=1e-6, test_gap=1e-6)))
+        loose = read_training(store, Reading(Thresholds(gap=0.9, test_gap=0.9), confidence=0.5))
+        assert read_training(store, Reading()) is not None
+    assert strict.whole.harmful.estimate >= done[1].whole.harmful.estimate >= loose.whole.harmful.estimate
+    assert loose.confidence == loose.whole.harmful.confidence == 0.5
+
+
+@pytest.mark.parametrize("fields", [{"margin": -0.1}, {"margin": 1.0}, {"margin": float("nan")}])
+def test_readings_that_make_no_sense(fields):
+    with pytest.raises(UsageError, match="margin is"):
+        Reading(**fields)
+
+
+# -- training PVF -------------------------------------------------------------------------------------------------------
+
+
+def test_training_pvf_counts_failures_of_each_part(spec, floor, tmp_path):
+    memory = replace(spec, per="layer", faults=(("scale:factor=-30,rate=1", 1.0),))
+    with running(memory) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
+        result = run_training(memory, Budget(4), Here(runner), store, floor, Reading(margin=0.1))
+        rows = list(store.rows())
+        found = runner.describe()
+    least = found.test + min(floor.accuracy) - 0.1
+    assert [part.target for part in result.parts] == [t.name for t in found.targets]
+    for part, target in zip(result.parts, found.targets, strict=True):
+        own = [row for row in rows if row.trial.target == part.target]
+        assert (part.n, part.elements, part.what) == (4, target.elements, target.what)
+        assert part.failures == sum(not row.test >= least for row in own)
+        assert part.pvf.estimate == part.failures / 4
+    assert result.n == 4 * len(result.parts)
+
+
+# -- examples -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_example_of_the_campaign_comes_again_bit_for_bit(done, here, tmp_path):
+    with TrainingStore(done[0], write=True) as store:
+        found = example("masked", here, store, Reading())
+        assert found.same
+        assert not found.curve.made
+        assert found.tried == 0
+        assert found.curve.outcome.startswith("masked")
+        row = next(r for r in store.rows() if str(r.trial) == found.curve.trial)
+        assert found.again.content() == row.content()
+
+
+def test_an_example_that_the_campaign_lacks_is_made_by_hand(spec, floor, tmp_path):
+    calm = replace(spec, faults=(("scale:factor=1", 1.0),))
+    with running(calm) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
+        executor = Here(runner)
+        run_training(calm, Budget(3), executor, store, floor, Reading())
+        found = example("immediate-nan", executor, store, Reading())
+        assert (found.same, found.curve.made, found.curve.outcome) == (True, True, "immediate-nan")
+        assert found.row.trial.target == f"{MADE}immediate-nan"
+        tries = len([t for t in store.done() if t.target.startswith(MADE)])
+        assert tries == found.tried
+        ran = len(executor.ran)
+        assert example("immediate-nan", executor, store, Reading()).same
+        assert len(executor.ran) == ran + 1  # those tried before are stored
+        result = read_training(store, Reading())
+        assert result.n == 3  # not of the campaign
+        assert [c.made for c in result.curves if c.outcome == "immediate-nan"] == [True]
+        assert repeat(found.row.trial, executor, store, Reading()).same
+
+
+def test_a_class_that_never_comes_is_said(spec, floor, tmp_path, monkeypatch):
+    calm = replace(spec, faults=(("scale:factor=1", 1.0),))
+    monkeypatch.setitem(LADDERS, "low-test", tuple(itertools.islice(LADDERS["masked"], 3)))
+    with running(calm) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
+        executor = Here(runner)
+        run_training(calm, Budget(2), executor, store, floor, Reading())
+        with pytest.raises(
+            UsageError, match="no trial of .* ends in low-test, and none of 3 faults made by hand either"
+        ):
+            example("low-test", executor, store, Reading())
+
+
+def test_a_trial_of_another_campaign_is_not_run_again(done, spec, tmp_path):
+    with running(replace(spec, seed=9)) as runner, TrainingStore(done[0]) as store:
+        executor, one = Here(runner), TrialId("random", None, 0)
+        with pytest.raises(StoreError, match="holds another campaign"):
+            repeat(one, executor, store, Reading())
+
+
+# -- the horizon --------------------------------------------------------------------------------------------------------
+
+
+def test_a_horizon_has_the_same_faults_and_seldom_another_class(done, spec, floor, tmp_path):
+    short = replace(spec, horizon=horizon_of(floor, 6))
+    with running(short) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
+        result = run_training(short, Budget(30), Here(runner), store, floor, Reading())
+        early = {row.trial: row for row in store.rows()}
+    with TrainingStore(done[0]) as store:
+        whole = {row.trial: row for row in store.rows() if row.trial.target == "random"}
+    assert {t: r.struck for t, r in early.items()} == {t: r.struck for t, r in whole.items()}
+    for trial, row in early.items():
+        assert row.losses.tobytes() == whole[trial].losses[: row.ran].tobytes()
+        if row.reason != "horizon":
+            assert row.content() == whole[trial].content()
+    assert result.cost.steps < done[1].cost.steps
+    assert result.cost.bound == done[1].cost.bound
+    assert result.cost.ends["horizon"] > 0
