@@ -72,6 +72,17 @@ def make_executor(
 
     ``address`` is that of an existing Ray cluster, which asks for ``ray``.
     """
+    name = checked(name, jobs=jobs, deadline=deadline, address=address)
+    observer, means = observer or Silent(), means or Means()
+    if name == "ray":
+        from unsilent.campaigns.ray_executor import RayExecutor
+
+        return RayExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, means=means, address=address)
+    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, means=means)
+
+
+def checked(name: str | None, *, jobs: int = 1, deadline: float | None = None, address: str | None = None) -> str:
+    """The name of the executor that `make_executor` would make; raises ``UsageError``, before anything is loaded."""
     if INSIDE in os.environ:
         raise UsageError(
             "a worker that loads this file starts a campaign itself; put that call under: if __name__ == '__main__':"
@@ -87,9 +98,4 @@ def make_executor(
         raise UsageError(f"--executor serial runs one job, --jobs is {jobs}; use --executor processes")
     if deadline is not None and deadline <= 0:
         raise UsageError(f"--deadline is {deadline}; expected seconds above 0")
-    observer, means = observer or Silent(), means or Means()
-    if name == "ray":
-        from unsilent.campaigns.ray_executor import RayExecutor
-
-        return RayExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, means=means, address=address)
-    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, means=means)
+    return name

@@ -53,8 +53,9 @@ def replay_training(store: Path, trial: str, workload: str | None, as_json: bool
                 f"the trial ran {spec.workload!r}, which is code; to run it again say so: --workload {shlex.quote(spec.workload)}"
             )
         spec = replace(spec, workload=workload or spec.workload)
+        opened.row(wanted := TrialId.parse(trial))  # before the training is loaded
         with make_executor("serial", spec) as executor:
-            return tell_example(repeat(TrialId.parse(trial), executor, opened, Reading()), as_json)
+            return tell_example(repeat(wanted, executor, opened, Reading()), as_json)
 
 
 def show_beside(one: Path, other: Path, confidence: float, as_json: bool, plain: bool) -> None:

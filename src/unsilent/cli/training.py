@@ -132,7 +132,7 @@ def training(
     if per is not None:
         o.refuse(context, OF_MEMORY, "--per strikes parameters and optimizer state, not operations")
     from unsilent.campaigns.driver import Budget
-    from unsilent.campaigns.executors import make_executor
+    from unsilent.campaigns.executors import checked, make_executor
     from unsilent.campaigns.trainings.store import TrainingStore
     from unsilent.cli.progress import make_observer
     from unsilent.studies.trainings.floor import horizon_of
@@ -140,25 +140,24 @@ def training(
     from unsilent.studies.trainings.training import example as find_example
 
     check_numbers(steps, horizon, seed, init)
+    checked(executor, jobs=jobs, deadline=deadline, address=ray)
     budget, reading = Budget(trials), Reading(thresholds(threshold or []), confidence, margin)
     spec = spec_of(
         workload, o.pairs(with_), data, fault or [], value, accelerator, phase, layer, per, seed, init, steps
     )
     path = store or Path(default_store("training", {**spec.identity(), "horizon": horizon}))
     page = report_path(path, html)
-    values = run_floor_of(spec, floor, noise, replicas, jobs, quiet, plain or as_json)
-    if horizon is not None:
-        spec = replace(spec, horizon=horizon_of(values, horizon))
-    observer = make_observer(quiet=quiet, plain=plain or as_json)
-    with (
-        observer,
-        TrainingStore(path, write=True) as opened,
-        make_executor(executor, spec, jobs=jobs, deadline=deadline, observer=observer, address=ray) as running,
-    ):
-        result = run_training(
-            spec, budget, running, opened, values, reading, guard=guard, observer=observer, command=command_line()
-        )
-        shown = None if example is None else find_example(example, running, opened, reading, observer=observer)
+    with TrainingStore(path, write=True) as opened:  # before the floor, which takes its time
+        values = run_floor_of(spec, floor, noise, replicas, jobs, quiet, plain or as_json)
+        if horizon is not None:
+            spec = replace(spec, horizon=horizon_of(values, horizon))
+        observer = make_observer(quiet=quiet, plain=plain or as_json)
+        made = make_executor(executor, spec, jobs=jobs, deadline=deadline, observer=observer, address=ray)
+        with observer, made as running:
+            result = run_training(
+                spec, budget, running, opened, values, reading, guard=guard, observer=observer, command=command_line()
+            )
+            shown = None if example is None else find_example(example, running, opened, reading, observer=observer)
     if shown is not None:
         return tell_example(shown, as_json)
     show(result, page, as_json, plain)

@@ -19,7 +19,7 @@ from unsilent.campaigns.trainings.spec import GUARDED, MADE, TrainingFound, Trai
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
-from unsilent.statistics.intervals import check_confidence, clopper_pearson
+from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.trainings.conditions import conditions, points
 from unsilent.studies.trainings.floor import LEVEL, check_twin
 from unsilent.studies.trainings.judging import (
@@ -48,7 +48,8 @@ class Reading:
     margin: float = MARGIN
 
     def __post_init__(self) -> None:
-        check_confidence(self.confidence)
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"confidence is {self.confidence}; expected a share between 0 and 1, like 0.95")
         if not 0 <= self.margin < 1:
             raise UsageError(f"margin is {self.margin}; expected a share from 0 to below 1")
 
