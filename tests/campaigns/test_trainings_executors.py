@@ -48,7 +48,7 @@ def ran(executor, trials):
 @pytest.mark.parametrize(
     ("name", "deadly"),
     [
-        ("processes", {DIES: "crash"}),
+        ("processes", {}),
         pytest.param("serial", {DIES: "crash", HANGS: "hang"}, marks=pytest.mark.claim),
         pytest.param("processes", {DIES: "crash", HANGS: "hang"}, marks=pytest.mark.claim),
         pytest.param("ray", {DIES: "crash", HANGS: "hang"}, marks=pytest.mark.claim),

@@ -1,0 +1,318 @@
+"""``unsilent training`` as a user meets it: campaigns in real processes, their page and JSON, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+
+import pytest
+
+from campaigns.struck import write_loop
+from conftest import in_process, unsilent_cli
+from unsilent.campaigns.trainings.store import TrainingStore
+from unsilent.outcomes.training import TrainingOutcome
+
+pytestmark = pytest.mark.slow
+
+ASK = ("train-resnet", "--with", "steps=30", "--steps", 12, "--store", "s.sqlite", "--floor", "floor.sqlite")
+LOOP = ("struck_loop.py:make", "--with", "steps=12", "--floor", "floor.sqlite")
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def parsed(text):
+    """Strictly: no NaN, no Infinity."""
+    return json.loads(text, parse_constant=refuse)
+
+
+def trials(path):
+    with TrainingStore(path) as store:
+        return {row.trial: row.content() for row in store.rows()}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A folder with a campaign on a built-in training, and what the command said."""
+    folder = tmp_path_factory.mktemp("training")
+    done = unsilent_cli("training", *ASK, "--trials", 16, "--guard", "--quiet", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return folder, parsed(done.stdout)
+
+
+@pytest.fixture
+def copied(ran, tmp_path):
+    """The same in a folder of its own."""
+    for name in ("s.sqlite", "s.html", "floor.sqlite"):
+        shutil.copy(ran[0] / name, tmp_path)
+    return tmp_path
+
+
+def test_json_has_everything(ran):
+    folder, found = ran
+    assert found["schema"] == "unsilent/training/1"
+    assert (found["workload"], found["n"], found["steps"]) == ("train-resnet", 16, 12)
+    assert set(found["classes"]) == {str(outcome) for outcome in TrainingOutcome}
+    assert sum(found["classes"].values()) == 16
+    for kind, groups in found["groups"].items():
+        assert sum(group["n"] for group in groups) == 16, kind
+    for row in found["results"]:
+        assert {"group", "target", "measure", "estimate", "low", "high", "confidence", "n", "unit"} <= row.keys()
+        assert row["estimate"] is None or row["low"] <= row["estimate"] <= row["high"]
+    assert len(found["floor"]["accuracy"]) == 20
+    assert len(found["points"]) == 16
+    assert 0 < found["cost"]["steps"] <= found["cost"]["bound"] < 1
+    assert found["report"] == "s.html"
+    assert shlex.split(found["command"])[:3] == ["unsilent", "training", "train-resnet"]
+    assert len([t for t in trials(folder / "s.sqlite") if t.target == "random"]) == 16
+
+
+def test_the_page_is_written(ran):
+    page = (ran[0] / "s.html").read_text()
+    assert "train-resnet" in page
+    assert "figure-" in page
+    assert "http" not in page.split("<body")[1].split("<script")[0]
+
+
+def test_a_report_of_the_store_alone(ran, copied):
+    done = in_process("report", "s.sqlite", "--json", "--html", "again.html", cwd=copied)
+    assert done.returncode == 0, done.stderr
+    again, first = parsed(done.stdout), ran[1]
+    for key in (
+        "classes",
+        "groups",
+        "results",
+        "conditions",
+        "points",
+        "curves",
+        "cost",
+        "guard",
+        "thresholds",
+        "floor",
+    ):
+        assert again[key] == first[key], key
+    assert (copied / "again.html").exists()
+    plain = in_process("report", "s.sqlite", "--plain", cwd=copied)
+    assert plain.returncode == 0, plain.stderr
+    assert "Report: s.html" in plain.stdout
+    table = in_process("report", "s.sqlite", cwd=copied)
+    for outcome in ("masked-bitwise", "masked-benign", "immediate-nan"):
+        assert outcome in table.stdout
+
+
+def test_rows_can_be_exported(copied):
+    for name in ("rows.csv", "rows.json", "rows.jsonl"):
+        assert in_process("export", "s.sqlite", "--to", name, cwd=copied).returncode == 0
+    rows = [parsed(line) for line in (copied / "rows.jsonl").read_text().splitlines()]
+    assert {row["trial"] for row in rows} == {str(t) for t in trials(copied / "s.sqlite")}
+
+
+@pytest.mark.claim
+def test_a_campaign_goes_on_and_is_extended(copied):
+    before = trials(copied / "s.sqlite")
+    done = unsilent_cli("training", *ASK, "--trials", 16, "--guard", "--quiet", "--plain", cwd=copied)
+    assert done.returncode == 0, done.stderr
+    assert trials(copied / "s.sqlite") == before
+    done = unsilent_cli("training", *ASK, "--trials", 20, "--quiet", "--json", cwd=copied)
+    assert parsed(done.stdout)["n"] == 20
+    after = trials(copied / "s.sqlite")
+    assert {t: after[t] for t in before} == before
+    assert sum(t.target == "random" for t in after) == 20
+
+
+@pytest.mark.claim
+def test_another_question_in_the_same_file_is_refused(copied):
+    done = unsilent_cli("training", *ASK, "--seed", 3, "--quiet", cwd=copied)
+    assert done.returncode == 2
+    assert "holds another campaign (seed: 0 there, 3 now)" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.claim
+def test_a_horizon_costs_less_and_strikes_the_same(copied):
+    done = unsilent_cli(
+        "training", *ASK[:5], "--floor", "floor.sqlite", "--horizon", 4, "--store", "h.sqlite", "--trials", 16,
+        "--quiet", "--json", cwd=copied,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = parsed(done.stdout)
+    assert found["cost"]["ends"].get("horizon", 0) > 0
+    with TrainingStore(copied / "s.sqlite") as one, TrainingStore(copied / "h.sqlite") as other:
+        struck = {row.trial: row.struck for row in one.rows() if row.trial.target == "random"}
+        assert {row.trial: row.struck for row in other.rows()} == struck
+
+
+@pytest.mark.claim
+def test_an_example_is_run_again_with_the_same_bits(copied):
+    done = unsilent_cli("training", *ASK, "--trials", 16, "--example", "masked", "--quiet", "--json", cwd=copied)
+    assert done.returncode == 0, done.stderr
+    found = parsed(done.stdout)
+    assert (found["class"].startswith("masked"), found["same_bits"], found["made_by_hand"]) == (True, True, False)
+    told = unsilent_cli("replay", "s.sqlite", found["trial"], cwd=copied)
+    assert told.returncode == 0, told.stderr
+    assert "run again: the same bits" in told.stdout
+
+
+@pytest.mark.claim
+def test_an_example_made_by_hand(tmp_path):
+    write_loop(tmp_path)
+    ask = ("training", *LOOP, "--trials", 2, "--fault", "scale:factor=1", "--store", "s.sqlite", "--quiet")
+    done = unsilent_cli(*ask, "--example", "immediate-nan", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "immediate-nan: trial made:immediate-nan/x/" in done.stdout
+    assert "made by hand" in done.stdout
+    assert "run again: the same bits" in done.stdout
+    told = parsed(unsilent_cli(*ask, "--example", "immediate-nan", "--json", cwd=tmp_path).stdout)
+    assert (told["class"], told["made_by_hand"], told["same_bits"], told["test"]) == ("immediate-nan", True, True, None)
+    assert told["losses"] == [None]
+
+
+@pytest.mark.claim
+@pytest.mark.parametrize("per", ["component", "layer"])
+def test_training_pvf(tmp_path, per):
+    write_loop(tmp_path)
+    done = unsilent_cli(
+        "training", *LOOP, "--per", per, "--fault", "scale:factor=-30,rate=1", "--trials", 3, "--store", "s.sqlite",
+        "--quiet", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = parsed(done.stdout)
+    parts = [row for row in found["results"] if row["measure"] == "training_pvf"]
+    assert {row["target"] for row in parts} == {
+        f"{what}:{p}" for what in ("param", "optim") for p in ("conv", "norm", "fc")
+    }
+    assert all(row["n"] == 3 and row["estimate"] == row["failures"] / 3 for row in parts)
+    assert (tmp_path / "s.html").exists()
+
+
+@pytest.mark.claim
+def test_what_dies_under_a_campaign_with_the_guard(tmp_path):
+    """Trials that raise are harmful, and so are run again under the guard; they raise there as well."""
+    write_loop(tmp_path)
+    done = unsilent_cli(
+        "training", *LOOP, "--with", "ends=raises", "--per", "tensor", "--layer", "fc", "--fault", "set:value=1e6",
+        "--trials", 2, "--guard", "--store", "s.sqlite", "--quiet", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = parsed(done.stdout)
+    assert found["classes"]["crashed"] == 2
+    assert found["guard"]["faults"][0]["n"] >= 2
+
+
+@pytest.mark.claim
+def test_a_training_that_does_not_come_back_is_refused(tmp_path):
+    write_loop(tmp_path)
+    done = unsilent_cli("training", *LOOP, "--with", "loose=unseeded", "--trials", 2, "--quiet", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "does not come back bit for bit" in done.stderr
+    assert "unsilent noise --explain" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no training was named; give one like train-resnet"),
+        (["train-resnet", "--example", "slow"], "unknown class of outcomes 'slow'; did you mean 'slow-degrade'"),
+        (["train-resnet", "--phase", "backward"], "unknown phase 'backward'"),
+        (["train-resnet", "--fault", "RDX"], "unknown fault model 'RDX'"),
+        (["train-resnet", "--fault", "0*RD"], "--fault 0*RD has weight 0; expected more than 0"),
+        (["train-resnet", "--threshold", "gab=1"], "unknown threshold 'gab'; did you mean 'gap'"),
+        (["train-resnet", "--threshold", "gap"], "--threshold 'gap': expected a number, like gap=0.02"),
+        (["train-resnet", "--threshold", "window=1.5"], "expected a whole number, like window=10"),
+        (["train-resnet", "--threshold", "gap=-1"], "threshold gap is -1.0; expected more than 0"),
+        (["train-resnet", "--trials", 0], "--trials is 0"),
+        (["train-resnet", "--steps", 0], "--steps is 0; expected 1 or more"),
+        (["train-resnet", "--horizon", 1], "--horizon is 1; expected 2 or more"),
+        (["train-resnet", "--seed", -1], "--seed is -1"),
+        (["train-resnet", "--margin", 2], "margin is 2.0; expected a share"),
+        (["train-resnet", "--confidence", 2], "confidence is 2.0; expected a share between 0 and 1"),
+        (["train-resnet", "--replicas", 5], "--replicas is 5; a floor at level 0.05 needs at least 20"),
+        (["train-resnet", "--noise", "control"], "--noise control is the same run each time"),
+        (["train-resnet", "--noise", "treads"], "did you mean 'threads"),
+        (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per strikes parameters and optimizer state"),
+        (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per strikes parameters and optimizer state"),
+        (["train-resnet", "--with", "steps"], "expected key=value"),
+        (["train-resnet", "--html", "nowhere/x.html"], "no such folder"),
+        (["train-resnet", "--jobs", 0], "--jobs is 0"),
+        (["train-resnet", "--jobs", 2, "--executor", "serial"], "--executor serial runs one job"),
+        (["train-resnet", "--executor", "thread"], "unknown executor 'thread'"),
+        (["train-resnet", "--deadline", -1], "--deadline is -1"),
+        (["train-resnet", "--ray", "here:1", "--executor", "serial"], "leave one of them out"),
+        (["--file", "inj.csv"], "give its images: --data CIFAR.npz"),
+        (["train-resnet", "--file", "inj.csv", "--data", "x.npz"], "a published injection says what is struck"),
+        (["--file", "inj.csv", "--data", "x.npz", "--trials", 3], "--trials"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(tmp_path, words, said):
+    done = in_process("training", *words, "--quiet", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.claim
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--layer", "blok1"], "unknown layer with products"),
+        (["--layer", "conv", "--phase", "grad_in"], "no product of conv has phase grad_in"),
+        (["--accelerator", "nvdia"], "unknown accelerator 'nvdia'; did you mean 'nvdla'"),
+        (["--accelerator", "nvdla", "--fault", "RD"], "--accelerator and --fault both say"),
+        (["--fault", "bitflip", "--value", "set:value=1"], "--value says what elements become"),
+        (["--per", "layers"], "unknown --per 'layers'"),
+        (["--per", "layer", "--fault", "zero", "--fault", "bitflip"], "give one --fault"),
+    ],
+)
+def test_mistakes_that_show_in_the_training_are_one_line(tmp_path, words, said):
+    write_loop(tmp_path)
+    done = unsilent_cli("training", *LOOP, *words, "--quiet", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_workload_that_does_not_train(tmp_path):
+    done = in_process("training", "digits-cnn", "--quiet", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "expected one that trains" in done.stderr
+    assert not list(tmp_path.glob("*training*.sqlite"))
+
+
+@pytest.mark.parametrize("name", ["pvf", "noise"])
+def test_a_store_of_another_verb_is_named(copied, name, tmp_path):
+    other = {"pvf": ("pvf", "digits-cnn", "--trials", 2), "noise": ("noise", "train-resnet", "--replicas", 3)}[name]
+    done = in_process(*other, "--store", "s.sqlite", "--quiet", cwd=copied)
+    assert done.returncode == 2
+    assert "holds a campaign of unsilent training" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_damaged_store_is_one_line(copied):
+    content = (copied / "s.sqlite").read_bytes()
+    (copied / "s.sqlite").write_bytes(content[: len(content) // 2])
+    done = in_process("report", "s.sqlite", cwd=copied)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("trial", ["random/x/999", "randon/x/0", "random/0", "random/x/-1"])
+def test_trials_that_are_not_there(copied, trial):
+    done = in_process("replay", "s.sqlite", trial, cwd=copied)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_says_what_there_is():
+    done = in_process("training", "-h")
+    assert done.returncode == 0
+    for word in ("--trials", "--horizon", "--guard", "--example", "--per", "--accelerator", "--replicas", "low-test"):
+        assert word in done.stdout
