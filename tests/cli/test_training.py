@@ -15,8 +15,8 @@ from unsilent.outcomes.training import TrainingOutcome
 
 pytestmark = pytest.mark.slow
 
-ASK = ("train-resnet", "--with", "steps=30", "--steps", 12, "--store", "s.sqlite", "--floor", "floor.sqlite")
 LOOP = ("struck_loop.py:make", "--with", "steps=12", "--floor", "floor.sqlite")
+ASK = (*LOOP, "--store", "s.sqlite")
 
 
 def refuse(constant):
@@ -35,8 +35,9 @@ def trials(path):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """A folder with a campaign on a built-in training, and what the command said."""
+    """A folder with a campaign, and what the command said."""
     folder = tmp_path_factory.mktemp("training")
+    write_loop(folder)
     done = unsilent_cli("training", *ASK, "--trials", 16, "--guard", "--quiet", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -46,7 +47,7 @@ def ran(tmp_path_factory):
 @pytest.fixture
 def copied(ran, tmp_path):
     """The same in a folder of its own."""
-    for name in ("s.sqlite", "s.html", "floor.sqlite"):
+    for name in ("s.sqlite", "s.html", "floor.sqlite", "struck_loop.py"):
         shutil.copy(ran[0] / name, tmp_path)
     return tmp_path
 
@@ -54,7 +55,7 @@ def copied(ran, tmp_path):
 def test_json_has_everything(ran):
     folder, found = ran
     assert found["schema"] == "unsilent/training/1"
-    assert (found["workload"], found["n"], found["steps"]) == ("train-resnet", 16, 12)
+    assert (found["workload"], found["n"], found["steps"]) == ("tiny", 16, 12)
     assert set(found["classes"]) == {str(outcome) for outcome in TrainingOutcome}
     assert sum(found["classes"].values()) == 16
     for kind, groups in found["groups"].items():
@@ -66,13 +67,13 @@ def test_json_has_everything(ran):
     assert len(found["points"]) == 16
     assert 0 < found["cost"]["steps"] <= found["cost"]["bound"] < 1
     assert found["report"] == "s.html"
-    assert shlex.split(found["command"])[:3] == ["unsilent", "training", "train-resnet"]
+    assert shlex.split(found["command"])[:3] == ["unsilent", "training", "struck_loop.py:make"]
     assert len([t for t in trials(folder / "s.sqlite") if t.target == "random"]) == 16
 
 
 def test_the_page_is_written(ran):
     page = (ran[0] / "s.html").read_text()
-    assert "train-resnet" in page
+    assert "tiny" in page
     assert "figure-" in page
     assert "http" not in page.split("<body")[1].split("<script")[0]
 
@@ -134,7 +135,7 @@ def test_another_question_in_the_same_file_is_refused(copied):
 @pytest.mark.claim
 def test_a_horizon_costs_less_and_strikes_the_same(copied):
     done = unsilent_cli(
-        "training", *ASK[:5], "--floor", "floor.sqlite", "--horizon", 4, "--store", "h.sqlite", "--trials", 16,
+        "training", *LOOP, "--horizon", 4, "--store", "h.sqlite", "--trials", 16,
         "--quiet", "--json", cwd=copied,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -151,7 +152,7 @@ def test_an_example_is_run_again_with_the_same_bits(copied):
     assert done.returncode == 0, done.stderr
     found = parsed(done.stdout)
     assert (found["class"].startswith("masked"), found["same_bits"], found["made_by_hand"]) == (True, True, False)
-    told = unsilent_cli("replay", "s.sqlite", found["trial"], cwd=copied)
+    told = unsilent_cli("replay", "s.sqlite", found["trial"], "--workload", LOOP[0], cwd=copied)
     assert told.returncode == 0, told.stderr
     assert "run again: the same bits" in told.stdout
 
@@ -210,6 +211,29 @@ def test_a_training_that_does_not_come_back_is_refused(tmp_path):
     assert "does not come back bit for bit" in done.stderr
     assert "unsilent noise --explain" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.claim
+def test_a_built_in_training(tmp_path):
+    """With everything that is small enough: two workers, the guard, lines for pipes."""
+    ask = ("train-resnet", "--with", "steps=30", "--trials", 40, "--jobs", 2, "--guard")
+    done = unsilent_cli("training", *ask, "--plain", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "# Report: unsilent-training-train-resnet-" in done.stdout
+    (store,) = tmp_path.glob("unsilent-training-train-resnet-*.sqlite")
+    (page,) = tmp_path.glob("unsilent-training-train-resnet-*.html")
+    assert store.stem == page.stem
+    assert sum(t.target == "random" for t in trials(store)) == 40
+    found = parsed(in_process("report", store, "--json", cwd=tmp_path).stdout)
+    assert found["spec"]["options"] == [["steps", "30"]]
+    assert sum(found["classes"].values()) == 40
+
+
+def test_user_code_is_not_run_unasked(copied):
+    done = in_process("replay", "s.sqlite", "random/x/0", cwd=copied)
+    assert done.returncode == 2
+    assert "which is code; to run it again say so: --workload struck_loop.py:make" in done.stderr
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------------
@@ -306,7 +330,7 @@ def test_a_damaged_store_is_one_line(copied):
 
 @pytest.mark.parametrize("trial", ["random/x/999", "randon/x/0", "random/0", "random/x/-1"])
 def test_trials_that_are_not_there(copied, trial):
-    done = in_process("replay", "s.sqlite", trial, cwd=copied)
+    done = in_process("replay", "s.sqlite", trial, "--workload", LOOP[0], cwd=copied)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
 
