@@ -39,7 +39,7 @@ def test_calibrated_bounds_follow_clean_steps_and_their_kind():
     assert rule.bounds.tolist() == [0, 0, 0]
     rule.learn(np.array([2.0, 0.0, 5.0]))
     rule.learn(np.array([1.0, 0.0, 6.0]))
-    assert rule.bounds == pytest.approx([20, 0.02, 60])
+    assert rule.bounds == pytest.approx([20, 2, 60])
     rule.learn(np.array([np.nan, 1.0, 0.0]))
     assert rule.bounds == pytest.approx([20, 10, 60])
     with pytest.raises(UsageError, match="expected more than 1"):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from unsilent.errors import UsageError
-from unsilent.monitor import Analytic, Guard
+from unsilent.monitor import Analytic, Guard, GuardStop
 
 BATCH, SIDE = 16, 6
 
@@ -92,7 +92,8 @@ def test_micro_batches_count_together_and_tied_weights_too():
 
 def test_the_alarm_names_the_rule():
     early = (3, "conv.weight", 1e6)  # calibrated bounds do not hold yet
-    assert not train(torch.optim.Adam, fault=early).alarms
+    with pytest.raises(GuardStop, match="step 10"):  # by now it is too late to undo
+        train(torch.optim.Adam, fault=early)
     guard = train(torch.optim.Adam, bounds=Analytic(), fault=early)
     (alarm,) = guard.alarms
     assert (alarm.rule, alarm.step, alarm.tensor) == ("analytic", 3, "conv.weight/exp_avg")

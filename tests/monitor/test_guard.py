@@ -170,9 +170,15 @@ def test_in_the_first_steps_only_what_is_not_finite_is_noticed(golden):
     state, guard, _ = run("adam", [(2, "fc.weight", float("inf"))])
     assert same(state, golden["adam"])
     assert guard.recoveries == 1
-    state, guard, _ = run("adam", [(2, "fc.weight", 1e6)])
-    assert not same(state, golden["adam"])
-    assert guard.recoveries == 0
+    with pytest.raises(GuardStop, match="step 10"):  # told when bounds hold, too late to undo
+        run("adam", [(2, "fc.weight", 1e6)])
+
+
+def test_what_passes_makes_no_room_for_more():
+    """Faults that grow in steps that each pass their bound: the bound grows slowly, and the last is caught."""
+    _, guard, _ = run("sgd", [(12, "fc.weight", 10.0), (20, "fc.weight", 500.0), (28, "fc.weight", 1e6)])
+    assert [alarm.step for alarm in guard.alarms][-1] >= 20
+    assert guard.alarms
 
 
 def test_two_faults_apart_and_one_that_stays(golden):

@@ -223,7 +223,7 @@ def test_a_contrast_says_what_the_interval_supports(found, word):
 
 def test_conditions_are_told_with_sensitivity_or_not_at_all():
     text = text_of(result())
-    assert "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and in 4 of 84 other trials" in text
+    assert "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and in 4 of 84 harmless ones" in text
     assert "alone: first moment 15, second moment 15, moving statistic 15" in text
     assert "nothing is known of what comes before it" in text_of(CORNERS["all masked"])
     assert "times golden's largest" not in text_of(CORNERS["nothing watched"])

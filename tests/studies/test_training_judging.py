@@ -272,7 +272,7 @@ def test_conditions_by_hand():
         judged(3, "sharp-slow-degrade", [most, 0.01, math.nan]),  # nothing foretold it
         judged(4, "masked-benign", [most, 0.02, math.nan], [1, 1, math.nan], [20 * most, 1, math.nan]),
         judged(5, "masked-bitwise", [most, 0.01, math.nan]),
-        judged(6, "immediate-nan", [math.inf, 0.01, math.nan]),  # harm, and not latent
+        judged(6, "immediate-nan", [math.inf, 0.01, math.nan]),  # harm that shows itself
         judged(7, "crashed"),  # left out
     ]
     where = points(found, FOUND)
@@ -282,15 +282,21 @@ def test_conditions_by_hand():
     assert where[7].ratios == (None, None, None)
     table = {(c.kind, c.factor): (c.hit, c.missed, c.false, c.clear) for c in conditions(found, where, CONFIDENCE)}
     assert table == {
-        ("first", 10.0): (2, 2, 2, 1),
-        ("first", 100.0): (1, 3, 1, 2),
-        ("first", 1e4): (1, 3, 1, 2),
-        ("second", 10.0): (2, 2, 1, 2),
-        ("second", 100.0): (2, 2, 0, 3),
-        ("second", 1e4): (1, 3, 0, 3),
-        ("any", 10.0): (3, 1, 2, 1),
-        ("any", 100.0): (2, 2, 1, 2),
-        ("any", 1e4): (1, 3, 1, 2),
+        ("first", 10.0): (2, 2, 1, 1),
+        ("first", 100.0): (1, 3, 0, 2),
+        ("first", 1e4): (1, 3, 0, 2),
+        ("second", 10.0): (2, 2, 1, 1),
+        ("second", 100.0): (2, 2, 0, 2),
+        ("second", 1e4): (1, 3, 0, 2),
+        ("any", 10.0): (3, 1, 1, 1),
+        ("any", 100.0): (2, 2, 0, 2),
+        ("any", 1e4): (1, 3, 0, 2),
+    }
+    loud = {(c.kind, c.factor): (c.loud_with, c.loud_without) for c in conditions(found, where, CONFIDENCE)}
+    assert {kind: {loud[kind, factor] for factor in FACTORS} for kind in ("first", "second", ANY)} == {
+        "first": {(1, 0)},
+        "second": {(0, 1)},
+        ANY: {(1, 0)},
     }
     for c in conditions(found, where, CONFIDENCE):
         check_interval(c.sensitivity, c.hit, c.hit + c.missed)
@@ -304,7 +310,8 @@ def test_contingency_tables_have_every_trial_that_was_watched(found):
     lived = [one for one in found if len(one.row.watched)]
     for c in conditions(found, where, CONFIDENCE):
         assert c.hit + c.missed == sum(one.outcome.latent for one in lived)
-        assert c.false + c.clear == sum(not one.outcome.latent for one in lived)
+        assert c.false + c.clear == sum(not one.outcome.harmful for one in lived)
+        assert c.loud_with + c.loud_without == sum(one.harmful and not one.outcome.latent for one in lived)
     tables = {(c.kind, c.factor): c for c in conditions(found, where, CONFIDENCE)}
     for factor in FACTORS:
         assert tables[ANY, factor].hit >= max((t.hit for (_, f), t in tables.items() if f == factor), default=0)

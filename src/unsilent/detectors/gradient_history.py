@@ -24,8 +24,10 @@ from unsilent.errors import UsageError
 
 SIGMAS = 20.0
 FACTOR = 100.0
-FLOOR = 1e-3
+FLOOR = 0.1
 """Share of the largest of its kind below which no tensor's own largest is taken: one that was all zeros may well come alive."""
+GROWTH = 2.0
+"""Times that the largest magnitude may grow in one step that bounds are learnt from."""
 Floats = NDArray[np.float64]
 
 
@@ -55,6 +57,18 @@ def analytic(partial_sums: Floats, batch: int, decay: float = 0.0) -> Floats:
     return found
 
 
+def learnt(before: Floats, now: Floats) -> Floats:
+    """The largest magnitudes after one more clean step: one step lets them grow `GROWTH` times, however much it has.
+
+    So what passed its bound unnoticed (in the warm-up, or just below) does not make room for more of its size.
+
+    >>> learnt(np.array([0.0, 1.0, 1.0, 1.0]), np.array([5.0, 1e6, 0.5, np.nan])).tolist()
+    [5.0, 2.0, 1.0, 1.0]
+    """
+    most = np.where(before > 0, GROWTH * before, np.inf)
+    return np.fmax(before, np.minimum(np.where(np.isnan(now), before, now), most))
+
+
 @dataclass(eq=False)
 class Calibrated:
     """Bounds that follow the largest magnitudes of clean steps.
@@ -77,7 +91,7 @@ class Calibrated:
 
     def learn(self, largest: Floats) -> None:
         """Those of a step that was found clean; NaN for a tensor that was not there."""
-        self.largest = np.fmax(self.largest, largest)
+        self.largest = learnt(self.largest, largest)
         self.seen += ~np.isnan(largest)
 
     @property

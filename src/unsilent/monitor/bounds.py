@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unsilent.detectors.gradient_history import FACTOR, Calibrated, Floats, beyond
+from unsilent.detectors.gradient_history import FACTOR, Calibrated, Floats, beyond, learnt
 from unsilent.errors import UsageError
 from unsilent.monitor.history import KINDS, Remembered
 
@@ -67,10 +67,13 @@ class Bounds:
         if np.isinf(rows).any() or (rows < 0).any():
             raise UsageError("largest has an infinite or negative value; expected magnitudes of clean steps")
         self._store()
-        for name, column in zip(names, rows.T, strict=True):
-            before, seen = self._known.get(name, (0.0, 0))
-            there = column[~np.isnan(column)]
-            self._known[name] = max(before, float(there.max(initial=0.0))), seen + len(there)
+        known = [self._known.get(name, (0.0, 0)) for name in names]
+        most = np.array([before for before, _ in known], dtype=np.float64)
+        for row in rows:
+            most = learnt(most, row)
+        counts = (~np.isnan(rows)).sum(0)
+        for name, before, value, count in zip(names, known, most.tolist(), counts.tolist(), strict=True):
+            self._known[name] = value, before[1] + count
         self._place(self._rule.kinds.tolist())
 
     def learn_step(self, found: Floats) -> None:

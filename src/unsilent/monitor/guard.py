@@ -149,11 +149,11 @@ class Guard:
             yield from self._redone(alarm)
             after()
 
-    def step(self, run: Callable[[], Result]) -> Result:
-        """One step as a function without arguments, that can be run again; gives what it gave (the last time)."""
+    def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
+        """One step, ``run(*arguments)``, that can be run again with the same arguments; gives what it gave (the last time)."""
         given: list[Result] = []
-        self.begin(lambda: given.append(run()))
-        given.append(run())
+        self.begin(lambda: given.append(run(*arguments)))
+        given.append(run(*arguments))
         self.end()
         return given[-1]
 

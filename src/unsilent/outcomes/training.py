@@ -111,7 +111,12 @@ class Ending:
 
 
 def judge_ending(
-    golden: Ending, faulty: Ending, thresholds: Thresholds | None = None, *, beyond_noise: bool = True
+    golden: Ending,
+    faulty: Ending,
+    thresholds: Thresholds | None = None,
+    *,
+    beyond_noise: bool = True,
+    training_metric: bool = True,
 ) -> TrainingOutcome:
     """The class of one run.
 
@@ -127,9 +132,11 @@ def judge_ending(
     t = thresholds or Thresholds()
     if faulty.same_bits:
         return TrainingOutcome.MASKED_BITWISE
-    lost = np.flatnonzero(~np.isfinite(faulty.losses))
-    if len(lost):
-        first = int(lost[0])
+    finite = np.isfinite(faulty.losses)
+    if len(finite) and not finite[-1]:
+        first = (
+            int(np.flatnonzero(finite)[-1]) + 1 if finite.any() else 0
+        )  # a single loss may recover, with a loss scaler
         if first == 0:
             return TrainingOutcome.IMMEDIATE_NAN
         return TrainingOutcome.SHORT_TERM_NAN if first <= t.short_term else TrainingOutcome.SLOW_DEGRADE
@@ -137,15 +144,15 @@ def judge_ending(
     if not length:
         raise ValueError("a run has no step from the fault on; give the metric of the fault's own step at least")
     below = golden.metric[:length] - faulty.metric[:length]
-    end = max(1, min(t.end, length - 1))  # the struck step itself says nothing of how the training goes on
-    if beyond_noise and not float(below[-end:].mean()) <= t.gap:
-        return _degrade(below, golden.metric[:length], t)
     test = golden.test - faulty.test
-    if beyond_noise and not test <= t.test_gap:
-        return TrainingOutcome.LOW_TEST
-    if beyond_noise and test < -t.test_gap:
+    if not beyond_noise:
+        return TrainingOutcome.MASKED_BENIGN
+    if test < -t.test_gap:
         return TrainingOutcome.IMPROVED
-    return TrainingOutcome.MASKED_BENIGN
+    after = length - 1  # the struck step itself, and a few batches, say nothing of how the training goes on
+    if training_metric and after >= t.window and not float(below[-min(t.end, after) :].mean()) <= t.gap:
+        return _degrade(below, golden.metric[:length], t)
+    return TrainingOutcome.MASKED_BENIGN if test <= t.test_gap else TrainingOutcome.LOW_TEST
 
 
 def _degrade(below: Curve, golden: Curve, t: Thresholds) -> TrainingOutcome:

@@ -130,8 +130,10 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def condition_cells(found: Condition) -> list[str]:
-    """Kind and factor, the four counts, sensitivity and specificity with limits."""
-    counts = [f"{x:,}" for x in (found.hit, found.missed, found.false, found.clear)]
+    """Kind and factor, the six counts, sensitivity and specificity with limits."""
+    counts = [
+        f"{x:,}" for x in (found.hit, found.missed, found.false, found.clear, found.loud_with, found.loud_without)
+    ]
     kind = clean(KINDS.get(found.kind, found.kind))
     return [kind, f"{found.factor:,.0f}", *counts, plainly(found.sensitivity), plainly(found.specificity)]
 

@@ -49,7 +49,8 @@ HEADS = {
     "classes": ("class", "trials", "share %", "interval", "what it is", "example"),
     "groups": ("group", "by", "trials", "harmful %", "latent %"),
     "conditions": (
-        "largest within two steps", "above × golden's", "latent with", "latent without", "others with", "others without",
+        "largest within two steps", "above × golden's", "latent with", "latent without", "harmless with",
+        "harmless without", "loud with", "loud without",
         "sensitivity %", "specificity %",
     ),
     "parts": ("target", "of it", "elements", "trials", "failures", "PVF %", "interval"),

@@ -107,7 +107,8 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
         return
     yield (
         f"{what} came before {found.hit:,} of {counted(latent, 'latent outcome')} (sensitivity {in_percent(found.sensitivity)}) "
-        f"and in {found.false:,} of {others:,} other trials (specificity {in_percent(found.specificity)}){_alone(result)}"
+        f"and in {found.false:,} of {others:,} harmless ones (specificity {in_percent(found.specificity)}){_alone(result)}; "
+        f"of those whose harm shows itself in {found.loud_with:,} of {found.loud_with + found.loud_without:,}"
     )
 
 

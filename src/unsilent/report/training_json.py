@@ -31,7 +31,10 @@ def training_json(result: TrainingResult) -> dict[str, Any]:
         kind: [{"name": g.name, "n": g.n, "counts": g.counts} for g in groups] for kind, groups in result.groups.items()
     }
     found["conditions"] = [
-        {name: getattr(c, name) for name in ("kind", "factor", "hit", "missed", "false", "clear")}
+        {
+            name: getattr(c, name)
+            for name in ("kind", "factor", "hit", "missed", "false", "clear", "loud_with", "loud_without")
+        }
         for c in result.conditions
     ]
     found["points"] = [_point(point) for point in result.points]

@@ -35,13 +35,24 @@ EXAMPLE = 28
 HEADS = {
     "classes": ("class", "trials", "share %", "interval", "example", "what it is"),
     "group": ("trials", "harmful %", "interval", "latent %", "not masked"),
-    "conditions": ("largest of", "factor", "hit", "missed", "false", "clear", "sensitivity %", "specificity %"),
+    "conditions": (
+        "largest of",
+        "factor",
+        "hit",
+        "missed",
+        "false",
+        "clear",
+        "loud",
+        "not",
+        "sensitivity %",
+        "specificity %",
+    ),
     "parts": ("target", "of it", "elements", "trials", "failed", "PVF %", "interval"),
     "guard": ("harmful faults", "n", "caught", "share %", "interval", "golden's bits"),
 }
 CONDITIONS = (
     "what foretells latent harm: hit and missed are latent trials with and without a value above factor x golden's "
-    "largest within two steps, false and clear all others"
+    "largest within two steps, false and clear harmless ones, loud and not those whose harm shows itself"
 )
 
 
@@ -75,7 +86,7 @@ def plain_rows(result: TrainingResult) -> Iterator[dict[str, Any]]:
                 }
                 yield row | empty
     for c in result.conditions:
-        for name in ("hit", "missed", "false", "clear"):
+        for name in ("hit", "missed", "false", "clear", "loud_with", "loud_without"):
             row = {"group": "condition", "target": f"{c.kind} above {c.factor:g}", "measure": f"{name}_trials"}
             yield row | empty | {"estimate": getattr(c, name), "n": c.hit + c.missed + c.false + c.clear}
     for name in ("steps", "bound", "seconds", "per_hour"):

@@ -10,7 +10,6 @@ import numpy as np
 from unsilent.campaigns.trainings.drawing import Drawn
 from unsilent.campaigns.trainings.spec import Floats
 from unsilent.engine.forking import GoldenTraining
-from unsilent.engine.forking.golden import state_hash
 from unsilent.faults.receipts import Hit
 from unsilent.monitor import Alarm, GuardStop
 from unsilent.monitor.history import KINDS, Remembered, largest, remembered
@@ -94,7 +93,7 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
     try:
         while state.step <= min(step + AFTER, golden.steps - 1) and not alarms:
             guard.step(one)
-        if alarms and state_hash(state) == golden.hashes[state.step - 1]:
+        if alarms and golden.same(state, state.step - 1):
             reason = "recovered"
     except GuardStop:
         reason = "stopped"

@@ -34,7 +34,7 @@ from unsilent.campaigns.trainings.spec import (
     TrainingSpec,
 )
 from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
-from unsilent.engine.forking.forks import Band
+from unsilent.engine.forking.forks import Band, NotStruck
 from unsilent.engine.forking.golden import MEMORY
 from unsilent.errors import UsageError, UserCodeError, first_line
 from unsilent.faults.receipts import Hit
@@ -157,6 +157,8 @@ class TrainingRunner:
                     row = self._row(trial, drawn, self._forks.run(drawn.struck.step, drawn.faults))
         except UserCodeError as error:
             row = empty_row(trial, drawn, "raised", first_line(error))
+        except NotStruck as error:
+            row = empty_row(trial, drawn, "not-struck", first_line(error))
         return replace(row, seconds=time.perf_counter() - begun)
 
     def lost(self, trial: TrialId, ended: Outcome, seconds: float) -> TrainingRow:

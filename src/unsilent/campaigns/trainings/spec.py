@@ -26,10 +26,12 @@ WATCHED = ("first", "second", "moving")
 WATCHED_STEPS = 3
 """Steps that are watched: that of the fault and two more."""
 REASONS = (
-    "end", "same-bits", "not-finite", "horizon", "raised", "crash", "hang", "recovered", "missed", "stopped",
+    "end", "same-bits", "not-finite", "horizon", "raised", "crash", "hang", "not-struck", "recovered", "missed", "stopped",
 )  # fmt: skip
 """Why a run ended; the first four are those of runs that were followed, the last three those of guarded ones."""
 FOLLOWED, UNDER_GUARD = REASONS[:4], REASONS[-3:]
+NOT_STRUCK = "not-struck"
+"""The operation that was drawn does not run in that step: no trial."""
 Floats = NDArray[np.float64]
 
 

@@ -1,7 +1,8 @@
 """One struck training, from the golden state before its fault to its end, or to where its end is known.
 
 A run ends early where its state has the golden bits again: every later step is golden's. It ends where a loss is not finite: what
-class that is does not depend on what follows, and the published runs stop there. With a band it also ends when nothing has been
+class that is does not depend on what follows, and the published runs stop there; with a loss scaler, which leaves such updates
+out, where parameters are not finite either. With a band it also ends when nothing has been
 out of the fault-free band for so many steps, neither its loss nor what it is worth on held-out samples: a guess, and said.
 """
 
@@ -17,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.forking.golden import METRIC, GoldenTraining, metric_of, state_hash
+from unsilent.engine.forking.golden import METRIC, GoldenTraining, metric_of
+from unsilent.errors import InjectionError, UsageError, UserCodeError
 from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName
@@ -41,6 +43,10 @@ class Reason(StrEnum):
     SAME_BITS = "same-bits"
     NOT_FINITE = "not-finite"
     HORIZON = "horizon"
+
+
+class NotStruck(InjectionError):
+    """A fault did not land in its step: the operation does not run in each."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -142,8 +148,15 @@ class ForkEngine:
         reason, usual, hits = Reason.END, 0.0, tuple[Hit, ...]()
         for now in range(step, golden.steps):
             if now == step:
-                with StruckStep(state.model, faults, state.optimizers) as struck:
-                    record = golden.workload.step(state)
+                try:
+                    with StruckStep(state.model, faults, state.optimizers) as struck:
+                        record = golden.workload.step(state)
+                except InjectionError as error:
+                    raise NotStruck(str(error)) from None
+                except UsageError as error:
+                    if isinstance(error, UserCodeError):
+                        raise
+                    raise NotStruck(str(error)) from None
                 hits, usual = tuple(struck.hits), struck.usual
             else:
                 record = golden.workload.step(state)
@@ -151,7 +164,7 @@ class ForkEngine:
             metric.append(metric_of(record))
             if self._watch is not None and len(watched) < self._watched:
                 watched.append(self._watch(state))
-            if not np.isfinite(record.loss):
+            if not np.isfinite(record.loss) and not _goes_on(state):
                 reason = Reason.NOT_FINITE
                 break
             if self._is_golden(state, now, record.loss):
@@ -168,7 +181,7 @@ class ForkEngine:
     def _is_golden(self, state: TrainingState, now: int, loss: float) -> bool:
         """Whether the state after a step has golden's bits; a loss with other bits spares the hash."""
         same = struct.pack("d", loss) == struct.pack("d", float(self.golden.losses[now]))
-        return same and state_hash(state) == self.golden.hashes[now]
+        return same and self.golden.same(state, now)
 
     def _evaluation(self, state: TrainingState, reason: Reason, ran: int) -> Evaluation | None:
         """Of the end; golden's where it has golden's bits, or is taken for one like it."""
@@ -194,6 +207,11 @@ class ForkEngine:
         """What golden did from a step on."""
         found = self.golden.evaluation
         return Ending(self.golden.metric[step:], self.golden.losses[step:], held_out(found), same_bits=True)
+
+
+def _goes_on(state: TrainingState) -> bool:
+    """Whether a loss that is not finite may be the only one: a loss scaler leaves out the update."""
+    return state.scaler is not None and all(bool(p.isfinite().all()) for p in state.model.parameters())
 
 
 class _Inside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ class GoldenTraining:
         self.every = 1
         self.look = look
         self.looks: dict[int, Evaluation] = {}
-        losses, metric, hashes, watched, epochs = [], [], [], [], []
+        losses, metric, hashes, settings, watched, epochs = [], [], [], [], [], []
         for step in range(self.steps):
             if step % self.every == 0:
                 self._snapshots[step] = workload.snapshot(state)
@@ -73,14 +74,20 @@ class GoldenTraining:
             losses.append(record.loss)
             metric.append(metric_of(record))
             hashes.append(state_hash(state))
+            settings.append(settings_of(state))
             watched.append(np.zeros(0) if watch is None else watch(state))
             if self.looked(step):
                 self.looks[step] = workload.evaluate(state)
             told(step + 1, self.steps)
         self.losses, self.metric = np.array(losses), np.array(metric)
         self.hashes, self.watched, self.epochs = hashes, np.array(watched), epochs
+        self._settings = settings
         self.evaluation: Evaluation = workload.evaluate(state)
         self._state = state
+
+    def same(self, state: TrainingState, step: int) -> bool:
+        """Whether a state has golden's bits of after a step."""
+        return state_hash(state) == self.hashes[step] and settings_of(state) == self._settings[step]
 
     def looked(self, step: int) -> bool:
         """Whether golden is evaluated after a step."""
@@ -90,11 +97,12 @@ class GoldenTraining:
         """The state before a step, in the one set of tensors that every fork uses; golden steps are run to get there."""
         if not 0 <= step < self.steps:
             raise UsageError(f"step is {step}; expected 0 to {self.steps - 1}")
-        start = max(known for known in self._snapshots if known <= step)
+        # From before that step, where it can be: coming to it by a step is the proof that steps still give golden's bits.
+        start = max(known for known in self._snapshots if known < step or step == known == 0)
         self.workload.restore_into(self._state, self._snapshots[start])
         for _ in range(start, step):
             self.workload.step(self._state)
-        if step and state_hash(self._state) != self.hashes[step - 1]:
+        if step and not self.same(self._state, step - 1):
             raise UsageError(
                 f"{self.workload.name} does not come to the same bits before step {step} when it is run again; find out what "
                 "makes it differ: unsilent noise --explain FILE.py:LOOP"
@@ -126,6 +134,30 @@ def state_hash(state: TrainingState) -> int:
     if state.scaler is not None:
         digest.update(repr(state.scaler.get_scale()).encode())
     return digest.intdigest()
+
+
+def settings_of(state: TrainingState) -> int:
+    """64 bits of all else that steps change: settings and counters of optimizers, schedules and the scaler of the loss."""
+    parts: list[Any] = [
+        [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        for optimizer in state.optimizers
+    ]
+    parts += [[list(entries.values()) for entries in optimizer.state.values()] for optimizer in state.optimizers]
+    parts += [scheduler.state_dict() for scheduler in state.schedulers]
+    parts += [] if state.scaler is None else [state.scaler.state_dict()]
+    return xxhash.xxh3_64_intdigest(_text(parts).encode())
+
+
+def _text(value: Any) -> str:
+    """Equal for equal values; of what is not plain (functions, objects) its type. Larger tensors are hashed elsewhere."""
+    if isinstance(value, Tensor):
+        return repr(value.item()) if value.numel() == 1 else ""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key!r}:{_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple, deque)):
+        return "[" + ",".join(map(_text, value)) + "]"
+    plain = isinstance(value, (str, bytes, int, float, complex, bool, type(None), np.generic))
+    return repr(value) if plain else type(value).__qualname__
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -43,11 +43,12 @@ def conditions(trials: Sequence[Judged], found: Sequence[Point], confidence: flo
 
 
 def _condition(kind: str, factor: float, pairs: Sequence[tuple[Judged, Point]], confidence: float) -> Condition:
-    table = {(latent, large): 0 for latent in (True, False) for large in (True, False)}
+    table = {(kind, large): 0 for kind in ("latent", "harmless", "loud") for large in (True, False)}
     for one, point in pairs:
         ratios = point.ratios if kind == ANY else (point.ratios[WATCHED.index(kind)],)
-        table[one.outcome.latent, any(r is not None and r > factor for r in ratios)] += 1
-    hit, missed, false, clear = table[True, True], table[True, False], table[False, True], table[False, False]
+        what = "latent" if one.outcome.latent else "loud" if one.outcome.harmful else "harmless"
+        table[what, any(r is not None and r > factor for r in ratios)] += 1
+    hit, missed, false, clear = (table[what, large] for what in ("latent", "harmless") for large in (True, False))
     return Condition(
         kind,
         factor,
@@ -57,4 +58,6 @@ def _condition(kind: str, factor: float, pairs: Sequence[tuple[Judged, Point]], 
         clear,
         clopper_pearson(hit, hit + missed, confidence),
         clopper_pearson(clear, clear + false, confidence),
+        table["loud", True],
+        table["loud", False],
     )

@@ -33,6 +33,8 @@ class Judge:
         self._found, self._thresholds = found, thresholds
         self._losses, self._metric = np.array(found.losses), np.array(found.metric)
         self._noise = Noise(floor, thresholds)
+        self.told_accuracy = not np.array_equal(self._metric, -self._losses)
+        """Whether steps tell an accuracy; a loss has no scale that thresholds could be of."""
 
     def golden(self, step: int) -> Ending:
         """What golden did from a step on."""
@@ -57,7 +59,10 @@ class Judge:
             return Judged(bare(row), TrainingOutcome.CRASHED, True)
         golden, ending = self.golden(row.struck.step), self.ending(row)
         beyond = self._noise.beyond(golden, ending, row.test_loss - self._found.test_loss)
-        return Judged(bare(row), judge_ending(golden, ending, self._thresholds, beyond_noise=beyond), beyond)
+        return Judged(bare(row), self._class(golden, ending, beyond), beyond)
+
+    def _class(self, golden: Ending, ending: Ending, beyond: bool) -> TrainingOutcome:
+        return judge_ending(golden, ending, self._thresholds, beyond_noise=beyond, training_metric=self.told_accuracy)
 
     def curve(self, row: TrainingRow, judged: Judged, made: bool = False) -> Curve:
         """A trial as it is drawn: metrics averaged over the window of the thresholds."""

@@ -70,7 +70,8 @@ class Condition:
 
     Attributes:
         kind: what is watched (first, second, moving, any). factor: times golden's largest, from which it counts as large. With
-            and without it: how many of the latent (``hit``, ``missed``) and of the others (``false``, ``clear``).
+            and without it: how many of the latent (``hit``, ``missed``), of the harmless (``false``, ``clear``), and of those
+            whose harm shows itself (``loud_with``, ``loud_without``), which neither share counts.
     """
 
     kind: str
@@ -81,6 +82,8 @@ class Condition:
     clear: int
     sensitivity: Interval
     specificity: Interval
+    loud_with: int = 0
+    loud_without: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.trainings.ladders import LADDERS
 from unsilent.campaigns.trainings.reading import FloorValues
-from unsilent.campaigns.trainings.spec import GUARDED, MADE, TrainingFound, TrainingRow, TrainingSpec, bare
+from unsilent.campaigns.trainings.spec import GUARDED, MADE, NOT_STRUCK, TrainingFound, TrainingRow, TrainingSpec, bare
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
@@ -84,8 +84,9 @@ def run_training(
 
 
 def drawn(store: TrainingStore) -> Iterator[TrainingRow]:
-    """The trials of the campaign itself: not those under the guard, not those made by hand."""
-    return (row for row in store.rows() if not row.trial.target.startswith((GUARDED, MADE)))
+    """The trials of the campaign itself: not those under the guard or made by hand, and those alone that were struck."""
+    own = (row for row in store.rows() if not row.trial.target.startswith((GUARDED, MADE)))
+    return (row for row in own if row.reason != NOT_STRUCK)
 
 
 def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
@@ -95,10 +96,13 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         raise UsageError(f"{store.path} has no fault-free replicas to judge by; run the command that made it again")
     judge = Judge(found, floor, reading.thresholds)
     trials: list[Judged] = []
+    spared: list[TrainingRow] = []
     curves: dict[str, list[Curve]] = {}
     made: dict[str, Curve] = {}
     for row in store.rows():
-        if row.trial.target.startswith(GUARDED):
+        if row.reason == NOT_STRUCK:
+            spared.append(row)
+        if row.trial.target.startswith(GUARDED) or row.reason == NOT_STRUCK:
             continue
         one = judge.judge(row)
         name = str(one.outcome)
@@ -148,9 +152,16 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         cpu_seconds=cpu_seconds,
         versions=found.versions,
         info=found.info,
-        notes=found.notes,
+        notes=(*found.notes, *_notes(spared, judge)),
         golden_losses=found.losses,
     )
+
+
+def _notes(spared: Sequence[TrainingRow], judge: Judge) -> Iterator[str]:
+    if spared:
+        yield f"{len(spared)} trials struck nothing, for their operation does not run in each step: {spared[0].error}"
+    if not judge.told_accuracy:
+        yield "Steps of this training tell no accuracy, so degradation is judged by held-out accuracy alone (low-test)."
 
 
 def _asked(outcome: str) -> str:
