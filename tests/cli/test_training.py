@@ -255,7 +255,7 @@ def test_user_code_is_not_run_unasked(copied):
         (["train-resnet", "--steps", 0], "--steps is 0; expected 1 or more"),
         (["train-resnet", "--horizon", 1], "--horizon is 1; expected 2 or more"),
         (["train-resnet", "--seed", -1], "--seed is -1"),
-        (["train-resnet", "--margin", 2], "margin is 2.0; expected a share"),
+        (["train-resnet", "--per", "layer", "--margin", 2], "margin is 2.0; expected a share"),
         (["train-resnet", "--confidence", 2], "confidence is 2.0; expected a share between 0 and 1"),
         (["train-resnet", "--replicas", 5], "--replicas is 5; a floor at level 0.05 needs at least 20"),
         (["train-resnet", "--noise", "control"], "--noise control is the same run each time"),

@@ -137,7 +137,7 @@ def test_memory_is_used_again():
 
 def test_what_cannot_be_is_refused(monkeypatch):
     model, optimizer, scheduler = training("adam")
-    with pytest.raises(UsageError, match="one of device, host, file"):
+    with pytest.raises(UsageError, match="Known: device, file, host"):
         Ring(model, [optimizer], where="tape")
     with pytest.raises(UsageError, match="list has no state_dict"):
         Ring(model, [optimizer], [[scheduler]])

@@ -19,7 +19,7 @@ from unsilent.campaigns.filed import temporary_name
 from unsilent.campaigns.replay import outcome_counts
 from unsilent.campaigns.spec import TrialRow, canonical
 from unsilent.campaigns.store import Store
-from unsilent.campaigns.trainings.spec import TrainingRow
+from unsilent.campaigns.trainings.spec import GUARDED, MADE, TrainingRow
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import UsageError
 
@@ -71,6 +71,8 @@ def canonical_lines(store: AnyStore) -> Iterator[str]:
     head = {"campaign": description.campaign, "spec": store.spec.identity()}
     yield canonical({**head, "fingerprint": dict(description.fingerprint), **samples})
     for values in _records(store):
+        if values["target"].startswith((GUARDED, MADE)):
+            continue  # asked for afterwards, no part of the campaign
         for key in ("seconds", "worker"):
             del values[key]
         yield canonical(values)

@@ -131,6 +131,9 @@ def training(
         raise unknown("class of outcomes", example, CLASSES)
     if per is not None:
         o.refuse(context, OF_MEMORY, "--per strikes parameters and optimizer state, not operations")
+        check_memory(fault or [])
+    else:
+        o.refuse(context, ("margin",), "--margin is of convergence failures, which --per counts")
     from unsilent.campaigns.driver import Budget
     from unsilent.campaigns.executors import checked, make_executor
     from unsilent.campaigns.trainings.store import TrainingStore
@@ -205,14 +208,30 @@ def spec_of(
 
 def weighted(text: str) -> tuple[str, float]:
     """``2*RD`` -> (RD, 2); the fault model itself is read where it is used."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\*(.+)", text)
+    found = re.fullmatch(r"(-?[0-9]+(?:\.[0-9]+)?)\*(.+)", text)
     name, weight = (found[2], float(found[1])) if found else (text, 1.0)
     if not weight > 0:
         raise UsageError(f"--fault {text} has weight {weight:g}; expected more than 0")
     from unsilent.faults import fault_model
     from unsilent.faults.hardware.presets import PRESETS
+    from unsilent.faults.values import VALUES
 
-    return (name if name in PRESETS else fault_model(name).text), weight
+    if name in PRESETS:
+        return name, weight
+    if name.partition(":")[0] not in VALUES:
+        raise unknown("fault model", name, [*VALUES, *PRESETS])
+    return fault_model(name).text, weight
+
+
+def check_memory(faults: list[str]) -> None:
+    """Raise ``UsageError`` for fault models of operations."""
+    from unsilent.faults.hardware.presets import PRESETS
+
+    for text in faults:
+        if text.rpartition("*")[2] in PRESETS:
+            raise UsageError(
+                f"--fault {text} is of an operation, and --per strikes memory; name one like bitflip or zero"
+            )
 
 
 def thresholds(given: list[str]) -> Thresholds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from unsilent.errors import UnsilentError
@@ -19,6 +20,8 @@ class Alarm:
     rule: str
 
     def __str__(self) -> str:
+        if not math.isfinite(self.largest):
+            return f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g} ({self.rule})"
         return (
             f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g}, beyond its bound {self.bound:.3g} "
             f"({self.rule})"

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from unsilent.engine.available import free_memory
 from unsilent.engine.holding import HeldTraining
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, unknown
 from unsilent.sizes import human_bytes
 
 Where = Literal["device", "host", "file"]
@@ -46,10 +46,10 @@ class Ring:
         where: Where = "device",
         gradients: bool = True,
     ) -> None:
-        if depth < 1 or where not in PLACES:
-            raise UsageError(
-                f"depth is {depth} and where is {where!r}; expected 1 or more, and one of {', '.join(PLACES)}"
-            )
+        if where not in PLACES:
+            raise unknown("place for the states of a ring (where)", where, PLACES)
+        if depth < 1:
+            raise UsageError(f"depth is {depth}; expected 1 or more")
         for other in others:
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise UsageError(

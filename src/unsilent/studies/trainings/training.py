@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from unsilent.studies.trainings.records import Cost, Curve, Group, Judged, Part,
 from unsilent.studies.trainings.saved import saved
 
 MARGIN = 0.02
+NAMELESS = "custom"
+"""The name that a training of the user's has where none was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
     seconds, cpu_seconds = store.usage()
     shown = [*(c for own in curves.values() for c in own), *(c for name, c in made.items() if not curves.get(name))]
     return TrainingResult(
-        workload=found.name,
+        workload=_named(found.name, spec.workload),
         command=store.budget()[1],
         spec=spec.to_json(),
         campaign=found.campaign,
@@ -155,6 +158,12 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         notes=(*found.notes, *_notes(spared, judge)),
         golden_losses=found.losses,
     )
+
+
+def _named(name: str, workload: str) -> str:
+    """Of the training; of one without a name, file and function."""
+    path, colon, function = workload.rpartition(":")
+    return name if name != NAMELESS else PurePath(path).name + colon + function
 
 
 def _notes(spared: Sequence[TrainingRow], judge: Judge) -> Iterator[str]:
