@@ -44,6 +44,7 @@ def test_canonical_exports_are_identical(name: str, tiny: str, tmp_path: Path) -
     assert len(found[0]) > 20
 
 
+@pytest.mark.claim
 def test_in_worker_processes_too(tmp_path: Path) -> None:
     for engine in CHOICES:
         done = in_process(

@@ -59,6 +59,7 @@ def whole(tmp_path_factory):
     return canonical(folder / "whole.sqlite")
 
 
+@pytest.mark.claim
 def test_two_jobs_and_a_raised_budget_give_the_same_store(tiny, whole):
     for trials in (30, TRIALS):
         done = unsilent_cli("pvf", f"{tiny}:make", *ASK, "--trials", trials, "--jobs", 2, "--store", "two.sqlite")

@@ -107,6 +107,7 @@ def test_the_batch_is_the_first_that_changed_or_the_one_asked(stored):
     assert "--batch is 2; the workload has batches 0 to 1" in done.stderr
 
 
+@pytest.mark.claim
 def test_a_transient_fault_is_traced_in_its_batch(tiny):
     done = in_process("pvf", "tiny.py:make", "--at", "op:first", "--trials", 2, "--quiet", "--store", "t.sqlite")
     assert done.returncode == 0, done.stderr

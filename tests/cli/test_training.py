@@ -78,6 +78,7 @@ def test_the_page_is_written(ran):
     assert "http" not in page.split("<body")[1].split("<script")[0]
 
 
+@pytest.mark.claim
 def test_a_report_of_the_store_alone(ran, copied):
     done = in_process("report", "s.sqlite", "--json", "--html", "again.html", cwd=copied)
     assert done.returncode == 0, done.stderr

@@ -99,6 +99,7 @@ QUICK = ("plain", "list")
 """The others take their time in make claims."""
 
 
+@pytest.mark.claim
 @pytest.mark.parametrize("name", [c if c in QUICK else pytest.param(c, marks=pytest.mark.claim) for c in COMMANDS])
 def test_the_command_of_a_card_makes_the_same_rows_and_the_same_card(folder, made, name):
     """On a fresh store, by the command line alone, from what the card says and nothing else."""

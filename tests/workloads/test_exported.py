@@ -474,6 +474,7 @@ def here(programs, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.claim
 def test_from_the_command_line_to_replay(here):
     ask = ("pvf", "model.pt2", "--trials", 6, "--store", "s.sqlite", "--json", "--quiet")
     done = in_process(*ask)

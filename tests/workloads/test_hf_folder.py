@@ -356,6 +356,7 @@ def test_generation_that_cannot_be(models, name, tokens, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.claim
 def test_the_cache_is_a_site_of_what_is_generated_and_the_engines_agree(models):
     from unsilent.studies.pvf import pvf
 
