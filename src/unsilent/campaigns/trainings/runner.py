@@ -203,11 +203,9 @@ class TrainingRunner:
         with StepSurvey(state.model, state.optimizers) as survey, user_code(self.spec.workload):
             self.workload.step(state)
         names = [name for name, _ in state.model.named_parameters()]
-        regions = survey.regions("op:*/*/*", "param:*", *self._state_address(survey))
+        state_there = ("optim:*",) if "optim" in survey.kinds else ()
+        regions = survey.regions("op:*/*/*", "param:*", *state_there)
         return Drawing(self.spec, regions, names, top_level(state.model), self.golden.steps)
-
-    def _state_address(self, survey: StepSurvey) -> tuple[str, ...]:
-        return ("optim:*",) if any(site.kind == "optim" for site in survey._found) else ()
 
     def _fingerprint(self) -> dict[str, str]:
         golden = self.golden

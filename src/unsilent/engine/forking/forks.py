@@ -151,11 +151,9 @@ class ForkEngine:
                 try:
                     with StruckStep(state.model, faults, state.optimizers) as struck:
                         record = golden.workload.step(state)
-                except InjectionError as error:
-                    raise NotStruck(str(error)) from None
-                except UsageError as error:
-                    if isinstance(error, UserCodeError):
-                        raise
+                except UserCodeError:
+                    raise
+                except (InjectionError, UsageError) as error:
                     raise NotStruck(str(error)) from None
                 hits, usual = tuple(struck.hits), struck.usual
             else:

@@ -78,6 +78,11 @@ class StepSurvey(Step):
         self._found: dict[SiteName, Region] = {}
         self._alive: list[tuple[SiteName, Kept]] = []
 
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of sites that there are: ``op``, ``param``, ``optim`` …"""
+        return {site.kind for site in self._found}
+
     def regions(self, *addresses: str) -> tuple[Region, ...]:
         """What addresses select together, in the order of the step: ``op:layer1.*/grad_wt/out``, ``optim:*``, ``comm:*``.
 
@@ -92,7 +97,7 @@ class StepSurvey(Step):
             else:
                 names = {site.text.removeprefix(f"{site.kind}:"): site for site in known}
                 if not names:
-                    raise unknown("kind of site in this step", address.kind, {site.kind for site in self._found})
+                    raise unknown("kind of site in this step", address.kind, self.kinds)
                 sites = [names[name] for name in address.matching(names)]
             chosen |= {site: self._found[site] for site in sites}
         return tuple(region for site, region in self._found.items() if site in chosen)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from unsilent.campaigns.trainings.reading import FloorValues
-from unsilent.campaigns.trainings.spec import Floats, TrainingFound, TrainingRow
+from unsilent.campaigns.trainings.spec import Floats, TrainingFound, TrainingRow, bare
 from unsilent.outcomes.training import Ending, Thresholds, TrainingOutcome, averaged, judge_ending
 from unsilent.statistics.comparing import difference
 from unsilent.statistics.intervals import clopper_pearson
@@ -53,8 +53,6 @@ class Judge:
 
     def judge(self, row: TrainingRow) -> Judged:
         """The class of one trial."""
-        from unsilent.campaigns.trainings.spec import bare
-
         if row.reason in CRASHED:
             return Judged(bare(row), TrainingOutcome.CRASHED, True)
         golden, ending = self.golden(row.struck.step), self.ending(row)
