@@ -144,7 +144,7 @@ def _table(
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", padding=(0, 1))
     for number, head in enumerate(heads):
         side = number == 0 or number in left
-        table.add_column(Text(head), justify="left" if side else "right", overflow="fold", no_wrap=not side)
+        table.add_column(Text(head), justify="left" if side else "right", overflow="fold", no_wrap=number == 0)
     for line in body:
         table.add_row(*map(Text, line))
     console.print(table)
