@@ -56,6 +56,7 @@ def test_all_classes_add_up_and_much_is_harmful(exact: TrainingResult) -> None:
 
 
 def test_latent_harm_is_foretold_within_two_steps(exact: TrainingResult) -> None:
+    """Consistent with the published statement at our threshold of 100 times; the published ranges have not been read."""
     (found,) = [c for c in exact.conditions if (c.kind, c.factor) == ("any", 100.0)]
     assert found.hit > 10
     assert found.missed == 0

@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """One group against another: harmful share of the first, of the second, and the difference."""
+    """One group against another: both shares, and the difference, whose limits hold for all rows of a comparison together."""
 
     name: str
     first: str
