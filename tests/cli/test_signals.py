@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from conftest import in_process
 from unsilent.cli import signals
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -49,3 +52,21 @@ def test_a_second_signal_does_not_interrupt_the_tidying(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: later)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("export", "s.sqlite", "--to", "out.csv"), ("merge", "out.sqlite", "s.sqlite", "copy.sqlite"), ("report", "s.sqlite")],
+    ids=lambda words: words[0],
+)
+def test_a_closed_terminal_leaves_no_temporary_file(stored, monkeypatch, words):
+    """At the worst moment: all is written, and not yet in place."""
+    shutil.copy(stored, "copy.sqlite")
+    before = set(Path().iterdir())
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signals.interrupt_on_ending()
+    monkeypatch.setattr(os, "replace", lambda *paths: os.kill(os.getpid(), signal.SIGHUP))
+    done = in_process(*words)
+    assert done.returncode == 130
+    assert done.stderr == "unsilent: interrupted\n"
+    assert set(Path().iterdir()) == before
