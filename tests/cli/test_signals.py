@@ -56,7 +56,11 @@ def test_a_second_signal_does_not_interrupt_the_tidying(monkeypatch):
 
 @pytest.mark.parametrize(
     "words",
-    [("export", "s.sqlite", "--to", "out.csv"), ("merge", "out.sqlite", "s.sqlite", "copy.sqlite"), ("report", "s.sqlite")],
+    [
+        ("export", "s.sqlite", "--to", "out.csv"),
+        ("merge", "out.sqlite", "s.sqlite", "copy.sqlite"),
+        ("report", "s.sqlite"),
+    ],
     ids=lambda words: words[0],
 )
 def test_a_closed_terminal_leaves_no_temporary_file(stored, monkeypatch, words):

@@ -20,12 +20,12 @@ JOINT = "limits of A and of B are for each row by itself; those of B - A hold fo
 def render_beside(found: Sequence[Contrast], console: Console, plain: bool) -> None:
     """Write a comparison to the console."""
     first = found[0]
-    head = [
+    lines = [
         f"A: {clean(first.first)}",
         f"B: {clean(first.second)}",
         JOINT.format(len(found), 100 * first.difference.confidence),
     ]
-    print_lines(console, head, plain)
+    print_lines(console, lines, plain)
     rows = [[c.name, _share(c.one), _share(c.other), _signed(c.difference)] for c in found]
     if plain:
         print_columns(console, HEADS, rows)
