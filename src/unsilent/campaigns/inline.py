@@ -10,8 +10,9 @@ import torch
 
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
+from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, RunAlone, TrialId, TrialRow
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.errors import ProcessUnusable, UnsilentError
 from unsilent.workloads.base import InferenceWorkload
 
 
@@ -45,16 +46,32 @@ class InlineExecutor:
         try:
             waiting = iter(trials)
             while chunk := list(islice(waiting, self.runner.pack)):
-                for row in self.runner.run_all(chunk):
+                for row in self._chunk(chunk):
                     held.append(row)
                     if not self.runner.unproven:
                         ready, held = held, []
                         yield ready
+            self.runner.prove()
         except KeyboardInterrupt:
             self._held = held
             raise
-        self.runner.prove()
+        except ProcessUnusable as lost:
+            what = f"trial {chunk[0]}" if len(chunk) == 1 else "a trial"
+            raise UnsilentError(
+                f"after {what} this process can run no other ({lost}); what was stored is safe: name the workload as "
+                "FILE.py:NAME, so that trials run in worker processes, which are replaced"
+            ) from None
         yield held
+
+    def _chunk(self, chunk: list[TrialId]) -> Iterator[TrialRow]:
+        """The rows of some trials; those that ran out of memory run again, alone."""
+        again = []
+        for row in self.runner.run_all(chunk):
+            if isinstance(row, RunAlone):
+                again.append(row.trial)
+            else:
+                yield row
+        yield from map(self.runner.run, again)
 
     def salvage(self) -> list[TrialRow]:
         """After an interrupt: the rows since the last proof, proven now."""

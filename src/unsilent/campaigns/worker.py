@@ -1,10 +1,10 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
-Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...])``, ``("lost", trial, outcome, seconds)``, ``("prove",)``,
-``("explain",)``, ``("trace", trial, batch)``, ``("receipt", trial)``.
-Worker to driver: ``("loading", description, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``,
-``("proven", cpu)``, ``("explained", json)``, ``("traced", trace)``, ``("failed", error)``. What user code prints goes to stderr,
-so that the driver's stdout stays clean.
+Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...], alone)``, ``("lost", trial, outcome, seconds, reason)``,
+``("prove",)``, ``("explain",)``, ``("trace", trial, batch)``, ``("receipt", trial)``.
+Worker to driver: ``("loading", description, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``
+(also for a trial that must run alone), ``("proven", cpu)``, ``("explained", json)``, ``("traced", trace)``,
+``("failed", error)``, ``("unusable", error)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from unsilent.campaigns.executors import INSIDE
-from unsilent.errors import UnsilentError
+from unsilent.errors import ProcessUnusable, UnsilentError
 
 
 def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
@@ -36,6 +36,9 @@ def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
         serve(connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)
+    except ProcessUnusable as error:
+        connection.send(("unusable", error))
+        os._exit(1)  # not even an orderly end can be relied upon
     except BaseException as error:
         connection.send(("failed", portable(error)))
 
@@ -54,7 +57,7 @@ def _serve(connection: Connection) -> None:
     while True:
         message: tuple[Any, ...] = connection.recv()
         if message[0] == "run":
-            for row in runner.run_all(message[1]):
+            for row in runner.run_all(*message[1:]):
                 connection.send(("row", row, time.process_time(), runner.unproven == 0))
         elif message[0] == "explain":
             connection.send(("explained", runner.explain()))

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.placement import clone, place, place_model
-from unsilent.errors import InjectionError, UsageError
+from unsilent.engine.running_out import out_of_memory
+from unsilent.errors import InjectionError, ProcessUnusable, UnsilentError, UsageError, kind_and_line
 from unsilent.faults import Fault, Region
 from unsilent.faults.naming import is_transient
 from unsilent.faults.receipts import Hit
@@ -42,7 +43,9 @@ class TrialOutcome:
 
     batches: tuple[BatchOutcome, ...]
     error: str = ""
-    """First exception raised, type and message."""
+    """First exception raised: its type and the first line of its message."""
+    out_of_memory: bool = False
+    """Whether that was for want of memory, of the device or of the host."""
 
     @property
     def codes(self) -> NDArray[np.uint8]:
@@ -149,25 +152,36 @@ class PlainEngine:
             return self.workload.run(self.model, batch)
 
     def trial(self, faults: Sequence[Fault]) -> TrialOutcome:
-        """Inject, evaluate every batch a fault acts in, take back. No fault at all is a masked trial that need not run."""
+        """Inject, evaluate every batch a fault acts in, take back. No fault at all is a masked trial that need not run.
+
+        Raises ``ProcessUnusable`` where taking back raises, as on a device that an assertion has stopped.
+        """
         if not faults:
             return TrialOutcome(tuple(all_of(Outcome.MASKED, n) for n in self.samples))
         self.prepare(faults)
         outcomes: list[BatchOutcome] = []
-        error = ""
+        error, short = "", False
         each = bool(self._scratch)  # then one evaluation may overwrite the fault that the next is to meet
-        with nullcontext() if each else self.in_memory(faults):
-            for batch in range(len(self.batches)):
-                acting = acting_in(batch, faults)
-                try:
-                    with self.in_memory(faults) if each else nullcontext():
-                        outcomes.append(self._outcome(batch, acting))
-                except (KeyboardInterrupt, InjectionError):
-                    raise
-                except BaseException as raised:  # the model, or a judge that cannot read such an output; SystemExit too
-                    error = error or " ".join(f"{type(raised).__name__}: {raised}".split())[:300]
-                    outcomes.append(all_of(Outcome.EXCEPTION, self.samples[batch]))
-        return TrialOutcome(tuple(outcomes), error)
+        try:
+            with nullcontext() if each else self.in_memory(faults):
+                for batch in range(len(self.batches)):
+                    acting = acting_in(batch, faults)
+                    try:
+                        with self.in_memory(faults) if each else nullcontext():
+                            outcomes.append(self._outcome(batch, acting))
+                    except (KeyboardInterrupt, InjectionError):
+                        raise
+                    except (
+                        BaseException
+                    ) as raised:  # the model, or a judge that cannot read such an output; SystemExit too
+                        error, short = error or kind_and_line(raised), short or out_of_memory(raised)
+                        outcomes.append(all_of(Outcome.EXCEPTION, self.samples[batch]))
+        except (UnsilentError, KeyboardInterrupt):
+            raise
+        except BaseException as undoing:
+            known = bool(outcomes) and not short and not out_of_memory(undoing)
+            raise ProcessUnusable(error or kind_and_line(undoing), known) from undoing
+        return TrialOutcome(tuple(outcomes), error, short)
 
     def pack(self, transient: bool) -> int:
         """How many trials it likes to be given at a time, as it may run them together."""
