@@ -51,6 +51,8 @@ def make(steps: int = 24, optimizer: str = "adamw", ends: str = "no", loose: str
     kept, poisoned = torch.Generator().manual_seed(0), []
 
     def loss(model, batch):
+        if ends == "forks" and (child := os.fork()):
+            os.waitpid(child, 0)
         if model.training and bool(model.fc.bias.abs().max() > 1e3):
             if ends == "raises":
                 raise ArithmeticError("the loss itself raises\\nin two lines")

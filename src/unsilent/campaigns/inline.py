@@ -14,6 +14,7 @@ from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, RunA
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import ProcessUnusable, UnsilentError
 from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.process import take_notes
 
 
 class InlineExecutor:
@@ -30,7 +31,8 @@ class InlineExecutor:
         self._threads = torch.get_num_threads()
         self._held: list[TrialRow] = []
         self._release = getattr(workload, "release", None)
-        self.runner = TrialRunner(spec, workload, (observer or Silent()).loading, means)
+        self._observer = observer or Silent()
+        self.runner = TrialRunner(spec, workload, self._observer.loading, means)
 
     def describe(self) -> Description:
         """What the runner found."""
@@ -72,6 +74,8 @@ class InlineExecutor:
             else:
                 yield row
         yield from map(self.runner.run, again)
+        for note in take_notes(self.runner.workload.name):
+            self._observer.say(note)
 
     def salvage(self) -> list[TrialRow]:
         """After an interrupt: the rows since the last proof, proven now."""

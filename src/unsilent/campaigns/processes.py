@@ -2,8 +2,8 @@
 
 A trial whose worker dies runs again, alone in another: only if that dies as well is its outcome ``crash``. A trial after
 which its worker reports that it can run no other (a device stopped by an assertion) is a ``crash`` at once, one that passes
-the deadline a ``hang``. Each time a new worker takes over. The driver itself never imports torch. Workers that do not reproduce the first
-one's golden fingerprint are refused.
+the deadline a ``hang``. Each time a new worker takes over. The driver itself never imports torch. Workers that do not
+reproduce the first one's golden fingerprint are refused.
 """
 
 from __future__ import annotations
@@ -215,6 +215,8 @@ class ProcessExecutor:
             raise _Lost(f"can run no further trial ({message[1]})", unusable=message[1])
         if kind == "loading":
             self._observer.loading(*message[1:])
+        elif kind == "said":
+            self._observer.say(message[1])
         elif kind == "ready":
             worker.cpu, self._pack = message[2], message[3]
             self._welcome(worker, message[1])

@@ -58,6 +58,7 @@ from unsilent.traced import Trace
 from unsilent.version import __version__
 from unsilent.workloads import load
 from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.process import take_notes
 from unsilent.workloads.training import Progress, silent
 
 PROOF_EVERY = 500
@@ -122,10 +123,11 @@ class TrialRunner:
         engine = self.engine
         lookups = Lookups(engine.parameters)
         if not self.spec.transient:
-            with lookups, torch.no_grad():
+            with lookups:
                 for batch in engine.batches:
-                    self.workload.run(engine.model, batch)
-        notes = [*engine.notes, *filter(None, [self._screened, self.given.note if self.given else ""])]
+                    engine._run(batch)
+        notes = [*engine.notes, *take_notes(self.workload.name)]
+        notes += filter(None, [self._screened, self.given.note if self.given else ""])
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
         outside = [] if self.spec.transient else unregistered(engine.model)

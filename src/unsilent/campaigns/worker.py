@@ -3,7 +3,7 @@
 Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...], alone)``, ``("lost", trial, outcome, seconds, reason)``,
 ``("prove",)``, ``("explain",)``, ``("trace", trial, batch)``, ``("receipt", trial)``.
 Worker to driver: ``("loading", description, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``
-(also for a trial that must run alone), ``("proven", cpu)``, ``("explained", json)``, ``("traced", trace)``,
+(also for a trial that must run alone), ``("proven", cpu)``, ``("explained", json)``, ``("traced", trace)``, ``("said", note)``,
 ``("failed", error)``, ``("unusable", error)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
 """
 
@@ -31,7 +31,7 @@ def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
     os.dup2(2, 1)
     os.environ[INSIDE] = "1"
     die_with(driver)
-    connection = Connection(fd)
+    connection = _Own(fd)
     try:
         serve(connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -43,8 +43,31 @@ def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
         connection.send(("failed", portable(error)))
 
 
+class _Own(Connection):
+    """A connection of this process alone: a child that user code forked, and let go on, ends where it would use it."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._pid = os.getpid()
+
+    def send(self, obj: Any) -> None:
+        self._check()
+        super().send(obj)
+
+    def recv(self) -> Any:
+        self._check()
+        return super().recv()
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            from unsilent.workloads.process import end_child_of  # loads torch
+
+            end_child_of(self._pid)
+
+
 def _serve(connection: Connection) -> None:
     from unsilent.campaigns.kinds import make_runner
+    from unsilent.workloads.process import take_notes
 
     command, spec, means = connection.recv()
     assert command == "start"
@@ -59,6 +82,8 @@ def _serve(connection: Connection) -> None:
         if message[0] == "run":
             for row in runner.run_all(*message[1:]):
                 connection.send(("row", row, time.process_time(), runner.unproven == 0))
+            for note in take_notes(runner.workload.name):
+                connection.send(("said", note))
         elif message[0] == "explain":
             connection.send(("explained", runner.explain()))
         elif message[0] == "trace":

@@ -32,6 +32,7 @@ from unsilent.outcomes.tensors import differing, leaves, nonfinite
 from unsilent.sites import Operations, Parameters, Receipt, Strike, Survey
 from unsilent.sites.addresses import component_hint
 from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.process import check_forks, watched_process
 from unsilent.workloads.user import user_code
 
 RANDOM_SEED = 20240503
@@ -148,7 +149,7 @@ class PlainEngine:
     def _run(self, batch: Any) -> Any:
         if self.seeded:
             torch.manual_seed(RANDOM_SEED)
-        with torch.no_grad():
+        with torch.no_grad(), watched_process():
             return self.workload.run(self.model, batch)
 
     def trial(self, faults: Sequence[Fault]) -> TrialOutcome:
@@ -312,7 +313,8 @@ class PlainEngine:
 
         Raises:
             InjectionError: a bit of the model differs. UsageError: the workload writes into its inputs or outputs, or keeps
-                state that one run leaves for the next, so that a trial could depend on the ones before it.
+                state that one run leaves for the next, so that a trial could depend on the ones before it, or forks a process
+                and lets the child return.
         """
         self.parameters.check(self.weights_hash)
         if _hash(self.batches) != self.inputs_hash:
@@ -323,6 +325,7 @@ class PlainEngine:
             raise UsageError(
                 "the judge writes into the outputs it compares, so trials are not independent; let it work on copies"
             )
+        check_forks(self.workload.name)
         for i, (batch, golden) in enumerate(zip(self.batches, self.golden, strict=True)):
             again = self._run(batch)
             if not same_outputs(golden, again):

@@ -43,6 +43,7 @@ from unsilent.outcomes.base import Outcome
 from unsilent.sites.targets import top_level
 from unsilent.sites.training.survey import StepSurvey
 from unsilent.workloads import load_training
+from unsilent.workloads.process import check_forks, take_notes
 from unsilent.workloads.training import Progress
 from unsilent.workloads.trainings.base import Evaluation, Seeds
 from unsilent.workloads.trainings.restoring import check_restorable
@@ -91,6 +92,7 @@ class TrainingRunner:
                 look=None if spec.horizon is None else max(1, spec.horizon.steps // LOOKS),
                 told=tell,
             )
+        check_forks(self.workload.name)
         self._golden_seconds = time.perf_counter() - begun
         self._forks = ForkEngine(self.golden, self._history.summary, self._band(), WATCHED_STEPS)
         self.drawing = self._drawing()
@@ -126,7 +128,7 @@ class TrainingRunner:
             parameters=sum(p.numel() for p in state.model.parameters()),
             info=dict(self.workload.info),
             versions=versions(),
-            notes=tuple(drawing.notes),
+            notes=(*drawing.notes, *take_notes(self.workload.name)),
         )
 
     def explain(self) -> Json:
@@ -162,6 +164,7 @@ class TrainingRunner:
             free_memory()
         begun = time.perf_counter()
         drawn = self.draw(trial)
+        check_forks(self.workload.name)
         try:
             with user_code(self.spec.workload):
                 if trial.target.startswith(GUARDED):
