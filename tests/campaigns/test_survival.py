@@ -16,13 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TINY, command, unsilent_cli
+from campaigns.forked import forked_workers
+from conftest import TINY, command, in_process, unsilent_cli
 from unsilent.campaigns import Store
 
 pytestmark = pytest.mark.slow
 
 TRIALS = 100
 ASK = ("--with", "sleep=0.004", "--trials", TRIALS, "--flips", "1,4", "--quiet")
+
+
+@pytest.fixture
+def forked():
+    """Workers that load in milliseconds."""
+    with forked_workers():
+        yield
 
 
 def canonical(path: Path | str) -> str:
@@ -32,7 +40,7 @@ def canonical(path: Path | str) -> str:
 
 
 def codes_of(path: str, outcome: str) -> list[dict[str, object]]:
-    rows = [json.loads(line) for line in unsilent_cli("export", path).stdout.splitlines()]
+    rows = [json.loads(line) for line in in_process("export", path).stdout.splitlines()]
     assert rows
     return [r for r in rows if r[outcome]]
 
@@ -128,8 +136,8 @@ def test_interrupt_leaves_a_store_to_resume(tiny):
         assert len(store.done()) == 600
 
 
-def test_a_worker_that_dies_is_that_trials_outcome(tiny):
-    done = unsilent_cli(
+def test_a_worker_that_dies_is_that_trials_outcome(tiny, forked):
+    done = in_process(
         "pvf", f"{tiny}:dies", "--trials", 3, "--at", "last.*", "--per", "tensor", "--store", "s.sqlite", "--json"
     )
     assert done.returncode == 0, done.stderr
@@ -156,8 +164,8 @@ def test_a_worker_killed_from_outside_is_nobodys_outcome(tiny):
         assert len(store.done()) == 180
 
 
-def test_a_trial_that_hangs_is_an_outcome(tiny):
-    done = unsilent_cli(
+def test_a_trial_that_hangs_is_an_outcome(tiny, forked):
+    done = in_process(
         "pvf",
         f"{tiny}:hangs",
         "--trials",
@@ -175,8 +183,8 @@ def test_a_trial_that_hangs_is_an_outcome(tiny):
     assert [r["target"] for r in codes_of("s.sqlite", "hang")] == ["last.bias"]
 
 
-def test_a_model_that_raises_is_an_outcome_and_the_weights_stay(tiny):
-    done = unsilent_cli(
+def test_a_model_that_raises_is_an_outcome_and_the_weights_stay(tiny, forked):
+    done = in_process(
         "pvf", f"{tiny}:raises", "--trials", 4, "--at", "last.*", "--per", "tensor", "--store", "s.sqlite"
     )
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ from conftest import TINY, in_process
 from unsilent.campaigns import CampaignSpec, Means, Store, TrialId, TrialRow, make_executor
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.runner import TrialRunner
 from unsilent.campaigns.trainings.spec import TrainingSpec
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.outcomes import Outcome
@@ -354,3 +355,16 @@ def test_a_training_that_forks_in_each_step_is_refused(tmp_path):
     spec = TrainingSpec(write_loop(tmp_path), (("ends", "forks"),), per="tensor")
     with pytest.raises(UsageError, match="forks a process and lets the child return"), running(spec):
         pass
+
+
+def test_a_fault_whose_run_raises_still_has_a_receipt():
+    def run(model, batch):
+        if bool((scores := model(batch)).abs().max() > 1e20):
+            raise ArithmeticError
+        return scores
+
+    workload = unsilent.Workload(nn.Sequential(nn.Linear(4, 3)), [torch.randn(5, 4)], run=run)
+    runner = TrialRunner(CampaignSpec("mine", at=("op:*",), fault=HUGE), workload, means=Means("plain"))
+    trial = TrialId(next(iter(runner.targets)), 1, 0)
+    assert ended(runner.run(trial)) == {"exception"}
+    assert len(runner.receipt(trial).entries) == 1
