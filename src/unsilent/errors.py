@@ -4,6 +4,7 @@ UnsilentError            anything this package raises on purpose
 ├── UsageError           bad input: one line saying what was found, what was expected, what to do (exit code 2)
 │   └── UserCodeError    the user's own file raised; carries its traceback to be shown in a frame
 ├── InjectionError       a fault could not be applied, hit another number of times than asked, or was not undone
+├── ProcessUnusable      after an exception the model cannot be restored, or a fault-free run raises: trials need another process
 └── StoreError           a campaign store is foreign, corrupt, locked, full, or holds another campaign (exit code 2)
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+
+from unsilent.printable import clean
 
 
 class UnsilentError(Exception):
@@ -37,13 +40,32 @@ class InjectionError(UnsilentError):
     """A fault did not land exactly as asked, or its undo did not restore the bits."""
 
 
+class ProcessUnusable(UnsilentError):
+    """This process can run no further trial, as after a device-side assertion, which leaves every later call raising.
+
+    Attributes:
+        known: Whether it is certainly the trial that was running that did it.
+        shortcuts: Whether it happened while the engine's shortcuts were prepared, so no trial did it.
+    """
+
+    def __init__(self, reason: str, known: bool = False, shortcuts: bool = False) -> None:
+        super().__init__(reason)
+        self.known, self.shortcuts = known, shortcuts
+
+
 class StoreError(UnsilentError):
     """A campaign store cannot be used."""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's text that says something, else its type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def kind_and_line(error: BaseException) -> str:
+    """Type and first line of an error: ``RuntimeError: CUDA error: device-side assert triggered``."""
+    kind, text = type(error).__name__, " ".join(first_line(error).split())
+    return clean(kind if text == kind else f"{kind}: {text}")[:300]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

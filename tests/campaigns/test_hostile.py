@@ -16,6 +16,7 @@ import pytest
 from conftest import command, in_process, unsilent_cli
 
 pytestmark = pytest.mark.slow
+HERE = os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")]))
 
 
 def change(path, sql, *values):
@@ -115,7 +116,7 @@ import os, time, tiny, unsilent
 
 def dies_with_a_child():
     if os.fork() == 0:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     os._exit(7)
 
@@ -123,7 +124,7 @@ def fork_in_trial():
     def run(model, batch):
         if tiny.struck(model):
             if os.fork() == 0:
-                time.sleep(60)
+                time.sleep(600)
                 os._exit(0)
             os._exit(7)
         return model(batch)
@@ -151,22 +152,22 @@ def forks(tiny):
 
 def test_a_worker_that_leaves_children_behind_is_seen_to_die(forks):
     start = time.monotonic()
-    done = unsilent_cli("pvf", f"{forks}:dies_with_a_child", "--quiet", env={**os.environ, "PYTHONPATH": "."})
+    done = unsilent_cli("pvf", f"{forks}:dies_with_a_child", "--quiet", env={**os.environ, "PYTHONPATH": HERE})
     assert done.returncode == 2
     assert "exit code 7" in done.stderr
     done = unsilent_cli(
         "pvf", f"{forks}:fork_in_trial", "--quiet", "--trials", 1, "--at", "last.bias", "--store", "f.sqlite",
-        env={**os.environ, "PYTHONPATH": "."},
+        env={**os.environ, "PYTHONPATH": HERE},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert '"crash": 14' in in_process("export", "f.sqlite").stdout
-    assert time.monotonic() - start < 50, "waited for the children"
+    assert time.monotonic() - start < 500, "waited for the children"
 
 
 def test_a_killed_driver_takes_a_worker_that_holds_the_interpreter_with_it(forks):
     process = subprocess.Popen(
         command("pvf", f"{forks}:holds_the_lock", "--quiet", "--trials", 1, "--at", "last.bias", "--deadline", 100),
-        env={**os.environ, "PYTHONPATH": "."},
+        env={**os.environ, "PYTHONPATH": HERE},
     )
     workers: list[str] = []
     end = time.monotonic() + 30

@@ -145,7 +145,7 @@ def test_a_rate_that_draws_nothing_masks_one_batch():
 
 def test_a_lost_worker_counts_for_the_batch_that_was_struck():
     run = runner()
-    row = run.lost(TrialId("last", 1, 3), Outcome.HANG, 1.0)
+    row = run.lost(TrialId("last", 1, 3), Outcome.HANG, 1.0, "worker: hang")
     step = faults_of(row)[0]["step"]
     codes = np.frombuffer(row.codes, np.uint8)
     assert (codes == Outcome.HANG).sum() == SIZES[step]

@@ -10,9 +10,11 @@ import torch
 
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, TrialId, TrialRow
+from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, RunAlone, TrialId, TrialRow
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.errors import ProcessUnusable, UnsilentError
 from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.process import take_notes
 
 
 class InlineExecutor:
@@ -29,7 +31,8 @@ class InlineExecutor:
         self._threads = torch.get_num_threads()
         self._held: list[TrialRow] = []
         self._release = getattr(workload, "release", None)
-        self.runner = TrialRunner(spec, workload, (observer or Silent()).loading, means)
+        self._observer = observer or Silent()
+        self.runner = TrialRunner(spec, workload, self._observer.loading, means)
 
     def describe(self) -> Description:
         """What the runner found."""
@@ -45,16 +48,34 @@ class InlineExecutor:
         try:
             waiting = iter(trials)
             while chunk := list(islice(waiting, self.runner.pack)):
-                for row in self.runner.run_all(chunk):
+                for row in self._chunk(chunk):
                     held.append(row)
                     if not self.runner.unproven:
                         ready, held = held, []
                         yield ready
+            self.runner.prove()
         except KeyboardInterrupt:
             self._held = held
             raise
-        self.runner.prove()
+        except ProcessUnusable as lost:
+            what = f"trial {chunk[0]}" if len(chunk) == 1 else "a trial"
+            raise UnsilentError(
+                f"after {what} this process can run no other ({lost}); what was stored is safe: name the workload as "
+                "FILE.py:NAME, so that trials run in worker processes, which are replaced"
+            ) from None
         yield held
+
+    def _chunk(self, chunk: list[TrialId]) -> Iterator[TrialRow]:
+        """The rows of some trials; those that ran out of memory run again, alone."""
+        again = []
+        for row in self.runner.run_all(chunk):
+            if isinstance(row, RunAlone):
+                again.append(row.trial)
+            else:
+                yield row
+        yield from map(self.runner.run, again)
+        for note in take_notes(self.runner.workload.name):
+            self._observer.say(note)
 
     def salvage(self) -> list[TrialRow]:
         """After an interrupt: the rows since the last proof, proven now."""

@@ -24,7 +24,7 @@ class Observer(Protocol):
         """A trial ended."""
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
-        """A worker died or was killed for passing the deadline; the campaign goes on."""
+        """The worker of a trial died, was killed for passing the deadline, or can run no other; ``why`` says what is done."""
 
 
 class Silent:

@@ -1,8 +1,9 @@
 """The executor with worker processes: it survives what a trial does to its process.
 
-A worker that dies takes one trial with it, the first it had not answered: that trial's outcome is ``crash``. A trial that
-passes the deadline has its worker killed: ``hang``. Either way a new worker takes over. The driver itself never imports
-torch. Workers that do not reproduce the first one's golden fingerprint are refused.
+A trial whose worker dies runs again, alone in another: only if that dies as well is its outcome ``crash``. A trial after
+which its worker reports that it can run no other (a device stopped by an assertion) is a ``crash`` at once, one that passes
+the deadline a ``hang``. Each time a new worker takes over. The driver itself never imports torch. Workers that do not
+reproduce the first one's golden fingerprint are refused.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any
 from unsilent.campaigns.children import ended, started
 from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.spec import Json, Means, TrialId
+from unsilent.campaigns.spec import Json, Means, RunAlone, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
-from unsilent.errors import UnsilentError, UsageError
+from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.faults.receipts import Receipt
 from unsilent.traced import Trace
 
@@ -57,10 +58,10 @@ class _Worker:
         """Whether something is expected of it."""
         return bool(self.waiting) or self.proving
 
-    def release(self) -> list[Row]:
-        """The rows that were held, now proven."""
-        rows, self.held = self.held, []
-        return rows
+    @property
+    def unproven(self) -> list[TrialId]:
+        """The trials of the rows that it holds."""
+        return [row.trial for row in self.held]
 
 
 class ProcessExecutor:
@@ -86,7 +87,8 @@ class ProcessExecutor:
         self._pack = 1
         self._answer: Any = None
         self._suspects: set[TrialId] = set()
-        """Trials that a worker was running together when it was lost: each is run again alone."""
+        """Trials of which one may have ended a worker, or that ran out of memory: each is run again alone."""
+        self._backlog: deque[TrialId] = deque()
         self._workers: list[_Worker] = []
         self._description: Found | None = None
         self._count = 0
@@ -151,9 +153,24 @@ class ProcessExecutor:
                 raise UnsilentError(f"the worker {lost} when asked to {verb}") from None
         return self._answer
 
-    def _await_ready(self, worker: _Worker) -> None:
+    def _await_ready(self, worker: _Worker) -> _Worker:
+        """The worker when it has loaded the workload, or another where it had to be replaced on the way."""
         while not worker.ready:
-            self._receive(worker)
+            try:
+                self._receive(worker)
+            except _Lost as lost:
+                self._discard(worker)
+                if not self._give_up_shortcuts(lost):
+                    raise UnsilentError(f"a worker that loaded {self._spec.workload!r} {lost}") from None
+                worker = self._spawn()
+        return worker
+
+    def _give_up_shortcuts(self, lost: _Lost) -> bool:
+        """Have all later workers run without shortcuts where preparing them ended this one; whether that was so."""
+        if lost.shortcuts and self._means.engine != "plain":
+            self._observer.say(f"a worker {lost} while shortcuts were prepared; going on without them (--engine plain)")
+            self._means = replace(self._means, engine="plain")
+        return lost.shortcuts
 
     def _welcome(self, worker: _Worker, description: Found) -> None:
         if self._description is None:
@@ -194,8 +211,12 @@ class ProcessExecutor:
         kind = message[0]
         if kind == "failed":
             raise message[1]
+        if kind == "unusable":
+            raise _Lost(f"can run no further trial ({message[1]})", unusable=message[1])
         if kind == "loading":
             self._observer.loading(*message[1:])
+        elif kind == "said":
+            self._observer.say(message[1])
         elif kind == "ready":
             worker.cpu, self._pack = message[2], message[3]
             self._welcome(worker, message[1])
@@ -203,45 +224,64 @@ class ProcessExecutor:
             self._answer = message[1]
         elif kind == "proven":
             worker.cpu, worker.proving = message[1], False
-            return worker.release()
+            return self._release(worker)
         elif kind == "row":
-            row, worker.cpu, proven = replace(message[1], worker=worker.number), message[2], message[3]
-            if worker.waiting and worker.waiting[0] == row.trial:
-                worker.waiting.popleft()
-            worker.since = time.monotonic()
-            worker.held.append(row)
-            self._suspects.discard(row.trial)
-            self._pace = 0.9 * self._pace + 0.1 * max(row.seconds, 1e-5)
-            self._observer.trial(row)
-            return worker.release() if proven else []
+            worker.cpu, worker.since = message[2], time.monotonic()
+            self._take(worker, message[1])
+            return self._release(worker) if message[3] else []
         return []
+
+    def _take(self, worker: _Worker, row: Row | RunAlone) -> None:
+        """A row that is not proven yet, or word of a trial that must run alone."""
+        if worker.waiting and worker.waiting[0] == row.trial:
+            worker.waiting.popleft()
+        if isinstance(row, RunAlone):
+            self._observer.say(f"trial {row.trial}: {row.reason}; it runs again, alone")
+            self._suspects.add(row.trial)
+            self._backlog.appendleft(row.trial)
+            return
+        worker.held.append(replace(row, worker=worker.number))
+        self._pace = 0.9 * self._pace + 0.1 * max(row.seconds, 1e-5)
+        self._observer.trial(worker.held[-1])
+
+    def _release(self, worker: _Worker) -> list[Row]:
+        """The rows that a worker held, now proven."""
+        rows, worker.held = worker.held, []
+        self._suspects.difference_update(row.trial for row in rows)
+        return rows
 
     def _feed(self, worker: _Worker, source: Refillable) -> None:
         """Keep a little work queued at the worker, so that it never waits for the driver; without work, ask for proof."""
         want = max(self._pack, min(LARGEST_CHUNK, int(CHUNK_SECONDS / self._pace)))
-        if len(worker.waiting) > want // 2 or (worker.waiting and worker.waiting[0] in self._suspects):
+        if len(worker.waiting) > want // 2:
             return
-        chunk = self._chunk(worker, want, source)
+        chunk = [] if self._one_runs_alone() else self._chunk(worker, want, source)
         if not worker.waiting:
             worker.since = time.monotonic()
         if chunk:
             worker.waiting.extend(chunk)
-            self._send(worker, ("run", chunk))
+            self._send(worker, ("run", chunk, chunk[0] in self._suspects))
         elif not worker.waiting and worker.held and not worker.proving:
             worker.proving = True
             self._send(worker, ("prove",))
 
     def _chunk(self, worker: _Worker, want: int, source: Refillable) -> list[TrialId]:
-        """The next trials for a worker; a suspect goes alone to a worker that has nothing else to do."""
+        """The next trials for a worker; a suspect goes alone to a worker without unproven rows, while no other runs anything."""
         chunk: list[TrialId] = []
         for trial in islice(source, want):
             if trial in self._suspects:
-                if not chunk and not worker.waiting:
+                if not chunk and not worker.held and not any(w.busy for w in self._workers):
                     return [trial]
                 source.put_back(trial)
                 break
             chunk.append(trial)
         return chunk
+
+    def _one_runs_alone(self) -> bool:
+        """Whether a suspect runs, or waits for its proof: then nothing else is begun."""
+        return bool(self._suspects) and any(
+            trial in self._suspects for w in self._workers for trial in (*w.waiting, *w.unproven)
+        )
 
     def _send(self, worker: _Worker, message: tuple[Any, ...]) -> None:
         try:
@@ -254,20 +294,19 @@ class ProcessExecutor:
     def run(self, trials: Iterable[TrialId]) -> Iterator[list[Row]]:
         """Run trials on all workers; rows come together as they are proven."""
         self.describe()
-        backlog: deque[TrialId] = deque()
-        source = Refillable(backlog, iter(trials))
+        source = Refillable(self._backlog, iter(trials))
         while True:
             for worker in [w for w in self._workers if w.ready]:
                 self._feed(worker, source)
-            if not backlog and not any(w.busy for w in self._workers):
+            if not self._backlog and not any(w.busy for w in self._workers):
                 return
             working = [w for w in self._workers if w.waiting or not w.ready]
             if len(self._workers) < self._jobs and len(working) == len(self._workers):
                 self._spawn()
-            yield from self._collect(backlog)
+            yield from self._collect()
             yield []  # who asked may stop here, also during a long trial
 
-    def _collect(self, backlog: deque[TrialId]) -> Iterator[list[Row]]:
+    def _collect(self) -> Iterator[list[Row]]:
         """Wait for messages or a deadline, and deal with what came."""
         wait([w.connection for w in self._workers], timeout=0.2)
         self._forgive_pauses()
@@ -278,7 +317,7 @@ class ProcessExecutor:
                 if worker.busy and time.monotonic() - worker.since > self._limit(worker):
                     raise _Lost(f"passed the deadline of {self._limit(worker):.0f} s", hang=True)
             except _Lost as lost:
-                yield from self._replace(worker, lost, backlog)
+                yield from self._replace(worker, lost)
 
     def _forgive_pauses(self) -> None:
         """A machine that was suspended, or a stopped process group, is no hang of the trial."""
@@ -286,7 +325,7 @@ class ProcessExecutor:
         gap = now - self._looked
         if gap > PAUSE:
             for worker in self._workers:
-                worker.since += gap
+                worker.since = min(now, worker.since + gap)
         self._looked = now
 
     def _limit(self, worker: _Worker) -> float:
@@ -296,25 +335,35 @@ class ProcessExecutor:
         together = min(self._pack, len(worker.waiting)) if self._pack > 1 else 0
         return (self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * golden)) + 2 * together * golden
 
-    def _replace(self, worker: _Worker, lost: _Lost, backlog: deque[TrialId]) -> Iterator[list[Row]]:
-        """Record what the lost worker was doing as that trial's outcome; all else it was given is run again."""
-        from unsilent.outcomes.base import Outcome
-
-        waiting, unproven = list(worker.waiting), [row.trial for row in worker.held]
+    def _replace(self, worker: _Worker, lost: _Lost) -> Iterator[list[Row]]:
+        """Have a new worker take over; the trial that ended this one is recorded where it is certain which that was."""
+        suspects, given = self._suspected(worker, lost), [*worker.unproven, *worker.waiting]
+        settled = len(suspects) == 1 and (lost.certain or suspects[0] in self._suspects)
         spent = time.monotonic() - worker.since
         self._discard(worker)
-        fresh = self._spawn()
-        self._await_ready(fresh)
-        if self._pack > 1 and len(waiting) > 1:
-            self._suspects.update(waiting)
-            backlog.extendleft(reversed([*waiting, *unproven]))
-            return
-        backlog.extendleft(reversed([*unproven, *waiting[1:]]))
-        if not waiting:
-            return
-        self._suspects.discard(waiting[0])
-        self._observer.worker_lost(waiting[0], str(lost))
-        self._send(fresh, ("lost", waiting[0], Outcome.HANG if lost.hang else Outcome.CRASH, spent))
+        self._give_up_shortcuts(lost)
+        self._suspects.update(suspects)
+        others = [trial for trial in given if trial not in self._suspects]
+        self._backlog.extendleft(reversed([*([] if settled else suspects), *others]))
+        if suspects:
+            self._observer.worker_lost(suspects[0], f"{lost}; {_what_next(suspects, settled, lost)}")
+        fresh = self._await_ready(self._spawn())
+        if settled:
+            yield from self._record(fresh, suspects[0], lost, spent)
+
+    def _suspected(self, worker: _Worker, lost: _Lost) -> list[TrialId]:
+        """The trials of which one ended a worker: what it was running, else what it had run and no proof covered."""
+        if lost.shortcuts:
+            return []
+        running = list(worker.waiting) if self._pack > 1 else list(worker.waiting)[:1]
+        if lost.unusable and not lost.certain:
+            return [*worker.unproven, *running]
+        return running or worker.unproven
+
+    def _record(self, fresh: _Worker, trial: TrialId, lost: _Lost, spent: float) -> Iterator[list[Row]]:
+        """Have a fresh worker make the row of a trial that ended its worker."""
+        reason = str(lost.unusable) if lost.unusable else f"worker: {lost.ended}"
+        self._send(fresh, ("lost", trial, _outcome(lost.ended), spent, reason))
         self._send(fresh, ("prove",))
         fresh.proving = True
         try:
@@ -361,11 +410,26 @@ class ProcessExecutor:
 
 
 class _Lost(Exception):
-    """A worker is gone (or must go)."""
+    """A worker is gone (or must go): it died, passed the deadline, or reported that it is ``unusable``."""
 
-    def __init__(self, why: str, hang: bool = False) -> None:
+    def __init__(self, why: str, hang: bool = False, unusable: ProcessUnusable | None = None) -> None:
         super().__init__(why)
-        self.hang = hang
+        self.ended, self.unusable = "hang" if hang else "crash", unusable
+        self.certain = hang or (unusable is not None and unusable.known)
+        """Whether it is the doing of what the worker was running, so that this need not be tried again."""
+        self.shortcuts = unusable is not None and unusable.shortcuts
+
+
+def _outcome(name: str) -> Any:
+    from unsilent.outcomes.base import Outcome  # which loads numpy
+
+    return Outcome[name.upper()]
+
+
+def _what_next(suspects: list[TrialId], settled: bool, lost: _Lost) -> str:
+    if settled:
+        return f"recorded as a {lost.ended}"
+    return "it runs again, alone" if len(suspects) == 1 else f"it and {len(suspects) - 1} others run again, each alone"
 
 
 def _how(process: subprocess.Popen[bytes]) -> str:

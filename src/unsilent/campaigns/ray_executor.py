@@ -139,6 +139,8 @@ class RayExecutor:
                 self._observer.loading(*event[1:])
         elif kind == "lost":
             self._observer.worker_lost(*event[1:])
+        elif kind == "said":
+            self._observer.say(*event[1:])
         elif kind == "explained":
             self._explanation = event[1]
         elif kind == "salvaged":

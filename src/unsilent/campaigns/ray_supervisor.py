@@ -5,7 +5,7 @@ actor or its node is not, and its trials are run elsewhere. The actor's only cal
 one call open at any time, `exchange`: it brings trials and takes what happened since. Events, oldest first:
 
 ``("loading", what, done, total)``, ``("ready", description, pack, node)``, ``("row", row)``, ``("proven", [trial, ...])``,
-``("lost", trial, why)``, ``("explained", json)``, ``("salvaged",)``, ``("failed", error, node)``.
+``("lost", trial, why)``, ``("said", sentence)``, ``("explained", json)``, ``("salvaged",)``, ``("failed", error, node)``.
 """
 
 from __future__ import annotations
@@ -112,8 +112,12 @@ class Supervisor(Silent):
         """A trial ended; it is not proven yet."""
         self._tell("row", row)
 
+    def say(self, sentence: str) -> None:
+        """For whoever watches the campaign."""
+        self._tell("said", sentence)
+
     def worker_lost(self, trial: TrialId, why: str) -> None:
-        """That is the trial's outcome."""
+        """The trial runs again, or that is its outcome."""
         self._tell("lost", trial, why)
 
     def _tell(self, *event: Any, urgent: bool = False) -> None:

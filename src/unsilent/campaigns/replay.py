@@ -65,6 +65,7 @@ class Replay:
             f"{self.stored.trial} {verdict}",
             f"stored: {_counted(self.stored)}",
             f"again:  {_counted(self.again)}",
+            *([f"raised: {self.again.error}"] if self.again.error else []),
             f"fault:  {describe_faults(self.stored)}",
         ]
         return "\n".join(lines)

@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -21,6 +22,7 @@ from unsilent.campaigns.spec import (
     Description,
     Json,
     Means,
+    RunAlone,
     TargetInfo,
     TensorInfo,
     TrialId,
@@ -33,8 +35,9 @@ from unsilent.engine import TrialOutcome, make_engine, trace_batch
 from unsilent.engine.explain import explain
 from unsilent.engine.lookups import Lookups
 from unsilent.engine.placement import resolve_device
+from unsilent.engine.running_out import free_memory, out_of_memory
 from unsilent.engine.screening import Scores, screen
-from unsilent.errors import InjectionError, UsageError, unknown
+from unsilent.errors import InjectionError, ProcessUnusable, UnsilentError, UsageError, kind_and_line, unknown
 from unsilent.faults import Fault, FaultModel, Region, fault_model
 from unsilent.faults.naming import parse_site
 from unsilent.faults.receipts import Receipt
@@ -56,6 +59,7 @@ from unsilent.traced import Trace
 from unsilent.version import __version__
 from unsilent.workloads import load
 from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.process import take_notes
 from unsilent.workloads.training import Progress, silent
 
 PROOF_EVERY = 500
@@ -121,10 +125,11 @@ class TrialRunner:
         engine = self.engine
         lookups = Lookups(engine.parameters)
         if not self.spec.transient:
-            with lookups, torch.no_grad():
+            with lookups:
                 for batch in engine.batches:
-                    self.workload.run(engine.model, batch)
-        notes = [*engine.notes, *filter(None, [self._screened, self.given.note if self.given else ""])]
+                    engine._run(batch)
+        notes = [*engine.notes, *take_notes(self.workload.name)]
+        notes += filter(None, [self._screened, self.given.note if self.given else ""])
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
         outside = [] if self.spec.transient else unregistered(engine.model)
@@ -224,28 +229,43 @@ class TrialRunner:
         return sum(model.capacity(people) for people in self._evaluations[target.name].populations)
 
     def run(self, trial: TrialId) -> TrialRow:
-        """One trial: draw, inject, evaluate, undo."""
-        return next(self.run_all([trial]))
+        """One trial alone: draw, inject, evaluate, undo."""
+        (row,) = self.run_all([trial], alone=True)
+        assert isinstance(row, TrialRow)
+        return row
 
-    def run_all(self, trials: Sequence[TrialId]) -> Iterator[TrialRow]:
-        """Several trials in order; the engine may take some of them together, which changes no row."""
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrialRow | RunAlone]:
+        """Several trials in order; the engine may take some of them together, which changes no row.
+
+        Args:
+            alone: Nothing else of the campaign runs meanwhile, so running out of memory is an outcome; else it is `RunAlone`.
+
+        Raises:
+            ProcessUnusable: the model could not be restored after a trial, or a fault-free run raises.
+        """
+        if alone:
+            free_memory()
         drawn = [self._draw(trial) for trial in trials]
         outcomes = self.engine.trials([faults for _, faults in drawn if faults])
         start = time.perf_counter()
         for trial, (step, faults) in zip(trials, drawn, strict=True):
-            outcome = next(outcomes) if faults else TrialOutcome(self._all(Outcome.MASKED, step))
+            with unusable_if_raised():
+                outcome = next(outcomes) if faults else TrialOutcome(self._all(Outcome.MASKED, step))
             self.unproven += 1
             if outcome.error or self._proof_due():
-                self.prove()
+                self.prove(after=outcome)
             now = time.perf_counter()
-            yield make_row(trial, faults, outcome, now - start)
+            if outcome.out_of_memory and not alone:
+                yield RunAlone(trial, outcome.error)
+            else:
+                yield make_row(trial, faults, outcome, now - start)
             start = now
         next(outcomes, None)  # let it finish its books
 
-    def lost(self, trial: TrialId, ended: Outcome, seconds: float) -> TrialRow:
+    def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrialRow:
         """The row of a trial that took its worker with it: every sample that was struck ended as ``ended``."""
         step, faults = self._draw(trial)
-        outcome = TrialOutcome(self._all(ended, step), f"worker: {ended.name.lower()}")
+        outcome = TrialOutcome(self._all(ended, step), reason)
         return make_row(trial, faults, outcome, seconds)
 
     def _all(self, ended: Outcome, step: int | None) -> tuple[BatchOutcome, ...]:
@@ -253,12 +273,19 @@ class TrialRunner:
         samples = self.engine.samples
         return tuple(all_of(ended if step in (None, i) else Outcome.SPARED, n) for i, n in enumerate(samples))
 
-    def prove(self) -> None:
+    def prove(self, after: TrialOutcome | None = None) -> None:
         """Proof that all is as at the start: the rows since the last proof stand (see `PlainEngine.check_intact`).
 
-        Raises ``InjectionError`` where the model is not the one the campaign began with, although it is intact.
+        Args:
+            after: The outcome of the trial that has just run, if one has.
+
+        Raises:
+            InjectionError: the model is not the one the campaign began with, although it is intact.
+            ProcessUnusable: reading the model or a fault-free run raises.
         """
-        self.engine.check_intact()
+        raised = "" if after is None else after.error
+        with unusable_if_raised(raised, known=bool(raised) and not (after and after.out_of_memory)):
+            self.engine.check_intact()
         changed = [k for k, v in self.engine.fingerprint().items() if self.fingerprint[k] != v]
         if changed:
             raise InjectionError(
@@ -351,6 +378,24 @@ class TrialRunner:
             canonical({k: list(v) for k, v in self.components.items()}).encode()
         )
         return found
+
+
+@contextmanager
+def unusable_if_raised(reason: str = "", known: bool = False) -> Iterator[None]:
+    """Raise ``ProcessUnusable`` for whatever raises inside that we do not raise on purpose.
+
+    Args:
+        reason: What the trial before had raised. known: Whether it is then certain that this trial did it.
+    """
+    try:
+        yield
+    except ProcessUnusable as error:
+        known = error.known or (known and not out_of_memory(error.__cause__))
+        raise ProcessUnusable(reason or str(error), known, error.shortcuts) from error
+    except (UnsilentError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ProcessUnusable(reason or kind_and_line(error), known and not out_of_memory(error)) from error
 
 
 def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:

@@ -205,6 +205,13 @@ class TrialRow:
         return (self.trial, self.faults, self.codes, self.incorrect_batches, self.severity, self.error)
 
 
+class RunAlone(NamedTuple):
+    """A trial that ran out of memory, which others may have taken: it has no outcome before it has run alone."""
+
+    trial: TrialId
+    reason: str
+
+
 def canonical(value: Any) -> str:
     """JSON with sorted keys and no spaces: one text for one value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

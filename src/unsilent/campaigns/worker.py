@@ -1,10 +1,10 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
-Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...])``, ``("lost", trial, outcome, seconds)``, ``("prove",)``,
-``("explain",)``, ``("trace", trial, batch)``, ``("receipt", trial)``.
-Worker to driver: ``("loading", description, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``,
-``("proven", cpu)``, ``("explained", json)``, ``("traced", trace)``, ``("failed", error)``. What user code prints goes to stderr,
-so that the driver's stdout stays clean.
+Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...], alone)``, ``("lost", trial, outcome, seconds, reason)``,
+``("prove",)``, ``("explain",)``, ``("trace", trial, batch)``, ``("receipt", trial)``.
+Worker to driver: ``("loading", description, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``
+(also for a trial that must run alone), ``("proven", cpu)``, ``("explained", json)``, ``("traced", trace)``, ``("said", note)``,
+``("failed", error)``, ``("unusable", error)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from unsilent.campaigns.executors import INSIDE
-from unsilent.errors import UnsilentError
+from unsilent.errors import ProcessUnusable, UnsilentError
 
 
 def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
@@ -31,17 +31,43 @@ def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
     os.dup2(2, 1)
     os.environ[INSIDE] = "1"
     die_with(driver)
-    connection = Connection(fd)
+    connection = _Own(fd)
     try:
         serve(connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)
+    except ProcessUnusable as error:
+        connection.send(("unusable", error))
+        os._exit(1)  # not even an orderly end can be relied upon
     except BaseException as error:
         connection.send(("failed", portable(error)))
 
 
+class _Own(Connection):
+    """A connection of this process alone: a child that user code forked, and let go on, ends where it would use it."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._pid = os.getpid()
+
+    def send(self, obj: Any) -> None:
+        self._check()
+        super().send(obj)
+
+    def recv(self) -> Any:
+        self._check()
+        return super().recv()
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            from unsilent.workloads.process import end_child_of  # loads torch
+
+            end_child_of(self._pid)
+
+
 def _serve(connection: Connection) -> None:
     from unsilent.campaigns.kinds import make_runner
+    from unsilent.workloads.process import take_notes
 
     command, spec, means = connection.recv()
     assert command == "start"
@@ -54,8 +80,10 @@ def _serve(connection: Connection) -> None:
     while True:
         message: tuple[Any, ...] = connection.recv()
         if message[0] == "run":
-            for row in runner.run_all(message[1]):
+            for row in runner.run_all(*message[1:]):
                 connection.send(("row", row, time.process_time(), runner.unproven == 0))
+            for note in take_notes(runner.workload.name):
+                connection.send(("said", note))
         elif message[0] == "explain":
             connection.send(("explained", runner.explain()))
         elif message[0] == "trace":

@@ -79,7 +79,7 @@ class LineDisplay(NoDisplay):
             print(f"{self._done:,}/{self._total:,} trials, {rate:,.0f}/s, {left:.0f} s left", file=sys.stderr)
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
-        print(f"trial {trial}: its worker {why}; recorded, going on", file=sys.stderr)
+        print(f"trial {trial}: its worker {why}", file=sys.stderr)
 
 
 class BarDisplay(NoDisplay):
@@ -133,4 +133,4 @@ class BarDisplay(NoDisplay):
         self._progress.update(self._trials, advance=1, rate=f"{task.speed:.0f}/s" if task.speed else "")
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
-        self._progress.console.print(f"trial {trial}: its worker {why}; recorded, going on", markup=False)
+        self._progress.console.print(f"trial {trial}: its worker {why}", markup=False)

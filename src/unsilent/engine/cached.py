@@ -15,7 +15,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from unsilent.engine.starts import start_of
 from unsilent.engine.tape import Node, Unrecordable
 from unsilent.engine.values import Diverged, Holders, look
 from unsilent.engine.witness import Witness, Witnesses
-from unsilent.errors import UnsilentError
+from unsilent.errors import ProcessUnusable, UnsilentError, kind_and_line
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient
 from unsilent.outcomes.base import Judge
@@ -81,7 +81,14 @@ class CachedEngine(PlainEngine):
         self.record()
 
     def record(self) -> None:
-        """Put every batch on a tape, and check each before it is trusted."""
+        """Put every batch on a tape, and check each before it is trusted.
+
+        Raises ``ProcessUnusable`` where the checks, which corrupt parameters and inputs, end in a device that only raises.
+        """
+        with _preparing():
+            self._record_all()
+
+    def _record_all(self) -> None:
         start = time.process_time()
         self.replayers, self.reasons = [], {}
         self._ready, self._operations = {}, False
@@ -143,6 +150,7 @@ class CachedEngine(PlainEngine):
             with torch.no_grad():
                 look_blindly(self, i, replayer, partial(assemble, replayer))
             shake(self, i, tape)
+            self._run(self.batches[i])  # what the model raised meanwhile must not have left it raising
             self._shaken.add(what)
 
     def plainly(self, batch: int, faults: Sequence[Fault]) -> Any:
@@ -161,10 +169,11 @@ class CachedEngine(PlainEngine):
             return
         self._operations = True
         self._refresh()
-        self._hold()
-        for replayer in self.replayers:
-            if replayer is not None:
-                replayer.rows.measure(replayer)
+        with _preparing():
+            self._hold()
+            for replayer in self.replayers:
+                if replayer is not None:
+                    replayer.rows.measure(replayer)
 
     def on_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
         """The same from the tape, on rows if they are ready and ``packed``; raises `Diverged`."""
@@ -376,6 +385,16 @@ class CachedEngine(PlainEngine):
     def _count_writes(self) -> list[int]:
         """What changes when anyone but us writes into the model: the recording is stale then."""
         return [tensor._version for tensor in self._watched]
+
+
+@contextmanager
+def _preparing() -> Iterator[None]:
+    try:
+        yield
+    except (UnsilentError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ProcessUnusable(kind_and_line(error), shortcuts=True) from error
 
 
 def assemble(replayer: Replayer, dirty: Holders) -> Any:

@@ -21,17 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.placement import clone, place, place_model
-from unsilent.errors import InjectionError, UsageError
+from unsilent.engine.running_out import out_of_memory
+from unsilent.errors import InjectionError, ProcessUnusable, UnsilentError, UsageError, kind_and_line
 from unsilent.faults import Fault, Region
 from unsilent.faults.naming import is_transient
 from unsilent.faults.receipts import Hit
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, all_of, classify, sample_count
 from unsilent.outcomes.tensors import differing, leaves, nonfinite
-from unsilent.printable import clean
 from unsilent.sites import Operations, Parameters, Receipt, Strike, Survey
 from unsilent.sites.addresses import component_hint
 from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.process import check_forks, watched_process
 from unsilent.workloads.user import user_code
 
 RANDOM_SEED = 20240503
@@ -43,7 +44,9 @@ class TrialOutcome:
 
     batches: tuple[BatchOutcome, ...]
     error: str = ""
-    """First exception raised, type and message."""
+    """First exception raised: its type and the first line of its message."""
+    out_of_memory: bool = False
+    """Whether that was for want of memory, of the device or of the host."""
 
     @property
     def codes(self) -> NDArray[np.uint8]:
@@ -146,29 +149,39 @@ class PlainEngine:
     def _run(self, batch: Any) -> Any:
         if self.seeded:
             torch.manual_seed(RANDOM_SEED)
-        with torch.no_grad():
+        with torch.no_grad(), watched_process():
             return self.workload.run(self.model, batch)
 
     def trial(self, faults: Sequence[Fault]) -> TrialOutcome:
-        """Inject, evaluate every batch a fault acts in, take back. No fault at all is a masked trial that need not run."""
+        """Inject, evaluate every batch a fault acts in, take back. No fault at all is a masked trial that need not run.
+
+        Raises ``ProcessUnusable`` where taking back raises, as on a device that an assertion has stopped.
+        """
         if not faults:
             return TrialOutcome(tuple(all_of(Outcome.MASKED, n) for n in self.samples))
         self.prepare(faults)
         outcomes: list[BatchOutcome] = []
-        error = ""
+        error, short = "", False
         each = bool(self._scratch)  # then one evaluation may overwrite the fault that the next is to meet
-        with nullcontext() if each else self.in_memory(faults):
-            for batch in range(len(self.batches)):
-                acting = acting_in(batch, faults)
-                try:
-                    with self.in_memory(faults) if each else nullcontext():
-                        outcomes.append(self._outcome(batch, acting))
-                except (KeyboardInterrupt, InjectionError):
-                    raise
-                except BaseException as raised:  # the model, or a judge that cannot read such an output; SystemExit too
-                    error = error or clean(" ".join(f"{type(raised).__name__}: {raised}".split()))[:300]
-                    outcomes.append(all_of(Outcome.EXCEPTION, self.samples[batch]))
-        return TrialOutcome(tuple(outcomes), error)
+        try:
+            with nullcontext() if each else self.in_memory(faults):
+                for batch in range(len(self.batches)):
+                    acting = acting_in(batch, faults)
+                    try:
+                        with self.in_memory(faults) if each else nullcontext():
+                            outcomes.append(self._outcome(batch, acting))
+                    except (KeyboardInterrupt, InjectionError):
+                        raise
+                    except BaseException as raised:
+                        # Of the model, or of a judge that cannot read such an output; SystemExit as well.
+                        error, short = error or kind_and_line(raised), short or out_of_memory(raised)
+                        outcomes.append(all_of(Outcome.EXCEPTION, self.samples[batch]))
+        except (UnsilentError, KeyboardInterrupt):
+            raise
+        except BaseException as undoing:
+            known = bool(outcomes) and not short and not out_of_memory(undoing)
+            raise ProcessUnusable(error or kind_and_line(undoing), known) from undoing
+        return TrialOutcome(tuple(outcomes), error, short)
 
     def pack(self, transient: bool) -> int:
         """How many trials it likes to be given at a time, as it may run them together."""
@@ -253,7 +266,12 @@ class PlainEngine:
                 transient = [f for f in acting_in(batch, faults) if is_transient(f.site)]
                 if transient:
                     with Strike(self.model, self.batches[batch], transient) as strike:
-                        self._run(strike.batch)
+                        try:
+                            self._run(strike.batch)
+                        except UnsilentError:
+                            raise
+                        except Exception:  # noqa: S110 - what the model raises is the trial's outcome
+                            pass
                     hits += strike.hits
         return Receipt(tuple(hits))
 
@@ -299,7 +317,8 @@ class PlainEngine:
 
         Raises:
             InjectionError: a bit of the model differs. UsageError: the workload writes into its inputs or outputs, or keeps
-                state that one run leaves for the next, so that a trial could depend on the ones before it.
+                state that one run leaves for the next, so that a trial could depend on the ones before it, or forks a process
+                and lets the child return.
         """
         self.parameters.check(self.weights_hash)
         if _hash(self.batches) != self.inputs_hash:
@@ -310,6 +329,7 @@ class PlainEngine:
             raise UsageError(
                 "the judge writes into the outputs it compares, so trials are not independent; let it work on copies"
             )
+        check_forks(self.workload.name)
         for i, (batch, golden) in enumerate(zip(self.batches, self.golden, strict=True)):
             again = self._run(batch)
             if not same_outputs(golden, again):

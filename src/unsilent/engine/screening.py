@@ -17,6 +17,7 @@ from torch import Tensor
 from unsilent.engine.plain import PlainEngine
 from unsilent.outcomes.tensors import leaves
 from unsilent.sites.modules import named_parameters
+from unsilent.workloads.process import watched_process
 
 PROJECTIONS = 2
 SEED = 0x5EED
@@ -50,7 +51,7 @@ def screen(engine: PlainEngine) -> tuple[Scores, str]:
 
 
 def _add(engine: PlainEngine, batch: object, parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> None:
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), watched_process():
         torch.manual_seed(SEED)
         outputs = [t for t in leaves(engine.workload.run(engine.model, batch)) if t.requires_grad]
         if not outputs:

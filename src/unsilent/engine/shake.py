@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from unsilent.engine.plain import same_outputs
 from unsilent.engine.replay import Replayer
@@ -76,6 +77,10 @@ def shake(engine: Runs, batch: int, tape: Tape) -> None:
         Unrecordable: plain run and tape differ; or both experiments failed although there is something to be suspected.
     """
     mixed = mixed_inputs(engine.batches[batch], batch)
+    if tape.unexplained and any(_left_alone(t) for _, t in named_inputs(engine.batches[batch])):
+        raise Unrecordable(
+            f"numbers that no operation made come into it{first_reader(tape)}, maybe from integer inputs"
+        )
     for strongly in (True, False):
         faults = [*shaken(engine.parameters, strongly), *mixed]
         with engine.in_memory(faults):
@@ -142,15 +147,23 @@ def _elements(site: Site, chance: np.random.Generator) -> Any:
 
 
 def mixed_inputs(batch: Any, step: int) -> list[Fault]:
-    """Faults that exchange a few elements of every input, so that all values are ones that do occur."""
+    """Faults that exchange a few elements of every input, so that all values are ones that do occur.
+
+    Integers on an accelerator are left alone: as indices into tables of other sizes they may trigger an assertion on the
+    device, after which every call of this process raises.
+    """
     faults = []
     for name, tensor in named_inputs(batch):
-        if strikeable(tensor) and tensor.numel() > 1:
+        if strikeable(tensor) and tensor.numel() > 1 and not _left_alone(tensor):
             elements = np.unique(np.linspace(0, tensor.numel() - 1, 8).astype(np.int64))
             shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
             swapped = np.ascontiguousarray(elements[::-1])
             faults.append(Fault(f"input:{name}", dtype, shape, elements, "copy_from", swapped, step=step))
     return faults
+
+
+def _left_alone(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu" and not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def first_reader(tape: Tape) -> str:

@@ -31,6 +31,7 @@ from unsilent.errors import UnsilentError, UsageError
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.modules import named_modules
 from unsilent.workloads import load_training
+from unsilent.workloads.process import check_forks, take_notes
 from unsilent.workloads.trainings.base import Seeds, TrainingState
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.snapshots import tensors_of
@@ -156,6 +157,8 @@ class ReplicaRunner:
                     hashes.append(_quick_hash(state))
             evaluation = self._workload.evaluate(state)
             snapshot = self._workload.snapshot(state)
+        check_forks(self._workload.name)
+        notes += take_notes(self._workload.name)
         return ReplicaRow(
             replica=replica,
             losses=np.array(losses, dtype=np.float64),

@@ -20,8 +20,8 @@ import xxhash
 from unsilent.campaigns.code import code_fingerprint
 from unsilent.campaigns.replicas.runner import applied
 from unsilent.campaigns.replicas.switches import Switches
-from unsilent.campaigns.runner import MAX_STORED_ELEMENTS, versions
-from unsilent.campaigns.spec import Json, Means, TrialId, campaign_hash, canonical
+from unsilent.campaigns.runner import MAX_STORED_ELEMENTS, unusable_if_raised, versions
+from unsilent.campaigns.spec import Json, Means, RunAlone, TrialId, campaign_hash, canonical
 from unsilent.campaigns.trainings.drawing import Drawing, Drawn
 from unsilent.campaigns.trainings.guarding import Guarded, History, guarded
 from unsilent.campaigns.trainings.made import made
@@ -36,6 +36,7 @@ from unsilent.campaigns.trainings.spec import (
 from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
 from unsilent.engine.forking.forks import Band, NotStruck
 from unsilent.engine.forking.golden import MEMORY
+from unsilent.engine.running_out import free_memory, out_of_memory
 from unsilent.errors import UsageError, UserCodeError, first_line
 from unsilent.faults.receipts import Hit
 from unsilent.outcomes.base import Outcome
@@ -44,6 +45,7 @@ from unsilent.sites.modules import named_parameters
 from unsilent.sites.targets import top_level
 from unsilent.sites.training.survey import StepSurvey
 from unsilent.workloads import load_training
+from unsilent.workloads.process import check_forks, take_notes
 from unsilent.workloads.training import Progress
 from unsilent.workloads.trainings.base import Evaluation, Seeds
 from unsilent.workloads.trainings.restoring import check_restorable
@@ -92,6 +94,7 @@ class TrainingRunner:
                 look=None if spec.horizon is None else max(1, spec.horizon.steps // LOOKS),
                 told=tell,
             )
+        check_forks(self.workload.name)
         self._golden_seconds = time.perf_counter() - begun
         self._forks = ForkEngine(self.golden, self._history.summary, self._band(), WATCHED_STEPS)
         self.drawing = self._drawing()
@@ -127,7 +130,7 @@ class TrainingRunner:
             parameters=sum(p.numel() for p in state.model.parameters()),
             info=dict(self.workload.info),
             versions=versions(),
-            notes=tuple(drawing.notes),
+            notes=(*drawing.notes, *take_notes(self.workload.name)),
         )
 
     def explain(self) -> Json:
@@ -142,15 +145,28 @@ class TrainingRunner:
         """What the fault of a trial found and wrote."""
         return self._run(trial)[0].hits
 
-    def run_all(self, trials: Sequence[TrialId]) -> Iterator[TrainingRow]:
-        """Trials in order."""
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrainingRow | RunAlone]:
+        """Trials in order; ``alone``: nothing else of the campaign runs meanwhile, so running out of memory is an outcome."""
         for trial in trials:
-            yield self.run(trial)
+            yield self._run_once(trial, alone)
 
     def run(self, trial: TrialId) -> TrainingRow:
-        """One trial; what user code raises in it is its outcome."""
+        """One trial alone."""
+        row = self._run_once(trial, alone=True)
+        assert isinstance(row, TrainingRow)
+        return row
+
+    def _run_once(self, trial: TrialId, alone: bool) -> TrainingRow | RunAlone:
+        """One trial; what user code raises in it is its outcome.
+
+        Raises:
+            ProcessUnusable: golden cannot be restored after the trial raised, or before it.
+        """
+        if alone:
+            free_memory()
         begun = time.perf_counter()
         drawn = self.draw(trial)
+        check_forks(self.workload.name)
         try:
             with user_code(self.spec.workload):
                 if trial.target.startswith(GUARDED):
@@ -158,15 +174,19 @@ class TrainingRunner:
                 else:
                     row = self._row(trial, drawn, self._forks.run(drawn.struck.step, drawn.faults))
         except UserCodeError as error:
+            short = out_of_memory(error.__context__)
+            with unusable_if_raised(first_line(error), known=not short):
+                self.prove()
+            if short and not alone:
+                return RunAlone(trial, first_line(error))
             row = empty_row(trial, drawn, "raised", first_line(error))
         except NotStruck as error:
             row = empty_row(trial, drawn, "not-struck", first_line(error))
         return replace(row, seconds=time.perf_counter() - begun)
 
-    def lost(self, trial: TrialId, ended: Outcome, seconds: float) -> TrainingRow:
+    def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrainingRow:
         """The row of a trial that took its worker with it."""
-        name = ended.name.lower()
-        return replace(empty_row(trial, self.draw(trial), name, f"worker: {name}"), seconds=seconds)
+        return replace(empty_row(trial, self.draw(trial), ended.name.lower(), reason), seconds=seconds)
 
     def prove(self) -> None:
         """The last step of golden comes to the same bits."""

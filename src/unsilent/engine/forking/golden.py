@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.digests import content_of
-from unsilent.errors import UsageError
+from unsilent.errors import ProcessUnusable, UnsilentError, UsageError, kind_and_line
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import tensors_of
 
@@ -94,15 +94,24 @@ class GoldenTraining:
         return self.look is not None and (step + 1) % self.look == 0
 
     def at(self, step: int) -> TrainingState:
-        """The state before a step, in the one set of tensors that every fork uses; golden steps are run to get there."""
+        """The state before a step, in the one set of tensors that every fork uses; golden steps are run to get there.
+
+        Raises ``ProcessUnusable`` where what has run before raises now.
+        """
         if not 0 <= step < self.steps:
             raise UsageError(f"step is {step}; expected 0 to {self.steps - 1}")
         # From before that step, where it can be: coming to it by a step is the proof that steps still give golden's bits.
         start = max(known for known in self._snapshots if known < step or step == known == 0)
-        self.workload.restore_into(self._state, self._snapshots[start])
-        for _ in range(start, step):
-            self.workload.step(self._state)
-        if step and not self.same(self._state, step - 1):
+        try:
+            self.workload.restore_into(self._state, self._snapshots[start])
+            for _ in range(start, step):
+                self.workload.step(self._state)
+            same = not step or self.same(self._state, step - 1)
+        except (UnsilentError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise ProcessUnusable(kind_and_line(error)) from error
+        if not same:
             raise UsageError(
                 f"{self.workload.name} does not come to the same bits before step {step} when it is run again; find out what "
                 "makes it differ: unsilent noise --explain FILE.py:LOOP"

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from unsilent.workloads.process import watched_process
 from unsilent.workloads.trainings.base import STREAMS, Seeds
 
 DATA = "data"
@@ -64,11 +65,9 @@ def held_generators() -> Callable[[], None]:
 @contextmanager
 def apart() -> Iterator[None]:
     """Gradients on inside; the caller's global generators, thread count and gradient mode back afterwards."""
-    threads, put_back = torch.get_num_threads(), held_generators()
+    put_back = held_generators()
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), watched_process():
             yield
     finally:
         put_back()
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
