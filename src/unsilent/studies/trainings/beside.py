@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from unsilent.errors import UsageError
 from unsilent.statistics.comparing import difference
+from unsilent.studies.trainings.judging import SHARES
 from unsilent.studies.trainings.records import Contrast, TrainingResult
 
 SAME = ("faults", "accelerator", "value", "phases", "per")
@@ -13,7 +14,10 @@ SAME = ("faults", "accelerator", "value", "phases", "per")
 
 
 def beside(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
-    """The second against the first: harm, latent harm, and each class that occurs; raises ``UsageError`` for other fault laws."""
+    """The second against the first: what is different, harm, latent harm, and each class that occurs.
+
+    Raises ``UsageError`` where their faults are of other laws.
+    """
     unequal = [name for name in SAME if one.spec[name] != other.spec[name]]
     if unequal:
         raise UsageError(
@@ -24,12 +28,12 @@ def beside(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
 
 def _contrasts(one: TrainingResult, other: TrainingResult) -> Iterator[Contrast]:
     names = told(one), told(other)
-    for kind in ("harmful", "latent"):
+    for kind in SHARES:
         first, second = getattr(one.whole, kind), getattr(other.whole, kind)
         yield Contrast(kind, *names, first, second, difference(second, first))
     for mine, theirs in zip(one.classes, other.classes, strict=True):
         if mine.n or theirs.n:
-            yield Contrast(mine.name, *names, mine.harmful, theirs.harmful, difference(theirs.harmful, mine.harmful))
+            yield Contrast(mine.name, *names, mine.share, theirs.share, difference(theirs.share, mine.share))
 
 
 def told(result: TrainingResult) -> str:
