@@ -174,7 +174,7 @@ def how(result: TrainingResult) -> list[str]:
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
         f"in brackets {100 * result.confidence:g} % limits ({clean(result.whole.harmful.method)}); limits of differences: Zou & "
-        "Donner, not corrected for how many there are, so contrasts are exploratory",
+        "Donner",
         "different: lost, or off by a threshold and beyond implementation noise; harmful: lost, or worse by a threshold and "
         "beyond the noise of seeds as well; latent: harmful without an error (degraded or low on held-out samples)",
         cost_text(result),
