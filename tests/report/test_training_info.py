@@ -12,12 +12,14 @@ from rich.console import Console
 from report.conftest import HOSTILE
 from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.report.training_beside import beside_json, render_beside
 from unsilent.report.training_cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
 from unsilent.report.training_info import findings, headline, how
 from unsilent.report.training_json import training_json
 from unsilent.report.training_terminal import GROUPS, PLAIN, render_training
 from unsilent.statistics.comparing import difference
 from unsilent.statistics.intervals import clopper_pearson
+from unsilent.studies.trainings.beside import SAME, beside
 from unsilent.studies.trainings.conditions import FACTORS
 from unsilent.studies.trainings.records import (
     Caught,
@@ -395,3 +397,17 @@ def test_json_tells_what_is_no_number_from_what_is_missing():
     assert next(r for r in told["results"] if r["measure"] == "training_pvf_different")["estimate"] == 0.09
     assert told["thresholds"]["gap"] == 0.02
     assert training_json(result())["guard"] is None
+
+
+def test_a_comparison_of_two_stores_has_both_shares():
+    spec = dict.fromkeys(SAME)
+    found = beside(result(spec=spec), result({"masked-benign": 90, "low-test": 10}, spec=spec))
+    assert [c.name for c in found[:3]] == ["different", "harmful", "latent"]
+    rows = {row["outcome"]: row for row in beside_json(found)["rows"]}
+    assert (rows["different"]["a"]["estimate"], rows["different"]["b"]["estimate"]) == (0.26, 0.19)
+    assert (rows["harmful"]["a"]["estimate"], rows["harmful"]["b"]["estimate"]) == (0.2, 0.1)
+    assert rows["different"]["difference"]["estimate"] == pytest.approx(-0.07)
+    file = io.StringIO()
+    render_beside(found, Console(file=file, width=100), plain=False)
+    assert "different" in file.getvalue()
+    assert "harmful" in file.getvalue()
