@@ -11,18 +11,22 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from conftest import TINY, command, unsilent_cli
-from unsilent.campaigns import CampaignSpec, Store, TrialId, make_executor, ray_crew, ray_launch
+from unsilent.campaigns import CampaignSpec, Store, TrialId, make_executor, ray_bridge, ray_crew, ray_launch
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.ray_launch import Cluster
 from unsilent.cli.main import run
 from unsilent.errors import UnsilentError, UsageError
 
@@ -343,6 +347,7 @@ def test_a_local_cluster_listens_on_loopback_and_leaves_nothing(folder, monkeypa
     before = set(Path("/tmp").glob("unsilent-ray-*"))
     process = start("pvf", *ASK, "--executor", "ray", "--store", "s.sqlite")
     wait_until(lambda: stored("s.sqlite") > 0)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in set(Path("/tmp").glob("unsilent-ray-*")) - before} == {0o700}
     ours = descendants(process.pid)
     assert listening(ours) == {"0100007F", "0000000000000000FFFF00000100007F"}
     process.kill()
@@ -350,6 +355,53 @@ def test_a_local_cluster_listens_on_loopback_and_leaves_nothing(folder, monkeypa
     wait_until(lambda: not any(Path(f"/proc/{p}/exe").exists() for p in ours))
     assert set(Path("/tmp").glob("unsilent-ray-*")) == before
     assert not (folder / ".ray").exists()
+
+
+@pytest.fixture
+def temporary(monkeypatch) -> Iterator[Path]:
+    """A folder of our own for temporary files, with a name short enough for the sockets of Ray."""
+    path = Path(tempfile.mkdtemp(prefix="u", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield path
+    shutil.rmtree(path)
+
+
+def test_an_interrupt_while_ray_starts_leaves_no_process_and_no_folder(temporary, monkeypatch):
+    begun: list[int] = []
+
+    def interrupted(link: ray_launch.Link, seconds: float) -> None:
+        wait_until(lambda: any(temporary.iterdir()))
+        (folder,) = temporary.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        begun.append(link._process.pid)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray_launch.Link, "_join", interrupted)
+    with make_executor("ray", CampaignSpec("digits-cnn")) as executor, pytest.raises(KeyboardInterrupt):
+        executor.describe()
+    assert not Path(f"/proc/{begun[0]}").exists()
+    assert not any(temporary.iterdir())
+
+
+def test_only_we_can_enter_the_folder_of_ray(temporary, monkeypatch):
+    """Ray makes all of its own folders open to everybody; the fake does it as Ray does."""
+    asked: list[dict[str, object]] = []
+
+    def init(**words: object) -> None:
+        path = Path(str(words["_temp_dir"]))
+        path.mkdir(exist_ok=True)
+        path.chmod(0o777)
+        asked.append(words)
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init, shutdown=lambda: None))
+    with ray_launch.private_folder() as folder, ray_bridge.joined(Cluster(None, 1), folder):
+        (outer,) = temporary.iterdir()
+        assert stat.S_IMODE(outer.stat().st_mode) == 0o700
+        assert outer in Path(str(asked[0]["_temp_dir"])).parents
+        longest = f"{asked[0]['_temp_dir']}/session_2026-11-22_13-47-43_955374_4194304/sockets/plasma_store"
+        assert len(longest) - len(str(temporary)) + ray_launch.LONGEST_FOLDER < 108
+    assert not any(temporary.iterdir())
 
 
 # -- mistakes ------------------------------------------------------------------------------------------------------

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import random
 import resource
+import select
 import signal
 import sqlite3
 import subprocess
+import termios
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -126,6 +130,35 @@ def test_interrupt_leaves_a_store_to_resume(tiny):
     assert done.returncode == 0
     with Store("s.sqlite") as store:
         assert len(store.done()) == 600
+
+
+def test_a_closed_terminal_leaves_a_store_to_resume(tiny, monkeypatch, tmp_path):
+    """As when its window is closed: the terminal is gone, the driver gets SIGHUP (the kernel's, and then the shell's)."""
+    monkeypatch.setenv("TMPDIR", str(temporary := tmp_path / "temporary"))
+    temporary.mkdir()
+    before = set(tmp_path.iterdir())
+    ask = ("pvf", f"{tiny}:make", "--with", "sleep=0.004", "--trials", 200, "--store", "s.sqlite")
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(*ask), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(theirs)
+
+    def some_are_stored() -> bool:
+        while select.select([terminal], [], [], 0)[0]:  # the other end waits where nobody reads
+            os.read(terminal, 65536)
+        return stored("s.sqlite") > 0
+
+    wait_until(some_are_stored)
+    workers = children(process.pid)
+    os.close(terminal)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=30) == 130
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "s.sqlite"}
+    assert not any(temporary.iterdir())
+    assert 0 < stored("s.sqlite") < 600
 
 
 def test_a_worker_that_dies_is_that_trials_outcome(tiny):

@@ -63,6 +63,7 @@ def test_harm_is_part_of_what_is_different(exact: TrainingResult) -> None:
 
 
 def test_latent_harm_is_foretold_within_two_steps(exact: TrainingResult) -> None:
+    """Consistent with the published statement at our threshold of 100 times; the published ranges have not been read."""
     (found,) = [c for c in exact.conditions if (c.kind, c.factor) == ("any", 100.0)]
     assert found.hit > 10
     assert found.missed == 0

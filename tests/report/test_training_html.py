@@ -51,7 +51,7 @@ def test_everything_is_there():
     page = Page(render_training_html(EVERYTHING))
     check_harmless(page)
     for wanted in (
-        "is the most vulnerable", "What foretells harm", "Training PVF", "Under the guard", "How it was judged", "c0ffee",
+        "has the highest estimate", "What foretells harm", "Training PVF", "Under the guard", "How it was judged", "c0ffee",
         "unsilent training train-toy", "torch 2.13.0", "a toy", "latent harm", "random/x/3: RD at op:conv", "grad_wt",
         "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within", "not seen (each at most 3.7 %)", "seed of the faults",
     ):  # fmt: skip

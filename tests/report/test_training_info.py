@@ -17,7 +17,7 @@ from unsilent.report.training_cells import BRIEF, SOURCES, TOLD, counts_text, of
 from unsilent.report.training_info import findings, headline, how
 from unsilent.report.training_json import training_json
 from unsilent.report.training_terminal import GROUPS, PLAIN, render_training
-from unsilent.statistics.comparing import difference
+from unsilent.statistics.comparing import difference, joint_differences
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.trainings.beside import SAME, beside
 from unsilent.studies.trainings.conditions import FACTORS
@@ -256,6 +256,41 @@ def test_a_contrast_says_what_the_interval_supports(found, word):
     assert word in text_of(result(contrasts=(found,)))
 
 
+def test_several_comparisons_say_what_holds_together():
+    both = (contrast(), contrast(name="latent"))
+    assert "Zou & Donner, joint over 2 (Bonferroni); rows of a table have limits of their own" in text_of(
+        result(contrasts=both)
+    )
+    assert "Bonferroni" not in text_of(result(contrasts=()))
+
+
+def test_two_campaigns_are_compared_with_limits_that_hold_together():
+    law = dict.fromkeys(SAME, "the same")
+    one, other = result(spec=law), result({"masked-bitwise": 40, "slow-degrade": 10}, spec=law)
+    found = beside(one, other)
+    names = [
+        "different",
+        "harmful",
+        "latent",
+        "masked-bitwise",
+        "masked-benign",
+        "immediate-nan",
+        "slow-degrade",
+        "low-test",
+        "crashed",
+    ]
+    assert [c.name for c in found] == [name for name in names if name in {c.name for c in found}]
+    told = [((10, 50), (26, 100)), ((10, 50), (20, 100)), ((10, 50), (15, 100))]
+    gaps = joint_differences([*told, *[((0, 1), (0, 1))] * (len(found) - 3)])
+    for contrasted, gap in zip(found[:3], gaps, strict=False):
+        assert (contrasted.difference.low, contrasted.difference.high) == (gap.low, gap.high)
+        assert (contrasted.one.n, contrasted.other.n) == (100, 50)
+    out = io.StringIO()
+    render_beside(found, Console(file=out, width=200), plain=False)
+    assert f"those of B - A hold for all {len(found)} rows together (95 %, Bonferroni)" in out.getvalue()
+    assert f"joint over {len(found)}" in beside_json(found)["method"]
+
+
 def test_conditions_are_told_with_sensitivity_or_not_at_all():
     text = text_of(result())
     assert "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and in 4 of 84 harmless ones" in text
@@ -285,7 +320,10 @@ def test_both_floors_are_described():
 
 def test_pvf_and_guard_are_told():
     text = text_of(CORNERS["parts"])
-    assert "Of 3 targets of train-toy stem (param) is the most vulnerable: 4.5 % [2.0, 8.4] of 200 corruptions" in text
+    assert (
+        "Of 3 targets of train-toy stem (param) has the highest estimate: 4.5 % [2.0, 8.4] of 200 corruptions" in text
+    )
+    assert "exploratory: no order of targets is tested" in text
     assert "held-out accuracy below 90.00 % (2 points below the worst fault-free replica of either floor)" in text
     assert "by implementation noise alone, below 92.00 %" in text
     nothing = tuple(replace(p, failures=0, pvf=clopper_pearson(0, p.n)) for p in parts())

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from scipy.stats import poisson
 
 from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, wilson
-from unsilent.statistics.comparing import difference, holm, p_value, paired, ratio
+from unsilent.statistics.comparing import difference, holm, joint_differences, p_value, paired, ratio
 from unsilent.statistics.looks import confidence_at, share, size_at
 from unsilent.statistics.planning import allocate, expected_half_width, sample_size
 
@@ -165,3 +166,44 @@ def test_p_values_and_holm():
     assert found(1 - 0.99 * p).low <= 0 <= found(1 - 0.99 * p).high
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
+
+
+def _by_hand(one: tuple[int, int], other: tuple[int, int], level: float) -> tuple[float, float]:
+    """Zou and Donner's limits of a difference from Clopper and Pearson's, at an error level."""
+    ends = []
+    for k, n in (one, other):
+        low = 0.0 if k == 0 else float(stats.beta.ppf(level / 2, k, n - k + 1))
+        high = 1.0 if k == n else float(stats.beta.ppf(1 - level / 2, k + 1, n - k))
+        ends.append((k / n, low, high))
+    (p, p_low, p_high), (q, q_low, q_high) = ends
+    return p - q - math.hypot(p - p_low, q_high - q), p - q + math.hypot(p_high - p, q - q_low)
+
+
+def test_joint_differences_by_hand():
+    pairs = [((7, 40), (20, 60)), ((0, 40), (3, 60)), ((40, 40), (50, 60)), ((5, 9), (5, 9))]
+    found = joint_differences(pairs, 0.9)
+    for pair, interval in zip(pairs, found, strict=True):
+        low, high = _by_hand(*pair, 0.1 / len(pairs))
+        assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-9)
+        assert interval.confidence == 0.9
+        assert "joint over 4" in interval.method
+    assert (
+        joint_differences(pairs[:1], 0.9)[0].low
+        == difference(clopper_pearson(7, 40, 0.9), clopper_pearson(20, 60, 0.9)).low
+    )
+    assert joint_differences([((0, 0), (1, 5))], 0.9)[0].estimate is None
+    assert joint_differences([], 0.9) == []
+
+
+def test_joint_differences_err_once_in_twenty_families():
+    """Exact: all pairs of counts of two equal shares; limits of each row alone are wrong too often among eight rows."""
+    n, rows = 30, 8
+    mass = stats.binom.pmf(range(n + 1), n, 0.5)
+    wrong = {"joint": 0.0, "alone": 0.0}
+    for a in range(n + 1):
+        for b in range(n + 1):
+            for name, level in (("joint", 0.05 / rows), ("alone", 0.05)):
+                low, high = _by_hand((a, n), (b, n), level)
+                wrong[name] += float(mass[a] * mass[b]) * (low > 0 or high < 0)
+    assert 1 - (1 - wrong["joint"]) ** rows <= 0.05
+    assert 1 - (1 - wrong["alone"]) ** rows > 0.1

@@ -309,6 +309,7 @@ def test_backward_is_held_against_forward_by_the_fault_models_of_both(found):
         difference = contrasts[name].difference
         assert difference.estimate == pytest.approx(contrasts[name].one.estimate - contrasts[name].other.estimate)
         assert difference.low <= difference.estimate <= difference.high
+        assert "joint over 3" in difference.method
 
 
 # -- what foretells -----------------------------------------------------------------------------------------------------

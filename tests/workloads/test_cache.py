@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -171,6 +172,13 @@ def test_killed_while_writing(kept):
     done = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "UNSILENT_CACHE": str(kept)})
     assert done.returncode == -signal.SIGKILL
     assert not list(kept.glob("*.safetensors"))
+    (left,) = kept.iterdir()
+    assert stat.S_IMODE(left.stat().st_mode) == 0o600
+    os.utime(left, (0, 0))
+    young = kept / ".unsilent-young"  # may be in use
+    young.write_bytes(b"")
+    _get()
+    assert sorted(path.suffix or path.name for path in kept.iterdir()) == sorted([young.name, ".safetensors"])
 
 
 def test_folder(monkeypatch):

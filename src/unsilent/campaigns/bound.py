@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from unsilent.campaigns.filed import StoreFile
 from unsilent.campaigns.spec import differences, value_text
 from unsilent.errors import StoreError
+from unsilent.printable import clean
 
 S = TypeVar("S", bound=Any)
 D = TypeVar("D", bound=Any)
@@ -88,7 +89,7 @@ class CampaignFile(StoreFile, Generic[S, D]):
     def note_budget(self, trials: int, command: str) -> None:
         """Remember what budget was asked with which command (a campaign may be extended)."""
         with self._errors(), self._db:
-            self._db.execute("INSERT INTO budget (trials, command) VALUES (?, ?)", (trials, command))
+            self._db.execute("INSERT INTO budget (trials, command) VALUES (?, ?)", (trials, clean(command)))
 
     def budget(self) -> tuple[int, str]:
         """Largest number of trials a stratum asked so far, and the command that asked it."""

@@ -97,7 +97,7 @@ class StoreFile:
 
     def _open_to_read(self) -> sqlite3.Connection:
         """A connection that writes nothing, on a read-only medium as well (where SQLite cannot share its log)."""
-        name = f"file:{quote(str(self.path.resolve()))}?mode=ro"
+        name = f"file:{quote(os.fsencode(self.path.resolve()))}?mode=ro"
         log = self.path.with_name(self.path.name + "-wal")
         fixed = not os.access(self.path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
         return sqlite3.connect(name + ("&immutable=1" if fixed else ""), uri=True, isolation_level=None)

@@ -20,6 +20,7 @@ from unsilent.errors import UsageError
 from unsilent.faults import Fault, Region
 from unsilent.faults.lists import Entry, Tensors, read_entries, read_file, resolve
 from unsilent.faults.naming import SiteName, is_transient, parse_site
+from unsilent.sites.modules import named_modules
 from unsilent.sites.targets import LEVELS, Target, component_of
 
 KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d, "fcc": nn.Linear}
@@ -99,7 +100,7 @@ def _tensors(engine: PlainEngine, entries: Sequence[Entry]) -> Tensors:
     regions = engine.regions(tuple(addresses))
     layers = [
         (kind, name)
-        for name, module in engine.model.named_modules()
+        for name, module in named_modules(engine.model)
         for kind, known in KINDS.items()
         if isinstance(module, known)
     ]

@@ -3,8 +3,9 @@
 Ray takes over the process that joins a cluster: it prints on stdout, replaces signal handlers and ends the process when
 the head node is gone. None of that may happen to the writer of a store, so it happens here.
 
-Driver to bridge: ``("start", Cluster, Job)``, ``("hire", number, cpus)``, ``("give", number, trials, asked)``,
-``("drop", number)``, ``("look",)``. Bridge to driver: ``("connected",)``, ``("news", number, events, cpu, our cpu)``,
+Driver to bridge: ``("start", Cluster, Job, folder of a local Ray)``, ``("hire", number, cpus)``,
+``("give", number, trials, asked)``, ``("drop", number)``, ``("look",)``. Bridge to driver: ``("connected",)``,
+``("news", number, events, cpu, our cpu)``,
 ``("gone", number, why, unfit)``, ``("seen", nodes)``, ``("failed", error)``. Trials and events are pickled lists that are not
 opened here. It ends when the driver closes the line.
 """
@@ -13,10 +14,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unsilent.campaigns.line import Line, Message
-from unsilent.campaigns.ray_launch import Cluster
+from unsilent.campaigns.ray_launch import Cluster, remove
 from unsilent.campaigns.ray_supervisor import CLOSE_SECONDS, Job, Supervisor
 from unsilent.campaigns.worker import portable
 from unsilent.errors import UsageError
@@ -39,8 +38,6 @@ SILENCE = 60.0
 STANDSTILL = 5.0
 OBJECT_STORE = 80 * 2**20
 """Bytes. Ray's least; rows go through it where many come at once."""
-LONGEST_FOLDER = 30
-"""Ray puts sockets below its folder, and their path must stay below 108 characters."""
 ENDING_SECONDS = 20.0
 
 
@@ -186,24 +183,21 @@ def _why(error: Exception, unfit: bool) -> str:
 
 
 @contextmanager
-def joined(cluster: Cluster) -> Iterator[None]:
-    """In the cluster: an existing one, or one of our own on this machine, which ends with the block and leaves no file."""
+def joined(cluster: Cluster, folder: str | None) -> Iterator[None]:
+    """In the cluster: an existing one, or (with a ``folder``) one of our own here, which ends with the block without a file."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
-    folder = None
     try:
-        if cluster.address is not None:
+        if folder is None:
             ray.init(address=cluster.address, **quiet)
         else:
-            base = tempfile.gettempdir()
-            folder = tempfile.mkdtemp(prefix="unsilent-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp")  # noqa: S108
             ray.init(
                 address="local",
                 num_cpus=cluster.cpus,
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
-                _temp_dir=folder,
+                _temp_dir=os.path.join(folder, "r"),
                 # As with other executors, it is the kernel that ends what takes too much memory, and it takes the worker.
                 _system_config={"memory_monitor_refresh_ms": 0},
                 **quiet,
@@ -212,16 +206,16 @@ def joined(cluster: Cluster) -> Iterator[None]:
     finally:
         ray.shutdown()
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)  # the driver does it as well, unless it was killed
 
 
 def _serve(line: Line) -> None:
     message = line.receive(ENDING_SECONDS)
     assert message is not None
-    _, cluster, job = message
+    _, cluster, job, folder = message
     with ExitStack() as stack:
         with _told(cluster):
-            stack.enter_context(joined(cluster))
+            stack.enter_context(joined(cluster, folder))
         line.send("connected")
         bridge = Bridge(line, cluster, job)
         try:

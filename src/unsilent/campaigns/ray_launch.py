@@ -1,16 +1,22 @@
-"""Starting the bridge to Ray (`unsilent.campaigns.ray_bridge`) in a process of its own, and ending it. Imports no Ray."""
+"""Starts the bridge to Ray (`unsilent.campaigns.ray_bridge`) in a process of its own, and ends it. Imports no Ray.
+
+However it ends, also by an interrupt while Ray starts, no process and no file of a local Ray is left.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
@@ -23,6 +29,9 @@ KNOCK_SECONDS = 5.0
 JOIN_SECONDS = 15.0
 LOCAL_SECONDS = 120.0
 END_SECONDS = 15.0
+REMOVE_SECONDS = 5.0
+LONGEST_FOLDER = 16
+"""Ray puts sockets below its folder, and their path must stay below 108 characters; this many are left for the folder of ours."""
 _PLACE = re.compile(r"(?:ray://)?(\[[0-9A-Fa-f:]+\]|[^\s/:\[\]]+):([0-9]{1,5})")
 
 
@@ -66,25 +75,50 @@ class Link:
 
     def __init__(self, cluster: Cluster, job: Job) -> None:
         self._cluster = cluster
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "unsilent.campaigns.ray_bridge", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment(cluster, os.environ),
-                start_new_session=True,
-            )
-        self._line = Line(ours.detach())
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cleanup = ExitStack()
         try:
-            self.send("start", cluster, job)
+            folder = None if cluster.address else self._cleanup.enter_context(private_folder())
+            self._cleanup.callback(self._end)
+            ours, theirs = socket.socketpair()
+            self._line = Line(ours.detach())
+            self._cleanup.callback(self._line.close)
+            with theirs:
+                self._process = self._start(theirs.fileno())
+            self.send("start", cluster, job, folder)
             self._join(LOCAL_SECONDS if cluster.address is None else JOIN_SECONDS)
         except BaseException:
-            os.killpg(self._process.pid, signal.SIGKILL)  # it may wait inside Ray, where it hears nothing
+            self._kill()  # it may wait inside Ray, where it receives nothing
             self.close()
             raise
+
+    def _start(self, fd: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "unsilent.campaigns.ray_bridge", str(fd)],
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment(self._cluster, os.environ),
+            start_new_session=True,
+        )
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _end(self) -> None:
+        """Wait for the bridge, which ends when its line is closed; kill it where that takes too long or is interrupted."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(END_SECONDS)
+        except BaseException as error:
+            self._kill()
+            self._process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
 
     def _join(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -111,12 +145,7 @@ class Link:
 
     def close(self) -> None:
         """End actors, workers, and a cluster of our own."""
-        self._line.close()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._cleanup.close()
 
     def __enter__(self) -> Link:
         return self
@@ -125,6 +154,25 @@ class Link:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def private_folder() -> Iterator[str]:
+    """A folder for a local Ray that only this user can enter (Ray opens its own to everybody); removed at the end."""
+    base = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="unsilent-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp")  # noqa: S108
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def remove(folder: str) -> None:
+    """Remove a folder in which processes of Ray that are ending may still write."""
+    end = time.monotonic() + REMOVE_SECONDS
+    while os.path.exists(folder) and time.monotonic() < end:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)
 
 
 def environment(cluster: Cluster, own: Mapping[str, str]) -> dict[str, str]:

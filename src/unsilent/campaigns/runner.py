@@ -42,6 +42,7 @@ from unsilent.faults.sampling import shuffled
 from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
 from unsilent.outcomes.classify import BatchOutcome, all_of
+from unsilent.printable import clean
 from unsilent.sites.targets import (
     Evaluations,
     Target,
@@ -98,8 +99,9 @@ class TrialRunner:
             dtype=spec.dtype,
             judge=judge(spec.judge) if spec.judge else None,
         )
-        check_components(self.engine.parameters, workload.components)
-        self.components = dict(workload.components) or top_level(self.engine.model)
+        named = {clean(k): v if isinstance(v, str) else tuple(map(clean, v)) for k, v in workload.components.items()}
+        check_components(self.engine.parameters, named)
+        self.components = named or top_level(self.engine.model)
         self.given = None
         if spec.faults is not None:
             self.given = GivenFaults(spec, self.engine, self.components, MAX_STORED_ELEMENTS)

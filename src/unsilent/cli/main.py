@@ -5,13 +5,14 @@ Exit codes: 0 done, 1 the check found a problem, 2 bad usage or input, 130 inter
 
 from __future__ import annotations
 
+import io
 import os
-import signal
 import sys
 from typing import Any, cast
 
 import typer
 
+from unsilent.cli.signals import interrupt_on_ending
 from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
@@ -62,8 +63,16 @@ def _register() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the ``unsilent`` command; never returns."""
-    signal.signal(signal.SIGTERM, _terminate)
+    interrupt_on_ending()
+    show_anything()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def show_anything() -> None:
+    """Print characters that the terminal's encoding lacks as escapes, where Python would raise an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def run(arguments: list[str]) -> int:
@@ -130,7 +139,3 @@ def _frame(trace: str) -> None:
         console.print(Panel(Text(trace.rstrip()), title="your code raised", border_style="red"))
     else:
         print(f"--- your code raised ---\n{trace.rstrip()}\n---", file=sys.stderr)
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise KeyboardInterrupt

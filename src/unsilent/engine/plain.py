@@ -28,6 +28,7 @@ from unsilent.faults.receipts import Hit
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, all_of, classify, sample_count
 from unsilent.outcomes.tensors import differing, leaves, nonfinite
+from unsilent.printable import clean
 from unsilent.sites import Operations, Parameters, Receipt, Strike, Survey
 from unsilent.sites.addresses import component_hint
 from unsilent.workloads.base import InferenceWorkload
@@ -165,7 +166,7 @@ class PlainEngine:
                 except (KeyboardInterrupt, InjectionError):
                     raise
                 except BaseException as raised:  # the model, or a judge that cannot read such an output; SystemExit too
-                    error = error or " ".join(f"{type(raised).__name__}: {raised}".split())[:300]
+                    error = error or clean(" ".join(f"{type(raised).__name__}: {raised}".split()))[:300]
                     outcomes.append(all_of(Outcome.EXCEPTION, self.samples[batch]))
         return TrialOutcome(tuple(outcomes), error)
 

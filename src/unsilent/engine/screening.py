@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unsilent.engine.plain import PlainEngine
 from unsilent.outcomes.tensors import leaves
+from unsilent.sites.modules import named_parameters
 
 PROJECTIONS = 2
 SEED = 0x5EED
@@ -28,7 +29,7 @@ def screen(engine: PlainEngine) -> tuple[Scores, str]:
 
     Leaves the model as it was, and its write counters too.
     """
-    named = dict(engine.model.named_parameters())
+    named = dict(named_parameters(engine.model))
     differentiable = {name: p for name, p in named.items() if p.dtype.is_floating_point and p.numel()}
     before = {name: p.requires_grad for name, p in differentiable.items()}
     squares = {name: torch.zeros(p.shape, dtype=torch.float32, device=p.device) for name, p in differentiable.items()}

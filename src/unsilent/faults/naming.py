@@ -29,6 +29,8 @@ PHASES = ("fwd", "grad_in", "grad_wt", "optim")
 OPERANDS = ("out", "first", "second", "third")
 CACHED = ("key", "value")
 SIDES = ("in", "out")
+CAST = "_to_copy"
+"""The operation that copies a tensor to another dtype. Autocast adds some to a module's call; its name alone never means them."""
 ROOT = "(root)"
 """The model itself, outside of all its children."""
 
@@ -59,6 +61,11 @@ class SiteName(NamedTuple):
     def text(self) -> str:
         """The canonical text; ``parse_site(site.text) == site``."""
         return f"{self.kind}:" + "/".join(part for part in self[1:] if part)
+
+
+def is_cast(operation: str) -> bool:
+    """Whether ``MODULE#OP.k`` copies a tensor to another dtype."""
+    return operation.rpartition("#")[2].rpartition(".")[0] == CAST
 
 
 def kind_of(text: str) -> str:

@@ -24,6 +24,7 @@ from torch.optim import SGD, Optimizer
 from unsilent.detectors.gradient_history import analytic
 from unsilent.errors import UsageError
 from unsilent.monitor.history import remembered
+from unsilent.sites.modules import named_parameters
 
 RULE = "analytic"
 _AVERAGES = ("exp_avg", "grad_avg", "exp_inf")
@@ -108,7 +109,7 @@ def analytic_bounds(
             "analytic bounds need one forward pass of the model in training mode through its own layers, and none was seen; "
             "give the model that runs to Guard, uncompiled, or leave out bounds= for calibrated ones"
         )
-    names = dict(model.named_parameters())
+    names = dict(named_parameters(model))
     settings = {id(p): (o, group) for o in optimizers for group in o.param_groups for p in group["params"]}
     found = {}
     for part in remembered(model, optimizers):

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 from torch.optim import Optimizer
 
+from unsilent.sites.modules import named_modules, named_parameters
+
 FIRST, SECOND, MOVING = "first moment", "second moment", "moving statistic"
 KINDS = (FIRST, SECOND, MOVING)
 _ENTRIES: Mapping[str, str] = {
@@ -62,7 +64,7 @@ def has_history(optimizer: Optimizer) -> bool:
 
 
 def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Remembered]:
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in named_parameters(model)}
     for number, optimizer in enumerate(optimizers):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for i, parameter in enumerate(parameters):
@@ -74,7 +76,7 @@ def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Reme
 
 
 def _statistics(model: nn.Module) -> Iterator[Remembered]:
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         for key in _MOVING:
             value = module._buffers.get(key)
             if isinstance(value, Tensor) and value.is_floating_point():

@@ -161,8 +161,12 @@ def _mapped(size: int) -> torch.UntypedStorage:
     """Memory that lies in a file without a name, so that nothing of it is left however the process ends."""
     handle, path = tempfile.mkstemp(prefix="unsilent-ring-")
     try:
+        try:
+            os.ftruncate(handle, size)
+            storage = torch.UntypedStorage.from_file(path, True, size)
+        finally:
+            os.unlink(path)  # before it takes any room: a process that is killed later leaves nothing
         os.posix_fallocate(handle, 0, size)  # a disk that is full later would kill the process
-        storage = torch.UntypedStorage.from_file(path, True, size)
     except OSError as error:
         raise UsageError(
             f"one state of the ring needs {human_bytes(size)} in {os.path.dirname(path)}: {error.strerror}; make room there, or "
@@ -170,7 +174,6 @@ def _mapped(size: int) -> torch.UntypedStorage:
         ) from None
     finally:
         os.close(handle)
-        os.unlink(path)
     assert isinstance(storage, torch.UntypedStorage)
     return storage
 

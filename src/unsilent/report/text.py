@@ -10,10 +10,11 @@ renderers' business.
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+
+from unsilent.printable import clean as clean
 
 NO_TRIAL = "no trial"
 _PLACES = 6
@@ -152,15 +153,6 @@ def flips_count(flips: int | None) -> str:
     return "–" if flips is None else f"{flips:,}"
 
 
-def clean(name: object) -> str:
-    """One visible line: control, format (bidirectional, zero-width) and lone surrogate characters as escapes.
-
-    >>> clean("a" + chr(27) + "[31m")
-    'a\\\\x1b[31m'
-    """
-    return "".join(_escape(c) for c in str(name))
-
-
 def short(name: str, width: int) -> str:
     """``name`` in at most ``width`` characters, cut in the middle: the ends of parameter names tell them apart."""
     if len(name) <= width:
@@ -201,12 +193,6 @@ def listed(names: Iterable[str], limit: int = 8) -> str:
     every = list(names)
     rest = f" and {len(every) - limit} more" if len(every) > limit else ""
     return ", ".join(every[:limit]) + rest
-
-
-def _escape(c: str) -> str:
-    if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return c.encode("ascii", "backslashreplace").decode() if ord(c) > 127 else f"\\x{ord(c):02x}"
-    return c
 
 
 def _sign(number: str) -> str:

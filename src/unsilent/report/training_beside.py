@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HEADS = ("outcome", "A %", "B %", "B - A, points")
+JOINT = "limits of A and of B are for each row by itself; those of B - A hold for all {} rows together ({:.4g} %, Bonferroni)"
 
 
 def render_beside(found: Sequence[Contrast], console: Console, plain: bool) -> None:
     """Write a comparison to the console."""
     first = found[0]
-    print_lines(console, [f"A: {clean(first.first)}", f"B: {clean(first.second)}"], plain)
+    lines = [
+        f"A: {clean(first.first)}",
+        f"B: {clean(first.second)}",
+        JOINT.format(len(found), 100 * first.difference.confidence),
+    ]
+    print_lines(console, lines, plain)
     rows = [[c.name, _share(c.one), _share(c.other), _signed(c.difference)] for c in found]
     if plain:
         print_columns(console, HEADS, rows)
@@ -40,6 +46,7 @@ def beside_json(found: Sequence[Contrast]) -> dict[str, Any]:
     return {
         "a": found[0].first,
         "b": found[0].second,
+        "method": found[0].difference.method,
         "rows": [
             {"outcome": c.name, "a": _json(c.one), "b": _json(c.other), "difference": _json(c.difference)}
             for c in found

@@ -47,8 +47,8 @@ def _pvf_headline(result: TrainingResult) -> str:
     if not worst.failures:
         return f"No corruption of {many} of {clean(result.workload)} ended in a convergence failure"
     return (
-        f"Of {many} of {clean(result.workload)} {part_name(worst)} is the most vulnerable: {in_percent(worst.pvf)} of "
-        f"{worst.n:,} corruptions end in a convergence failure"
+        f"Of {many} of {clean(result.workload)} {part_name(worst)} has the highest estimate: {in_percent(worst.pvf)} of "
+        f"{worst.n:,} corruptions end in a convergence failure (exploratory: no order of targets is tested)"
     )
 
 
@@ -106,7 +106,8 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
     if found is None:
         return
     what = (
-        f"a gradient history or moving statistic above {FACTOR:g} times golden's largest within two steps of the fault"
+        f"a gradient history or moving statistic above {FACTOR:g} times golden's largest (our threshold) within two steps of "
+        "the fault"
     )
     latent, others = found.hit + found.missed, found.false + found.clear
     if not latent:
@@ -173,13 +174,21 @@ def how(result: TrainingResult) -> list[str]:
         f"{clean(' and '.join(dict.fromkeys(result.optimizers)) or 'none')}; fault-free held-out accuracy "
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
-        f"in brackets {100 * result.confidence:g} % limits ({clean(result.whole.harmful.method)}); limits of differences: Zou & "
-        "Donner",
+        f"in brackets {100 * result.confidence:g} % limits ({clean(result.whole.harmful.method)}); limits of differences: "
+        f"Zou & Donner, {joint_text(result)}",
         "different: lost, or off by a threshold and beyond implementation noise; harmful: lost, or worse by a threshold and "
         "beyond the noise of seeds as well; latent: harmful without an error (degraded or low on held-out samples)",
         cost_text(result),
         f"{seconds(result.seconds)} in all sessions, {seconds(result.cpu_seconds)} of CPU time",
     ]
+
+
+def joint_text(result: TrainingResult) -> str:
+    """Which limits hold together."""
+    many = len(result.contrasts)
+    return (f"joint over {many} (Bonferroni); " if many else "") + (
+        "rows of a table have limits of their own: comparing them is exploratory"
+    )
 
 
 def floor_texts(result: TrainingResult) -> Iterator[str]:

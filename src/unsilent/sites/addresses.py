@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError, unknown
-from unsilent.faults.naming import KINDS, OPERANDS, PHASES, SiteName
+from unsilent.faults.naming import KINDS, OPERANDS, PHASES, SiteName, is_cast
+from unsilent.printable import clean
 
 _ADDRESS = re.compile(r"(?:(?P<kind>[a-z]+):)?(?P<glob>[^\[\]:]+)(?:\[(?P<index>[^\[\]]*)\])?$")
 _EXAMPLES = {
@@ -40,6 +41,7 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> Address:
         """Parse an address; raises ``UsageError`` for an unknown kind or an unreadable text."""
+        text = clean(text)
         match = _ADDRESS.match(text.strip())
         if match is None and text.strip().rstrip(":") in KINDS:
             raise UsageError(f"address {text!r} names nothing; expected {_EXAMPLES[text.strip().rstrip(':')]}")
@@ -68,7 +70,7 @@ class Address:
         """The operation sites this address selects among ``known``; ``others``: names of operations that are no sites.
 
         A glob is compared with ``MODULE#OP.k`` and ``MODULE.OP.k``, so that ``op:layer1.*`` has all that runs in ``layer1``.
-        Raises ``UsageError`` when there is none, or when a lone module runs several.
+        A module alone means its only operation, not counting casts. Raises ``UsageError`` when there is none, or several.
         """
         stem, phase, operand = _operand(self.glob)
         every = known
@@ -80,7 +82,7 @@ class Address:
         elif "#" in stem:
             found = [s for s in known if s.name == stem]
         else:
-            found = [s for s in known if s.layer == stem]
+            found = [s for s in known if s.layer == stem and not is_cast(s.name)]
             if len(names := list(dict.fromkeys(s.name for s in found))) > 1:
                 raise UsageError(
                     f"{len(names)} operations of {stem!r} can be struck; name one ({_some(names)}) or all: 'op:{stem}#*'"

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from unsilent.sites.modules import named_modules
 from unsilent.sites.operands import operation_name
 
 ROOT = "(root)"
@@ -32,7 +33,7 @@ class Calls:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {id(module): name or ROOT for name, module in model.named_modules()}
+        self._names = {id(module): name or ROOT for name, module in named_modules(model)}
         self._stack: list[str] = [OUTSIDE]
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []

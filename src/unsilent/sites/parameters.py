@@ -21,9 +21,11 @@ from unsilent.errors import InjectionError, UsageError, unknown
 from unsilent.faults import CODECS, Fault, Region
 from unsilent.faults.naming import is_transient
 from unsilent.faults.receipts import Hit, Receipt
+from unsilent.printable import clean
 from unsilent.sites.addresses import Address, flat_elements
 from unsilent.sites.claims import Claims
 from unsilent.sites.memory import Memory, Words, distinct, dtype_name
+from unsilent.sites.modules import named_buffers, named_parameters
 from unsilent.sites.striking import intended, plain, write
 
 
@@ -231,7 +233,7 @@ class Injection:
 
 def _address(text: str, known: Sequence[str]) -> Address:
     """Parse an address; a name as it stands comes first, for names may hold colons and brackets."""
-    name = text.strip().removeprefix("param:")
+    name = clean(text.strip().removeprefix("param:"))
     address = Address("param", name) if name in known else Address.parse(text)
     if address.kind != "param":
         raise UsageError(
@@ -242,5 +244,5 @@ def _address(text: str, known: Sequence[str]) -> Address:
 
 
 def _named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
+    yield from named_parameters(model, remove_duplicate=False)
+    yield from named_buffers(model, remove_duplicate=False)

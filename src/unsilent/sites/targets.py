@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from unsilent.errors import UsageError, unknown
 from unsilent.faults import Population, Region, codec
 from unsilent.faults.naming import SiteName, parse_site
+from unsilent.printable import clean
+from unsilent.sites.modules import named_modules
 from unsilent.sites.parameters import Parameters
 
 LEVELS = ("component", "layer", "tensor", "bit")
@@ -89,10 +91,10 @@ def top_level(model: nn.Module) -> dict[str, tuple[str, ...]]:
     prefix = ""
     while len(children := dict(model.named_children())) == 1 and not list(model.parameters(recurse=False)):
         name, model = next(iter(children.items()))
-        prefix += f"{name}."
+        prefix += f"{clean(name)}."
     return {
         prefix + name: (f"{glob.escape(prefix + name)}.*",)
-        for name, child in children.items()
+        for name, child in ((clean(name), child) for name, child in children.items())
         if any(True for _ in child.parameters()) or any(True for _ in child.buffers())
     }
 
@@ -100,7 +102,7 @@ def top_level(model: nn.Module) -> dict[str, tuple[str, ...]]:
 def unregistered(model: nn.Module) -> list[str]:
     """Places that hold numbers outside of parameters and buffers: packed quantised weights, plain tensor attributes."""
     found = []
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         for key, value in vars(module).items():
             if key == "_packed_params" or (isinstance(value, Tensor) and value.numel()):
                 found.append(f"{name}.{key}".lstrip("."))

@@ -1,7 +1,7 @@
 """Whether two numbers differ: difference and ratio of two estimates, paired or not, and many such questions at once.
 
 Sources: Zou & Donner 2008, Statistics in Medicine 27:1693 (limits of a difference from those of its parts); Donner & Zou 2012,
-Statistical Methods in Medical Research 21:347 (of a ratio); Holm 1979.
+Statistical Methods in Medical Research 21:347 (of a ratio); Holm 1979; Bonferroni.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.statistics.bounded import Stratum, stratified
-from unsilent.statistics.intervals import Interval
+from unsilent.statistics.intervals import Interval, clopper_pearson
 
 _FINEST, _LOG_STEP = 1e-9, 1e-6
 
@@ -32,6 +32,17 @@ def difference(one: Interval, other: Interval) -> Interval:
     high = _part(one, other, 1, one.high, other.low)
     estimate = None if one.estimate is None or other.estimate is None else one.estimate - other.estimate
     return Interval(estimate, low, high, one.confidence, min(one.n, other.n), "difference (Zou & Donner)")
+
+
+Counts = tuple[int, int]
+"""Events and trials."""
+
+
+def joint_differences(pairs: Sequence[tuple[Counts, Counts]], confidence: float = 0.95) -> list[Interval]:
+    """``one - other`` of each pair of shares, with limits that hold for all pairs together (Bonferroni)."""
+    alone = 1 - (1 - confidence) / max(len(pairs), 1)
+    found = [difference(clopper_pearson(*one, alone), clopper_pearson(*other, alone)) for one, other in pairs]
+    return [replace(d, confidence=confidence, method=f"{d.method}, joint over {len(pairs)}") for d in found]
 
 
 def _part(one: Interval, other: Interval, sign: int, mine: float, theirs: float) -> float:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ from torch import Tensor, nn
 
 from unsilent.errors import UsageError
 from unsilent.workloads.training import Goal, workshop
+
+_TEMPORARY = ".unsilent-"
+_LEFT_SECONDS = 3600.0
+"""Age from which a temporary file is one that a killed process has left."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +158,15 @@ def _probe(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all; removes what processes that were killed while they wrote have left."""
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".unsilent-", dir=path.parent)
+        for left in path.parent.glob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                if left.stat().st_mtime < time.time() - _LEFT_SECONDS:
+                    left.unlink()
+        handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()

@@ -14,6 +14,7 @@ from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
 from unsilent.faults.drawn import Draw
 from unsilent.sites.training.step import Step
+from unsilent.sites.training.survey import StepSurvey
 
 SWITCHES = ("autocast", "checkpoint", "accumulate", "tied", "frozen", "compiled")
 CASES = ["fwd/out", "fwd/first", "fwd/second", "grad_in/out", "grad_in/first", "grad_in/second",
@@ -153,6 +154,50 @@ def test_a_loss_scaler_sees_the_fault():
     assert len(step.hits) == 1
     assert torch.equal(before, model.weight)
     assert scaler.get_scale() == 4.0
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(6, 5), nn.Conv1d(4, 3, 2)], ids=["linear", "convolution"])
+@pytest.mark.parametrize("site", ["fwd/out", "fwd/second", "grad_wt/out", "grad_in/out"])
+def test_a_module_alone_means_its_product_under_autocast(layer, site):
+    """Autocast copies the operands to bfloat16 inside the module's call; these copies are not what its name means."""
+    model = nn.Sequential(layer)
+    x = torch.randn(4, 6).requires_grad_()
+
+    def run(name: str) -> tuple[Step, list[torch.Tensor]]:
+        fault = Draw(f"op:{name}/{site}", fault_model("bitflip"), seed=3)
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), Step(model, fault) as step:
+            loss = model(x).float().square().sum()
+            gradients = torch.autograd.grad(loss, [x, *model.parameters()])
+        return step, [loss.detach(), *gradients]
+
+    step, found = run("0")
+    (product,) = {name for name in step.names["fwd"] if "addmm" in name or "convolution" in name}
+    assert {name.partition("#")[2].partition(".")[0] for name in step.names["fwd"]} > {"_to_copy"}
+    full, expected = run(product)
+    (hit,), (same,) = step.hits, full.hits
+    assert hit.fault.site == same.fault.site == f"op:{product}/{site}"
+    assert hit.fault.dtype == "bfloat16"
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), StepSurvey(model) as survey:
+        model(x).float().square().sum().backward()
+    assert [region.site for region in survey.regions(f"op:0/{site}")] == [f"op:{product}/{site}"]
+
+
+class Cast(nn.Module):
+    def forward(self, x):
+        return x.to(torch.bfloat16)
+
+
+def test_a_module_that_only_casts_is_named_in_full():
+    model = nn.Sequential(nn.Linear(6, 5), Cast())
+    with (
+        pytest.raises(UsageError, match=r"only casts run in '1' itself; name one: op:1#_to_copy.0"),
+        Step(model, Draw("op:1/fwd/out", fault_model("bitflip"))),
+    ):
+        model(torch.randn(4, 6))
+    with Step(model, Draw("op:1#_to_copy.0/fwd/out", fault_model("bitflip"))) as step:
+        model(torch.randn(4, 6))
+    assert len(step.hits) == 1
 
 
 def test_two_faults_in_one_step_land_both():

@@ -29,6 +29,7 @@ from unsilent.engine.digests import content_of, digest, digest_unordered
 from unsilent.engine.tracing.flow import Flow, Met
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.sites.calls import OUTSIDE
+from unsilent.sites.modules import named_modules
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings.base import Seeds, TrainingState
 from unsilent.workloads.trainings.dropout import RowDropout
@@ -115,7 +116,7 @@ class ReplicaRunner:
                 self._workload.step(state)
         except UnsilentError:  # a compiled model cannot be watched
             return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in state.model.modules())
-        by_row = {name for name, module in state.model.named_modules() if isinstance(module, RowDropout)}
+        by_row = {name for name, module in named_modules(state.model) if isinstance(module, RowDropout)}
         drawn = {met.key.name.partition("#")[0] for met in flow.met if met.draws and met.key is not None}
         return bool(drawn - by_row - {OUTSIDE})
 

@@ -39,6 +39,8 @@ from unsilent.engine.forking.golden import MEMORY
 from unsilent.errors import UsageError, UserCodeError, first_line
 from unsilent.faults.receipts import Hit
 from unsilent.outcomes.base import Outcome
+from unsilent.printable import clean
+from unsilent.sites.modules import named_parameters
 from unsilent.sites.targets import top_level
 from unsilent.sites.training.survey import StepSurvey
 from unsilent.workloads import load_training
@@ -202,7 +204,7 @@ class TrainingRunner:
         state = self.golden.at(min(1, self.golden.steps - 1))
         with StepSurvey(state.model, state.optimizers) as survey, user_code(self.spec.workload):
             self.workload.step(state)
-        names = [name for name, _ in state.model.named_parameters()]
+        names = [name for name, _ in named_parameters(state.model)]
         state_there = ("optim:*",) if "optim" in survey.kinds else ()
         regions = survey.regions("op:*/*/*", "param:*", *state_there)
         return Drawing(self.spec, regions, names, top_level(state.model), self.golden.steps)
@@ -261,7 +263,7 @@ def empty_row(trial: TrialId, drawn: Drawn, reason: str, error: str) -> Training
     nan = float("nan")
     empty = np.empty((0, 3))
     return TrainingRow(
-        trial, drawn.struck, "[]", nan, nan, reason, 0, NOTHING, NOTHING, empty, nan, nan, nan, None, error
+        trial, drawn.struck, "[]", nan, nan, reason, 0, NOTHING, NOTHING, empty, nan, nan, nan, None, clean(error)
     )
 
 

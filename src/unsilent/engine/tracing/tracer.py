@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unsilent.sites.calls import OUTSIDE, Calls
 from unsilent.sites.modes import Mode
+from unsilent.sites.modules import named_parameters
 from unsilent.sites.operands import gives_uninitialised, is_view, operation_name, tensors_in, written_by
 from unsilent.sites.striking import plain
 from unsilent.sites.training.names import Met, StepCalls, current_node, inner, next_number
@@ -67,7 +68,7 @@ class Tracer(Mode):
         super().__init__()
         self._calls: Calls = StepCalls(model) if training else Calls(model)
         self._updates = Updates(inner(model))
-        self._parameters = {name: p for name, p in inner(model).named_parameters() if p.requires_grad and p.is_leaf}
+        self._parameters = {name: p for name, p in named_parameters(inner(model)) if p.requires_grad and p.is_leaf}
         self._see, self._training = see, training
         self.entered = False
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unsilent.errors import InjectionError, UsageError, unknown
-from unsilent.faults.naming import PHASES, SiteName, parse_site
+from unsilent.faults.naming import PHASES, SiteName, is_cast, parse_site
 from unsilent.sites.calling import Call
 from unsilent.sites.landing import Landings, Wanted
 from unsilent.sites.operands import gives_uninitialised, gives_views, operands_of
@@ -67,6 +67,7 @@ class Plans:
         alone = [p for p in self.all if p.site.kind in ("op", "saved") and "#" not in p.site.name]
         self.alone = {p.site.name for p in alone if channel(p.site) != "optim"}
         self._bound: dict[tuple[bool, str], dict[str, None]] = {}
+        self._casts: dict[str, dict[str, None]] = {}
 
     def of(self, where: str) -> Mapping[str, Sequence[Plan]]:
         """The faults of a channel by name."""
@@ -81,21 +82,29 @@ class Plans:
         return found
 
     def meet(self, met: Met, call: Call) -> None:
-        """Told of an operation before it runs: a site that names a module alone means its only one."""
+        """Told of an operation before it runs: a site that names a module alone means its only one, not counting casts."""
         module = met.name.partition("#")[0]
         if module not in self.alone or gives_views(call[0]) or gives_uninitialised(call[0]):
+            return
+        if is_cast(met.name):
+            self._casts.setdefault(module, {})[met.name] = None
             return
         self._bound.setdefault((False, module), {})[met.name] = None
         if torch.is_grad_enabled() and any(t.requires_grad for t in operands_of(call[1], call[2])):
             self._bound.setdefault((True, module), {})[met.name] = None
 
     def ambiguous(self, plan: Plan) -> UsageError | None:
-        """Why a site that names a module alone means several operations."""
-        several = self._bound.get((channel(plan.site) == _GRADIENT, plan.site.name), {})
-        if plan.site.name not in self.alone or len(several) < 2:
+        """Why a site that names a module alone means several operations, or none but casts."""
+        module = plan.site.name
+        bound = self._bound.get((channel(plan.site) == _GRADIENT, module), {})
+        casts = self._casts.get(module, {}) if (False, module) not in self._bound else {}
+        if module not in self.alone or (len(bound) < 2 and not casts):
             return None
-        names = ", ".join(f"op:{name}" for name in list(several)[:6]) + (", …" if len(several) > 6 else "")
-        return UsageError(f"{len(several)} operations of {plan.site.name!r} can be struck; name one: {names}")
+        several = list(casts or bound)
+        names = ", ".join(f"op:{name}" for name in several[:6]) + (", …" if len(several) > 6 else "")
+        if casts:
+            return UsageError(f"only casts run in {module!r} itself; name one: {names}")
+        return UsageError(f"{len(several)} operations of {module!r} can be struck; name one: {names}")
 
     def missed(
         self, plan: Plan, landings: Landings, names: Mapping[str, Iterable[str]], micro_steps: int, backward: bool

@@ -28,6 +28,7 @@ from unsilent.faults.receipts import Hit, Receipt
 from unsilent.sites.calling import Aim, Call, struck_call
 from unsilent.sites.landing import Landings, Wanted
 from unsilent.sites.modes import Mode
+from unsilent.sites.modules import named_tensors
 from unsilent.sites.operands import argument_number, exchanged, operands_of, output_of
 from unsilent.sites.striking import strikeable
 from unsilent.sites.training.collectives import Collectives, payload, received
@@ -238,7 +239,7 @@ class Step(Mode):
 
     def _strike_memory(self) -> None:
         """Parameters and state of optimizers, before the step begins."""
-        parameters = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        parameters = named_tensors(self._model)
         for plan in (*self._of("param"), *self._of("state")):
             site = plan.site
             if site.kind == "param":

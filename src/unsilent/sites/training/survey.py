@@ -17,6 +17,7 @@ from unsilent.sites.addresses import Address
 from unsilent.sites.calling import Call
 from unsilent.sites.landing import Landings
 from unsilent.sites.memory import dtype_name
+from unsilent.sites.modules import named_tensors
 from unsilent.sites.operands import (
     PRODUCTS,
     gives_views,
@@ -105,7 +106,7 @@ class StepSurvey(Step):
     def _around(self, stack: ExitStack) -> None:
         super()._around(stack)
         self._found = {}
-        for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
+        for name, tensor in named_tensors(self._model).items():
             self._tell(SiteName("param", name), local(tensor))
         for text in states_there(self._optimizers, self._model):
             name, _, entry = text.rpartition("/")

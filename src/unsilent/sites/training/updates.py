@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from unsilent.sites.modules import named_parameters
 from unsilent.sites.operands import operation_name, tensors_in
 from unsilent.sites.striking import plain
 
@@ -44,7 +45,7 @@ class Updates:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._names = {id(p): name for name, p in named_parameters(model)}
         self.active = False
         self._owners: dict[int, tuple[StorageWeakRef, str]] = {}  # a reference keeps the number from being given again
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -112,7 +113,7 @@ class Updates:
 
 def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry: str) -> Tensor | None:
     """A tensor of an optimizer's state; None where it has none (yet)."""
-    parameter = dict(model.named_parameters()).get(name)
+    parameter = dict(named_parameters(model)).get(name)
     for optimizer in optimizers:
         value = optimizer.state.get(parameter, {}).get(entry) if parameter is not None else None
         if isinstance(value, Tensor):
@@ -124,7 +125,7 @@ def states_there(optimizers: Sequence[Optimizer], model: nn.Module) -> list[str]
     """The tensors of state that can be struck, as ``fc.weight/exp_avg``."""
     return [
         f"{name}/{entry}"
-        for name, p in model.named_parameters()
+        for name, p in named_parameters(model)
         for optimizer in optimizers
         for entry, value in optimizer.state.get(p, {}).items()
         if isinstance(value, torch.Tensor)

@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from unsilent.engine.digests import digest
+from unsilent.sites.modules import named_tensors
 
 
 class Finals:
@@ -54,7 +55,7 @@ class Finals:
             kind = type(module).__name__
             number = f"[{counts[kind]}]" if counts[kind] else ""
             counts[kind] += 1
-            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            for name, tensor in named_tensors(module).items():
                 yield f"{kind}{number}.{name}", tensor
 
 

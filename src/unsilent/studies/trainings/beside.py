@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from unsilent.errors import UsageError
-from unsilent.statistics.comparing import difference
+from unsilent.statistics.comparing import Counts, joint_differences
+from unsilent.statistics.intervals import Interval
 from unsilent.studies.trainings.judging import SHARES
 from unsilent.studies.trainings.records import Contrast, TrainingResult
 
@@ -16,24 +15,27 @@ SAME = ("faults", "accelerator", "value", "phases", "per")
 def beside(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
     """The second against the first: what is different, harm, latent harm, and each class that occurs.
 
-    Raises ``UsageError`` where their faults are of other laws.
+    Limits of the differences hold for all rows together. Raises ``UsageError`` where their faults are of other laws.
     """
     unequal = [name for name in SAME if one.spec[name] != other.spec[name]]
     if unequal:
         raise UsageError(
             f"{one.store} and {other.store} strike by other laws ({', '.join(unequal)} differ); compare those of the same faults"
         )
-    return tuple(_contrasts(one, other))
-
-
-def _contrasts(one: TrainingResult, other: TrainingResult) -> Iterator[Contrast]:
-    names = told(one), told(other)
-    for kind in SHARES:
-        first, second = getattr(one.whole, kind), getattr(other.whole, kind)
-        yield Contrast(kind, *names, first, second, difference(second, first))
+    rows = {kind: (getattr(one.whole, kind), getattr(other.whole, kind)) for kind in SHARES}
     for mine, theirs in zip(one.classes, other.classes, strict=True):
         if mine.n or theirs.n:
-            yield Contrast(mine.name, *names, mine.share, theirs.share, difference(theirs.share, mine.share))
+            rows[mine.name] = mine.share, theirs.share
+    gaps = joint_differences([(_counts(second), _counts(first)) for first, second in rows.values()], one.confidence)
+    return tuple(
+        Contrast(name, told(one), told(other), *shares, gap)
+        for (name, shares), gap in zip(rows.items(), gaps, strict=True)
+    )
+
+
+def _counts(share: Interval) -> Counts:
+    """Events and trials of a share."""
+    return round((share.estimate or 0.0) * share.n), share.n
 
 
 def told(result: TrainingResult) -> str:

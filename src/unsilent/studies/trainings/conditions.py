@@ -1,7 +1,8 @@
 """What foretells latent harm: large values in what optimizers and normalisation layers remember, within two steps of the fault.
 
 He et al. (ISCA 2023) say that every latent outcome is preceded by a very large gradient history or moving variance within two
-iterations of the fault. Here the largest magnitude of each is held against the largest of the fault-free run.
+iterations of the fault. What is very large there is said in the body of the paper, which was not read: the factors here are
+ours. The largest magnitude of each is compared with the largest of the fault-free run.
 """
 
 from __future__ import annotations

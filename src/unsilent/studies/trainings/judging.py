@@ -10,7 +10,7 @@ import numpy as np
 from unsilent.campaigns.trainings.reading import Floors
 from unsilent.campaigns.trainings.spec import Floats, TrainingFound, TrainingRow, bare
 from unsilent.outcomes.training import Ending, Thresholds, TrainingOutcome, averaged, judge_ending
-from unsilent.statistics.comparing import difference
+from unsilent.statistics.comparing import joint_differences
 from unsilent.statistics.intervals import Interval, clopper_pearson
 from unsilent.studies.trainings.floor import Noise
 from unsilent.studies.trainings.records import Contrast, Curve, Group, Judged
@@ -131,7 +131,8 @@ def _part(step: int, steps: int) -> str:
 def backward_against_forward(trials: Sequence[Judged], confidence: float) -> Iterator[Contrast]:
     """Backward phases against the forward one, by each of `SHARES`, among fault models that were drawn in both.
 
-    Fault models are drawn before the phase, so in both phases they have the same law.
+    Fault models are drawn before the phase, so in both phases they have the same law. Limits of the differences hold
+    for all three rows together.
     """
     models = [{one.row.struck.model for one in trials if one.row.struck.phase in side} for side in (BACKWARD, FORWARD)]
     both = models[0] & models[1]
@@ -141,9 +142,11 @@ def backward_against_forward(trials: Sequence[Judged], confidence: float) -> Ite
     ]
     if not all(sides):
         return
-    for name, is_so in SHARES.items():
-        one, other = (share(side, is_so, confidence) for side in sides)
-        yield Contrast(name, "backward", "forward", one, other, difference(one, other))
+    counts = [tuple((sum(map(is_so, side)), len(side)) for side in sides) for is_so in SHARES.values()]
+    gaps = joint_differences([(one, other) for one, other in counts], confidence)
+    for name, pair, gap in zip(SHARES, counts, gaps, strict=True):
+        one, other = (clopper_pearson(*side, confidence) for side in pair)
+        yield Contrast(name, "backward", "forward", one, other, gap)
 
 
 def _rounded(curve: Floats) -> tuple[float, ...]:

@@ -60,7 +60,7 @@ class ClassShare:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """One group against another: one share (``name``) of the first, of the second, and the difference."""
+    """One group against another: a share (``name``) of both, and the difference, whose limits hold for all rows together."""
 
     name: str
     first: str

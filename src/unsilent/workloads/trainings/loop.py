@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.errors import UsageError
+from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings import snapshots
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
 from unsilent.workloads.trainings.dropout import rows_as
@@ -228,7 +229,7 @@ class Training:
 
 
 def _names(model: nn.Module) -> dict[int, str]:
-    return {id(p): name for name, p in model.named_parameters()}
+    return {id(p): name for name, p in named_parameters(model)}
 
 
 def _what(value: Any) -> str:

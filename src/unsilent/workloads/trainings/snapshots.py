@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.errors import UsageError
+from unsilent.sites.modules import named_parameters, named_tensors
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -76,7 +77,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, also those buffers that a state dict leaves out."""
-    return dict(model.named_parameters()) | dict(model.named_buffers())
+    return named_tensors(model)
 
 
 def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
@@ -238,7 +239,7 @@ def check_fit(
     """Raise ``UsageError`` naming the first tensor of the snapshot that does not fit; before anything was written."""
     if told := misfit(snapshot["model"], model):
         raise UsageError(f"snapshot of {name!r} {told}; restore it with the training it was taken of")
-    names = {id(p): n for n, p in model.named_parameters()}
+    names = {id(p): n for n, p in named_parameters(model)}
     kinds = [kept["kind"] for kept in snapshot["optimizers"]]
     if kinds != [type(o).__name__ for o in optimizers]:
         here = ", ".join(type(o).__name__ for o in optimizers)

@@ -1,0 +1,27 @@
+"""Text from outside (names in models and files, what a model raises) made fit for files, terminals and pages.
+
+The names of a model's modules and tensors pass here where they enter (`unsilent.sites.modules`), so that addresses, stores,
+exports and reports all have the same text; reports escape what they read again, as a store may be anybody's.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def clean(text: object) -> str:
+    """One visible line: control, format (bidirectional, zero-width) and lone surrogate characters as escapes.
+
+    >>> clean("a" + chr(27) + "[31m")
+    'a\\\\x1b[31m'
+    """
+    found = str(text)
+    return found if found.isprintable() else "".join(_escape(c) for c in found)
+
+
+def _escape(c: str) -> str:
+    if unicodedata.category(c) in _HIDDEN:
+        return c.encode("ascii", "backslashreplace").decode() if ord(c) > 127 else f"\\x{ord(c):02x}"
+    return c
