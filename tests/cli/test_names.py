@@ -72,7 +72,7 @@ def test_they_are_shown_as_escapes(store):
     assert "\x1b" not in page
     rows = [json.loads(line) for line in in_process("export", store).stdout.splitlines()]
     assert r"ArithmeticError: \udfff is no number" in {row["error"] for row in rows}
-    again = in_process("replay", store, r"\ud801 first/x1/3")
+    again = in_process("replay", "s.sqlite", r"\ud801 first/x1/3", "--workload", "odd.py:make", cwd=store.parent)
     assert again.returncode == 0, again.stderr
 
 
