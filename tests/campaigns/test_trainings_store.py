@@ -24,7 +24,7 @@ from unsilent.campaigns.driver import Budget, run_campaign, run_trials
 from unsilent.campaigns.filed import KINDS
 from unsilent.campaigns.replicas import ReplicaStore
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.campaigns.trainings.spec import Horizon, Struck, TrainingRow, TrainingSpec
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import StoreError, UsageError
@@ -40,6 +40,7 @@ FLOOR = FloorValues(
     10,
     (0.3, 0.2),
 )
+FLOORS = Floors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout"))
 NESTED = "[" * 100_000 + "]" * 100_000
 
 
@@ -53,7 +54,7 @@ def ran(tmp_path_factory):
         run_campaign(spec, Budget(TRIALS), executor, store, command="unsilent training …")
         more = [TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)]
         run_trials(more, executor, store)
-        store.note_floor(FLOOR)
+        store.note_floors(FLOORS)
         found = runner.describe()
     return spec, found, folder / "s.sqlite"
 
@@ -165,7 +166,7 @@ def test_spec_description_and_floor_come_back(ran):
         again = store.description
         assert json.dumps(again.to_json()) == json.dumps(found.to_json())
         assert again == found
-        assert store.floor() == FLOOR
+        assert store.floors() == FLOORS
         assert store.budget() == (TRIALS, "unsilent training …")
         assert store.rounds() == []
     horizon = replace(spec, horizon=Horizon(5, 4, (0.5, math.pi), 0.25), per="layer", value="set:value=1", steps=7)
@@ -173,12 +174,12 @@ def test_spec_description_and_floor_come_back(ran):
 
 
 def test_a_floor_takes_the_place_of_the_one_before(ran, copy):
-    other = replace(FLOOR, window=3)
+    other = Floors(replace(FLOOR, window=3), FLOOR)
     with TrainingStore(copy, write=True) as store:
-        store.note_floor(other)
-        assert store.floor() == other
-        store.note_floor(FLOOR)
-        assert store.floor() == FLOOR
+        store.note_floors(other)
+        assert store.floors() == other
+        store.note_floors(FLOORS)
+        assert store.floors() == FLOORS
 
 
 def test_a_trial_is_stored_once(ran, copy):
@@ -303,6 +304,8 @@ def test_a_wrong_cell_is_refused_in_one_line(loose, tmp_path, column):
         "UPDATE floor SET replicas = 'nonsense'",
         "UPDATE floor SET replicas = 5",
         "UPDATE floor SET replicas = '[]'",
+        "UPDATE floor SET replicas = '[]' WHERE rowid = 2",
+        "INSERT INTO floor SELECT replicas FROM floor",
         "DROP TABLE trial",
         "DROP TABLE floor",
         "DELETE FROM campaign",
@@ -421,11 +424,14 @@ def test_a_floor_of_too_few_replicas_says_how_many_there_must_be(copy):
 
 
 def test_what_is_missing_is_said(ran, copy, tmp_path):
-    change(copy, "DELETE FROM floor")
-    assert "no fault-free replicas to judge by; run the command that made it again" in refused(copy, UsageError)
+    for floor in ("WHERE rowid = 2", ""):  # one floor alone is what stores of before had
+        change(copy, f"DELETE FROM floor {floor}")
+        said = refused(copy, UsageError)
+        assert "copy.sqlite lacks a noise floor" in said
+        assert "run the command that made it again, which runs what is missing" in said
     change(copy, "DELETE FROM trial")
     with TrainingStore(copy, write=True) as store:
-        store.note_floor(FLOOR)
+        store.note_floors(FLOORS)
     assert "has no trial yet; run the command that made it again" in refused(copy, UsageError)
     assert "there is no store" in refused(tmp_path / "none.sqlite")
 

@@ -14,7 +14,7 @@ from unsilent.campaigns.trainings.spec import TrainingSpec
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.outcomes.training import Thresholds
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.trainings.floor import horizon_of, run_floor
+from unsilent.studies.trainings.floor import horizon_of, run_floors
 from unsilent.studies.trainings.judging import Judge
 from unsilent.studies.trainings.records import TrainingResult
 from unsilent.studies.trainings.training import Reading, drawn, run_training
@@ -30,29 +30,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def floor(folder: Path):
+def floors(folder: Path):
     with ReplicaStore(folder / "floor.sqlite", write=True) as store:
-        return run_floor(SPEC, store, Switches.parse("impl"), jobs=2)
+        return run_floors(SPEC, store, Switches.parse("impl"), jobs=2)
 
 
-def campaign(folder: Path, floor, spec: TrainingSpec, name: str, *, guard: bool = False) -> TrainingResult:
+def campaign(folder: Path, floors, spec: TrainingSpec, name: str, *, guard: bool = False) -> TrainingResult:
     with TrainingStore(folder / name, write=True) as store, make_executor(None, spec, jobs=2) as executor:
-        return run_training(spec, Budget(TRIALS), executor, store, floor, Reading(), guard=guard)
+        return run_training(spec, Budget(TRIALS), executor, store, floors, Reading(), guard=guard)
 
 
 @pytest.fixture(scope="module")
-def exact(folder: Path, floor) -> TrainingResult:
-    return campaign(folder, floor, SPEC, "exact.sqlite", guard=True)
+def exact(folder: Path, floors) -> TrainingResult:
+    return campaign(folder, floors, SPEC, "exact.sqlite", guard=True)
 
 
 @pytest.fixture(scope="module")
-def shortened(folder: Path, floor) -> TrainingResult:
-    return campaign(folder, floor, replace(SPEC, horizon=horizon_of(floor, 50)), "horizon.sqlite")
+def shortened(folder: Path, floors) -> TrainingResult:
+    return campaign(folder, floors, replace(SPEC, horizon=horizon_of(floors.implementation, 50)), "horizon.sqlite")
 
 
 def test_all_classes_add_up_and_much_is_harmful(exact: TrainingResult) -> None:
     assert sum(group.n for group in exact.classes) == TRIALS
     assert exact.whole.harmful.low > 0.1
+
+
+def test_harm_is_part_of_what_is_different(exact: TrainingResult) -> None:
+    for group in exact.classes:
+        assert group.different <= group.n
+        assert group.different == group.n or group.name.startswith("masked")
+    assert exact.whole.different.estimate >= exact.whole.harmful.estimate
 
 
 def test_latent_harm_is_foretold_within_two_steps(exact: TrainingResult) -> None:
@@ -74,10 +81,10 @@ def test_the_guard_undoes_every_large_harmful_fault(exact: TrainingResult) -> No
 
 
 def test_a_horizon_costs_less_and_misjudges_few(
-    folder: Path, floor, exact: TrainingResult, shortened: TrainingResult
+    folder: Path, floors, exact: TrainingResult, shortened: TrainingResult
 ) -> None:
     with TrainingStore(folder / "exact.sqlite") as whole, TrainingStore(folder / "horizon.sqlite") as short:
-        judge = Judge(whole.description, floor, Thresholds())
+        judge = Judge(whole.description, floors, Thresholds())
         ends = {row.trial: judge.judge(row).outcome for row in drawn(whole)}
         wrong = [row.trial for row in drawn(short) if judge.judge(row).outcome != ends[row.trial]]
     assert clopper_pearson(len(wrong), TRIALS).high <= 0.02

@@ -63,7 +63,10 @@ def test_json_has_everything(ran):
     for row in found["results"]:
         assert {"group", "target", "measure", "estimate", "low", "high", "confidence", "n", "unit"} <= row.keys()
         assert row["estimate"] is None or row["low"] <= row["estimate"] <= row["high"]
-    assert len(found["floor"]["accuracy"]) == 20
+    assert {name: len(floor["accuracy"]) for name, floor in found["floors"].items()} == {
+        "implementation": 20,
+        "seeds": 20,
+    }
     assert len(found["points"]) == 16
     assert 0 < found["cost"]["steps"] <= found["cost"]["bound"] < 1
     assert found["report"] == "s.html"
@@ -93,7 +96,7 @@ def test_a_report_of_the_store_alone(ran, copied):
         "cost",
         "guard",
         "thresholds",
-        "floor",
+        "floors",
     ):
         assert again[key] == first[key], key
     assert (copied / "again.html").exists()
@@ -260,6 +263,7 @@ def test_user_code_is_not_run_unasked(copied):
         (["train-resnet", "--confidence", 2], "confidence is 2.0; expected a share between 0 and 1"),
         (["train-resnet", "--replicas", 5], "--replicas is 5; a floor at level 0.05 needs at least 20"),
         (["train-resnet", "--noise", "control"], "--noise control is the same run each time"),
+        (["train-resnet", "--noise", "algo"], "has other seeds (init, order, augment, dropout), which are the second floor"),
         (["train-resnet", "--noise", "treads"], "did you mean 'threads"),
         (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per strikes parameters and optimizer state"),
         (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per strikes parameters and optimizer state"),

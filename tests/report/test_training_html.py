@@ -94,6 +94,7 @@ def test_hostile_names_are_only_text():
 
 def test_numbers_at_the_head():
     told = {term: (text, small) for term, text, small in numbers(result())}
+    assert told["different"] == ("26 %", "[17, 36]")
     assert told["harmful"] == ("20 %", "[12, 30]")
     assert told["cost of a trial"] == ("40 %", "of a run's steps")
     assert {term: text for term, text, _ in numbers(CORNERS["parts"])}["largest training PVF"] == "4.5 %"
@@ -240,9 +241,9 @@ def test_the_table_of_groups_has_a_column_for_each_class_seen():
     )
     table = text[text.index('id="all-rows"') :]
     heads = re.findall(r'<button type="button">([^<]+)</button>', table)
-    assert heads == ["group", "by", "trials", "harmful %", "latent %", "masked-benign", "low-test"]
+    assert heads == ["group", "by", "trials", "different %", "harmful %", "latent %", "masked-benign", "low-test"]
     row = re.search(r'<tr title="1×low-test"><td>a</td>(.*?)</tr>', table)[1]
-    assert re.findall(r">([^<]+)</td>", row) == ["layer", "1", "100 [2, 100]", "100 [2, 100]", "0", "1"]
+    assert re.findall(r">([^<]+)</td>", row) == ["layer", "1", *["100 [2, 100]"] * 3, "0", "1"]
 
 
 def test_the_page_is_written_whole(tmp_path):

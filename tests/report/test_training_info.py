@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from report.conftest import HOSTILE
-from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.report.training_beside import beside_json, render_beside
 from unsilent.report.training_cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
@@ -23,6 +23,7 @@ from unsilent.studies.trainings.beside import SAME, beside
 from unsilent.studies.trainings.conditions import FACTORS
 from unsilent.studies.trainings.records import (
     Caught,
+    ClassShare,
     Condition,
     Contrast,
     Cost,
@@ -39,19 +40,25 @@ STEPS = 200
 MIXED = {"masked-bitwise": 20, "masked-benign": 60, "immediate-nan": 4, "slow-degrade": 5, "low-test": 10, "crashed": 1}
 
 
+def different(name, count):
+    """Trials of a class that are different: of the masked ones with other bits a tenth."""
+    return 0 if name == "masked-bitwise" else count // 10 if name == "masked-benign" else count
+
+
 def group(name, counts):
     n = sum(counts.values())
+    apart = sum(different(outcome, c) for outcome, c in counts.items())
     harm = sum(c for outcome, c in counts.items() if TrainingOutcome(outcome).harmful)
     latent = sum(c for outcome, c in counts.items() if TrainingOutcome(outcome).latent)
-    return Group(name, n, counts, clopper_pearson(harm, n), clopper_pearson(latent, n))
+    return Group(name, n, counts, *(clopper_pearson(k, n) for k in (apart, harm, latent)))
 
 
 def classes(counts):
     n = sum(counts.values())
     return tuple(
-        Group(name, counts.get(name, 0), {name: counts.get(name, 0)}, clopper_pearson(counts.get(name, 0), n), rest)
+        ClassShare(name, count, different(name, count), clopper_pearson(count, n))
         for name in CLASSES
-        for rest in [clopper_pearson(0, n)]
+        for count in [counts.get(name, 0)]
     )
 
 
@@ -68,7 +75,8 @@ def curve(outcome="low-test", step=50, ran=None, **more):
 
 def condition(kind="any", factor=100.0, counts=(15, 0, 4, 80)):
     hit, missed, false, clear = counts
-    return Condition(kind, factor, *counts, clopper_pearson(hit, hit + missed), clopper_pearson(clear, clear + false))
+    shares = (clopper_pearson(hit, hit + missed), clopper_pearson(clear, clear + false))
+    return Condition(kind, factor, *counts, *shares, 0, 0, clopper_pearson(hit, hit + missed + 5))
 
 
 def points(counts, ratios=(0.8, 0.9, 0.7)):
@@ -94,12 +102,22 @@ def caught(name, n, within, identical=None):
 def guarded():
     sizes = (caught("up to 1", 0, 0), caught("1 to 100", 5, 1), caught("above 100", 15, 15))
     alarms = {"exp_avg_sq of stem": 14, "running_var of bn": 2}
-    return GuardFound(1e4, caught("all harmful", 20, 16, 15), caught("wrote more", 15, 15), sizes, 2, 1, alarms)
+    return GuardFound(
+        1e4,
+        caught("all different", 25, 17),
+        caught("all harmful", 20, 16, 15),
+        caught("wrote more", 15, 15),
+        sizes,
+        2,
+        1,
+        alarms,
+    )
 
 
 def parts():
     def one(name, what, n, failures):
-        return Part(f"{what}:{name}", what, name, 1000, n, failures, clopper_pearson(failures, n))
+        shares = (clopper_pearson(failures, n), clopper_pearson(2 * failures, n))
+        return Part(f"{what}:{name}", what, name, 1000, n, failures, *shares)
 
     return (one("stem", "param", 200, 9), one("stem", "optim", 200, 0), one("head", "param", 0, 0))
 
@@ -114,12 +132,14 @@ def result(counts=None, **more):
         "optimizer": (group("Adam", counts),),
     }
     spread = tuple(np.linspace(-0.01, 0.02, 20))
+    floor = FloorValues("within", spread, spread, (0.01,) * 20, (False,) * 20, 10, (0.1,) * 20)
     fields = {
         "workload": "train-toy", "command": "unsilent training train-toy", "spec": {"seed": 3, "horizon": None},
         "campaign": "c0ffee", "store": "s.sqlite", "steps": STEPS, "samples": 450, "parameters": 5090,
         "optimizers": ("Adam", "Adam"),
         "golden_test": 0.95, "golden_seconds": 5.0, "confidence": 0.95, "thresholds": Thresholds(),
-        "floor": FloorValues("impl", spread, spread, (0.01,) * 20, (False,) * 20, 10, (0.1,) * 20), "level": 0.05,
+        "floors": Floors(floor, replace(floor, switches="init+order", accuracy=tuple(np.linspace(-0.03, 0.02, 20)))),
+        "level": 0.05,
         "n": sum(counts.values()), "classes": classes(counts), "whole": group("all", counts), "groups": groups,
         "contrasts": (contrast(),), "curves": tuple(curve(name) for name, k in counts.items() if k and name != "crashed"),
         "conditions": tuple(condition(kind, factor) for kind in ("first", "second", "moving", "any") for factor in FACTORS),
@@ -130,6 +150,12 @@ def result(counts=None, **more):
     return TrainingResult(**fields | more)
 
 
+def with_floors(**changed):
+    """Both floors with something else in each."""
+    floors = result().floors
+    return Floors(*(replace(floor, **changed) for floor in (floors.implementation, floors.seeds)))
+
+
 def hostile():
     names = [*HOSTILE, "<b>x</b>"]
     counts = {"masked-benign": 3, "low-test": 1}
@@ -138,13 +164,13 @@ def hostile():
         groups={name: tuple(group(other, counts) for other in names) for name in ("layer", "phase", "fault model", names[0])},
         curves=tuple(curve(trial=name, told=name, made=True) for name in names),
         points=tuple(Point(name, "low-test", (1.0, math.inf, 5.0)) for name in names),
-        parts=tuple(Part(name, name, name, 1, 10, 1, clopper_pearson(1, 10)) for name in names),
+        parts=tuple(Part(name, name, name, 1, 10, 1, *[clopper_pearson(1, 10)] * 2) for name in names),
         contrasts=(replace(contrast(), first=names[0], second=names[1], name=names[2]),),
         conditions=(condition(), condition(kind=names[0])),
         guard=replace(guarded(), sizes=tuple(caught(name, 2, 1) for name in names), alarms=dict.fromkeys(names, 1)),
         versions={name: name for name in names}, info={names[0]: names[1], "settings": {names[2]: names[3]}},
         cost=Cost(0.4, 0.5, 0.35, 1800.0, dict.fromkeys(names, 1)), spec={"seed": names[0], "horizon": {"steps": names[1]}},
-        floor=replace(result().floor, switches=names[0]), campaign=names[4],
+        floors=with_floors(switches=names[0]), campaign=names[4],
     )  # fmt: skip
 
 
@@ -161,7 +187,7 @@ CORNERS = {
     "extremes": result(points=(Point("a", "low-test", (5e-324, 0.0, 1.7e308)), Point("b", "improved", (math.inf,) * 3))),
     "parts": result(parts=parts(), groups={"phase": (group("param", MIXED), group("optim", MIXED))}),
     "guard": result(guard=guarded()),
-    "same floor": result(floor=replace(result().floor, same=(True,) * 20)),
+    "same floors": result(floors=with_floors(same=(True,) * 20)),
     "short": result(curves=(curve("slow-degrade", STEPS - 1), curve("immediate-nan", STEPS - 1, 1), curve("improved"))),
     "horizon": result(spec={"horizon": {"steps": 30}}),
     "many": result(groups={"layer": tuple(group(f"layer{k}", {"low-test": k, "masked-benign": 50}) for k in range(60))}),
@@ -188,9 +214,12 @@ def test_every_class_is_told():
 
 def test_the_headline_counts_harm_and_latent_harm():
     assert headline(result()) == (
-        "20 % [12, 30] of 100 struck trainings of train-toy came to harm, 15 % [8, 24] without any error to tell of it"
+        "20 % [12, 30] of 100 struck trainings of train-toy came to harm, 15 % [8, 24] without any error to tell of it; "
+        "26 % [17, 36] ended different"
     )
-    assert headline(CORNERS["all masked"]) == ("Of 40 struck trainings of train-toy none came to harm (at most 8.9 %)")
+    assert headline(CORNERS["all masked"]) == (
+        "Of 40 struck trainings of train-toy none came to harm (at most 8.9 %), none ended different"
+    )
     assert "none without a sign of it" in headline(CORNERS["all nan"])
 
 
@@ -206,8 +235,12 @@ def test_nothing_seen_has_an_upper_limit():
 
 def test_latent_harm_is_told_apart_from_what_shows_itself():
     told = list(findings(result()))
-    assert told[0].endswith("15 of 100 trials, 15 % [8, 24]: 5×slow-degrade, 10×low-test")
-    assert told[1] == "harm that shows itself: 4×immediate-nan, 1×crashed"
+    assert told[0] == (
+        "different, beyond implementation noise: 26 of 100 trials, 26 % [17, 36]; harmful, beyond the noise of seeds as well: "
+        "20 of 100 trials, 20 % [12, 30]"
+    )
+    assert told[1].endswith("15 of 100 trials, 15 % [8, 24]: 5×slow-degrade, 10×low-test")
+    assert told[2] == "harm that shows itself: 4×immediate-nan, 1×crashed"
     assert counts_text(MIXED) == "4×immediate-nan, 5×slow-degrade, 10×low-test, 1×crashed"
 
 
@@ -235,9 +268,10 @@ def test_two_campaigns_are_compared_with_limits_that_hold_together():
     law = dict.fromkeys(SAME, "the same")
     one, other = result(spec=law), result({"masked-bitwise": 40, "slow-degrade": 10}, spec=law)
     found = beside(one, other)
-    assert [c.name for c in found] == ["harmful", "latent", *(name for name in CLASSES if name in MIXED)]
-    gaps = joint_differences([((10, 50), (20, 100)), ((10, 50), (15, 100)), *[((0, 1), (0, 1))] * (len(found) - 2)])
-    for contrasted, gap in zip(found[:2], gaps, strict=False):
+    assert [c.name for c in found] == ["different", "harmful", "latent", *(name for name in CLASSES if name in MIXED)]
+    told = [((10, 50), (26, 100)), ((10, 50), (20, 100)), ((10, 50), (15, 100))]
+    gaps = joint_differences([*told, *[((0, 1), (0, 1))] * (len(found) - 3)])
+    for contrasted, gap in zip(found[:3], gaps, strict=False):
         assert (contrasted.difference.low, contrasted.difference.high) == (gap.low, gap.high)
         assert (contrasted.one.n, contrasted.other.n) == (100, 50)
     out = io.StringIO()
@@ -249,16 +283,26 @@ def test_two_campaigns_are_compared_with_limits_that_hold_together():
 def test_conditions_are_told_with_sensitivity_or_not_at_all():
     text = text_of(result())
     assert "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and in 4 of 84 harmless ones" in text
+    assert "of 20 outcomes latent by implementation noise alone before 15" in text
     assert "alone: first moment 15, second moment 15, moving statistic 15" in text
     assert "nothing is known of what comes before it" in text_of(CORNERS["all masked"])
     assert "times golden's largest" not in text_of(CORNERS["nothing watched"])
 
 
-def test_the_floor_is_told():
+def test_both_floors_are_described():
     text = text_of(result())
-    assert "20 fault-free replicas (switches: impl)" in text
+    assert (
+        "implementation noise: 20 fault-free replicas (switches: within) whose held-out accuracy is -1 to +2 points"
+        in text
+    )
+    assert (
+        "noise of seeds: 20 fault-free replicas (switches: init+order) whose held-out accuracy is -3 to +2 points"
+        in text
+    )
     assert "at most 5 %, for each trial by itself (20 replicas give 4.8 % at the least)" in text
-    assert "any difference counts as beyond noise" in text_of(CORNERS["same floor"])
+    same = text_of(CORNERS["same floors"])
+    assert "ended in the final state of the fault-free twin (golden), so every difference is beyond it" in same
+    assert "no seed changes this training, so harm is judged by implementation noise alone" in same
     assert "taken for masked after 30 steps inside the fault-free band" in text_of(CORNERS["horizon"])
     assert "horizon" not in text
 
@@ -269,13 +313,21 @@ def test_pvf_and_guard_are_told():
         "Of 3 targets of train-toy stem (param) has the highest estimate: 4.5 % [2.0, 8.4] of 200 corruptions" in text
     )
     assert "exploratory: no order of targets is tested" in text
-    assert "held-out accuracy below 92.00 % (2 points below the worst fault-free replica)" in text
+    assert "held-out accuracy below 90.00 % (2 points below the worst fault-free replica of either floor)" in text
+    assert "by implementation noise alone, below 92.00 %" in text
     nothing = tuple(replace(p, failures=0, pvf=clopper_pearson(0, p.n)) for p in parts())
     assert headline(result(parts=nothing)).startswith("No corruption of 3 targets")
     text = text_of(CORNERS["guard"])
-    assert "the guard caught 16 of 20 harmful faults, 80 % [56, 95], within two steps" in text
+    assert (
+        "the guard caught 16 of 20 harmful faults, 80 % [56, 95], within two steps; 17 of 25 different trials" in text
+    )
     assert "wrote more than 10,000 times what was usual it caught all of 15 trials (at least 78 %)" in text
-    assert "15 of 16 ended with golden's very bits" in text
+    assert "15 of 16 ended with a final state identical to the fault-free run" in text
+    nobody = text_of(
+        result(guard=replace(guarded(), all=caught("all harmful", 0, 0), largest=caught("wrote more", 0, 0)))
+    )
+    assert "no harmful fault met the guard; it caught 17 of 25 different trials" in nobody
+    assert "10,000 times what was usual it caught" not in nobody
     assert "2 caught later than that, 1 stopped" in text
     assert "alarms: exp_avg_sq of stem 14, running_var of bn 2" in text
 
@@ -298,8 +350,9 @@ def test_corners_are_shown(name, width):
 
 def test_tables_have_rows_for_what_was_found():
     text = shown(replace(CORNERS["guard"], parts=parts()), 120)
-    for wanted in ("block1.conv", "grad_wt", "steps 20 to 99", "moving statistic", "10,000", "training PVF", "up to 1",
-                   "random/x/3", "low on held-out data alone", "thresholds: short_term 10"):  # fmt: skip
+    for wanted in ("different %", "all different", "26 [17, 36]", "block1.conv", "grad_wt", "steps 20 to 99", "moving statistic",
+                   "10,000", "training PVF", "up to 1", "random/x/3",
+                   "low on held-out data alone", "thresholds: short_term 10"):  # fmt: skip
         assert wanted in text, wanted
     text = shown(CORNERS["many"])
     assert f"the {GROUPS} most harmful, and {60 - GROUPS} more in the report" in text
@@ -320,7 +373,9 @@ def test_plain_lines_have_every_estimate_and_count():
     values = {tuple(line[:3]): line[3:] for line in lines[1:]}
     assert len(values) == len(lines) - 1
     assert values["class", "sharp-degrade", "share"][0] == "0"
+    assert values["all", "all", "different"][::3] == ["0.26", "100"]
     assert values["all", "all", "harmful"][::3] == ["0.2", "100"]
+    assert values["guard", "all_different", "caught"][::3] == ["0.68", "25"]
     assert values["phase", "fwd", "low-test_trials"] == ["10", "-", "-", "100"]
     assert values["condition", "moving_above_100", "hit_trials"][0] == "15"
     assert values["target", "param:stem", "training_pvf"][0] == "0.045"
@@ -352,10 +407,34 @@ def test_json_tells_what_is_no_number_from_what_is_missing():
     ]
     assert told["guard"]["late"] == 2
     assert told["guard"]["faults"][0] == {
+        "name": "all different", "kind": "guard", "n": 25, "caught": 17, "identical": 17,
+    }  # fmt: skip
+    assert told["guard"]["faults"][1] == {
         "name": "all harmful", "kind": "guard", "n": 20, "caught": 16, "identical": 15,
     }  # fmt: skip
+    assert told["different"]["masked-benign"] == 6
+    assert {name: floor["switches"] for name, floor in told["floors"].items()} == {
+        "implementation": "within",
+        "seeds": "init+order",
+    }
     row = next(r for r in told["results"] if r["target"] == "param:stem")
     assert (row["measure"], row["failures"], row["n"], row["unit"]) == ("training_pvf", 9, 200, "trial")
-    assert told["least_accuracy"] == pytest.approx(0.92)
+    assert told["least_accuracy"] == pytest.approx(0.9)
+    assert told["least_accuracy_different"] == pytest.approx(0.92)
+    assert next(r for r in told["results"] if r["measure"] == "training_pvf_different")["estimate"] == 0.09
     assert told["thresholds"]["gap"] == 0.02
     assert training_json(result())["guard"] is None
+
+
+def test_a_comparison_of_two_stores_has_both_shares():
+    spec = dict.fromkeys(SAME)
+    found = beside(result(spec=spec), result({"masked-benign": 90, "low-test": 10}, spec=spec))
+    assert [c.name for c in found[:3]] == ["different", "harmful", "latent"]
+    rows = {row["outcome"]: row for row in beside_json(found)["rows"]}
+    assert (rows["different"]["a"]["estimate"], rows["different"]["b"]["estimate"]) == (0.26, 0.19)
+    assert (rows["harmful"]["a"]["estimate"], rows["harmful"]["b"]["estimate"]) == (0.2, 0.1)
+    assert rows["different"]["difference"]["estimate"] == pytest.approx(-0.07)
+    file = io.StringIO()
+    render_beside(found, Console(file=file, width=100), plain=False)
+    assert "different" in file.getvalue()
+    assert "harmful" in file.getvalue()

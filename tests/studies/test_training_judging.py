@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.campaigns.trainings.spec import REASONS, Struck, TrainingFound, TrainingRow, TrainingTarget
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.statistics.intervals import clopper_pearson
@@ -43,6 +43,14 @@ FLOOR = FloorValues(
     10,
     (0.1,) * 4,
 )
+SEEDS = replace(
+    FLOOR,
+    switches="init+order+augment+dropout",
+    accuracy=tuple(0.005 * (i - 10) for i in range(20)),
+    loss=tuple(0.01 * (i - 9) for i in range(20)),
+)
+"""Five times as wide as implementation noise."""
+FLOORS = Floors(FLOOR, SEEDS)
 NONE = np.empty(0)
 
 
@@ -74,7 +82,7 @@ def row(k=0, step=10, reason="end", ran=None, metric=None, losses=None, test=0.8
 
 @pytest.fixture(scope="module")
 def judge():
-    return Judge(FOUND, FLOOR, Thresholds())
+    return Judge(FOUND, FLOORS, Thresholds())
 
 
 def low(step, drop=0.4):
@@ -99,29 +107,60 @@ def test_goldens_tail_follows_where_a_run_was_not_followed(judge, step):
     assert judge.golden(step).losses.tolist() == list(LOSSES[step:])
 
 
+LOST = {"test": math.nan, "test_loss": math.nan}
+BETWEEN = {"test": 0.77, "test_loss": 0.63}
+"""Held-out samples answered worse than by any run with golden's seeds, and as by some with others."""
+
+
 @pytest.mark.parametrize(
-    ("one", "outcome", "beyond"),
+    ("one", "outcome"),
     [
-        (row(reason="same-bits"), "masked-bitwise", False),
-        (row(reason="horizon"), "masked-benign", False),
-        (row(), "masked-benign", False),
-        (row(reason="not-finite", losses=[math.nan], test=math.nan, test_loss=math.nan), "immediate-nan", True),
-        (row(reason="not-finite", ran=4, losses=[1, 1, 1, math.inf], test=math.nan, test_loss=math.nan), "short-term-nan", True),
-        (row(metric=low(10), test=0.3, test_loss=2.0), "sharp-degrade", True),
-        (row(metric=low(10), test=0.8, test_loss=0.6), "masked-benign", False),  # replicas differ as much in the end
-        (row(test=0.5, test_loss=0.9), "low-test", True),
-        (row(test=0.95, test_loss=0.2), "improved", True),
-        (row(test=math.nan, test_loss=math.nan), "low-test", True),
-        (row(test=0.8, test_loss=math.inf), "masked-benign", True),
-        *((row(reason=reason, test=math.nan, test_loss=math.nan), "crashed", True) for reason in ("crash", "hang", "raised")),
+        (row(reason="same-bits"), "masked-bitwise"),
+        (row(reason="horizon"), "masked-benign"),
+        (row(), "masked-benign"),
+        (row(reason="not-finite", losses=[math.nan], **LOST), "immediate-nan"),
+        (row(reason="not-finite", ran=4, losses=[1, 1, 1, math.inf], **LOST), "short-term-nan"),
+        (row(metric=low(10), test=0.3, test_loss=2.0), "sharp-degrade"),
+        (row(metric=low(10), test=0.8, test_loss=0.6), "masked-benign"),  # replicas differ as much in the end
+        (row(test=0.5, test_loss=0.9), "low-test"),
+        (row(test=0.95, test_loss=0.2), "improved"),
+        (row(**LOST), "low-test"),
+        (row(test=0.8, test_loss=math.inf), "masked-benign"),
+        (row(test=0.785, test_loss=0.9), "masked-benign"),  # beyond both floors, and by no threshold
+        *((row(reason=reason, **LOST), "crashed") for reason in ("crash", "hang", "raised")),
     ],
-)  # fmt: skip
-def test_classes(judge, one, outcome, beyond):
+)
+def test_a_run_within_or_beyond_both_floors_has_one_class(judge, one, outcome):
     found = judge.judge(one)
-    assert (found.outcome, found.beyond) == (outcome, beyond)
+    assert (found.outcome, found.by_implementation) == (outcome, outcome)
     assert found.harmful == (outcome not in ("masked-bitwise", "masked-benign", "improved"))
+    assert found.different == (outcome not in ("masked-bitwise", "masked-benign"))
     assert len(found.row.losses) == len(found.row.metric) == 0
     assert found.row.trial == one.trial
+
+
+@pytest.mark.parametrize(
+    ("one", "alone"),
+    [
+        (row(**BETWEEN), "low-test"),
+        (row(metric=low(10), **BETWEEN), "sharp-degrade"),
+        (row(test=0.83, test_loss=0.57), "improved"),
+    ],
+)
+def test_a_run_between_the_floors_is_different_and_not_harmful(judge, one, alone):
+    found = judge.judge(one)
+    assert (found.outcome, found.by_implementation) == ("masked-benign", alone)
+    assert found.different
+    assert not found.harmful
+
+
+def test_a_run_that_is_lost_is_harmful_whatever_the_floors(judge):
+    wide = replace(FLOOR, accuracy=tuple(range(-10, 10)), loss=tuple(range(-10, 10)))
+    blind = Judge(FOUND, Floors(wide, wide), Thresholds())
+    assert not blind.judge(row(test=0.5, test_loss=0.9)).different
+    for one in (row(reason="not-finite", losses=[math.nan], **LOST), row(reason="crash", **LOST)):
+        assert blind.judge(one).different
+        assert blind.judge(one).harmful
 
 
 def test_a_curve_is_averaged_as_the_thresholds_say(judge):
@@ -138,13 +177,23 @@ def test_a_curve_is_averaged_as_the_thresholds_say(judge):
 # -- the floor ----------------------------------------------------------------------------------------------------------
 
 
-def test_where_nothing_varies_every_other_run_is_beyond(judge):
-    """Replicas that all end in the twin's bits leave no difference to chance."""
-    silent = replace(FLOOR, accuracy=(0.0,) * 20, loss=(0.0,) * 20, churn=(0.0,) * 20, same=(True,) * 20)
-    found = Judge(FOUND, silent, Thresholds())
+SILENT = replace(FLOOR, accuracy=(0.0,) * 20, loss=(0.0,) * 20, churn=(0.0,) * 20, same=(True,) * 20)
+"""Replicas that all end in the twin's bits leave no difference to chance."""
+
+
+def test_without_noise_of_seeds_implementation_noise_alone_decides():
+    found = Judge(FOUND, Floors(FLOOR, SILENT), Thresholds())
+    for one in (row(**BETWEEN), row(), row(reason="same-bits"), row(test=0.5, test_loss=0.9)):
+        assert found.judge(one).harmful == found.judge(one).different
+    assert found.judge(row(**BETWEEN)).outcome == "low-test"
+
+
+def test_without_implementation_noise_seeds_alone_decide_what_is_harmful():
+    found = Judge(FOUND, Floors(SILENT, SEEDS), Thresholds())
+    between = found.judge(row(**BETWEEN))
+    assert (between.different, between.harmful) == (True, False)
     assert found.judge(row(metric=low(10), test=0.3, test_loss=2.0)).outcome == "sharp-degrade"
-    assert found.judge(row(test=0.5, test_loss=0.9)).beyond
-    assert not found.judge(row(reason="same-bits")).beyond
+    assert not found.judge(row(reason="same-bits")).different
 
 
 @settings(max_examples=30, deadline=None)
@@ -157,7 +206,7 @@ def test_replicas_themselves_are_seldom_beyond(seed):
     for out in range(21):
         rest = [i for i in range(21) if i != out]
         floor = replace(FLOOR, accuracy=tuple(accuracy[rest]), loss=tuple(loss[rest]))
-        golden = Judge(FOUND, FLOOR, Thresholds()).golden(0)
+        golden = Judge(FOUND, FLOORS, Thresholds()).golden(0)
         ending = replace(golden, test=golden.test + accuracy[out], same_bits=False)
         beyond += Noise(floor, Thresholds()).beyond(golden, ending, float(loss[out]))
     assert beyond <= 1  # of 21 exchangeable ones one is the furthest out
@@ -182,7 +231,8 @@ def trials(draw, least=0, most=25):
         outcome = draw(st.sampled_from(OUTCOMES))
         reals = st.floats(0, 1e38) | st.sampled_from([0.0, 1.0, 2.0, 100.0, 1e4, 1e8, math.inf, math.nan])
         one = replace(row(k), struck=struck, written=draw(reals), usual=draw(reals), watched=draw(watched()))
-        found.append(Judged(one, outcome, outcome.harmful))
+        alone = draw(st.sampled_from(OUTCOMES)) if outcome == "masked-benign" else outcome
+        found.append(Judged(one, outcome, alone))
     return found
 
 
@@ -212,6 +262,7 @@ def test_counts_of_groups_add_up(found):
     whole = group("all", found, CONFIDENCE)
     harmful = sum(one.outcome.harmful for one in found)
     latent = sum(one.outcome.latent for one in found)
+    check_interval(whole.different, sum(not one.by_implementation.startswith("masked") for one in found), len(found))
     check_interval(whole.harmful, harmful, len(found))
     check_interval(whole.latent, latent, len(found))
     for name, groups in groups_of(found, FOUND, CONFIDENCE).items():
@@ -225,7 +276,7 @@ def test_counts_of_groups_add_up(found):
 
 
 def test_parts_of_the_run_are_quarters():
-    found = [Judged(row(k, step=k), TrainingOutcome.MASKED_BENIGN, False) for k in range(STEPS)]
+    found = [Judged(row(k, step=k), TrainingOutcome.MASKED_BENIGN, TrainingOutcome.MASKED_BENIGN) for k in range(STEPS)]
     parts = groups_of(found, FOUND, CONFIDENCE)["part of the run"]
     assert {(g.name, g.n) for g in parts} == {
         (f"steps {first} to {first + 9}", 10) for first in (0, 10, 20, 30)
@@ -246,21 +297,27 @@ def test_backward_is_held_against_forward_by_the_fault_models_of_both(found):
     if not both:
         assert contrasts == {}
         return
-    for name, told in (("harmful", lambda one: one.outcome.harmful), ("latent", lambda one: one.outcome.latent)):
+    assert list(contrasts) == ["different", "harmful", "latent"]
+    for name, told in (
+        ("different", lambda one: one.different),
+        ("harmful", lambda one: one.outcome.harmful),
+        ("latent", lambda one: one.outcome.latent),
+    ):
         for side, interval in (("back", contrasts[name].one), ("fwd", contrasts[name].other)):
             own = [one for one in sides[side] if one.row.struck.model in both]
             check_interval(interval, sum(map(told, own)), len(own))
         difference = contrasts[name].difference
         assert difference.estimate == pytest.approx(contrasts[name].one.estimate - contrasts[name].other.estimate)
         assert difference.low <= difference.estimate <= difference.high
-        assert "joint over 2" in difference.method
+        assert "joint over 3" in difference.method
 
 
 # -- what foretells -----------------------------------------------------------------------------------------------------
 
 
-def judged(k, outcome, *seen):
-    return Judged(row(k, watched=np.array(seen, dtype=float).reshape(-1, 3)), TrainingOutcome(outcome), True)
+def judged(k, outcome, *seen, alone=None):
+    one = row(k, watched=np.array(seen, dtype=float).reshape(-1, 3))
+    return Judged(one, TrainingOutcome(outcome), TrainingOutcome(alone or outcome))
 
 
 def test_conditions_by_hand():
@@ -271,7 +328,9 @@ def test_conditions_by_hand():
         judged(1, "low-test", [most, 2.0, math.nan]),
         judged(2, "sharp-degrade", [math.inf, math.inf, math.nan]),
         judged(3, "sharp-slow-degrade", [most, 0.01, math.nan]),  # nothing foretold it
-        judged(4, "masked-benign", [most, 0.02, math.nan], [1, 1, math.nan], [20 * most, 1, math.nan]),
+        judged(
+            4, "masked-benign", [most, 0.02, math.nan], [1, 1, math.nan], [20 * most, 1, math.nan], alone="low-test"
+        ),
         judged(5, "masked-bitwise", [most, 0.01, math.nan]),
         judged(6, "immediate-nan", [math.inf, 0.01, math.nan]),  # harm that shows itself
         judged(7, "crashed"),  # left out
@@ -299,6 +358,9 @@ def test_conditions_by_hand():
         "second": {(0, 1)},
         ANY: {(1, 0)},
     }
+    different = {(c.kind, c.factor): c.different.estimate for c in conditions(found, where, CONFIDENCE)}
+    assert different["any", 10.0] == 4 / 5  # with the trial that is latent harm by implementation noise alone
+    assert different["any", 100.0] == 2 / 5
     for c in conditions(found, where, CONFIDENCE):
         check_interval(c.sensitivity, c.hit, c.hit + c.missed)
         check_interval(c.specificity, c.clear, c.clear + c.false)
@@ -329,7 +391,7 @@ def test_a_largest_value_of_zero_has_no_multiples():
 
 @settings(max_examples=100, deadline=None)
 @given(trials(), st.data())
-def test_every_harmful_trial_has_one_size(found, data):
+def test_every_harmful_trial_that_met_the_guard_has_one_size(found, data):
     reasons = st.sampled_from(["recovered", "missed", "stopped", "raised", "crash"])
     again = {
         one.row.trial: replace(
@@ -343,10 +405,11 @@ def test_every_harmful_trial_has_one_size(found, data):
         if data.draw(st.integers(0, 5))
     }
     result = saved(found, again, CONFIDENCE)
-    pairs = [(one, again[one.row.trial]) for one in found if one.outcome.harmful and one.row.trial in again]
-    if not pairs:
+    different = [again[one.row.trial] for one in found if one.different and one.row.trial in again]
+    if not different:
         assert result is None
         return
+    pairs = [(one, again[one.row.trial]) for one in found if one.outcome.harmful and one.row.trial in again]
     assert result.all.n == len(pairs)
     assert sum(part.n for part in result.sizes) == len(pairs)
     assert len(result.sizes) == len(SIZES) + 1
@@ -355,6 +418,7 @@ def test_every_harmful_trial_has_one_size(found, data):
         own = [r for r in rows if r.caught is not None and r.caught <= WITHIN and r.reason != "stopped"]
         return len(rows), len(own), sum(r.bits for r in own)
 
+    assert (result.different.n, result.different.within, result.different.identical) == caught(different)
     assert (result.all.n, result.all.within, result.all.identical) == caught([r for _, r in pairs])
     assert sum(part.within for part in result.sizes) == result.all.within
     assert sum(part.identical for part in result.sizes) == result.all.identical
@@ -365,7 +429,7 @@ def test_every_harmful_trial_has_one_size(found, data):
     assert result.stopped == sum(r.reason == "stopped" for _, r in pairs)
     told = sum(r.caught is not None for _, r in pairs)
     assert result.alarms == ({"first moment": told} if told else {})
-    for part in (*result.sizes, result.all, result.largest):
+    for part in (*result.sizes, result.different, result.all, result.largest):
         assert part.share == clopper_pearson(part.within, part.n, CONFIDENCE)
 
 
@@ -389,7 +453,7 @@ def test_sizes(written, usual, expected):
 
 @pytest.mark.parametrize("edge", SIZES)
 def test_a_size_at_a_limit_is_of_the_smaller_class(edge):
-    one = Judged(row(written=edge, usual=1.0), TrainingOutcome.LOW_TEST, True)
+    one = Judged(row(written=edge, usual=1.0), TrainingOutcome.LOW_TEST, TrainingOutcome.LOW_TEST)
     again = {one.row.trial: row(reason="missed")}
     result = saved([one], again, CONFIDENCE)
     assert [part.n for part in result.sizes].index(1) == SIZES.index(edge)
@@ -405,7 +469,7 @@ def test_cost_by_hand():
         row(step=0, reason="horizon"),
         row(step=20, reason="raised"),
     ]
-    found = cost([Judged(r, TrainingOutcome.MASKED_BENIGN, False) for r in rows], FOUND)
+    found = cost([Judged(r, TrainingOutcome.MASKED_BENIGN, TrainingOutcome.MASKED_BENIGN) for r in rows], FOUND)
     assert found.steps == pytest.approx((30 + 1 + 5 + 0) / 4 / STEPS)
     assert found.bound == pytest.approx((30 + 10 + 40 + 20) / 4 / STEPS)
     assert found.seconds == 0.5
@@ -417,4 +481,7 @@ def test_cost_by_hand():
 def test_failures_are_below_the_worst_replica_by_the_margin():
     least = 0.7
     for test, expected in ((0.7, False), (0.6999, True), (0.9, False), (math.nan, True), (-math.inf, True)):
-        assert failed(Judged(row(test=test), TrainingOutcome.MASKED_BENIGN, False), least) == expected
+        assert (
+            failed(Judged(row(test=test), TrainingOutcome.MASKED_BENIGN, TrainingOutcome.MASKED_BENIGN), least)
+            == expected
+        )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +21,17 @@ from unsilent.campaigns.trainings.spec import GUARDED, MADE, TrainingSpec
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
-from unsilent.studies.trainings import floor as floors
-from unsilent.studies.trainings.floor import SLACK, WINDOW, Noise, check_twin, horizon_of, replica_spec, run_floor
+from unsilent.studies.trainings import floor as floor_module
+from unsilent.studies.trainings.floor import (
+    SEEDS,
+    SLACK,
+    WINDOW,
+    Noise,
+    check_twin,
+    horizon_of,
+    replica_spec,
+    run_floors,
+)
 from unsilent.studies.trainings.judging import Judge
 from unsilent.studies.trainings.training import Reading, example, read_training, repeat, run_training
 
@@ -44,20 +56,20 @@ def spec(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ran(spec, tmp_path_factory):
-    """The floor, its store, and all rows of it."""
+    """The floors, the rows of each, the clean twin, and the labels."""
     path = tmp_path_factory.mktemp("floor") / "floor.sqlite"
     with pytest.MonkeyPatch.context() as patch, ReplicaStore(path, write=True) as store:
-        patch.setattr(floors, "run_replicas", in_this_process)
-        found = run_floor(spec, store, WITHIN, 20)
+        patch.setattr(floor_module, "run_replicas", in_this_process)
+        found = run_floors(spec, store, WITHIN, 20)
         ((training, *_),) = [(hashed,) for hashed in store.trainings()]
-        rows = list(store.rows(training, WITHIN, 20))
+        rows = [list(store.rows(training, switches, 20)) for switches in (WITHIN, SEEDS)]
         twin = next(iter(store.rows(training, Switches(), 1)))
         labels = store.trained(training).labels
     return found, rows, twin, labels
 
 
 @pytest.fixture(scope="module")
-def floor(ran):
+def floors(ran):
     return ran[0]
 
 
@@ -68,12 +80,12 @@ def here(spec):
 
 
 @pytest.fixture(scope="module")
-def done(spec, floor, here, tmp_path_factory):
+def done(spec, floors, here, tmp_path_factory):
     """A campaign with the guard: its store and its result."""
     path = tmp_path_factory.mktemp("campaign") / "s.sqlite"
     with TrainingStore(path, write=True) as store:
         result = run_training(
-            spec, Budget(30), here, store, floor, Reading(), guard=True, command="unsilent training x"
+            spec, Budget(30), here, store, floors, Reading(), guard=True, command="unsilent training x"
         )
     return path, result
 
@@ -81,64 +93,72 @@ def done(spec, floor, here, tmp_path_factory):
 # -- the floor ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_floor_is_what_replicas_ended_in(ran):
-    found, rows, twin, labels = ran
+@pytest.mark.parametrize("number", [0, 1], ids=["implementation", "seeds"])
+def test_the_floors_are_what_replicas_ended_in(ran, number):
+    floors, rows, twin, labels = ran
+    found = (floors.implementation, floors.seeds)[number]
 
     def right(row):
         return (row.predictions == labels).mean()
 
-    assert found.switches == "within"
-    assert found.accuracy == tuple(right(row) - right(twin) for row in rows)
-    assert found.loss == tuple(row.loss - twin.loss for row in rows)
-    assert found.churn == tuple((row.predictions != twin.predictions).mean() for row in rows)
+    assert found.switches == ("within", "init+order+augment+dropout")[number]
+    assert found.accuracy == tuple(right(row) - right(twin) for row in rows[number])
+    assert found.loss == tuple(row.loss - twin.loss for row in rows[number])
+    assert found.churn == tuple((row.predictions != twin.predictions).mean() for row in rows[number])
     assert found.same == (False,) * 20
     widest = [
-        max(abs(row.losses[a : a + WINDOW].mean() - twin.losses[a : a + WINDOW].mean()) for row in rows)
+        max(abs(row.losses[a : a + WINDOW].mean() - twin.losses[a : a + WINDOW].mean()) for row in rows[number])
         for a in range(0, STEPS, WINDOW)
     ]
     assert found.band == pytest.approx(widest)
     assert found.window == WINDOW
 
 
-def test_golden_is_the_clean_twin_of_its_replicas(ran, here, floor):
+def test_other_seeds_differ_more_than_the_order_of_sums(floors):
+    assert np.std(floors.seeds.loss) > 10 * np.std(floors.implementation.loss)
+
+
+def test_golden_is_the_clean_twin_of_its_replicas(ran, here, floors):
     found = here.describe()
-    check_twin(found, floor)
+    check_twin(found, floors)
     assert found.losses == tuple(ran[2].losses.tolist())
     with pytest.raises(
         UsageError, match=r"golden run of tiny is not the clean twin .* unsilent noise --explain"
     ) as raised:
-        check_twin(replace(found, losses=tuple(np.nextafter(ran[2].losses, 1).tolist())), floor)
+        check_twin(replace(found, losses=tuple(np.nextafter(ran[2].losses, 1).tolist())), floors)
     assert "\n" not in str(raised.value)
 
 
-def test_a_floor_of_another_training_is_refused(spec, floor, here, tmp_path):
+def test_a_floor_of_another_training_is_refused(spec, floors, here, tmp_path):
     with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
         with pytest.raises(UsageError, match="is not the clean twin of its replicas"):
-            run_training(spec, Budget(2), here, store, replace(floor, twin="0" * 32), Reading())
+            run_training(
+                spec, Budget(2), here, store, replace(floors, seeds=replace(floors.seeds, twin="0" * 32)), Reading()
+            )
         assert not store.done()
 
 
-def test_a_horizon_has_a_wider_band(floor):
-    horizon = horizon_of(replace(floor, band=(0.1, 0.4, 0.2, 0.05, 0.0)), 7)
+def test_a_horizon_has_a_wider_band(floors):
+    horizon = horizon_of(replace(floors.implementation, band=(0.1, 0.4, 0.2, 0.05, 0.0)), 7)
     assert (horizon.steps, horizon.window) == (7, WINDOW)
     assert horizon.loss == tuple(SLACK * x for x in (0.4, 0.4, 0.4, 0.2, 0.05))
-    assert horizon.test == max(map(abs, floor.accuracy))
-    one = horizon_of(replace(floor, band=(0.3,)), 2)
+    assert horizon.test == max(map(abs, floors.implementation.accuracy))
+    one = horizon_of(replace(floors.implementation, band=(0.3,)), 2)
     assert one.loss == (SLACK * 0.3,)
 
 
-def test_replicas_are_inside_the_band_of_their_horizon(ran, floor):
-    _, rows, twin, _ = ran
-    limits = np.repeat(horizon_of(floor, 5).loss, WINDOW)[:STEPS]
+def test_replicas_are_inside_the_band_of_their_horizon(ran, floors):
+    _, (rows, _), twin, _ = ran
+    limits = np.repeat(horizon_of(floors.implementation, 5).loss, WINDOW)[:STEPS]
     for row in rows:
         off = row.losses - twin.losses
         for step in range(WINDOW - 1, STEPS):
             assert abs(off[step - WINDOW + 1 : step + 1].mean()) <= limits[step]
 
 
-def test_replicas_themselves_are_beyond_at_about_the_level(spec, floor, here):
-    golden = Judge(here.describe(), floor, Thresholds()).golden(0)
-    called = 0
+def test_replicas_themselves_are_beyond_at_about_the_level(spec, floors, here):
+    golden = Judge(here.describe(), floors, Thresholds()).golden(0)
+    floor, called = floors.implementation, 0
     for out in range(20):
         rest = {
             name: tuple(v for i, v in enumerate(getattr(floor, name)) if i != out)
@@ -156,11 +176,13 @@ def test_replicas_themselves_are_beyond_at_about_the_level(spec, floor, here):
         ("control", 20, "--noise control is the same run each time; name what differs"),
         ("threads=2", 20, "is the same run each time"),
         ("layout", 20, "is the same run each time"),
+        ("algo", 20, "has other seeds .init, order, augment, dropout., which are the second floor"),
+        ("order+within", 20, "has other seeds .order."),
     ],
 )
 def test_a_floor_that_says_nothing_is_refused(spec, tmp_path, switches, count, said):
     with ReplicaStore(tmp_path / "f.sqlite", write=True) as store, pytest.raises(UsageError, match=said):
-        run_floor(spec, store, Switches.parse(switches), count)
+        run_floors(spec, store, Switches.parse(switches), count)
 
 
 def test_replicas_are_of_the_same_training(spec):
@@ -175,12 +197,12 @@ def test_replicas_are_of_the_same_training(spec):
 # -- campaigns ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_trial_has_its_class(done, spec, here, floor):
+def test_every_trial_has_its_class(done, spec, here, floors):
     path, result = done
     assert result.n == 30
     assert sum(c.n for c in result.classes) == 30
     assert [c.name for c in result.classes] == [str(o) for o in TrainingOutcome]
-    judge = Judge(here.describe(), floor, Thresholds())
+    judge = Judge(here.describe(), floors, Thresholds())
     with TrainingStore(path) as store:
         rows = [row for row in store.rows() if row.trial.target == "random"]
     assert [row.content() for row in rows] == [here.runner.run(row.trial).content() for row in rows]
@@ -190,7 +212,7 @@ def test_every_trial_has_its_class(done, spec, here, floor):
     assert result.cost.ends.keys() <= {"end", "same-bits", "not-finite"}
     assert sum(result.cost.ends.values()) == 30
     assert result.command == "unsilent training x"
-    assert result.floor == floor
+    assert result.floors == floors
 
 
 def test_curves_are_those_of_their_trials(done):
@@ -207,24 +229,41 @@ def test_curves_are_those_of_their_trials(done):
     assert {c.outcome for c in result.curves} == {c.name for c in result.classes if c.n}
 
 
-def test_only_harmful_trials_are_run_again_under_the_guard(done, here, floor):
+def test_only_different_trials_are_run_again_under_the_guard(done, here, floors):
     path, result = done
-    judge = Judge(here.describe(), floor, Thresholds())
+    judge = Judge(here.describe(), floors, Thresholds())
     with TrainingStore(path) as store:
         plain = {row.trial: judge.judge(row) for row in store.rows() if row.trial.target == "random"}
         again = {row.unguarded() for row in store.rows() if row.trial.target.startswith(GUARDED)}
-    harmful = {trial for trial, one in plain.items() if one.harmful}
-    assert again == harmful
-    assert (result.guard is None) == (not harmful)
-    if harmful:
-        assert result.guard.all.n == len(harmful)
+    different = {trial for trial, one in plain.items() if one.different}
+    assert again == different
+    assert (result.guard is None) == (not different)
+    if different:
+        assert result.guard.different.n == len(different)
+        assert result.guard.all.n == sum(one.harmful for one in plain.values())
 
 
-def test_a_campaign_goes_on_where_it_stopped(spec, floor, here, done, tmp_path):
+def test_a_store_with_one_floor_is_completed_by_the_same_command(done, spec, floors, here, tmp_path):
+    shutil.copy(done[0], tmp_path / "s.sqlite")
+    with closing(sqlite3.connect(tmp_path / "s.sqlite")) as db, db:
+        db.execute("DELETE FROM floor WHERE rowid = 2")
+    with (
+        TrainingStore(tmp_path / "s.sqlite") as store,
+        pytest.raises(UsageError, match="lacks a noise floor .* run the command that made it again"),
+    ):
+        read_training(store, Reading())
+    before = len(here.ran)
+    with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
+        again = run_training(spec, Budget(30), here, store, floors, Reading(), guard=True)
+    assert len(here.ran) == before
+    assert again.classes == done[1].classes
+
+
+def test_a_campaign_goes_on_where_it_stopped(spec, floors, here, done, tmp_path):
     def ask(trials):
         before = len(here.ran)
         with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-            result = run_training(spec, Budget(trials), here, store, floor, Reading())
+            result = run_training(spec, Budget(trials), here, store, floors, Reading())
         return result, len(here.ran) - before
 
     assert ask(10)[1] == 10
@@ -256,19 +295,21 @@ def test_readings_that_make_no_sense(fields):
 # -- training PVF -------------------------------------------------------------------------------------------------------
 
 
-def test_training_pvf_counts_failures_of_each_part(spec, floor, tmp_path):
+def test_training_pvf_counts_failures_of_each_part(spec, floors, tmp_path):
     memory = replace(spec, per="layer", faults=(("scale:factor=-30,rate=1", 1.0),))
     with running(memory) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        result = run_training(memory, Budget(4), Here(runner), store, floor, Reading(margin=0.1))
+        result = run_training(memory, Budget(4), Here(runner), store, floors, Reading(margin=0.1))
         rows = list(store.rows())
         found = runner.describe()
-    least = found.test + min(floor.accuracy) - 0.1
+    worst = min(floors.implementation.accuracy)
+    least = found.test + min(worst, *floors.seeds.accuracy) - 0.1
     assert [part.target for part in result.parts] == [t.name for t in found.targets]
     for part, target in zip(result.parts, found.targets, strict=True):
         own = [row for row in rows if row.trial.target == part.target]
         assert (part.n, part.elements, part.what) == (4, target.elements, target.what)
         assert part.failures == sum(not row.test >= least for row in own)
         assert part.pvf.estimate == part.failures / 4
+        assert part.different.estimate == sum(not row.test >= found.test + worst - 0.1 for row in own) / 4
     assert result.n == 4 * len(result.parts)
 
 
@@ -286,11 +327,11 @@ def test_an_example_of_the_campaign_comes_again_bit_for_bit(done, here, tmp_path
         assert found.again.content() == row.content()
 
 
-def test_an_example_that_the_campaign_lacks_is_made_by_hand(spec, floor, tmp_path):
+def test_an_example_that_the_campaign_lacks_is_made_by_hand(spec, floors, tmp_path):
     calm = replace(spec, faults=(("scale:factor=1", 1.0),))
     with running(calm) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
         executor = Here(runner)
-        run_training(calm, Budget(3), executor, store, floor, Reading())
+        run_training(calm, Budget(3), executor, store, floors, Reading())
         found = example("immediate-nan", executor, store, Reading())
         assert (found.same, found.curve.made, found.curve.outcome) == (True, True, "immediate-nan")
         assert found.row.trial.target == f"{MADE}immediate-nan"
@@ -305,12 +346,12 @@ def test_an_example_that_the_campaign_lacks_is_made_by_hand(spec, floor, tmp_pat
         assert repeat(found.row.trial, executor, store, Reading()).same
 
 
-def test_a_class_that_never_comes_is_said(spec, floor, tmp_path, monkeypatch):
+def test_a_class_that_never_comes_is_said(spec, floors, tmp_path, monkeypatch):
     calm = replace(spec, faults=(("scale:factor=1", 1.0),))
     monkeypatch.setitem(LADDERS, "low-test", tuple(itertools.islice(LADDERS["masked"], 3)))
     with running(calm) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
         executor = Here(runner)
-        run_training(calm, Budget(2), executor, store, floor, Reading())
+        run_training(calm, Budget(2), executor, store, floors, Reading())
         with pytest.raises(
             UsageError, match="no trial of .* ends in low-test, and none of 3 faults made by hand either"
         ):
@@ -327,10 +368,10 @@ def test_a_trial_of_another_campaign_is_not_run_again(done, spec, tmp_path):
 # -- the horizon --------------------------------------------------------------------------------------------------------
 
 
-def test_a_horizon_has_the_same_faults_and_seldom_another_class(done, spec, floor, tmp_path):
-    short = replace(spec, horizon=horizon_of(floor, 6))
+def test_a_horizon_has_the_same_faults_and_seldom_another_class(done, spec, floors, tmp_path):
+    short = replace(spec, horizon=horizon_of(floors.implementation, 6))
     with running(short) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        result = run_training(short, Budget(30), Here(runner), store, floor, Reading())
+        result = run_training(short, Budget(30), Here(runner), store, floors, Reading())
         early = {row.trial: row for row in store.rows()}
     with TrainingStore(done[0]) as store:
         whole = {row.trial: row for row in store.rows() if row.trial.target == "random"}

@@ -17,7 +17,7 @@ from unsilent.cli.struck import show, tell_example
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.trainings.reading import FloorValues
+    from unsilent.campaigns.trainings.reading import Floors
     from unsilent.campaigns.trainings.spec import TrainingSpec
     from unsilent.outcomes.training import Thresholds
 
@@ -76,8 +76,12 @@ def training(
             help="Take a run for masked after so many steps inside the fault-free band.", show_default="never"
         ),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="Fault-free runs that trials are judged by.")] = 20,
-    noise: Annotated[str, typer.Option(help="What differs between those, as for unsilent noise.")] = "impl",
+    replicas: Annotated[
+        int, typer.Option(help="Fault-free runs of each noise floor: implementation noise, and other seeds.")
+    ] = 20,
+    noise: Annotated[
+        str, typer.Option(help="What differs between those of the first, as for unsilent noise.")
+    ] = "impl",
     floor: Annotated[
         Path | None,
         typer.Option(help="Where fault-free runs are kept.", show_default="unsilent-noise-….sqlite here"),
@@ -90,7 +94,7 @@ def training(
     ] = 0.02,
     confidence: o.Confidence = 0.95,
     guard: Annotated[
-        bool, typer.Option("--guard", help="Run every harmful trial again under the guard, and say what it saved.")
+        bool, typer.Option("--guard", help="Run every different trial again under the guard, and say what it saved.")
     ] = False,
     example: Annotated[
         Optional[str],  # noqa: UP045
@@ -151,14 +155,14 @@ def training(
     path = store or Path(default_store("training", {**spec.identity(), "horizon": horizon}))
     page = report_path(path, html)
     with TrainingStore(path, write=True) as opened:  # before the floor, which takes its time
-        values = run_floor_of(spec, floor, noise, replicas, jobs, quiet, plain or as_json)
+        floors = floors_of(spec, floor, noise, replicas, jobs, quiet, plain or as_json)
         if horizon is not None:
-            spec = replace(spec, horizon=horizon_of(values, horizon))
+            spec = replace(spec, horizon=horizon_of(floors.implementation, horizon))
         observer = make_observer(quiet=quiet, plain=plain or as_json)
         made = make_executor(executor, spec, jobs=jobs, deadline=deadline, observer=observer, address=ray)
         with observer, made as running:
             result = run_training(
-                spec, budget, running, opened, values, reading, guard=guard, observer=observer, command=command_line()
+                spec, budget, running, opened, floors, reading, guard=guard, observer=observer, command=command_line()
             )
             shown = None if example is None else find_example(example, running, opened, reading, observer=observer)
     if shown is not None:
@@ -261,18 +265,18 @@ def check_numbers(steps: int | None, horizon: int | None, seed: int, init: int) 
             raise UsageError(f"--{name} is {value}; expected {least} or more")
 
 
-def run_floor_of(
+def floors_of(
     spec: TrainingSpec, floor: Path | None, noise: str, replicas: int, jobs: int, quiet: bool, lines: bool
-) -> FloorValues:
-    """The fault-free runs, in the file that ``unsilent noise`` keeps them in."""
+) -> Floors:
+    """The fault-free runs of both floors, in the file that ``unsilent noise`` keeps them in."""
     from unsilent.campaigns.replicas import ReplicaStore, Switches
     from unsilent.cli.noise import showing
-    from unsilent.studies.trainings.floor import replica_spec, run_floor
+    from unsilent.studies.trainings.floor import replica_spec, run_floors
 
     switches = Switches.parse(noise)
     path = floor or Path(default_store("noise", replica_spec(spec).identity()))
     with showing(quiet, lines) as told, ReplicaStore(path, write=True) as opened:
-        return run_floor(spec, opened, switches, replicas, jobs=jobs, told=told)
+        return run_floors(spec, opened, switches, replicas, jobs=jobs, told=told)
 
 
 def command_line() -> str:

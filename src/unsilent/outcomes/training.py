@@ -47,9 +47,14 @@ class TrainingOutcome(StrEnum):
     CRASHED = "crashed"
 
     @property
+    def masked(self) -> bool:
+        """Whether the run ended as the golden one, or differs by nothing that counts."""
+        return self in _MASKED
+
+    @property
     def harmful(self) -> bool:
         """Whether something of worth was lost."""
-        return self not in _HARMLESS
+        return not self.masked and self is not TrainingOutcome.IMPROVED
 
     @property
     def latent(self) -> bool:
@@ -57,7 +62,7 @@ class TrainingOutcome(StrEnum):
         return self in _LATENT
 
 
-_HARMLESS = (TrainingOutcome.MASKED_BITWISE, TrainingOutcome.MASKED_BENIGN, TrainingOutcome.IMPROVED)
+_MASKED = (TrainingOutcome.MASKED_BITWISE, TrainingOutcome.MASKED_BENIGN)
 _LATENT = (
     TrainingOutcome.SHARP_DEGRADE,
     TrainingOutcome.SLOW_DEGRADE,

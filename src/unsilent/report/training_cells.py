@@ -9,13 +9,13 @@ from unsilent.campaigns.trainings.spec import PHASES
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.text import clean, counted, shown
 from unsilent.statistics.intervals import Interval
-from unsilent.studies.trainings.records import Caught, Condition, Group, Part, TrainingResult
+from unsilent.studies.trainings.records import Caught, ClassShare, Condition, Group, Part, TrainingResult
 
 ANY = "any"
 KINDS = {"first": "first moment", "second": "second moment", "moving": "moving statistic", ANY: "any of these"}
 TOLD = {
     TrainingOutcome.MASKED_BITWISE: "ends with golden's bits",
-    TrainingOutcome.MASKED_BENIGN: "other bits, nothing that counts",
+    TrainingOutcome.MASKED_BENIGN: "other bits, nothing that counts beyond both noise floors",
     TrainingOutcome.IMMEDIATE_NAN: "loss not finite in the fault's step",
     TrainingOutcome.SHORT_TERM_NAN: "loss not finite within {short_term} steps",
     TrainingOutcome.SHARP_DEGRADE: "drops at once, low at the end",
@@ -27,7 +27,7 @@ TOLD = {
 }
 BRIEF = {
     TrainingOutcome.MASKED_BITWISE: "golden's bits",
-    TrainingOutcome.MASKED_BENIGN: "no difference that counts",
+    TrainingOutcome.MASKED_BENIGN: "no difference beyond noise",
     TrainingOutcome.IMMEDIATE_NAN: "loss lost in that step",
     TrainingOutcome.SHORT_TERM_NAN: "loss lost in {short_term} steps",
     TrainingOutcome.SHARP_DEGRADE: "drops at once, stays low",
@@ -98,10 +98,10 @@ def part_name(part: Part) -> str:
     return clean(part.part or part.target) + (f" ({clean(part.what)})" if part.what else "")
 
 
-def class_cells(group: Group) -> list[str]:
-    """Name, count, share and its limits."""
-    share = shown(group.harmful.estimate, group.harmful.low, group.harmful.high)
-    return [clean(group.name), f"{group.n:,}", share.estimate, share.limits]
+def class_cells(found: ClassShare) -> list[str]:
+    """Name, trials, how many of them are different, share and its limits."""
+    share = shown(found.share.estimate, found.share.low, found.share.high)
+    return [clean(found.name), f"{found.n:,}", f"{found.different:,}", share.estimate, share.limits]
 
 
 def example(result: TrainingResult, outcome: str) -> str:
@@ -113,10 +113,9 @@ def example(result: TrainingResult, outcome: str) -> str:
 
 
 def group_cells(group: Group) -> list[str]:
-    """n, harmful and latent share with limits, and which classes that are not masked."""
-    harm = shown(group.harmful.estimate, group.harmful.low, group.harmful.high)
-    latent = shown(group.latent.estimate, group.latent.low, group.latent.high)
-    return [f"{group.n:,}", harm.estimate, harm.limits, latent.estimate, counts_text(group.counts)]
+    """n, different, harmful and latent share with limits, and which classes that are not masked."""
+    shares = map(plainly, (group.different, group.harmful, group.latent))
+    return [f"{group.n:,}", *shares, counts_text(group.counts)]
 
 
 def plainly(share: Interval) -> str:
@@ -130,19 +129,21 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def condition_cells(found: Condition) -> list[str]:
-    """Kind and factor, the six counts, sensitivity and specificity with limits."""
+    """Kind and factor, the six counts, sensitivity and specificity, and sensitivity among different trials, with limits."""
     counts = [
         f"{x:,}" for x in (found.hit, found.missed, found.false, found.clear, found.loud_with, found.loud_without)
     ]
     kind = clean(KINDS.get(found.kind, found.kind))
-    return [kind, f"{found.factor:,.0f}", *counts, plainly(found.sensitivity), plainly(found.specificity)]
+    shares = (found.sensitivity, found.specificity, found.different)
+    return [kind, f"{found.factor:,.0f}", *counts, *map(plainly, shares)]
 
 
 def part_cells(part: Part) -> list[str]:
-    """Target, what of it, elements, trials, failures, PVF and limits."""
+    """Target, what of it, elements, trials, failures, PVF and limits, and the share by implementation noise alone."""
     text = shown(part.pvf.estimate, part.pvf.low, part.pvf.high)
     counts = [f"{x:,}" for x in (part.elements, part.n, part.failures)]
-    return [clean(part.part or part.target), clean(part.what), *counts, text.estimate, text.limits]
+    name = clean(part.part or part.target)
+    return [name, clean(part.what), *counts, text.estimate, text.limits, plainly(part.different)]
 
 
 def caught_cells(found: Caught) -> list[str]:
@@ -166,8 +167,12 @@ def ordered_groups(result: TrainingResult) -> dict[str, list[Group]]:
 
 
 def worst_first(groups: Sequence[Group]) -> list[Group]:
-    """Groups with the largest harmful share first; among equals those with more trials."""
-    return sorted(groups, key=lambda group: (-(group.harmful.estimate or 0.0), -group.n, group.name))
+    """Groups with the largest harmful share first; among equals those with more different trials, then with more trials."""
+
+    def order(group: Group) -> tuple[float, float, int, str]:
+        return -(group.harmful.estimate or 0.0), -(group.different.estimate or 0.0), -group.n, group.name
+
+    return sorted(groups, key=order)
 
 
 def _phase(group: Group) -> int:

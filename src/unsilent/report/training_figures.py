@@ -37,7 +37,7 @@ LOOKS = {
     TrainingOutcome.CRASHED: ("#1F2933", "x"),
 }
 """Colour and shape of each class: greys for what is masked, blues for a lost loss, warm colours for latent harm."""
-HARM, LATENT = SERIES_COLOURS[0], SERIES_COLOURS[1]
+HARM, LATENT, DIFFERENT = SERIES_COLOURS[0], SERIES_COLOURS[1], SERIES_COLOURS[2]
 ROWS = 24
 """Rows of a figure of groups or targets; tables have all."""
 IN_ORDER = ("phase", "what was struck", "part of the run")
@@ -62,11 +62,11 @@ def look(outcome: str) -> tuple[str, str]:
 
 def classes_figure(result: TrainingResult) -> Figure:
     """The share of each class, with limits."""
-    groups = result.classes
-    looks = [look(group.name) for group in groups]
-    rows = [(float(i), g.harmful, _hover(g.name, g.harmful)) for i, g in enumerate(groups)]
+    classes = result.classes
+    looks = [look(one.name) for one in classes]
+    rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(classes)]
     dots = Dots("", [colour for colour, _ in looks], [symbol for _, symbol in looks], rows)
-    return shares_figure([dots], [group.name for group in groups], "share of trials")
+    return shares_figure([dots], [one.name for one in classes], "share of trials")
 
 
 def shares_figure(series: Sequence[Dots], names: Sequence[str], title: str, bottom: float | None = None) -> Figure:
@@ -86,19 +86,31 @@ def bottom_of(values: Sequence[Interval]) -> float:
 
 
 def group_figures(result: TrainingResult) -> dict[str, Figure]:
-    """Harmful and latent share of each group of the kinds that have more than one, all on one axis."""
+    """Different, harmful and latent share of each group of the kinds that have more than one, all on one axis."""
     kinds = {kind: groups for kind, groups in ordered_groups(result).items() if len(groups) > 1}
     drawn = {kind: groups if kind in IN_ORDER else worst_first(groups)[:ROWS] for kind, groups in kinds.items()}
-    bottom = bottom_of([share for groups in drawn.values() for g in groups for share in (g.harmful, g.latent)])
+    bottom = bottom_of([share for groups in drawn.values() for g in groups for _, share, *_ in _shares(g)])
     return {kind: _group_figure(groups, bottom) for kind, groups in drawn.items()}
 
 
 def _group_figure(groups: Sequence[Group], bottom: float) -> Figure:
-    harm = [(i - 0.16, g.harmful, f"{_hover(g.name, g.harmful)} harmful") for i, g in enumerate(groups)]
-    latent = [(i + 0.16, g.latent, f"{_hover(g.name, g.latent)} latent") for i, g in enumerate(groups)]
-    series = [Dots("", [HARM] * len(harm), ["circle"] * len(harm), harm)]
-    series.append(Dots("", [LATENT] * len(latent), ["diamond"] * len(latent), latent))
+    series = []
+    for number in range(3):
+        rows = []
+        for i, g in enumerate(groups):
+            word, share, colour, symbol = _shares(g)[number]
+            rows.append((i + 0.24 * (number - 1), share, f"{_hover(g.name, share)} {word}"))
+        series.append(Dots("", [colour] * len(rows), [symbol] * len(rows), rows))
     return shares_figure(series, [group.name for group in groups], "share of trials", bottom)
+
+
+def _shares(group: Group) -> Sequence[tuple[str, Interval, str, str]]:
+    """The shares of a group: word, share, colour and symbol."""
+    return (
+        ("different", group.different, DIFFERENT, "square"),
+        ("harmful", group.harmful, HARM, "circle"),
+        ("latent", group.latent, LATENT, "diamond"),
+    )
 
 
 def parts_figure(parts: Sequence[Part]) -> Figure:

@@ -27,6 +27,7 @@ from unsilent.report.training_cells import (
 from unsilent.report.training_conditions import MOST, conditions_figure, drawn
 from unsilent.report.training_curves import GOLDEN, curve_figures, stroke
 from unsilent.report.training_figures import (
+    DIFFERENT,
     HARM,
     LATENT,
     ROWS,
@@ -37,7 +38,7 @@ from unsilent.report.training_figures import (
     parts_figure,
 )
 from unsilent.report.training_info import FACTOR, findings, headline, how, pvf_text
-from unsilent.studies.trainings.records import Curve, Group, Part, TrainingResult
+from unsilent.studies.trainings.records import ClassShare, Curve, Group, Part, TrainingResult
 
 TEMPLATE = "training.html.jinja"
 SHAPES = {
@@ -46,15 +47,15 @@ SHAPES = {
 }  # fmt: skip
 """Plotly's markers as text."""
 HEADS = {
-    "classes": ("class", "trials", "share %", "interval", "what it is", "example"),
-    "groups": ("group", "by", "trials", "harmful %", "latent %"),
+    "classes": ("class", "trials", "different", "share %", "interval", "what it is", "example"),
+    "groups": ("group", "by", "trials", "different %", "harmful %", "latent %"),
     "conditions": (
         "largest within two steps", "above × golden's", "latent with", "latent without", "harmless with",
         "harmless without", "loud with", "loud without",
-        "sensitivity %", "specificity %",
+        "sensitivity %", "specificity %", "sensitivity, different %",
     ),
-    "parts": ("target", "of it", "elements", "trials", "failures", "PVF %", "interval"),
-    "guard": ("harmful faults", "trials", "caught", "share %", "interval", "ended with golden's bits"),
+    "parts": ("target", "of it", "elements", "trials", "failures", "PVF %", "interval", "different %"),
+    "guard": ("faults", "trials", "caught", "share %", "interval", "ended with golden's bits"),
     "thresholds": ("threshold", "value", "what it is", "source of the default"),
 }  # fmt: skip
 
@@ -92,8 +93,8 @@ def page(result: TrainingResult) -> dict[str, Any]:
         "findings": [capitalised(line) for line in findings(result)],
         "numbers": numbers(result),
         "heads": HEADS,
-        "colours": {"harm": HARM, "latent": LATENT, "golden": GOLDEN},
-        "classes": [_class(group, result) for group in result.classes],
+        "colours": {"different": DIFFERENT, "harm": HARM, "latent": LATENT, "golden": GOLDEN},
+        "classes": [_class(one, result) for one in result.classes],
         "examples": _examples(result),
         "window": result.thresholds.window,
         "kinds": [(f"group-{i}", clean(kind)) for i, kind in enumerate(group_figures(result))],
@@ -105,7 +106,9 @@ def page(result: TrainingResult) -> dict[str, Any]:
         "left_out": MOST if len(drawn(result.points)) < len(result.points) else 0,
         "pvf": capitalised(pvf_text(result)) if result.parts else "",
         "parts": [_part(part) for part in result.parts],
-        "guard": [] if guard is None else [caught_cells(one) for one in (guard.all, guard.largest, *guard.sizes)],
+        "guard": []
+        if guard is None
+        else [caught_cells(one) for one in (guard.different, guard.all, guard.largest, *guard.sizes)],
         "how": [capitalised(line) for line in how(result)],
         "thresholds": thresholds(result),
         "facts": facts(result),
@@ -115,7 +118,8 @@ def page(result: TrainingResult) -> dict[str, Any]:
 def numbers(result: TrainingResult) -> list[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     found = [("struck trainings", f"{result.n:,}", f"of {result.steps:,} steps")]
-    shares = [("harmful", result.whole.harmful), ("latent", result.whole.latent)]
+    whole = result.whole
+    shares = [("different", whole.different), ("harmful", whole.harmful), ("latent", whole.latent)]
     if result.parts:
         found.append(("targets", f"{len(result.parts):,}", ""))
         worst = max((part.pvf for part in result.parts), key=lambda share: (share.estimate or 0.0, share.low))
@@ -127,10 +131,10 @@ def numbers(result: TrainingResult) -> list[tuple[str, str, str]]:
     return [*found, ("cost of a trial", f"{100 * result.cost.steps:.0f} %", "of a run's steps")]
 
 
-def _class(group: Group, result: TrainingResult) -> tuple[str, str, list[str]]:
+def _class(found: ClassShare, result: TrainingResult) -> tuple[str, str, list[str]]:
     """Colour, shape, and the cells of a class."""
-    colour, symbol = look(group.name)
-    return colour, SHAPES[symbol], [*class_cells(group), told(group.name, result), example(result, group.name)]
+    colour, symbol = look(found.name)
+    return colour, SHAPES[symbol], [*class_cells(found), told(found.name, result), example(result, found.name)]
 
 
 def _part(part: Part) -> Line:
@@ -141,6 +145,7 @@ def _part(part: Part) -> Line:
         part.failures,
         -1.0 if part.pvf.estimate is None else part.pvf.estimate,
         part.pvf.high,
+        -1.0 if part.different.estimate is None else part.different.estimate,
     )
     return Line(name, "", (Cell(what), *(Cell(text, float(key)) for text, key in zip(texts, keys, strict=True))))
 
@@ -160,7 +165,8 @@ def _curve(curve: Curve) -> str:
 
 
 def _group(kind: str, group: Group, seen: list[str]) -> Line:
-    shares = (Cell(plainly(s), -1.0 if s.estimate is None else s.estimate) for s in (group.harmful, group.latent))
+    own = (group.different, group.harmful, group.latent)
+    shares = (Cell(plainly(s), -1.0 if s.estimate is None else s.estimate) for s in own)
     counts = (Cell(f"{group.counts.get(name, 0):,}", float(group.counts.get(name, 0))) for name in seen)
     cells = (Cell(clean(kind)), Cell(f"{group.n:,}", float(group.n)), *shares, *counts)
     return Line(clean(group.name), "", cells, title=counts_text(group.counts))
@@ -178,7 +184,8 @@ def facts(result: TrainingResult) -> list[tuple[str, str]]:
         known[term] = spec.get(term)
     for term in ("phases", "layers"):
         known[term] = ", ".join(map(str, spec.get(term) or ()))
-    known |= {"replicas": f"{len(result.floor.accuracy)} with {result.floor.switches}"}
+    floors = (result.floors.implementation, result.floors.seeds)
+    known |= {"replicas": ", ".join(f"{len(floor.accuracy)} with {floor.switches}" for floor in floors)}
     known |= {"data": info.get("data"), "citation": info.get("citation"), "versions": _pairs(result.versions, " ")}
     return [(term, clean(text)) for term, text in known.items() if text not in (None, "")]
 

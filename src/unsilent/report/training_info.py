@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from unsilent.campaigns.trainings.reading import FloorValues
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.text import clean, counted, seconds, signed
 from unsilent.report.training_cells import (
@@ -18,6 +19,7 @@ from unsilent.report.training_cells import (
     seen,
     top,
 )
+from unsilent.studies.trainings.floor import least_accuracies
 from unsilent.studies.trainings.records import Contrast, TrainingResult
 
 FACTOR = 100.0
@@ -29,13 +31,14 @@ def headline(result: TrainingResult) -> str:
     if result.parts:
         return _pvf_headline(result)
     name = clean(result.workload)
-    harm, latent = result.whole.harmful, result.whole.latent
+    harm, latent, different = result.whole.harmful, result.whole.latent, result.whole.different
+    ended = f"{in_percent(different) if events(different) else 'none'} ended different"
     if not events(harm):
-        return f"Of {counted(result.n, 'struck training')} of {name} none came to harm (at most {top(harm)} %)"
+        return f"Of {counted(result.n, 'struck training')} of {name} none came to harm (at most {top(harm)} %), {ended}"
     quiet = (
         "none without a sign of it" if not events(latent) else f"{in_percent(latent)} without any error to tell of it"
     )
-    return f"{in_percent(harm)} of {counted(result.n, 'struck training')} of {name} came to harm, {quiet}"
+    return f"{in_percent(harm)} of {counted(result.n, 'struck training')} of {name} came to harm, {quiet}; {ended}"
 
 
 def _pvf_headline(result: TrainingResult) -> str:
@@ -64,6 +67,10 @@ def findings(result: TrainingResult) -> Iterator[str]:
 
 def _classes(result: TrainingResult) -> Iterator[str]:
     counts = result.whole.counts
+    yield (
+        f"different, beyond implementation noise: {of_all(result.whole.different)}; harmful, beyond the noise of seeds as well: "
+        f"{of_all(result.whole.harmful)}"
+    )
     harm = [TrainingOutcome(name) for name in seen(counts) if TrainingOutcome(name).harmful]
     latent, loud = ({str(name): counts[name] for name in harm if name.latent is kind} for kind in (True, False))
     yield f"latent harm, which no error tells of: {of_all(result.whole.latent)}" + (
@@ -71,13 +78,13 @@ def _classes(result: TrainingResult) -> Iterator[str]:
     )
     if loud:
         yield f"harm that shows itself: {counts_text(loud)}"
-    by_name = {group.name: group for group in result.classes}
+    by_name = {one.name: one for one in result.classes}
     same = by_name.get(TrainingOutcome.MASKED_BITWISE)
     if same is not None:
-        yield f"ended with golden's very bits: {of_all(same.harmful)}"
-    absent = [group for group in result.classes if not group.n]
+        yield f"final state identical to the fault-free run: {of_all(same.share)}"
+    absent = [one for one in result.classes if not one.n]
     if absent and result.n:
-        yield f"not seen (each at most {top(absent[0].harmful)} %): {', '.join(group.name for group in absent)}"
+        yield f"not seen (each at most {top(absent[0].share)} %): {', '.join(one.name for one in absent)}"
 
 
 def contrast_text(found: Contrast) -> str:
@@ -109,6 +116,7 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
     yield (
         f"{what} came before {found.hit:,} of {counted(latent, 'latent outcome')} (sensitivity {in_percent(found.sensitivity)}) "
         f"and in {found.false:,} of {others:,} harmless ones (specificity {in_percent(found.specificity)}){_alone(result)}; "
+        f"of {counted(found.different.n, 'outcome')} latent by implementation noise alone before {events(found.different):,}; "
         f"of those whose harm shows itself in {found.loud_with:,} of {found.loud_with + found.loud_without:,}"
     )
 
@@ -121,17 +129,18 @@ def _alone(result: TrainingResult) -> str:
     return "; alone: " + ", ".join(f"{KINDS.get(c.kind, clean(c.kind))} {c.hit:,}" for c in kinds)
 
 
-def least_accuracy(result: TrainingResult) -> float:
-    """Held-out accuracy below which a run has not converged."""
-    return result.golden_test + min(result.floor.accuracy) - result.margin
+def least_accuracy(result: TrainingResult) -> tuple[float, float]:
+    """See `least_accuracies`."""
+    return least_accuracies(result.golden_test, result.floors, result.margin)
 
 
 def pvf_text(result: TrainingResult) -> str:
     """What a convergence failure is."""
+    least, different = least_accuracy(result)
     return (
         f"training PVF: the share of corruptions that end in a convergence failure, that is held-out accuracy below "
-        f"{100 * least_accuracy(result):.2f} % ({100 * result.margin:g} points below the worst fault-free replica), a loss that "
-        "is not finite, or a crash"
+        f"{100 * least:.2f} % ({100 * result.margin:g} points below the worst fault-free replica of either floor), a loss that "
+        f"is not finite, or a crash; different: by implementation noise alone, below {100 * different:.2f} %"
     )
 
 
@@ -141,11 +150,16 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
     if found is None:
         return
     whole, large = found.all, found.largest
-    yield f"the guard caught {of_all(whole.share, 'harmful fault')}, within two steps"
-    yield f"of faults that wrote more than {found.large:,.0f} times what was usual it caught {of_all(large.share)}"
+    different = of_all(found.different.share, "different trial")
+    if whole.n:
+        yield f"the guard caught {of_all(whole.share, 'harmful fault')}, within two steps; {different}"
+    else:
+        yield f"no harmful fault met the guard; it caught {different}"
+    if large.n:
+        yield f"of faults that wrote more than {found.large:,.0f} times what was usual it caught {of_all(large.share)}"
     if whole.within:
         bits = "all" if whole.identical == whole.within else f"{whole.identical:,} of {whole.within:,}"
-        yield f"runs that it caught in time and rolled back: {bits} ended with golden's very bits"
+        yield f"harmful faults that it caught in time: {bits} ended with a final state identical to the fault-free run"
     rest = [(found.late, "caught later than that"), (found.stopped, "stopped: it tripped again after going back")]
     if parts := [f"{count:,} {what}" for count, what in rest if count]:
         yield f"under the guard: {', '.join(parts)}"
@@ -161,8 +175,9 @@ def how(result: TrainingResult) -> list[str]:
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
         f"in brackets {100 * result.confidence:g} % limits ({clean(result.whole.harmful.method)}); limits of differences: "
-        f"Zou & Donner, {joint_text(result)}; harmful: neither masked nor improved; latent: degraded or low on held-out "
-        "samples, without an error",
+        f"Zou & Donner, {joint_text(result)}",
+        "different: lost, or off by a threshold and beyond implementation noise; harmful: lost, or worse by a threshold and "
+        "beyond the noise of seeds as well; latent: harmful without an error (degraded or low on held-out samples)",
         cost_text(result),
         f"{seconds(result.seconds)} in all sessions, {seconds(result.cpu_seconds)} of CPU time",
     ]
@@ -177,24 +192,31 @@ def joint_text(result: TrainingResult) -> str:
 
 
 def floor_texts(result: TrainingResult) -> Iterator[str]:
-    """The fault-free replicas, and the test against them."""
-    floor = result.floor
-    n = len(floor.accuracy)
-    head = (
-        f"each trial is judged beside its fault-free twin (golden) and {counted(n, 'fault-free replica')} "
-        f"(switches: {clean(floor.switches)})"
+    """The two noise floors, and the test against them."""
+    floors = result.floors
+    yield f"implementation noise: {_floor(floors.implementation, result)}" + (
+        ", so every difference is beyond it" if all(floors.implementation.same) else ""
     )
+    yield f"noise of seeds: {_floor(floors.seeds, result)}" + (
+        ": no seed changes this training, so harm is judged by implementation noise alone"
+        if all(floors.seeds.same)
+        else ""
+    )
+    n = min(len(floors.implementation.accuracy), len(floors.seeds.accuracy))
+    yield (
+        f"beyond a floor: p of a rank test of held-out accuracy and loss is at most {100 * result.level:g} %, for each trial by "
+        f"itself ({n} replicas give {100 / (n + 1):.2g} % at the least), so that share of runs that differ as its replicas do is "
+        "called beyond it by chance; what accuracy tells must also exceed a threshold"
+    )
+
+
+def _floor(floor: FloorValues, result: TrainingResult) -> str:
+    head = f"{counted(len(floor.accuracy), 'fault-free replica')} (switches: {clean(floor.switches)})"
     if all(floor.same):
-        yield f"{head} that all ended with the twin's bits: any difference counts as beyond noise"
-        return
-    yield (
-        f"{head} whose held-out accuracy is {_span(floor.accuracy)} points from golden's, and whose predictions differ in up "
-        f"to {100 * max(floor.churn):.2g} % of {counted(result.samples, 'sample')}"
-    )
-    yield (
-        f"beyond noise: p of a rank test of held-out accuracy and loss is at most {100 * result.level:g} %, for each trial by "
-        f"itself ({n} replicas give {100 / (n + 1):.2g} % at the least), so that share of "
-        "runs that differ as replicas do is called beyond it by chance; harm that accuracy tells must also exceed a threshold"
+        return f"{head} that all ended in the final state of the fault-free twin (golden)"
+    return (
+        f"{head} whose held-out accuracy is {_span(floor.accuracy)} points from that of the fault-free twin (golden), and whose "
+        f"predictions differ in up to {100 * max(floor.churn):.2g} % of {counted(result.samples, 'sample')}"
     )
 
 

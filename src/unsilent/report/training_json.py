@@ -23,10 +23,12 @@ def training_json(result: TrainingResult) -> dict[str, Any]:
     """The object that ``--json`` prints."""
     found: dict[str, Any] = {"schema": SCHEMA} | {name: getattr(result, name) for name in _TOP}
     found["thresholds"] = _fields(result.thresholds)
-    found["floor"] = _fields(result.floor)
-    found["least_accuracy"] = least_accuracy(result)
+    floors = result.floors
+    found["floors"] = {"implementation": _fields(floors.implementation), "seeds": _fields(floors.seeds)}
+    found["least_accuracy"], found["least_accuracy_different"] = least_accuracy(result)
     found["results"] = list(rows(result))
-    found["classes"] = {group.name: group.n for group in result.classes}
+    found["classes"] = {one.name: one.n for one in result.classes}
+    found["different"] = {one.name: one.different for one in result.classes}
     found["groups"] = {
         kind: [{"name": g.name, "n": g.n, "counts": g.counts} for g in groups] for kind, groups in result.groups.items()
     }
@@ -49,8 +51,8 @@ def training_json(result: TrainingResult) -> dict[str, Any]:
 
 def rows(result: TrainingResult) -> Iterator[dict[str, Any]]:
     """One row for each estimate with limits."""
-    for group in result.classes:
-        yield _row("class", group.name, "share", group.harmful)
+    for one in result.classes:
+        yield _row("class", one.name, "share", one.share)
     yield from _group("all", "all", result.whole)
     for kind, groups in result.groups.items():
         for group in groups:
@@ -63,15 +65,18 @@ def rows(result: TrainingResult) -> Iterator[dict[str, Any]]:
         name = f"{c.kind} above {c.factor:g}"
         yield _row("condition", name, "sensitivity", c.sensitivity)
         yield _row("condition", name, "specificity", c.specificity)
+        yield _row("condition", name, "sensitivity_different", c.different)
     for part in result.parts:
         extra = {"what": part.what, "part": part.part, "elements": part.elements, "failures": part.failures}
         yield _row("target", part.target, "training_pvf", part.pvf) | extra
+        yield _row("target", part.target, "training_pvf_different", part.different)
     if result.guard is not None:
         for kind, found in _caught(result):
             yield _row(kind, found.name, "caught", found.share) | {"caught": found.within, "identical": found.identical}
 
 
 def _group(kind: str, name: str, group: Group) -> Iterator[dict[str, Any]]:
+    yield _row(kind, name, "different", group.different)
     yield _row(kind, name, "harmful", group.harmful)
     yield _row(kind, name, "latent", group.latent)
 
@@ -95,7 +100,12 @@ def _caught(result: TrainingResult) -> Sequence[tuple[str, Caught]]:
     guard = result.guard
     if guard is None:
         return ()
-    return [("guard", guard.all), ("guard", guard.largest), *(("guard size", one) for one in guard.sizes)]
+    return [
+        ("guard", guard.different),
+        ("guard", guard.all),
+        ("guard", guard.largest),
+        *(("guard size", one) for one in guard.sizes),
+    ]
 
 
 def _guard(result: TrainingResult) -> Mapping[str, Any]:

@@ -33,8 +33,8 @@ NAME = 36
 """Characters of a name."""
 EXAMPLE = 28
 HEADS = {
-    "classes": ("class", "trials", "share %", "interval", "example", "what it is"),
-    "group": ("trials", "harmful %", "interval", "latent %", "not masked"),
+    "classes": ("class", "trials", "different", "share %", "interval", "example", "what it is"),
+    "group": ("trials", "different %", "harmful %", "latent %", "not masked"),
     "conditions": (
         "largest of",
         "factor",
@@ -46,13 +46,15 @@ HEADS = {
         "not",
         "sensitivity %",
         "specificity %",
+        "different %",
     ),
-    "parts": ("target", "of it", "elements", "trials", "failed", "PVF %", "interval"),
-    "guard": ("harmful faults", "n", "caught", "share %", "interval", "golden's bits"),
+    "parts": ("target", "of it", "elements", "trials", "failed", "PVF %", "interval", "different %"),
+    "guard": ("faults", "n", "caught", "share %", "interval", "golden's bits"),
 }
 CONDITIONS = (
     "what foretells latent harm: hit and missed are latent trials with and without a value above factor x golden's "
-    "largest within two steps, false and clear harmless ones, loud and not those whose harm shows itself"
+    "largest within two steps, false and clear harmless ones, loud and not those whose harm shows itself; different: "
+    "sensitivity among trials that are latent harm by implementation noise alone"
 )
 
 
@@ -99,7 +101,7 @@ def _tables(result: TrainingResult, console: Console) -> None:
     for group in result.classes:
         where = short(example(result, group.name), EXAMPLE)
         body.append([*class_cells(group), where, told(group.name, result, brief=True)])
-    _table(console, HEADS["classes"], body, left=(4, 5))
+    _table(console, HEADS["classes"], body, left=(5, 6))
     for kind, groups in ordered_groups(result).items():
         if len(groups) < 2:
             continue
@@ -116,8 +118,8 @@ def _tables(result: TrainingResult, console: Console) -> None:
         _parts(result, console)
     if result.guard is not None:
         found = result.guard
-        caught = [caught_cells(one) for one in (found.all, found.largest, *found.sizes)]
-        title = "under the guard; sizes: largest value written, in multiples of what was usual in the tensor"
+        caught = [caught_cells(one) for one in (found.different, found.all, found.largest, *found.sizes)]
+        title = "under the guard; sizes (of harmful faults): largest value written, in multiples of what was usual in the tensor"
         _table(console, HEADS["guard"], caught, title)
 
 
@@ -125,7 +127,13 @@ def _parts(result: TrainingResult, console: Console) -> None:
     parts, left = result.parts, len(result.parts) - GROUPS
     if left > 0:
         parts = tuple(sorted(parts, key=lambda part: -(part.pvf.estimate or 0.0))[:GROUPS])
-    _table(console, HEADS["parts"], [part_cells(part) for part in parts], "training PVF", left=(1,))
+    _table(
+        console,
+        HEADS["parts"],
+        [part_cells(part) for part in parts],
+        "training PVF; different: the same by implementation noise alone",
+        left=(1,),
+    )
     if left > 0:
         print_lines(console, [f"the {GROUPS} most vulnerable, and {left:,} more in the report"], False)
 

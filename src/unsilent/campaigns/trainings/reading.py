@@ -57,6 +57,19 @@ class FloorValues:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """The two noise floors that a run is judged by.
+
+    Attributes:
+        implementation: replicas that carry out the same sums in another order. seeds: replicas with other seeds of
+            initialisation, data order, augmentation and dropout.
+    """
+
+    implementation: FloorValues
+    seeds: FloorValues
+
+
 def read_training_spec(text: Any) -> TrainingSpec:
     """A spec from a store; raises ``Damaged``."""
     found = parsed(TrainingSpec, text, "spec")
@@ -86,8 +99,15 @@ def read_found(text: Any) -> TrainingFound:
     return found
 
 
-def read_floor(text: Any) -> FloorValues:
-    """What replicas ended in; raises ``Damaged``."""
+def read_floors(texts: Sequence[Any]) -> Floors | None:
+    """Both floors, in the order of `Floors`; None where one is missing. Raises ``Damaged``."""
+    if len(texts) > 2:
+        raise Damaged("it has more than two noise floors")
+    found = [_read_floor(text) for text in texts]
+    return Floors(*found) if len(found) == 2 else None
+
+
+def _read_floor(text: Any) -> FloorValues:
     found = parsed(FloorValues, text, "floor")
     count = len(found.accuracy)
     if not 1 <= count <= MOST_REPLICAS or {len(found.loss), len(found.churn), len(found.same)} != {count}:

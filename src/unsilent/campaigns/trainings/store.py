@@ -1,4 +1,4 @@
-"""The store of a training campaign: its golden run, its trials with their curves, the fault-free replicas it is judged by."""
+"""The store of a training campaign: its golden run, its trials with their curves, the two noise floors it is judged by."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from unsilent.campaigns.bound import TABLES, CampaignFile
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.trainings.reading import (
-    FloorValues,
-    read_floor,
+    Floors,
+    read_floors,
     read_found,
     read_training_row,
     read_training_spec,
@@ -62,17 +62,18 @@ class TrainingStore(CampaignFile[TrainingSpec, TrainingFound]):
 
     # -- what it is judged by ------------------------------------------------------------------------------------
 
-    def note_floor(self, floor: FloorValues) -> None:
+    def note_floors(self, floors: Floors) -> None:
         """Keep what fault-free replicas ended in, in place of what was kept before."""
+        both = [(json.dumps(floor.to_json()),) for floor in (floors.implementation, floors.seeds)]
         with self._together():
             self._db.execute("DELETE FROM floor")
-            self._db.execute("INSERT INTO floor VALUES (?)", (json.dumps(floor.to_json()),))
+            self._db.executemany("INSERT INTO floor VALUES (?)", both)
 
-    def floor(self) -> FloorValues | None:
-        """What replicas ended in; None where none were run."""
+    def floors(self) -> Floors | None:
+        """What replicas ended in; None where those of a floor are missing."""
         with self._errors():
-            row = self._db.execute("SELECT replicas FROM floor LIMIT 1").fetchone()
-            return None if row is None else read_floor(row[0])
+            rows = self._db.execute("SELECT replicas FROM floor ORDER BY rowid LIMIT 3").fetchall()
+            return read_floors([row[0] for row in rows])
 
     # -- trials --------------------------------------------------------------------------------------------------
 

@@ -45,10 +45,12 @@ def conditions(trials: Sequence[Judged], found: Sequence[Point], confidence: flo
 
 def _condition(kind: str, factor: float, pairs: Sequence[tuple[Judged, Point]], confidence: float) -> Condition:
     table = {(kind, large): 0 for kind in ("latent", "harmless", "loud") for large in (True, False)}
+    different = {True: 0, False: 0}
     for one, point in pairs:
         ratios = point.ratios if kind == ANY else (point.ratios[WATCHED.index(kind)],)
-        what = "latent" if one.outcome.latent else "loud" if one.outcome.harmful else "harmless"
-        table[what, any(r is not None and r > factor for r in ratios)] += 1
+        large = any(r is not None and r > factor for r in ratios)
+        table["latent" if one.outcome.latent else "loud" if one.outcome.harmful else "harmless", large] += 1
+        different[large] += one.by_implementation.latent
     hit, missed, false, clear = (table[what, large] for what in ("latent", "harmless") for large in (True, False))
     return Condition(
         kind,
@@ -61,4 +63,5 @@ def _condition(kind: str, factor: float, pairs: Sequence[tuple[Judged, Point]], 
         clopper_pearson(clear, clear + false, confidence),
         table["loud", True],
         table["loud", False],
+        clopper_pearson(different[True], sum(different.values()), confidence),
     )

@@ -1,4 +1,9 @@
-"""The fault-free replicas that struck trainings are judged by, and the band that a run must stay in to be taken for masked."""
+"""The two noise floors that faulty runs are judged by, and the band that a run must stay in to be taken for masked.
+
+*Implementation*: replicas with golden's seeds whose sums are carried out in another order. A run beyond them is different.
+*Seeds*: replicas with other seeds. A run that is worse than golden and beyond them as well is harmful; one that lies between the
+two took another path, and ended as a fault-free run of the same recipe may end.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,8 @@ import xxhash
 
 from unsilent.campaigns.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, Trained, run_replicas
 from unsilent.campaigns.replicas.run import Told
-from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS
+from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.campaigns.trainings.spec import Floats, Horizon, TrainingFound, TrainingSpec
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Ending, Thresholds
@@ -15,6 +21,7 @@ from unsilent.statistics.floor import judge
 from unsilent.statistics.nulls import Compared, Measure, Null
 from unsilent.studies.floors import ACCURACY, CHURN, LOSS, Floor
 
+SEEDS = VARIANTS["algo"]
 LEAST = 20
 LEVEL = 0.05
 WINDOW = 10
@@ -28,25 +35,38 @@ def replica_spec(spec: TrainingSpec) -> ReplicaSpec:
     return ReplicaSpec(spec.workload, spec.options, spec.data, spec.init, spec.steps)
 
 
-def run_floor(
+def run_floors(
     spec: TrainingSpec,
     store: ReplicaStore,
-    switches: Switches,
+    implementation: Switches,
     count: int = LEAST,
     *,
     jobs: int = 1,
     told: Told = lambda done, total, row: None,
-) -> FloorValues:
-    """Run the replicas that the store lacks, and say how far they are from their clean twin; raises ``UsageError``."""
+) -> Floors:
+    """Run the replicas that the store lacks, ``count`` of each floor, and compare them with their clean twin.
+
+    ``implementation``: what differs between replicas of that floor. Raises ``UsageError``.
+    """
     if count < LEAST:
         raise UsageError(f"--replicas is {count}; a floor at level {LEVEL:g} needs at least {LEAST}")
-    if not switches.varies:
-        raise UsageError(f"--noise {switches} is the same run each time; name what differs, like impl or order")
+    if not implementation.varies:
+        raise UsageError(f"--noise {implementation} is the same run each time; name what differs, like impl or race=2")
+    if drawn := [name for name, _ in implementation.settings if SWITCHES[name].kind == ALGORITHMIC]:
+        raise UsageError(
+            f"--noise {implementation} has other seeds ({', '.join(drawn)}), which are the second floor of every campaign; "
+            "name implementation switches, like impl or race=2"
+        )
 
     def wanted(trained: Trained) -> list[Replica]:
-        return [Replica(Switches(), 0), *(Replica(switches, number) for number in range(count))]
+        floors = (Replica(switches, number) for switches in (implementation, SEEDS) for number in range(count))
+        return [Replica(Switches(), 0), *floors]
 
     training, _ = run_replicas(replica_spec(spec), wanted, store, jobs=jobs, told=told)
+    return Floors(*(_values(spec, store, training, switches, count) for switches in (implementation, SEEDS)))
+
+
+def _values(spec: TrainingSpec, store: ReplicaStore, training: str, switches: Switches, count: int) -> FloorValues:
     floor = Floor(store, training, switches)
     null = floor.null(range(count))
     rows = list(store.rows(training, switches, count))
@@ -68,9 +88,9 @@ def run_floor(
     )
 
 
-def check_twin(found: TrainingFound, floor: FloorValues) -> None:
+def check_twin(found: TrainingFound, floors: Floors) -> None:
     """Raise ``UsageError`` unless the replicas' clean twin is the campaign's golden run."""
-    if hash_of(np.array(found.losses)) != floor.twin:
+    if {floors.implementation.twin, floors.seeds.twin} != {hash_of(np.array(found.losses))}:
         raise UsageError(
             f"the golden run of {found.name} is not the clean twin of its replicas (their losses differ); a training must give "
             "the same bits in every process: unsilent noise --explain says what makes it differ"
@@ -83,15 +103,22 @@ def hash_of(losses: Floats) -> str:
 
 
 def horizon_of(floor: FloorValues, steps: int) -> Horizon:
-    """The band of these replicas, and how long a run has to stay in it."""
+    """The band of these replicas (those of the implementation floor), and how long a run has to stay in it."""
     band = np.pad(np.array(floor.band), 1, mode="edge")
     wide = SLACK * np.max([band[:-2], band[1:-1], band[2:]], axis=0)
     return Horizon(steps, floor.window, tuple(wide.tolist()), float(np.abs(floor.accuracy).max()))
 
 
-class Noise:
-    """Whether a run differs from golden by more than the replicas do.
+def least_accuracies(golden: float, floors: Floors, margin: float) -> tuple[float, float]:
+    """Held-out accuracy below which a run has not converged: by both floors, and by implementation noise alone."""
+    implementation, seeds = min(floors.implementation.accuracy), min(floors.seeds.accuracy)
+    return golden + min(implementation, seeds) - margin, golden + implementation - margin
 
+
+class Noise:
+    """Whether a run differs from golden by more than the replicas of one floor do.
+
+    As every difference is from the same golden run, the test is of the run's own place among the ends of the replicas.
     A rank test of held-out accuracy and loss at ``LEVEL`` for each run by itself: among runs that differ as replicas do, that
     share is called beyond. Corrected for a thousand trials, 20 replicas could call none.
     """

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.reading import Floors
 from unsilent.campaigns.trainings.spec import Floats, TrainingFound, TrainingRow, bare
 from unsilent.outcomes.training import Ending, Thresholds, TrainingOutcome, averaged, judge_ending
 from unsilent.statistics.comparing import joint_differences
-from unsilent.statistics.intervals import clopper_pearson
+from unsilent.statistics.intervals import Interval, clopper_pearson
 from unsilent.studies.trainings.floor import Noise
 from unsilent.studies.trainings.records import Contrast, Curve, Group, Judged
 
@@ -20,19 +20,26 @@ BACKWARD, FORWARD = ("grad_in", "grad_wt"), ("fwd",)
 EXAMPLES = 3
 """Curves that are shown of each class."""
 QUARTERS = 4
+SHARES: Mapping[str, Callable[[Judged], bool]] = {
+    "different": lambda one: one.different,
+    "harmful": lambda one: one.harmful,
+    "latent": lambda one: one.outcome.latent,
+}
+"""The shares that are reported of every group of trials, in the order of `Group`."""
 
 
 class Judge:
     """Gives each trial its class.
 
     Args:
-        found: the golden run. thresholds: see `Thresholds`.
+        found: the golden run. floors: a run must be beyond both to be of any class but the masked ones, unless it was lost.
+        thresholds: see `Thresholds`.
     """
 
-    def __init__(self, found: TrainingFound, floor: FloorValues, thresholds: Thresholds) -> None:
+    def __init__(self, found: TrainingFound, floors: Floors, thresholds: Thresholds) -> None:
         self._found, self._thresholds = found, thresholds
         self._losses, self._metric = np.array(found.losses), np.array(found.metric)
-        self._noise = Noise(floor, thresholds)
+        self._implementation, self._seeds = (Noise(f, thresholds) for f in (floors.implementation, floors.seeds))
         self.told_accuracy = not np.array_equal(self._metric, -self._losses)
         """Whether steps tell an accuracy; a loss has no scale that thresholds could be of."""
 
@@ -54,10 +61,12 @@ class Judge:
     def judge(self, row: TrainingRow) -> Judged:
         """The class of one trial."""
         if row.reason in CRASHED:
-            return Judged(bare(row), TrainingOutcome.CRASHED, True)
+            return Judged(bare(row), TrainingOutcome.CRASHED, TrainingOutcome.CRASHED)
         golden, ending = self.golden(row.struck.step), self.ending(row)
-        beyond = self._noise.beyond(golden, ending, row.test_loss - self._found.test_loss)
-        return Judged(bare(row), self._class(golden, ending, beyond), beyond)
+        gap = row.test_loss - self._found.test_loss
+        different = self._implementation.beyond(golden, ending, gap)
+        harmful = different and self._seeds.beyond(golden, ending, gap)
+        return Judged(bare(row), *(self._class(golden, ending, beyond) for beyond in (harmful, different)))
 
     def _class(self, golden: Ending, ending: Ending, beyond: bool) -> TrainingOutcome:
         return judge_ending(golden, ending, self._thresholds, beyond_noise=beyond, training_metric=self.told_accuracy)
@@ -91,10 +100,13 @@ def grouped(trials: Iterable[Judged], key: Callable[[Judged], str], confidence: 
 
 def group(name: str, trials: Sequence[Judged], confidence: float) -> Group:
     """Counts and shares of some trials."""
-    n, counts = len(trials), Counter(str(one.outcome) for one in trials)
-    harmful = sum(one.harmful for one in trials)
-    latent = sum(one.outcome.latent for one in trials)
-    return Group(name, n, dict(counts), clopper_pearson(harmful, n, confidence), clopper_pearson(latent, n, confidence))
+    counts = Counter(str(one.outcome) for one in trials)
+    return Group(name, len(trials), dict(counts), *(share(trials, is_so, confidence) for is_so in SHARES.values()))
+
+
+def share(trials: Sequence[Judged], is_so: Callable[[Judged], bool], confidence: float) -> Interval:
+    """The share of trials for which ``is_so`` holds, with limits."""
+    return clopper_pearson(sum(map(is_so, trials)), len(trials), confidence)
 
 
 def groups_of(trials: Sequence[Judged], found: TrainingFound, confidence: float) -> dict[str, tuple[Group, ...]]:
@@ -117,10 +129,10 @@ def _part(step: int, steps: int) -> str:
 
 
 def backward_against_forward(trials: Sequence[Judged], confidence: float) -> Iterator[Contrast]:
-    """Backward phases against the forward one, by harm and by latent harm, among fault models that were drawn in both.
+    """Backward phases against the forward one, by each of `SHARES`, among fault models that were drawn in both.
 
     Fault models are drawn before the phase, so in both phases they have the same law. Limits of the differences hold
-    for both rows together.
+    for all three rows together.
     """
     models = [{one.row.struck.model for one in trials if one.row.struck.phase in side} for side in (BACKWARD, FORWARD)]
     both = models[0] & models[1]
@@ -130,13 +142,9 @@ def backward_against_forward(trials: Sequence[Judged], confidence: float) -> Ite
     ]
     if not all(sides):
         return
-    asked: dict[str, Callable[[Judged], bool]] = {
-        "harmful": lambda one: one.harmful,
-        "latent": lambda one: one.outcome.latent,
-    }
-    counts = [tuple((sum(map(told, side)), len(side)) for side in sides) for told in asked.values()]
+    counts = [tuple((sum(map(is_so, side)), len(side)) for side in sides) for is_so in SHARES.values()]
     gaps = joint_differences([(one, other) for one, other in counts], confidence)
-    for name, pair, gap in zip(asked, counts, gaps, strict=True):
+    for name, pair, gap in zip(SHARES, counts, gaps, strict=True):
         one, other = (clopper_pearson(*side, confidence) for side in pair)
         yield Contrast(name, "backward", "forward", one, other, gap)
 

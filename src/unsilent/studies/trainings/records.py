@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.reading import Floors
 from unsilent.campaigns.trainings.spec import TrainingRow
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.statistics.intervals import Interval
@@ -14,32 +14,53 @@ from unsilent.statistics.intervals import Interval
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Judged:
-    """A trial, without its curves, and its class. ``beyond``: whether it differs from golden by more than fault-free runs do."""
+    """A trial, without its curves, and its class.
+
+    Attributes:
+        outcome: its class; what does not exceed both noise floors is masked. by_implementation: the class that it would have
+            if implementation noise were all the noise there is.
+    """
 
     row: TrainingRow
     outcome: TrainingOutcome
-    beyond: bool
+    by_implementation: TrainingOutcome
+
+    @property
+    def different(self) -> bool:
+        """Whether it differs from golden by a threshold, and by more than implementation noise; or was lost."""
+        return not self.by_implementation.masked
 
     @property
     def harmful(self) -> bool:
-        """Not masked, and beyond the floor where that can be told."""
+        """Whether it is worse than golden by a threshold, and by more than both noise floors; or was lost."""
         return self.outcome.harmful
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Trials that have something in common: of each class how many, and the shares that did harm, and latent harm."""
+    """Trials that have something in common: of each class how many, and the shares that are different, harmful, latent harm."""
 
     name: str
     n: int
     counts: Mapping[str, int]
+    different: Interval
     harmful: Interval
     latent: Interval
 
 
 @dataclass(frozen=True, slots=True)
+class ClassShare:
+    """One class: how many trials, how many of these are different, and their share of all trials."""
+
+    name: str
+    n: int
+    different: int
+    share: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class Contrast:
-    """One group against another: both shares, and the difference, whose limits hold for all rows of a comparison together."""
+    """One group against another: a share (``name``) of both, and the difference, whose limits hold for all rows together."""
 
     name: str
     first: str
@@ -71,7 +92,8 @@ class Condition:
     Attributes:
         kind: what is watched (first, second, moving, any). factor: times golden's largest, from which it counts as large. With
             and without it: how many of the latent (``hit``, ``missed``), of the harmless (``false``, ``clear``), and of those
-            whose harm shows itself (``loud_with``, ``loud_without``), which neither share counts.
+            whose harm shows itself (``loud_with``, ``loud_without``), which neither share counts. different: sensitivity among
+            all trials that are latent harm by implementation noise alone.
     """
 
     kind: str
@@ -82,8 +104,9 @@ class Condition:
     clear: int
     sensitivity: Interval
     specificity: Interval
-    loud_with: int = 0
-    loud_without: int = 0
+    loud_with: int
+    loud_without: int
+    different: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +120,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Training PVF of one target: trials, convergence failures, and their share."""
+    """Training PVF of one target: trials, convergence failures, and their share.
+
+    ``different``: the share that would be failures if implementation noise were all the noise there is.
+    """
 
     target: str
     what: str
@@ -106,6 +132,7 @@ class Part:
     n: int
     failures: int
     pvf: Interval
+    different: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +153,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """Harmful faults of one size under the guard. ``within``: caught within two steps; ``identical``: of these, golden's bits."""
+    """Faults of one kind under the guard. ``within``: caught within two steps; ``identical``: of these, golden's bits."""
 
     name: str
     n: int
@@ -137,9 +164,12 @@ class Caught:
 
 @dataclass(frozen=True, slots=True)
 class GuardFound:
-    """What the guard saved: all harmful trials, those that wrote more than ``large`` times what was usual, and by size."""
+    """What the guard saved: of all different trials, of all harmful ones, of those of them that wrote more than ``large``
+    times what was usual, and by size. ``late``, ``stopped``, ``alarms``: counts of harmful ones.
+    """
 
     large: float
+    different: Caught
     all: Caught
     largest: Caught
     sizes: tuple[Caught, ...]
@@ -165,10 +195,10 @@ class TrainingResult:
     golden_seconds: float
     confidence: float
     thresholds: Thresholds
-    floor: FloorValues
+    floors: Floors
     level: float
     n: int
-    classes: tuple[Group, ...]
+    classes: tuple[ClassShare, ...]
     whole: Group
     groups: Mapping[str, tuple[Group, ...]]
     contrasts: tuple[Contrast, ...]

@@ -20,10 +20,11 @@ SIZES = (1.0, 1e2, 1e4, 1e8)
 
 
 def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], confidence: float) -> GuardFound | None:
-    """Of harmful trials that were run again under the guard; None where none was."""
-    pairs = [(one, guarded[one.row.trial]) for one in trials if one.harmful and one.row.trial in guarded]
-    if not pairs:
+    """Of different trials that were run again under the guard; None where none was."""
+    different = [(one, guarded[one.row.trial]) for one in trials if one.different and one.row.trial in guarded]
+    if not different:
         return None
+    pairs = [(one, again) for one, again in different if one.harmful]
     edges = (0.0, *SIZES, math.inf)
     names = [f"up to {SIZES[0]:g}", *(f"{a:g} to {b:g}" for a, b in itertools.pairwise(SIZES))]
     names.append(f"above {SIZES[-1]:g}")
@@ -42,6 +43,7 @@ def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], conf
     )
     return GuardFound(
         large=LARGE,
+        different=_caught("all different", [again for _, again in different], confidence),
         all=_caught("all harmful", [again for _, again in pairs], confidence),
         largest=_caught(
             f"wrote more than {LARGE:g} x usual", [again for one, again in pairs if size(one.row) > LARGE], confidence

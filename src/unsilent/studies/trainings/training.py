@@ -15,14 +15,14 @@ from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.trainings.ladders import LADDERS
-from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.reading import Floors
 from unsilent.campaigns.trainings.spec import GUARDED, MADE, NOT_STRUCK, TrainingFound, TrainingRow, TrainingSpec, bare
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.trainings.conditions import conditions, points
-from unsilent.studies.trainings.floor import LEVEL, check_twin
+from unsilent.studies.trainings.floor import LEVEL, check_twin, least_accuracies
 from unsilent.studies.trainings.judging import (
     EXAMPLES,
     Judge,
@@ -31,7 +31,7 @@ from unsilent.studies.trainings.judging import (
     grouped,
     groups_of,
 )
-from unsilent.studies.trainings.records import Cost, Curve, Group, Judged, Part, TrainingResult
+from unsilent.studies.trainings.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
 from unsilent.studies.trainings.saved import saved
 
 MARGIN = 0.02
@@ -62,27 +62,27 @@ def run_training(
     budget: Budget,
     executor: Executor,
     store: TrainingStore,
-    floor: FloorValues,
+    floors: Floors,
     reading: Reading,
     *,
     guard: bool = False,
     observer: Observer | None = None,
     command: str = "",
 ) -> TrainingResult:
-    """Run (or resume) a campaign, with ``guard`` its harmful trials again under the guard, and read what was found.
+    """Run (or resume) a campaign, with ``guard`` its different trials again under the guard, and read what was found.
 
-    Raises ``UsageError`` where the floor is not of this training.
+    Raises ``UsageError`` where the floors are not of this training.
     """
     found = executor.describe()
     assert isinstance(found, TrainingFound)
-    check_twin(found, floor)
+    check_twin(found, floors)
     store.bind(spec, found)
-    store.note_floor(floor)
+    store.note_floors(floors)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
     if guard:
-        judge = Judge(found, floor, reading.thresholds)
-        harmful = [one.row.trial for one in map(judge.judge, drawn(store)) if one.harmful]
-        run_trials([t._replace(target=GUARDED + t.target) for t in harmful], executor, store, observer)
+        judge = Judge(found, floors, reading.thresholds)
+        different = [one.row.trial for one in map(judge.judge, drawn(store)) if one.different]
+        run_trials([t._replace(target=GUARDED + t.target) for t in different], executor, store, observer)
     return read_training(store, reading)
 
 
@@ -92,12 +92,21 @@ def drawn(store: TrainingStore) -> Iterator[TrainingRow]:
     return (row for row in own if row.reason != NOT_STRUCK)
 
 
+def floors_of(store: TrainingStore) -> Floors:
+    """Both noise floors; raises ``UsageError`` where one is missing."""
+    floors = store.floors()
+    if floors is None:
+        raise UsageError(
+            f"{store.path} lacks a noise floor (it needs fault-free replicas of implementation noise and of other seeds); "
+            "run the command that made it again, which runs what is missing"
+        )
+    return floors
+
+
 def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
-    """Everything from the store alone; raises ``UsageError`` where it has no trial or no floor yet."""
-    found, spec, floor = store.description, store.spec, store.floor()
-    if floor is None:
-        raise UsageError(f"{store.path} has no fault-free replicas to judge by; run the command that made it again")
-    judge = Judge(found, floor, reading.thresholds)
+    """Everything from the store alone; raises ``UsageError`` where it has no trial or lacks a floor."""
+    found, spec, floors = store.description, store.spec, floors_of(store)
+    judge = Judge(found, floors, reading.thresholds)
     trials: list[Judged] = []
     spared: list[TrainingRow] = []
     curves: dict[str, list[Curve]] = {}
@@ -137,7 +146,7 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         golden_seconds=found.golden_seconds,
         confidence=confidence,
         thresholds=reading.thresholds,
-        floor=floor,
+        floors=floors,
         level=LEVEL,
         n=len(trials),
         classes=_classes(trials, confidence),
@@ -147,7 +156,7 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         curves=tuple(sorted(shown, key=lambda c: list(TrainingOutcome).index(TrainingOutcome(c.outcome)))),
         conditions=conditions(trials, where, confidence),
         points=where,
-        parts=_parts(trials, found, floor, reading) if spec.per is not None else (),
+        parts=_parts(trials, found, floors, reading) if spec.per is not None else (),
         margin=reading.margin,
         cost=cost(trials, found),
         guard=saved(trials, guarded, confidence),
@@ -178,33 +187,33 @@ def _asked(outcome: str) -> str:
     return "masked" if outcome.startswith("masked") else outcome
 
 
-def _classes(trials: Sequence[Judged], confidence: float) -> tuple[Group, ...]:
-    """One group for each class that there is, those that did not occur with their upper limits."""
-    n = len(trials)
-    counts = Counter(str(one.outcome) for one in trials)
+def _classes(trials: Sequence[Judged], confidence: float) -> tuple[ClassShare, ...]:
+    """One for each class that there is, those that did not occur with their upper limits."""
+    counts = Counter(one.outcome for one in trials)
+    different = Counter(one.outcome for one in trials if one.different)
     return tuple(
-        Group(
+        ClassShare(
             str(outcome),
-            counts[str(outcome)],
-            {str(outcome): counts[str(outcome)]},
-            clopper_pearson(counts[str(outcome)], n, confidence),
-            clopper_pearson(counts[str(outcome)] if outcome.latent else 0, n, confidence),
+            counts[outcome],
+            different[outcome],
+            clopper_pearson(counts[outcome], len(trials), confidence),
         )
         for outcome in TrainingOutcome
     )
 
 
-def _parts(trials: Sequence[Judged], found: TrainingFound, floor: FloorValues, reading: Reading) -> tuple[Part, ...]:
+def _parts(trials: Sequence[Judged], found: TrainingFound, floors: Floors, reading: Reading) -> tuple[Part, ...]:
     """Training PVF: the share of trials of each target that end in a convergence failure."""
-    least = found.test + min(floor.accuracy) - reading.margin
+    confidence = reading.confidence
+    limits = least_accuracies(found.test, floors, reading.margin)
     targets = {target.name: target for target in found.targets}
     parts = []
-    for own in grouped(trials, lambda one: one.row.trial.target, reading.confidence):
+    for own in grouped(trials, lambda one: one.row.trial.target, confidence):
         target = targets[own.name]
         mine = [one for one in trials if one.row.trial.target == own.name]
-        failures = sum(failed(one, least) for one in mine)
-        interval = clopper_pearson(failures, own.n, reading.confidence)
-        parts.append(Part(own.name, target.what, target.part, target.elements, own.n, failures, interval))
+        failures = [sum(failed(one, least) for one in mine) for least in limits]
+        shares = (clopper_pearson(count, own.n, confidence) for count in failures)
+        parts.append(Part(own.name, target.what, target.part, target.elements, own.n, failures[0], *shares))
     order = list(targets)
     return tuple(sorted(parts, key=lambda part: order.index(part.target)))
 
@@ -250,10 +259,7 @@ def example(
     observer: Observer | None = None,
 ) -> Example:
     """One instance of a class, run again; raises ``UsageError`` where neither a trial nor a fault made by hand ends so."""
-    found, floor = store.description, store.floor()
-    if floor is None:
-        raise UsageError(f"{store.path} has no fault-free replicas to judge by; run the command that made it again")
-    judge = Judge(found, floor, reading.thresholds)
+    judge = Judge(store.description, floors_of(store), reading.thresholds)
     row = next((r for r in drawn(store) if _asked(str(judge.judge(r).outcome)) == wanted), None)
     tried = 0
     while row is None:
@@ -272,12 +278,10 @@ def example(
 
 def repeat(trial: TrialId, executor: Executor, store: TrainingStore, reading: Reading) -> Example:
     """A stored trial again; raises ``StoreError`` where it was made of another training."""
-    found, floor = executor.describe(), store.floor()
+    found = executor.describe()
     assert isinstance(found, TrainingFound)
     store.check(store.spec, found)
-    if floor is None:
-        raise UsageError(f"{store.path} has no fault-free replicas to judge by; run the command that made it again")
-    return _again(store.row(trial), Judge(found, floor, reading.thresholds), executor, 0)
+    return _again(store.row(trial), Judge(found, floors_of(store), reading.thresholds), executor, 0)
 
 
 def _again(row: TrainingRow, judge: Judge, executor: Executor, tried: int) -> Example:
