@@ -41,6 +41,11 @@ class StoreError(UnsilentError):
     """A campaign store cannot be used."""
 
 
+def printable(text: str) -> str:
+    """The text on one line, with line ends, control characters and half characters written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error's text that says something, else its type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import typer
 
-from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError, printable
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -115,7 +115,7 @@ def _interrupted(arguments: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"unsilent: error: {message}", file=sys.stderr)
+    print(f"unsilent: error: {printable(message)}", file=sys.stderr)
     return code
 
 

@@ -18,6 +18,8 @@ from unsilent.studies.records import PART
 
 UNITS = ("sample", "batch")
 INTERVALS = ("clopper-pearson", "wilson")
+AT_ONCE = 2**24
+"""Outcomes that are counted in one go."""
 WILSON_FROM = 20
 """Trials with and without an incorrect output that Wilson's interval needs: it covers .94 or more then, .84 without (at 95 %)."""
 
@@ -145,7 +147,11 @@ class Tally:
     @classmethod
     def of(cls, rows: Sequence[TrialRow], samples: Sequence[int], unit: str) -> Tally:
         """Count trials; a batch ends as the worst of its samples (due over sdc over benign over masked)."""
-        codes = np.frombuffer(b"".join(r.codes for r in rows), np.uint8).reshape(len(rows), sum(samples))
+        whole = sum(samples)
+        step = max(1, AT_ONCE // whole)
+        if len(rows) > step:
+            return cls.joined(cls.of(rows[i : i + step], samples, unit) for i in range(0, len(rows), step))
+        codes = np.frombuffer(b"".join(r.codes for r in rows), np.uint8).reshape(len(rows), whole)
         if unit == "batch":
             starts = np.concatenate([[0], np.cumsum(samples)[:-1]])
             codes = np.maximum.reduceat(codes, starts, axis=1) if len(rows) else codes[:, : len(samples)]
