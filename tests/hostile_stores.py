@@ -17,30 +17,14 @@ from contextlib import closing
 DEEP = "[" * 100_000 + "]" * 100_000
 BOMB = zlib.compress(b"\0" * 100_000_000, 9)
 VALUES = (
-    None, -1, 0, 1, 1.5, 2**62, -(2**63), math.inf, -math.inf, "", "abc", "7", "a\nb", "\x1b[2J\x07", "=1+1", "{", "[]", "{}", "[[1]]",
-    "null", "1e999", '{"a": 1' + "0" * 5000 + "}", '["\\ud800"]', DEEP, '{"a": ' + DEEP + "}", b"", b"abc", b"\xff\xfe", b"\0" * 5000,
-    zlib.compress(b""), zlib.compress(b"\0" * 24), zlib.compress(b"\xff" * 24), zlib.compress(b"[[1], [2], [], 3]"), BOMB, "x" * 200_000,
+    None, -1, 0, 1, 1.5, 2**62, -(2**63), math.inf, -math.inf, "", "abc", "7", "a\nb", "\x1b[2J\x07", "=1+1", "{", "[]", "{}",
+    "[[1]]", "null", "1e999", '{"a": 1' + "0" * 5000 + "}", '["\\ud800"]', DEEP, '{"a": ' + DEEP + "}", b"", b"abc", b"\xff\xfe",
+    b"\0" * 5000, zlib.compress(b""), zlib.compress(b"\0" * 24), zlib.compress(b"\xff" * 24), zlib.compress(b"[[1], [2], [], 3]"),
+    BOMB, "x" * 200_000,
 )  # fmt: skip
 LEAVES = (
-    None,
-    True,
-    -1,
-    0,
-    1,
-    2**70,
-    1e308,
-    10**400,
-    "",
-    "x",
-    "\ud800",
-    "\x1b[31m",
-    "../../etc",
-    [],
-    {},
-    [[]],
-    {"a": 1},
-    [1] * 50_000,
-)
+    None, True, -1, 0, 1, 2**70, 1e308, 10**400, "", "x", "\ud800", "\x1b[31m", "../../etc", [], {}, [[]], {"a": 1}, [1] * 50_000,
+)  # fmt: skip
 HEAVY = "length(hex(zeroblob(200000000)))"
 """An expression that takes 600 MB and a second wherever it is evaluated."""
 
@@ -207,6 +191,7 @@ def schema(path, rng):
     """Tables, columns, indexes, triggers, views, rules and generated columns that are added, altered or dropped."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         names = tables(db)
+        indexes = db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchall()
         table = rng.choice(list(names))
         column = rng.choice(names[table])
         sql = rng.choice([
@@ -221,7 +206,7 @@ def schema(path, rng):
             f"CREATE TRIGGER t AFTER INSERT ON {table} BEGIN DELETE FROM {table}; END",
             f"CREATE INDEX more ON {table} ({column})",
             f"CREATE INDEX more ON {table} (abs({column} IS NULL))",
-            "DROP INDEX " + (db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchone() or ["x"])[0],
+            f"DROP INDEX {indexes[0][0] if indexes else 'x'}",
             "CREATE VIRTUAL TABLE v USING fts5(a)",
             f"REINDEX {table}",
         ])  # fmt: skip
@@ -273,7 +258,8 @@ def pragma(path, rng):
     """Numbers of the header that SQLite itself writes."""
     sql = rng.choice(
         ["PRAGMA user_version=0", "PRAGMA user_version=99", "PRAGMA application_id=0", "PRAGMA application_id=1", "VACUUM",
-         "PRAGMA journal_mode=WAL", "PRAGMA auto_vacuum=FULL; VACUUM", "PRAGMA page_size=512; VACUUM", "PRAGMA page_size=65536; VACUUM"]
+         "PRAGMA journal_mode=WAL", "PRAGMA auto_vacuum=FULL; VACUUM", "PRAGMA page_size=512; VACUUM",
+         "PRAGMA page_size=65536; VACUUM"]
     )  # fmt: skip
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.executescript(sql)
@@ -358,7 +344,7 @@ def several(path, rng):
 
 
 WAYS = (
-    cell, leaf, packed, schema, cell, leaf, number, schema_text, cell, rows, leaf, packed, flips, number, pages, cell, beside, leaf,
-    header, schema_text, several, pragma,
+    cell, leaf, packed, schema, cell, leaf, number, schema_text, cell, rows, leaf, packed, flips, number, pages, cell, beside,
+    leaf, header, schema_text, several, pragma,
 )  # fmt: skip
 """In turn; cells and their JSON come most often, for there is most of them."""

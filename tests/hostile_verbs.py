@@ -14,7 +14,6 @@ from unittest import mock
 import conftest
 from campaigns.struck import Here, running, write_loop
 from replicas.subjects import LOOP
-from unsilent.campaigns.bound import CampaignFile
 from unsilent.campaigns.driver import Budget, run_campaign, run_trials
 from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.campaigns.replicas.runner import ReplicaRunner
@@ -24,7 +23,7 @@ from unsilent.campaigns.trainings.reading import FloorValues
 from unsilent.campaigns.trainings.spec import TrainingSpec
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.cli import main
-from unsilent.errors import UsageError
+from unsilent.errors import UnsilentError, UsageError
 from unsilent.studies.noise import Asked, looks_at, read_noise
 
 SECONDS, BYTES = 10, 2**30
@@ -72,18 +71,14 @@ def make_replicas(folder):
 
 def repair(path):
     """The campaign's hash where spec or fingerprint were changed, so that what is behind that check is reached as well."""
-    kind = {cls.application: cls for cls in (Store, TrainingStore)}.get(_application(path))
     with closing(sqlite3.connect(path)) as db, db:
+        kind = {cls.application: cls for cls in (Store, TrainingStore)}[
+            db.execute("PRAGMA application_id").fetchone()[0]
+        ]
         spec, text = db.execute("SELECT spec, description FROM campaign").fetchone()
-        assert kind is not None and issubclass(kind, CampaignFile)
         reader = kind.__new__(kind)
         found = campaign_hash(reader._read_spec(spec), reader._read_description(text).fingerprint)
         db.execute("UPDATE campaign SET hash = ?, description = json_set(description, '$.campaign', ?)", (found, found))
-
-
-def _application(path):
-    with closing(sqlite3.connect(path)) as db:
-        return db.execute("PRAGMA application_id").fetchone()[0]
 
 
 class Broken(AssertionError):
@@ -156,37 +151,31 @@ def _none(*args, **kwargs):
     raise UsageError("no worker is started here")
 
 
-def attack(watch, told, path, kind, sound, trial, asked=None):
-    """Every verb on one damaged store; raises ``Broken``."""
+def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
+    """Every verb on one damaged store, of their forms the one whose ``turn`` it is; raises ``Broken``."""
     folder = path.parent
-    verbs = [
-        ("report", ("report", path, "--html", folder / "r.html", "--plain")),
-        ("report", ("report", path, "--html", folder / "r2.html", "--json")),
-        ("export", ("export", path)),
-        ("export", ("export", path, "--to", folder / "e.csv")),
-        ("export", ("export", path, "--to", folder / "e.json")),
-        ("export", ("export", path, "--canonical")),
-        ("merge", ("merge", folder / "out.sqlite", path)),
-        ("replay", ("replay", path, trial)),
-    ]
+    reports = [("--html", folder / "r.html", "--plain"), ("--html", folder / "r.html", "--json"), (sound, "--plain")]
+    exports = [(), ("--canonical",), *(("--to", folder / f"e.{ending}") for ending in ("csv", "json", "parquet"))]
+    merges = [(folder / "out.sqlite", path), (path, sound), (folder / "out.sqlite", sound, path)]
+    replays = [(), ("--workload", "tiny.py:make")]
     if kind == "pvf":
-        verbs += [
-            ("report", ("report", path, sound, "--html", folder / "c.html", "--plain")),
-            ("report", ("report", path, "--card", folder / "c.json")),
-            ("replay", ("replay", path, trial, "--workload", "tiny.py:make", "--trace", "--html", folder / "t.html")),
-            ("export", ("export", path, "--to", folder / "e.parquet")),
-            ("resume", ("pvf", "tiny.py:make", "--trials", 6, "--quiet", "--store", path, "--html", folder / "s.html")),
-            ("merge", ("merge", path, sound)),
-        ]
-    elif kind == "training":
-        verbs += [("report", ("report", path, sound, "--plain"))]
-    for verb, words in verbs:
-        watch.run(verb, command(*words), told)
+        reports += [("--card", folder / "c.json")]
+        replays += [("--workload", "tiny.py:make", "--trace", "--html", folder / "t.html")]
+        resume = ("pvf", "tiny.py:make", "--trials", 6, "--quiet", "--store", path, "--html", folder / "s.html")
+    turns = [turn + 7 * (turn // 2), turn, turn // 3, turn // 5]
+    report, export, merge, replay = (
+        forms[n % len(forms)] for forms, n in zip((reports, exports, merges, replays), turns, strict=True)
+    )
+    watch.run("report", command("report", path, *report), told)
+    watch.run("export", command("export", path, *export), told)
+    watch.run("merge", command("merge", *merge), told)
+    watch.run("replay", command("replay", path, trial, *replay), told)
+    if kind == "pvf" and turn % 4 == 0:
+        watch.run("resume", command(*resume), told)
     if asked is not None:
-        watch.run("noise", lambda: _noise(path, *asked), told)
-        watch.run("resume", lambda: _noise(path, *asked, write=True), told)
+        watch.run("noise", lambda: _noise(path, *asked, write=turn % 4 == 0), told)
     victim = folder / "victim.txt"
-    if "super" in told:
+    if victim.exists() or " super" in told:
         assert victim.read_text() == "precious", f"{told} removed another file"
 
 
@@ -194,7 +183,7 @@ def _noise(path, asked, training, write=False):
     """What ``unsilent noise`` asks of a store."""
     from unsilent.campaigns.replicas import Look
 
-    def call(arguments):
+    def call():
         with ReplicaStore(path, write=write) as store:
             trained = store.trained(training)
             store.trainings()
@@ -208,13 +197,11 @@ def _noise(path, asked, training, write=False):
         return 0
 
     err = StringIO()
-    with (
-        redirect_stderr(err),
-        mock.patch.object(main, "_register", lambda: None),
-        mock.patch.object(main.typer.main, "get_command", lambda app: mock.Mock(main=lambda *a, **k: call(a))),
-    ):
-        code = main.run(["noise"])
-    return code, err.getvalue()
+    with redirect_stderr(err):
+        try:
+            return call(), ""
+        except UnsilentError as error:
+            return main._fail(str(error), 2), err.getvalue()
 
 
 def copy(path, folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from unsilent.campaigns.filed import StoreFile
-from unsilent.campaigns.reading import Damaged, read_budget
+from unsilent.campaigns.reading import Damaged, read_budget, stored_json
 from unsilent.campaigns.spec import campaign_hash, differences, value_text
 from unsilent.errors import StoreError
 
@@ -49,7 +48,7 @@ class CampaignFile(StoreFile, Generic[S, D]):
             with self._errors(), self._db:
                 self._db.execute(
                     "INSERT INTO campaign VALUES (1, ?, ?, ?)",
-                    (description.campaign, json.dumps(spec.to_json()), json.dumps(description.to_json())),
+                    (description.campaign, stored_json(spec.to_json()), stored_json(description.to_json())),
                 )
         else:
             self.check(spec, description)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import zlib
@@ -19,12 +20,15 @@ T = TypeVar("T")
 R = TypeVar("R", bound="HasTrial")
 MOST_SAMPLES = 10**7
 MOST_TRIALS = 10**12
+MOST_THREADS = 4096
 MOST_UNPACKED = 2**29
-"""Bytes that compressed cells may come to in one pass over a store: 200,000 trials of 2,600 samples, equal ones counted once."""
+"""Bytes that compressed cells may come to in one pass over a store, like 200,000 trials of 2,600 samples."""
 UNPACKED_PER_BYTE = 32
-"""The same, for each byte of a larger file: what compresses better is hardly ever anything but equal."""
+"""The same, for each byte of a larger file."""
+EQUAL = 8
+"""Outcomes that an earlier trial had as well take no memory; of them so many times as much is read."""
 KEPT, SHORT = 1000, 10_000
-"""Unpacked cells that are remembered, of so many bytes at most: most trials of a campaign end alike."""
+"""Outcomes that are remembered, and the compressed bytes of each at most."""
 LONGEST_SHOWN = 80
 _CODES = bytes(Outcome)
 
@@ -50,7 +54,7 @@ class Allowance:
     def __init__(self, size: int) -> None:
         self._left = size
         self._unpacked = max(MOST_UNPACKED, UNPACKED_PER_BYTE * size)
-        self._before: dict[bytes, bytes] = {}
+        self._known: dict[bytes, bytes] = {}
 
     def read(self, *cells: Any) -> None:
         """Count texts and blobs of a row; raises ``Damaged``."""
@@ -59,11 +63,9 @@ class Allowance:
             raise Damaged("its rows come to more than the file holds")
 
     def unpack(self, blob: Any, most: int) -> bytes:
-        """The content of a compressed cell, of at most ``most`` bytes; equal cells are unpacked once. Raises ``Damaged``."""
+        """The content of a compressed cell, of at most ``most`` bytes. Raises ``Damaged``."""
         if not isinstance(blob, bytes):
             raise Damaged("an array is not stored as bytes")
-        if blob in self._before and len(self._before[blob]) <= most:
-            return self._before[blob]
         opened = zlib.decompressobj()
         try:
             content = opened.decompress(blob, most + 1)
@@ -71,14 +73,43 @@ class Allowance:
             raise Damaged(f"an array cannot be unpacked: {error}") from None
         if len(content) > most or not opened.eof or opened.unused_data:
             raise Damaged("an array is cut or too long")
-        self._unpacked -= len(content)
+        self._count(len(content))
+        return content
+
+    def codes(self, blob: Any, samples: Sequence[int]) -> bytes:
+        """The outcomes of a trial with these samples in each batch, checked; most trials end alike, and share them."""
+        known = self._known.get(blob) if isinstance(blob, bytes) else None
+        if known is not None:
+            self._count(len(known) // EQUAL)
+            return known
+        found = self.unpack(blob, sum(samples))
+        _check_codes(found, samples)
+        if len(self._known) < KEPT and len(blob) < SHORT:
+            self._known[blob] = found
+        return found
+
+    def _count(self, size: int) -> None:
+        self._unpacked -= size
         if self._unpacked < 0:
             raise Damaged(
-                f"its arrays come to more than {MOST_UNPACKED >> 20} MiB, and to {UNPACKED_PER_BYTE} times the file"
+                f"its arrays come to more than {MOST_UNPACKED >> 20} MiB, and to more than {UNPACKED_PER_BYTE} times the file"
             )
-        if len(self._before) < KEPT and len(blob) < SHORT:
-            self._before[blob] = content
-        return content
+
+
+def _check_codes(codes: bytes, samples: Sequence[int]) -> None:
+    """Raise ``Damaged`` unless there is an outcome for each sample, and batches are spared whole."""
+    if len(codes) != sum(samples) or codes.translate(None, _CODES):
+        raise Damaged(f"it has outcomes that do not fit {sum(samples)} samples")
+    if Outcome.SPARED in codes:
+        ends = list(accumulate(samples))
+        left = [codes.count(Outcome.SPARED, end - n, end) - n for n, end in zip(samples, ends, strict=True)]
+        if not any(left) or any(rest not in (0, -n) for rest, n in zip(left, samples, strict=True)):
+            raise Damaged("it spares all batches, or part of one")
+
+
+def stored_json(value: Any) -> str:
+    """JSON as a cell holds it: a name that is no valid text stays one, and is refused before it is stored."""
+    return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def parsed(kind: type[T], text: Any, what: str) -> T:
@@ -95,7 +126,10 @@ def parsed(kind: type[T], text: Any, what: str) -> T:
 
 def read_spec(text: Any) -> CampaignSpec:
     """A spec from a store; raises ``Damaged``."""
-    return parsed(CampaignSpec, text, "spec")
+    found = parsed(CampaignSpec, text, "spec")
+    if not found.flips or not 1 <= found.threads <= MOST_THREADS:
+        raise Damaged("its spec has no number of flips, or an impossible number of threads")
+    return found
 
 
 def read_description(text: Any) -> Description:
@@ -161,18 +195,13 @@ def read_row(trial: TrialId, values: Sequence[Any], samples: Sequence[int], allo
     right = (
         isinstance(error, str) and is_whole(incorrect) and is_whole(worker) and is_real(severity) and is_real(seconds)
     )
-    if not right or not (severity >= 0 and 0 <= seconds < math.inf and 0 <= incorrect <= len(samples)):
+    if not right or not (0 <= seconds < math.inf and 0 <= incorrect <= len(samples)):
         raise Damaged(f"{what} has columns of other types, or impossible numbers")
     check_faults(faults, what)
-    whole = sum(samples)
-    codes = allowance.unpack(packed, whole)
-    if len(codes) != whole or codes.translate(None, _CODES):
-        raise Damaged(f"{what} has outcomes that do not fit {whole} samples")
-    if Outcome.SPARED in codes:
-        ends = list(accumulate(samples))
-        left = [codes.count(Outcome.SPARED, end - n, end) - n for n, end in zip(samples, ends, strict=True)]
-        if not any(left) or any(rest not in (0, -n) for rest, n in zip(left, samples, strict=True)):
-            raise Damaged(f"{what} spares all batches, or part of one")
+    try:
+        codes = allowance.codes(packed, samples)
+    except Damaged as wrong:
+        raise Damaged(f"{what}: {wrong}") from None
     return TrialRow(trial, faults, codes, incorrect, float(severity), error, float(seconds), worker)
 
 

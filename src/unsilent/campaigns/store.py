@@ -6,14 +6,21 @@ must be equal between two runs of a campaign is in columns of its own, apart fro
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 from unsilent.campaigns.bound import TABLES, CampaignFile
-from unsilent.campaigns.reading import ascending, read_description, read_round, read_row, read_spec, read_trial
+from unsilent.campaigns.reading import (
+    ascending,
+    read_description,
+    read_round,
+    read_row,
+    read_spec,
+    read_trial,
+    stored_json,
+)
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.errors import StoreError
@@ -45,7 +52,7 @@ class Store(CampaignFile[CampaignSpec, Description]):
     def add_round(self, cells: Sequence[CellPlan]) -> None:
         """Remember what a look decided, before any trial of it is run."""
         with self._errors(), self._db:
-            self._db.execute("INSERT INTO round VALUES (?)", (json.dumps([c.to_json() for c in cells]),))
+            self._db.execute("INSERT INTO round VALUES (?)", (stored_json([c.to_json() for c in cells]),))
 
     def rounds(self) -> list[list[CellPlan]]:
         """All decisions, the first one first; none in a campaign that was planned at once."""

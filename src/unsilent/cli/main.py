@@ -49,6 +49,8 @@ def root(
 def _register() -> None:
     from unsilent.cli import listing, merge, noise, pvf, replay, stored, training
 
+    if app.registered_commands:  # by an earlier command in this process
+        return
     app.command("pvf", short_help="Measure parameter vulnerability (PVF).")(pvf.pvf)
     app.command("noise", short_help="Measure how much fault-free runs differ.")(noise.noise)
     app.command("training", short_help="Strike trainings, and see what becomes of them.")(training.training)

@@ -147,17 +147,22 @@ class Tally:
     @classmethod
     def of(cls, rows: Sequence[TrialRow], samples: Sequence[int], unit: str) -> Tally:
         """Count trials; a batch ends as the worst of its samples (due over sdc over benign over masked)."""
-        whole = sum(samples)
+        distinct: dict[bytes, int] = {}
+        places = [distinct.setdefault(row.codes, len(distinct)) for row in rows]
+        all_codes, whole = list(distinct), sum(samples)
         step = max(1, AT_ONCE // whole)
-        if len(rows) > step:
-            return cls.joined(cls.of(rows[i : i + step], samples, unit) for i in range(0, len(rows), step))
-        codes = np.frombuffer(b"".join(r.codes for r in rows), np.uint8).reshape(len(rows), whole)
-        if unit == "batch":
-            starts = np.concatenate([[0], np.cumsum(samples)[:-1]])
-            codes = np.maximum.reduceat(codes, starts, axis=1) if len(rows) else codes[:, : len(samples)]
-        return cls(np.stack([(codes == o).sum(1) for o in Outcome], axis=1).astype(np.int64))
+        parts = [_counted(all_codes[i : i + step], samples, unit) for i in range(0, len(distinct), step)]
+        return cls(np.concatenate(parts)[places] if parts else np.zeros((0, len(Outcome)), np.int64))
 
     @classmethod
     def joined(cls, parts: Iterable[Tally]) -> Tally:
         """Several tallies as one."""
         return cls(np.concatenate([p.classes for p in parts]))
+
+
+def _counted(all_codes: Sequence[bytes], samples: Sequence[int], unit: str) -> NDArray[np.int64]:
+    codes = np.frombuffer(b"".join(all_codes), np.uint8).reshape(len(all_codes), sum(samples))
+    if unit == "batch":
+        starts = np.concatenate([[0], np.cumsum(samples)[:-1]])
+        codes = np.maximum.reduceat(codes, starts, axis=1)
+    return np.stack([(codes == o).sum(1) for o in Outcome], axis=1).astype(np.int64)

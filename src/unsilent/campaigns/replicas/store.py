@@ -5,7 +5,6 @@ Each row is committed when its run ends: a kill loses the runs in flight, and th
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from unsilent.campaigns.filed import StoreFile
 from unsilent.campaigns.opening import TEXT_BYTES
-from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.reading import Damaged, stored_json
 from unsilent.campaigns.replicas.looks import Look, Looked, read_look
 from unsilent.campaigns.replicas.reading import TOLD, Shape, read_replica, read_row, read_training, read_weights
 from unsilent.campaigns.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
@@ -72,9 +71,9 @@ class ReplicaStore(StoreFile):
                 (
                     found,
                     canonical(spec.identity()),
-                    json.dumps(told, sort_keys=True, default=str),
+                    stored_json(told),
                     _packed(trained.labels),
-                    zlib.compress(json.dumps(masks).encode(), 1),
+                    zlib.compress(stored_json(masks).encode(), 1),
                 ),
             )
         return found
@@ -155,13 +154,13 @@ class ReplicaStore(StoreFile):
             row.replica.number,
             _packed(row.losses),
             _packed(row.hashes),
-            json.dumps([list(pair) for pair in row.finals]),
+            stored_json([list(pair) for pair in row.finals]),
             row.loss,
-            json.dumps(dict(row.metrics), sort_keys=True),
+            stored_json(dict(row.metrics)),
             _packed(row.predictions),
             None if kept is None else kept.tobytes(),
             "" if kept is None else str(kept.dtype),
-            json.dumps(row.notes),
+            stored_json(row.notes),
             row.seconds,
             row.worker,
         )
@@ -193,7 +192,7 @@ class ReplicaStore(StoreFile):
 
     def add_seen(self, training: str, look: Look, seen: Looked) -> None:
         """Commit what was seen of one step."""
-        blob = zlib.compress(json.dumps(seen.json()).encode(), 1)
+        blob = zlib.compress(stored_json(seen.json()).encode(), 1)
         values = (training, str(look.switches), look.number, look.step, int(look.unordered), blob)
         with self._errors(), self._db:
             self._db.execute("INSERT INTO look VALUES (?,?,?,?,?,?)", values)

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.campaigns.reading import Allowance, Damaged, check_faults, is_real, is_whole, parsed, read_trial, shown
+from unsilent.campaigns.reading import (
+    MOST_THREADS,
+    Allowance,
+    Damaged,
+    check_faults,
+    is_real,
+    is_whole,
+    parsed,
+    read_trial,
+    shown,
+)
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.campaigns.trainings.ladders import LADDERS
 from unsilent.campaigns.trainings.spec import (
@@ -62,6 +72,8 @@ def read_training_spec(text: Any) -> TrainingSpec:
         h = found.horizon
         if h.steps < 1 or h.window < 1 or not h.loss or not _numbers((*h.loss, h.test), least=0):
             raise Damaged("its spec has an impossible horizon")
+    if not 1 <= found.threads <= MOST_THREADS:
+        raise Damaged("its spec has an impossible number of threads")
     if not all(math.isfinite(weight) and weight > 0 for _, weight in found.faults):
         raise Damaged("its spec has a fault model with an impossible weight")
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from unsilent.campaigns.bound import TABLES, CampaignFile
-from unsilent.campaigns.reading import ascending
+from unsilent.campaigns.reading import ascending, stored_json
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.trainings.reading import (
@@ -68,7 +67,7 @@ class TrainingStore(CampaignFile[TrainingSpec, TrainingFound]):
         """Keep what fault-free replicas ended in, in place of what was kept before."""
         with self._together():
             self._db.execute("DELETE FROM floor")
-            self._db.execute("INSERT INTO floor VALUES (?)", (json.dumps(floor.to_json()),))
+            self._db.execute("INSERT INTO floor VALUES (?)", (stored_json(floor.to_json()),))
 
     def floor(self) -> FloorValues | None:
         """What replicas ended in; None where none were run."""
