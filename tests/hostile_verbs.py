@@ -106,7 +106,7 @@ class Watch:
             now = int(file.read().split()[0]) * resource.getpagesize()
         old = signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, 6 * SECONDS)
-        resource.setrlimit(resource.RLIMIT_AS, (now + BYTES, limits[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (now + 4 * BYTES, limits[1]))
         try:
             code, err = call()
         except BaseException as error:
@@ -121,6 +121,8 @@ class Watch:
         self.codes[code] = self.codes.get(code, 0) + 1
         if took > SECONDS:
             raise Broken(f"{verb} of {told} took {took:.1f} s")
+        if self.memory > BYTES:
+            raise Broken(f"{verb} of {told} took {self.memory >> 20} MiB")
         if code not in (0, 1, 2) or "Traceback" in err or (code and (err.count("\n") != 1 or len(err) > 2000)):
             raise Broken(f"{verb} of {told} ended with {code}: {err[:600]!r}")
         if any(ord(c) < 32 and c != "\n" for c in err):

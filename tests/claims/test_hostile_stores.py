@@ -41,7 +41,7 @@ def sound(tmp_path_factory):
         elif kind == "training":
             found[kind] = verbs.make_training(folder), "random/x/0", None
         else:
-            more = ("--ci", "30%", "--trials", 40) if kind == "rounds" else ()
+            more = ("--ci", "30%") if kind == "rounds" else ()
             found[kind] = verbs.make_pvf(folder, *more), "first/x1/0", None
     return found
 
