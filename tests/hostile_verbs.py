@@ -189,7 +189,7 @@ def _noise(path, asked, training, write=False):
         with ReplicaStore(path, write=write) as store:
             trained = store.trained(training)
             store.trainings()
-            for replica in sorted(store.done(training)):
+            for replica in store.done(training):
                 store.weights(training, replica)
                 for row in store.rows(training, replica.switches, 9, weights=True):
                     for step in range(trained.steps):
