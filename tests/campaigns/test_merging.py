@@ -183,7 +183,7 @@ CONFLICTS = {
     "faults": "UPDATE trial SET faults = '[]' WHERE flips = 4 AND k = 5 AND target = '2'",
     "codes": f"UPDATE trial SET codes = x'{zlib.compress(bytes([0] * 6 + [2] * 2)).hex()}' WHERE flips = 4 AND k = 5 "
     "AND target = '2'",
-    "incorrect_batches": "UPDATE trial SET incorrect_batches = 9 WHERE flips = 4 AND k = 5 AND target = '2'",
+    "incorrect_batches": "UPDATE trial SET incorrect_batches = incorrect_batches = 0 WHERE flips = 4 AND k = 5 AND target = '2'",
     "severity": "UPDATE trial SET severity = severity + 1 WHERE flips = 4 AND k = 5 AND target = '2'",
     "error": "UPDATE trial SET error = 'x' WHERE flips = 4 AND k = 5 AND target = '2'",
 }
@@ -237,13 +237,13 @@ def duplicated(path):
     [
         (lambda p: p.write_bytes(p.read_bytes()[:5000]), "damaged|cannot be used"),
         (lambda p: p.write_text("this is not a database, it is a text that is long enough"), "is not an Unsilent store"),
-        (lambda p: p.write_bytes(b""), "is empty or not an Unsilent store"),
+        (lambda p: p.write_bytes(b""), "is empty"),
         (Path.unlink, "there is no store"),
         (lambda p: change(p, "UPDATE trial SET codes = x'00' WHERE k = 11"), "damaged"),
         (lambda p: change(p, "UPDATE trial SET target = 'gone' WHERE k = 11 AND flips = 1 AND target = '0'"), "no trial gone/x"),
         (lambda p: change(p, "UPDATE trial SET flips = 3 WHERE k = 11 AND flips = 1"), "has no trial 0/x3/11"),
         (lambda p: change(p, "UPDATE trial SET k = -1 WHERE k = 11"), "has no trial 0/x1/-1"),
-        (duplicated, "trial 0/x1/7 is there twice"),
+        (duplicated, "does not have exactly the tables and indexes"),
         (lambda p: described(p, samples=[6, 3]), "name the same campaign with other samples"),
         (lambda p: described(p, campaign="0" * 32), "its campaign is not the one that its spec makes"),
         (lambda p: change(p, "UPDATE campaign SET spec = '{'"), "damaged"),

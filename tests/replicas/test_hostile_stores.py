@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
+from hostile_stores import loosened
 from replicas.subjects import LOOP
 from unsilent.campaigns import Store
 from unsilent.campaigns.filed import KINDS
@@ -92,7 +93,7 @@ COLUMNS = {
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A store of a few runs and looks whose tables take anything; how it was asked; its training."""
+    """A store of a few runs and looks how it was asked; its training."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "loop.py").write_text(LOOP)
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("steps", "4"),))
@@ -104,16 +105,6 @@ def sound(tmp_path_factory):
         for look in dict.fromkeys(looks_at(asked, store, training)):
             store.add_seen(training, look, runner.look(look))
         store.note_usage(1.0, 2.0)
-    with sqlite3.connect(folder / "s.sqlite") as db:
-        for table in COLUMNS:
-            db.execute(f"CREATE TABLE loose_{table} AS SELECT * FROM {table}")
-            db.execute(f"DROP TABLE {table}")
-            columns = [row[1] for row in db.execute(f"PRAGMA table_info(loose_{table})")]
-            assert columns == list(COLUMNS[table])
-            db.execute(f"CREATE TABLE {table} ({', '.join(columns)})")  # no types, no rules
-            db.execute(f"INSERT INTO {table} SELECT * FROM loose_{table}")
-            db.execute(f"DROP TABLE loose_{table}")
-    db.close()
     return folder / "s.sqlite", asked, training
 
 
@@ -139,9 +130,8 @@ def read_study(path, asked, training):
 def changed(sound, tmp_path, change, *values):
     path = tmp_path / "changed.sqlite"
     shutil.copy(sound[0], path)
-    with sqlite3.connect(path) as db:
+    with loosened(path) as db:
         assert db.execute(change, values).rowcount == 1
-    db.close()
     return path
 
 

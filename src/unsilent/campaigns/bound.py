@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from unsilent.campaigns.filed import StoreFile
-from unsilent.campaigns.spec import differences, value_text
+from unsilent.campaigns.reading import Damaged, read_budget, stored_json
+from unsilent.campaigns.spec import campaign_hash, differences, value_text
 from unsilent.errors import StoreError
 from unsilent.printable import clean
 
@@ -31,6 +32,7 @@ class CampaignFile(StoreFile, Generic[S, D]):
     """An open file of one campaign, with a spec of type S and a description of type D."""
 
     owner = "campaign"
+    _read: tuple[tuple[Any, ...], tuple[S, D]] | None = None
 
     @abstractmethod
     def _read_spec(self, text: Any) -> S:
@@ -47,7 +49,7 @@ class CampaignFile(StoreFile, Generic[S, D]):
             with self._errors(), self._db:
                 self._db.execute(
                     "INSERT INTO campaign VALUES (1, ?, ?, ?)",
-                    (description.campaign, json.dumps(spec.to_json()), json.dumps(description.to_json())),
+                    (description.campaign, stored_json(spec.to_json()), stored_json(description.to_json())),
                 )
         else:
             self.check(spec, description)
@@ -71,20 +73,25 @@ class CampaignFile(StoreFile, Generic[S, D]):
     @property
     def spec(self) -> S:
         """The campaign's spec; raises ``StoreError`` when the store is empty."""
-        with self._errors():
-            return self._read_spec(self._campaign()[0])
+        return self._campaign()[0]
 
     @property
     def description(self) -> D:
         """What was found out before the first trial."""
-        with self._errors():
-            return self._read_description(self._campaign()[1])
+        return self._campaign()[1]
 
-    def _campaign(self) -> tuple[str, str]:
-        row = self._one("SELECT spec, description FROM campaign")
-        if row is None:
-            raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
-        return row[0], row[1]
+    def _campaign(self) -> tuple[S, D]:
+        """Spec and description, which must belong to each other; read again only where the file says something else."""
+        with self._errors():
+            row = self._one("SELECT hash, spec, description FROM campaign")
+            if row is None:
+                raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
+            if self._read is None or self._read[0] != row:
+                spec, found = self._read_spec(row[1]), self._read_description(row[2])
+                if not row[0] == found.campaign == campaign_hash(spec, found.fingerprint):
+                    raise Damaged("its campaign is not the one that its spec makes")
+                self._read = row, (spec, found)
+            return self._read[1]
 
     def note_budget(self, trials: int, command: str) -> None:
         """Remember what budget was asked with which command (a campaign may be extended)."""
@@ -93,18 +100,9 @@ class CampaignFile(StoreFile, Generic[S, D]):
 
     def budget(self) -> tuple[int, str]:
         """Largest number of trials a stratum asked so far, and the command that asked it."""
-        row = self._one("SELECT trials, command FROM budget ORDER BY trials DESC, rowid DESC LIMIT 1")
-        return (int(row[0]), str(row[1])) if row else (0, "")
-
-    def note_usage(self, seconds: float, cpu_seconds: float) -> None:
-        """Add the time that one session of trials took, its set-up included."""
-        with self._errors(), self._db:
-            self._db.execute("INSERT INTO usage VALUES (?, ?)", (seconds, cpu_seconds))
-
-    def usage(self) -> tuple[float, float]:
-        """Wall and CPU seconds over all sessions that ran trials."""
-        row = self._one("SELECT TOTAL(seconds), TOTAL(cpu_seconds) FROM usage")
-        return (float(row[0]), float(row[1])) if row else (0.0, 0.0)
+        with self._errors():
+            found = [read_budget(*row) for row in self._db.execute("SELECT trials, command FROM budget ORDER BY rowid")]
+        return max(reversed(found), key=itemgetter(0), default=(0, ""))
 
     @contextmanager
     def _together(self) -> Iterator[None]:

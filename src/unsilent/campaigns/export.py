@@ -24,6 +24,9 @@ from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import UsageError
 
 AnyStore = Store | TrainingStore
+_DIGITS = b"0123456789abcdef".ljust(256, b"?")
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""What begins a formula in a spreadsheet."""
 FORMATS = (".csv", ".json", ".jsonl", ".parquet")
 
 
@@ -89,7 +92,7 @@ def record(row: TrialRow) -> dict[str, Any]:
         "incorrect_batches": row.incorrect_batches,
         "severity": row.severity if row.severity != float("inf") else "inf",
         "error": row.error,
-        "codes": "".join(f"{c:x}" for c in row.codes),
+        "codes": row.codes.translate(_DIGITS).decode(),
         "faults": json.loads(row.faults),
         "seconds": row.seconds,
         "worker": row.worker,
@@ -164,7 +167,12 @@ def _csv(store: AnyStore, file: IO[str]) -> None:
         if writer is None:
             writer = csv.DictWriter(file, list(values))
             writer.writeheader()
-        writer.writerow(values)
+        writer.writerow({key: _for_spreadsheets(value) for key, value in values.items()})
+
+
+def _for_spreadsheets(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula gets an apostrophe before it; numbers are left as they are."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def _parquet(store: AnyStore, path: Path) -> None:

@@ -1,13 +1,14 @@
 """One SQLite file (WAL) of ours: opened, checked, locked for one writer, its errors in one line. A subclass says what is in it.
 
-A file is hostile until it was looked at: other programs' databases, views, triggers, damage and other versions are refused.
+A file may come from anyone: what is no plain file, another program's database, another version, a schema that is not exactly ours
+and damage are refused, in this order (see `opening`).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,17 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from unsilent.campaigns.locking import FileLock
-from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.opening import (
+    LEAST_STEPS,
+    STEPS_PER_BYTE,
+    TEXT_BYTES,
+    Steps,
+    check_files,
+    expected_schema,
+    restrict,
+    schema_of,
+)
+from unsilent.campaigns.reading import Allowance, Damaged, is_real
 from unsilent.errors import StoreError
 
 KINDS = {
@@ -31,6 +42,8 @@ _LONGEST = 200
 def application_of(path: str | Path) -> int:
     """The application id of an SQLite file; 0 for what is none, or cannot be read."""
     try:
+        if not Path(path).is_file():  # opening a pipe would wait
+            return 0
         with open(path, "rb") as file:
             head = file.read(72)
     except OSError:
@@ -55,10 +68,14 @@ class StoreFile:
     schema: ClassVar[str]
     owner: ClassVar[str]
     """The table that is empty as long as the file holds nothing."""
+    longest: ClassVar[int] = TEXT_BYTES
+    """Bytes of a cell at most."""
 
     def __init__(self, path: str | Path, *, write: bool = False) -> None:
         self.path = Path(path)
         self._lock: FileLock | None = None
+        self._steps: Steps | None = None
+        self._reads = not write
         if self.path.is_dir():
             raise StoreError(f"{self.path} is a folder; give a file name for the store")
         if not write and not self.path.exists():
@@ -75,21 +92,23 @@ class StoreFile:
             raise
 
     def _open(self, write: bool) -> sqlite3.Connection:
+        check_files(self.path)
         with self._errors():
             db = sqlite3.connect(self.path, isolation_level=None) if write else self._open_to_read()
             try:
-                db.execute("PRAGMA trusted_schema=OFF")
-                self._verify(db)
+                steps = self._steps = Steps(db)
+                restrict(db, self.longest)
+                empty = self._verify(db, steps, write)
                 if write:
                     db.execute("PRAGMA journal_mode=WAL")
                     db.execute("PRAGMA synchronous=NORMAL")
+                    if empty:
+                        db.executescript(
+                            f"BEGIN IMMEDIATE; {self.schema} PRAGMA application_id={self.application};"
+                            f"PRAGMA user_version={self.version}; COMMIT;"
+                        )
                 else:
                     db.execute("PRAGMA query_only=1")
-                if write and not db.execute("PRAGMA user_version").fetchone()[0]:
-                    db.executescript(
-                        f"BEGIN IMMEDIATE; {self.schema} PRAGMA application_id={self.application};"
-                        f"PRAGMA user_version={self.version}; COMMIT;"
-                    )
             except BaseException:
                 db.close()
                 raise
@@ -102,27 +121,47 @@ class StoreFile:
         fixed = not os.access(self.path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
         return sqlite3.connect(name + ("&immutable=1" if fixed else ""), uri=True, isolation_level=None)
 
-    def _verify(self, db: sqlite3.Connection) -> None:
+    def _verify(self, db: sqlite3.Connection, steps: Steps, write: bool) -> bool:
+        """Check a file before a row of it is read; whether it is empty. The order matters: see `opening`."""
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application in KINDS and application != self.application:
             held, needed = KINDS[application][0], KINDS[self.application][1]
             raise StoreError(f"{self.path} holds {held}; {needed}: give another --store")
-        if application != self.application and (tables or application or version):
+        found = schema_of(db)
+        empty = not (found or application or version)
+        if application != self.application and not empty:
             raise StoreError(f"{self.path} is a database of another program; give another file")
-        views = db.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone()[0]
-        if views:
-            raise StoreError(f"{self.path} holds views or triggers, which no store has; restore a copy")
-        if version not in (0, self.version):
+        if empty and not write:
+            raise StoreError(f"{self.path} is empty; run a campaign first or check the name")
+        if not empty and version != self.version:
             raise StoreError(
                 f"{self.path} has store version {version}, this is version {self.version}; use another --store"
             )
-        damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if not empty and found != expected_schema(self.schema):
+            raise StoreError(
+                f"{self.path} does not have exactly the tables and indexes of a store, so nothing in it is read; restore a copy"
+            )
+        steps.allow(self._most_steps())
+        damage = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
         if damage != "ok":
             raise StoreError(
-                f"{self.path} is damaged ({damage.splitlines()[0]}); restore a copy or use another --store"
+                f"{self.path} is damaged ({damage.splitlines()[0][:_LONGEST]}); restore a copy or use another --store"
             )
+        steps.allow(math.inf if write else self._most_steps())
+        return empty
+
+    def _size(self) -> int:
+        """Bytes of the file and of its log."""
+        log = self.path.with_name(self.path.name + "-wal")
+        return self.path.stat().st_size + (log.stat().st_size if log.exists() else 0)
+
+    def _most_steps(self) -> float:
+        return LEAST_STEPS + STEPS_PER_BYTE * self._size()
+
+    def _allowance(self) -> Allowance:
+        """What one pass over the file may read and unpack."""
+        return Allowance(self._size())
 
     def _one(self, sql: str) -> tuple[Any, ...] | None:
         with self._errors():
@@ -131,19 +170,30 @@ class StoreFile:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        """Around everything that asks the file: what goes wrong is one line."""
+        if self._steps is not None and self._reads:
+            self._steps.allow(self._most_steps())
         try:
             yield
-        except (sqlite3.Error, zlib.error, Damaged) as error:
+        except (sqlite3.Error, sqlite3.Warning, Damaged, UnicodeError, MemoryError) as error:
+            if isinstance(error, sqlite3.OperationalError) and "interrupted" in str(error):
+                if self._steps is None or not self._steps.exceeded:
+                    raise KeyboardInterrupt from None  # SQLite swallowed what the handler of the signal raised
+                raise StoreError(
+                    f"{self.path} keeps SQLite busier than a store of its size does; restore a copy"
+                ) from None
             raise StoreError(self._explain(error)) from None
 
     def _explain(self, error: Exception) -> str:
         text = " ".join(str(error).split())[:_LONGEST]  # SQLite quotes cells, which may have many lines
-        if isinstance(error, Damaged | zlib.error):
+        if isinstance(error, MemoryError):
+            return f"{self.path} needs more memory than there is; free some, or restore a copy if the file is damaged"
+        if isinstance(error, UnicodeEncodeError):
+            return f"{self.path} cannot hold a name that is no valid text ({text}); rename it"
+        if isinstance(error, Damaged | UnicodeError):
             return f"{self.path} is damaged or was not made by this program: {text}; restore a copy"
         if "not a database" in text:
             return f"{self.path} is not an Unsilent store; give another file"
-        if "no such table" in text:
-            return f"{self.path} is empty or not an Unsilent store; run a campaign first or check the name"
         if "full" in text or "disk I/O" in text:
             return (
                 f"cannot write {self.path} ({text}); what was stored is safe: free space and run the same command again"
@@ -151,6 +201,19 @@ class StoreFile:
         if "unable to open" in text or "readonly" in text:
             return f"cannot open {self.path} ({text}); check that its folder exists and is writable"
         return f"{self.path} cannot be used ({text}); restore a copy or give another --store"
+
+    def note_usage(self, seconds: float, cpu_seconds: float) -> None:
+        """Add the time that one session took, its set-up included."""
+        with self._errors(), self._db:
+            self._db.execute("INSERT INTO usage VALUES (?, ?)", (seconds, cpu_seconds))
+
+    def usage(self) -> tuple[float, float]:
+        """Wall and CPU seconds over all sessions."""
+        with self._errors():
+            rows = self._db.execute("SELECT seconds, cpu_seconds FROM usage").fetchall()
+            if not all(is_real(value) and 0 <= value < math.inf for row in rows for value in row):
+                raise Damaged("the time that sessions took is no number")
+        return math.fsum(row[0] for row in rows), math.fsum(row[1] for row in rows)
 
     def close(self) -> None:
         """Close the file and release the lock."""

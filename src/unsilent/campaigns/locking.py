@@ -25,6 +25,11 @@ class FileLock:
                 raise StoreError(
                     f"cannot write {path} ({error.strerror}); check that its folder exists and is writable"
                 ) from None
+            if not self._is_lock(fd):
+                os.close(fd)
+                raise StoreError(
+                    f"{self._path} is not a lock file of this program; move it away or give another --store"
+                )
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -33,11 +38,6 @@ class FileLock:
                 raise StoreError(
                     f"store {path} is in use by process {holder}; wait for it to end or give another --store"
                 ) from None
-            if not self._is_lock(fd):
-                os.close(fd)
-                raise StoreError(
-                    f"{self._path} is not a lock file of this program; move it away or give another --store"
-                )
             if self._is_current(fd):
                 try:
                     os.ftruncate(fd, 0)
@@ -49,8 +49,10 @@ class FileLock:
 
     def _is_lock(self, fd: int) -> bool:
         """A regular file with nothing but a process number in it: anything else is somebody's data."""
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
         head = os.pread(fd, 32, 0)
-        return stat.S_ISREG(os.fstat(fd).st_mode) and (not head or head.isdigit())
+        return not head or head.isdigit()
 
     def _is_current(self, fd: int) -> bool:
         try:

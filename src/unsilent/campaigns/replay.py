@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from unsilent.campaigns.executors import make_executor
+from unsilent.campaigns.named_again import named_again
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import CampaignSpec, Means, TrialId, TrialRow
 from unsilent.campaigns.store import Store
@@ -75,6 +75,8 @@ def replay_trial(
     store: Store,
     trial: TrialId,
     workload: str | None = None,
+    data: str | None = None,
+    weights: str | None = None,
     *,
     trace: bool = False,
     batch: int | None = None,
@@ -82,24 +84,20 @@ def replay_trial(
 ) -> Replay:
     """Run a stored trial again.
 
-    A store is a file from anywhere: it names the workload, and a workload that is the user's code is run only when the user
-    names it as well (``workload``).
+    A store is a file from anywhere: a workload that is not built in, and files, are used only when the user names them as well.
 
     Args:
+        workload, data, weights: named as for ``unsilent pvf``; None: what is built in.
         trace: also compare every operation of one batch with the golden run: of ``batch``, else of the first whose output
             the stored trial changed (the first that its faults act in, where it changed none). receipt: also say what the
             faults find and write.
 
-    Raises ``UsageError`` when it has to be named or there is nothing to trace, ``StoreError`` when the workload is not the stored
-    one any more.
+    Raises ``UsageError`` when something has to be named or there is nothing to trace, ``StoreError`` when the workload is not
+    the stored one any more.
     """
-    stored, spec, description = store.row(trial), store.spec, store.description
-    if workload is not None:
-        spec = replace(spec, workload=workload)
-    elif spec.workload not in ZOO and not spec.workload.startswith("hf:"):
-        raise UsageError(
-            f"the trial ran {spec.workload!r}, which is code; to run it again say so: --workload {shlex.quote(spec.workload)}"
-        )
+    stored, description = store.row(trial), store.description
+    given = {"workload": workload, "data": data, "weights": weights}
+    spec = named_again(store.spec, given, {"workload": ZOO})
     chosen = _batch(stored, description.samples, batch) if trace else None
     means = Means(engine="plain") if trace else None  # a trace needs no shortcuts, which take time to prepare
     with _drawable(spec, stored) as (asked, number), make_executor("serial", asked, means=means) as executor:

@@ -6,14 +6,21 @@ must be equal between two runs of a campaign is in columns of its own, apart fro
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 from unsilent.campaigns.bound import TABLES, CampaignFile
-from unsilent.campaigns.reading import read_description, read_round, read_row, read_spec
+from unsilent.campaigns.reading import (
+    ascending,
+    read_description,
+    read_round,
+    read_row,
+    read_spec,
+    read_trial,
+    stored_json,
+)
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
 from unsilent.errors import StoreError
@@ -45,12 +52,12 @@ class Store(CampaignFile[CampaignSpec, Description]):
     def add_round(self, cells: Sequence[CellPlan]) -> None:
         """Remember what a look decided, before any trial of it is run."""
         with self._errors(), self._db:
-            self._db.execute("INSERT INTO round VALUES (?)", (json.dumps([c.to_json() for c in cells]),))
+            self._db.execute("INSERT INTO round VALUES (?)", (stored_json([c.to_json() for c in cells]),))
 
     def rounds(self) -> list[list[CellPlan]]:
         """All decisions, the first one first; none in a campaign that was planned at once."""
         with self._errors():
-            names = {t.name for t in self.description.targets}
+            names, _ = self._strata()
             return [read_round(row[0], names) for row in self._db.execute("SELECT cells FROM round ORDER BY rowid")]
 
     # -- trials ------------------------------------------------------------------------------------------------
@@ -78,11 +85,15 @@ class Store(CampaignFile[CampaignSpec, Description]):
     def done(self) -> set[TrialId]:
         """Identities of all stored trials."""
         with self._errors():
-            return {TrialId(*row) for row in self._db.execute("SELECT target, flips, k FROM trial")}
+            names, counts = self._strata()
+            rows = self._db.execute("SELECT target, flips, k FROM trial")
+            return {read_trial(target, flips, k, names, counts) for target, flips, k in rows}
 
     def rows(self) -> Iterator[TrialRow]:
-        """All trials in canonical order (target, flips, k)."""
-        yield from self._select("ORDER BY target, flips, k")
+        """All trials in canonical order (target, flips, k), each of them one that the campaign has."""
+        # By the index: sorting cannot be interrupted.
+        with self._errors():
+            yield from ascending(self._select("ORDER BY target, IFNULL(flips, 0), k"))
 
     def row(self, trial: TrialId) -> TrialRow:
         """One trial; raises ``StoreError`` when it was not run."""
@@ -98,9 +109,15 @@ class Store(CampaignFile[CampaignSpec, Description]):
         return found[0]
 
     def _select(self, clause: str, values: tuple[Any, ...] = ()) -> Iterator[TrialRow]:
-        samples = self.description.samples
         columns = "target, flips, k, faults, codes, incorrect_batches, severity, error, seconds, worker"
         query = f"SELECT {columns} FROM trial {clause}"  # noqa: S608 - constants
-        with self._errors(), closing(self._db.execute(query, values)) as found:
-            for r in found:
-                yield read_row(r, samples)
+        with self._errors():
+            samples, allowance = self.description.samples, self._allowance()
+            names, counts = self._strata()
+            with closing(self._db.execute(query, values)) as found:
+                for target, flips, k, *rest in found:
+                    yield read_row(read_trial(target, flips, k, names, counts), rest, samples, allowance)
+
+    def _strata(self) -> tuple[set[str], tuple[int | None, ...]]:
+        """Names of targets and numbers of flips that trials have."""
+        return {target.name for target in self.description.targets}, self.spec.flips

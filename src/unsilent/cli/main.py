@@ -14,6 +14,7 @@ import typer
 
 from unsilent.cli.signals import interrupt_on_ending
 from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.printable import clean
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -50,6 +51,8 @@ def root(
 def _register() -> None:
     from unsilent.cli import listing, merge, noise, pvf, replay, stored, training
 
+    if app.registered_commands:  # by an earlier command in this process
+        return
     app.command("pvf", short_help="Measure parameter vulnerability (PVF).")(pvf.pvf)
     app.command("noise", short_help="Measure how much fault-free runs differ.")(noise.noise)
     app.command("training", short_help="Strike trainings, and see what becomes of them.")(training.training)
@@ -124,7 +127,7 @@ def _interrupted(arguments: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"unsilent: error: {message}", file=sys.stderr)
+    print(f"unsilent: error: {clean(message)}", file=sys.stderr)
     return code
 
 

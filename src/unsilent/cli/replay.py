@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 OF_TRACES = ("batch", "html")
 """Parameters that mean nothing without --trace."""
-OF_STORES = ("trial", "workload", "batch")
-OF_INJECTIONS = ("data", "weights", "steps", "steps_before", "batch_size", "images", "quiet")
+OF_STORES = ("trial", "workload", "accelerator", "batch")
+OF_INJECTIONS = ("steps", "steps_before", "batch_size", "images", "quiet")
 """Parameters of a stored trial, and of a published injection, alone."""
 OF_EVALUATIONS = ("trace", "batch", "log", "html")
 """Parameters that mean nothing where a struck training is run again."""
@@ -38,8 +39,13 @@ def replay(
     workload: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            help="The workload, if it is code of your own: a store may name any file, so none is run unasked."
+            help="The workload, if it is not built in: a store may name any file, so none is used unasked.",
+            show_default=False,
         ),
+    ] = None,
+    accelerator: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="The accelerator's file, where the store names one.", show_default=False),
     ] = None,
     trace: Annotated[
         bool,
@@ -49,10 +55,15 @@ def replay(
         Optional[int],  # noqa: UP045
         typer.Option(help="Of a store: the batch to trace, from 0.", show_default="the first whose output changed"),
     ] = None,
-    data: Annotated[Optional[Path], typer.Option(help="Of an injection: images, .npz.", show_default=False)] = None,  # noqa: UP045
+    data: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The data file, if the store names one; of an injection: images, .npz.", show_default=False),
+    ] = None,
     weights: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Of an injection: what to start from.", show_default="a fresh network"),
+        typer.Option(
+            help="The weights, if the store names them; of an injection: what to start from.", show_default=False
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Of an injection: steps to train after it.")] = 5,
     steps_before: Annotated[
@@ -94,7 +105,7 @@ def replay(
         return replay_csv(
             store,
             data=str(data),
-            weights=None if weights is None else str(weights),
+            weights=_text(weights),
             steps=steps,
             steps_before=steps_before,
             batch=batch_size,
@@ -109,16 +120,23 @@ def replay(
     o.refuse(context, OF_INJECTIONS, f"{store} is a store; published injections end in .csv")
     if trial is None:
         raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
+    given = {"workload": workload, "data": _text(data), "weights": _text(weights), "accelerator": accelerator}
     if is_training(store):
         o.refuse(context, OF_EVALUATIONS, f"{store} holds a training campaign")
-        return replay_training(store, trial, workload, as_json)
-    return replay_stored(store, trial, workload, trace, batch, log, html, as_json, plain)
+        return replay_training(store, trial, given, as_json)
+    o.refuse(context, ("accelerator",), f"{store} holds no training campaign")
+    del given["accelerator"]
+    return replay_stored(store, trial, given, trace, batch, log, html, as_json, plain)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def replay_stored(
     store: Path,
     trial: str,
-    workload: str | None,
+    given: Mapping[str, str | None],
     trace: bool,
     batch: int | None,
     log: Path | None,
@@ -126,7 +144,7 @@ def replay_stored(
     as_json: bool,
     plain: bool,
 ) -> int:
-    """A trial of a campaign."""
+    """A trial of a campaign; ``given``: see `named_again`."""
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial
     from unsilent.cli.tracing import show_trace, trace_path
@@ -134,7 +152,7 @@ def replay_stored(
     number = TrialId.parse(trial)
     page = trace_path(store, str(number), html) if trace else None
     with Store(store) as opened:
-        again = replay_trial(opened, number, workload, trace=trace, batch=batch, receipt=log is not None)
+        again = replay_trial(opened, number, **given, trace=trace, batch=batch, receipt=log is not None)
         info = _info(opened, again)
     if log is not None and again.receipt is not None:
         write_log(log, again.receipt)

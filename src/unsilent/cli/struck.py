@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unsilent.cli.paths import report_path
-from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
     from unsilent.studies.trainings.records import TrainingResult
@@ -38,22 +36,19 @@ def show_stored(store: Path, confidence: float, html: Path | None, as_json: bool
         print(f"\n{'# ' if plain else ''}Report: {page}")
 
 
-def replay_training(store: Path, trial: str, workload: str | None, as_json: bool) -> int:
-    """``unsilent replay`` of one trial; raises ``UsageError`` where user code would run unasked."""
+def replay_training(store: Path, trial: str, given: Mapping[str, str | None], as_json: bool) -> int:
+    """``unsilent replay`` of one trial; ``given``: see `named_again`."""
     from unsilent.campaigns.executors import make_executor
+    from unsilent.campaigns.named_again import named_again
     from unsilent.campaigns.spec import TrialId
     from unsilent.campaigns.trainings.store import TrainingStore
+    from unsilent.faults.hardware.reading import SHIPPED
     from unsilent.studies.trainings.training import Reading, repeat
     from unsilent.workloads.zoo import TRAININGS
 
     with TrainingStore(store) as opened:
-        spec = opened.spec
-        if workload is None and spec.workload not in TRAININGS:
-            raise UsageError(
-                f"the trial ran {spec.workload!r}, which is code; to run it again say so: --workload {shlex.quote(spec.workload)}"
-            )
-        spec = replace(spec, workload=workload or spec.workload)
         opened.row(wanted := TrialId.parse(trial))  # before the training is loaded
+        spec = named_again(opened.spec, given, {"workload": TRAININGS, "accelerator": SHIPPED})
         with make_executor("serial", spec) as executor:
             return tell_example(repeat(wanted, executor, opened, Reading()), as_json)
 

@@ -26,6 +26,7 @@ from unsilent.errors import UsageError, unknown
 from unsilent.faults.codecs import Array
 from unsilent.faults.hardware.presets import PRESETS
 from unsilent.faults.sampling import Ints
+from unsilent.plainfiles import read_plain
 
 KEYS = (
     *("model", "stage", "fmodel", "target_worker", "target_layer", "target_epoch", "target_step"),
@@ -110,15 +111,7 @@ class Injection:
 
 def read_injection(path: str | Path) -> Injection:
     """Read a file that may come from anyone; raises ``UsageError`` with row and column on anything out of order."""
-    try:
-        with Path(path).expanduser().open("rb") as file:
-            content = file.read(LARGEST + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(content) > LARGEST:
-        raise UsageError(
-            f"{path} is larger than {LARGEST // 2**20} MiB; expected a published injection, one fault in 11 rows"
-        )
+    content = read_plain(path, LARGEST)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

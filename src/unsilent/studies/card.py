@@ -24,6 +24,7 @@ from unsilent.campaigns.merging import shard_of
 from unsilent.campaigns.spec import CampaignSpec, canonical
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
+from unsilent.plainfiles import read_plain
 from unsilent.strictjson import strict
 from unsilent.studies.analysis import analyse, reading
 from unsilent.studies.precision import Precision
@@ -183,14 +184,7 @@ def is_card(path: Path) -> bool:
 
 def read_card(path: Path) -> Card:
     """A card from a file; raises ``UsageError`` for anything that is none, is damaged or of a version not known here."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read the card {path}: {error.strerror or error}; check its name") from None
-    if len(content) > MOST_BYTES:
-        raise UsageError(f"{path} is larger than any card ({MOST_BYTES >> 20} MB); give a card or a store")
-    values = _parsed(content, path)
+    values = _parsed(content := read_plain(path, MOST_BYTES, f"the card {path}"), path)
     if values.get("schema") != SCHEMA:
         raise UsageError(f"{path} is no PVF card: its schema is {_short(values.get('schema'))}, expected {SCHEMA!r}")
     version = values.get("version")

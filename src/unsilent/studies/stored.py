@@ -9,7 +9,7 @@ import numpy as np
 from unsilent.campaigns.rounds import Cell, CellPlan, current
 from unsilent.campaigns.spec import TargetInfo, TrialRow
 from unsilent.campaigns.store import Store
-from unsilent.errors import StoreError, UsageError
+from unsilent.errors import UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.statistics import Stratum
 from unsilent.studies.tallies import Sample, Tally, Weighed
@@ -36,10 +36,6 @@ class Stored:
         self.rows: dict[Cell, list[TrialRow]] = {}
         for row in store.rows():
             self.rows.setdefault((row.trial.target, row.trial.flips), []).append(row)
-        for (target, _), rows in self.rows.items():
-            numbers = [row.trial.k for row in rows]
-            if numbers != sorted(set(numbers)) or numbers[0] < 0:
-                raise StoreError(f"the store is damaged: trials of {target!r} are there twice or have no number")
         self._groups = {t.name: t.group for t in self.description.targets}
         self._tallies: dict[tuple[str, int | None, range | None], Tally] = {}
 

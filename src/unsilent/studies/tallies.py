@@ -18,6 +18,8 @@ from unsilent.studies.records import PART
 
 UNITS = ("sample", "batch")
 INTERVALS = ("clopper-pearson", "wilson")
+AT_ONCE = 2**24
+"""Outcomes that are counted in one go."""
 WILSON_FROM = 20
 """Trials with and without an incorrect output that Wilson's interval needs: it covers .94 or more then, .84 without (at 95 %)."""
 
@@ -145,13 +147,22 @@ class Tally:
     @classmethod
     def of(cls, rows: Sequence[TrialRow], samples: Sequence[int], unit: str) -> Tally:
         """Count trials; a batch ends as the worst of its samples (due over sdc over benign over masked)."""
-        codes = np.frombuffer(b"".join(r.codes for r in rows), np.uint8).reshape(len(rows), sum(samples))
-        if unit == "batch":
-            starts = np.concatenate([[0], np.cumsum(samples)[:-1]])
-            codes = np.maximum.reduceat(codes, starts, axis=1) if len(rows) else codes[:, : len(samples)]
-        return cls(np.stack([(codes == o).sum(1) for o in Outcome], axis=1).astype(np.int64))
+        distinct: dict[bytes, int] = {}
+        places = [distinct.setdefault(row.codes, len(distinct)) for row in rows]
+        all_codes, whole = list(distinct), sum(samples)
+        step = max(1, AT_ONCE // whole)
+        parts = [_counted(all_codes[i : i + step], samples, unit) for i in range(0, len(distinct), step)]
+        return cls(np.concatenate(parts)[places] if parts else np.zeros((0, len(Outcome)), np.int64))
 
     @classmethod
     def joined(cls, parts: Iterable[Tally]) -> Tally:
         """Several tallies as one."""
         return cls(np.concatenate([p.classes for p in parts]))
+
+
+def _counted(all_codes: Sequence[bytes], samples: Sequence[int], unit: str) -> NDArray[np.int64]:
+    codes = np.frombuffer(b"".join(all_codes), np.uint8).reshape(len(all_codes), sum(samples))
+    if unit == "batch":
+        starts = np.concatenate([[0], np.cumsum(samples)[:-1]])
+        codes = np.maximum.reduceat(codes, starts, axis=1)
+    return np.stack([(codes == o).sum(1) for o in Outcome], axis=1).astype(np.int64)

@@ -131,6 +131,8 @@ def _read(path: Path, model: nn.Module) -> float | None:
     """Fill ``model`` from the file and return the stored score; None when there is no sound file."""
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():  # opening a pipe would wait
+        return None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

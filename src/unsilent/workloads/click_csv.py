@@ -17,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError, unknown
+from unsilent.plainfiles import read_plain
 from unsilent.workloads.cache import digest
 from unsilent.workloads.clicks import Clicks, clicks
 
@@ -24,6 +25,7 @@ POSITIVE = ("1", "1.0", "yes", "true", "y", "t", "click", "clicked", "positive")
 TARGETS = ("y", "label", "click", "target")
 MISSING = ("", "na", "nan", "null", "none", "?")
 FEWEST_ROWS = 100
+MOST_BYTES = 2**30
 ROOM = 16
 """Table rows per category by default: n categories then share a row in about n / 32 cases."""
 
@@ -87,11 +89,9 @@ def from_csv(
 
 def _read(path: str) -> tuple[list[str], list[list[str]], bytes]:
     """Header, rectangular rows, and the bytes they came from."""
+    content = read_plain(path, MOST_BYTES)
     try:
-        content = Path(path).expanduser().read_bytes()
         text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise UsageError(f"{path} is not UTF-8 text (line {line}, byte {error.start}); expected a CSV file") from None

@@ -19,6 +19,7 @@ import torch
 from unsilent.errors import UsageError, first_line
 from unsilent.outcomes import judge
 from unsilent.outcomes.judges import decision_tensor
+from unsilent.plainfiles import open_plain
 from unsilent.workloads.base import Workload, call_model
 from unsilent.workloads.exported_inputs import FORMS, Takes
 from unsilent.workloads.hf_folder import NUMERIC
@@ -64,10 +65,7 @@ def exported(*, program: str, data: str | None = None) -> Workload:
 
 
 def _load(ref: str, path: Path) -> tuple[Program, Takes]:
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise UsageError(f"workload {ref!r}: cannot read {path}: {error.strerror}") from None
+    file = open_plain(path)
     try:
         with file, warnings_off(), _silent():
             loaded = torch.export.load(file)

@@ -130,6 +130,9 @@ def _model(ref: str, folder: Path) -> Any:
         raise UsageError(
             f"workload {ref!r}: no config.json in {folder}; expected a folder as save_pretrained writes it"
         )
+    for path in folder.iterdir():  # transformers chooses by name what it reads
+        if not (path.is_file() or path.is_dir()):
+            raise UsageError(f"workload {ref!r}: {path} is no plain file; remove it from the folder")
     if not any(folder.glob("*.safetensors")):
         raise UsageError(
             f"workload {ref!r}: no *.safetensors in {folder}; save_pretrained of a current version writes one"

@@ -1,32 +1,71 @@
-"""Reading ``.npz`` files of the user's own; arrays in them are never unpickled."""
+"""Reading ``.npz`` files of the user's own; arrays in them are never unpickled, and unpacked only where their sizes fit."""
 
 from __future__ import annotations
 
-import io
+import math
+import os
+import zipfile
 from collections.abc import Collection
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
+from unsilent.plainfiles import open_plain
+
+MOST_UNPACKED, PER_BYTE = 2**30, 32
+"""Bytes that the arrays of a file may come to: the first, or so many for each byte of a larger file."""
+_NUMPY = b"\x93NUMPY"
 
 
 def read_npz(path: str, expected: str, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
     """The arrays by name: all, or those of ``only`` that are there.
 
     ``expected`` says in one phrase what the file should hold. Raises ``UsageError`` when it cannot be read without
-    unpickling.
+    unpickling, or says of itself that it is far larger than it is.
     """
-    try:
-        # From memory: numpy leaves a file open when it turns out to be damaged.
-        file = np.load(io.BytesIO(Path(path).expanduser().read_bytes()), allow_pickle=False)
-        if isinstance(file, np.lib.npyio.NpzFile):
-            with file:
-                return {name: file[name] for name in file if only is None or name in only}
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception:  # a damaged header can raise anything
-        raise UsageError(f"{path} is not a sound .npz file of plain arrays; expected a .npz with {expected}") from None
-    raise UsageError(f"{path} holds one bare array; expected a .npz with {expected}")
+    with open_plain(path) as file:
+        if file.read(len(_NUMPY)) == _NUMPY:
+            raise UsageError(f"{path} holds one bare array; expected a .npz with {expected}")
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
+                members = {name: info for name, info in members.items() if only is None or name in only}
+                check_unpacked(path, sum(info.file_size for info in members.values()), os.fstat(file.fileno()).st_size)
+                return {name: _array(archive, info) for name, info in members.items()}
+        except UsageError:
+            raise
+        except Exception:  # a damaged header can raise anything
+            raise UsageError(
+                f"{path} is not a sound .npz file of plain arrays; expected a .npz with {expected}"
+            ) from None
+
+
+def check_unpacked(path: str, size: int, packed: int) -> None:
+    """Raise ``UsageError`` where a file of ``packed`` bytes announces more than may be unpacked of it."""
+    if size > max(MOST_UNPACKED, PER_BYTE * packed):
+        raise UsageError(
+            f"{path} unpacks to {size:,} bytes, {size // max(packed, 1):,} times its size; save it uncompressed"
+        )
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array whose header announces exactly the bytes that the archive does; raises ``ValueError``."""
+    with archive.open(info) as member:
+        header = _header_size(member, info.file_size)  # type: ignore[arg-type]
+        member.seek(0)
+        found: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+    if header + found.nbytes != info.file_size:
+        raise ValueError("it announces another size")
+    return found
+
+
+def _header_size(member: BinaryIO, size: int) -> int:
+    """Bytes before the values; raises ``ValueError`` unless header and values come to ``size`` bytes."""
+    version = np.lib.format.read_magic(member)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, _, dtype = read(member)
+    if min(shape, default=0) < 0 or member.tell() + math.prod(shape) * dtype.itemsize != size:
+        raise ValueError("it announces another size")
+    return member.tell()

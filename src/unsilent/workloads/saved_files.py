@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import warnings
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from unsilent.errors import UsageError, first_line
+from unsilent.plainfiles import open_plain
 
 
 def read_saved(path: str | Path, kind: str) -> Any:
@@ -20,6 +22,8 @@ def read_saved(path: str | Path, kind: str) -> Any:
     from safetensors.torch import load_file
 
     where = Path(path).expanduser()
+    with open_plain(path) as file:
+        _check_archive(str(path), file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch remarks on old pickle protocols; what counts is what was loaded
@@ -34,3 +38,16 @@ def read_saved(path: str | Path, kind: str) -> Any:
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
         raise UsageError(f"{path} is not a sound {kind} file: {first_line(error)}") from None
+
+
+def _check_archive(path: str, file: BinaryIO) -> None:
+    """Raise ``UsageError`` for an archive with compressed members: torch writes none, and they may unpack to anything."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            packed = [info for info in archive.infolist() if info.compress_type or info.compress_size != info.file_size]
+    except Exception:  # no archive, or a damaged one: torch says what is wrong with it
+        return
+    if packed:
+        raise UsageError(
+            f"{path} holds compressed parts, which torch.save writes none of; save it again with torch.save"
+        )

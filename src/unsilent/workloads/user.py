@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.errors import UnsilentError, UsageError, UserCodeError
+from unsilent.plainfiles import read_plain
 
+MOST_BYTES = 2**26
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
@@ -41,10 +43,7 @@ def find(ref: str) -> Any:
 
 def _from_file(path: Path, ref: str) -> types.ModuleType:
     """Run a Python file as a module of its own, with its folder importable as for ``python file.py``."""
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"workload {ref!r}: cannot read {path}: {error.strerror}") from None
+    source = read_plain(path, MOST_BYTES, f"{path} of workload {ref!r}")
     path = path.resolve()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from unsilent.campaigns.reading import Damaged
-from unsilent.campaigns.replicas.reading import MOST_SAMPLES, inflated, read_json
+from unsilent.campaigns.reading import Allowance, Damaged
+from unsilent.campaigns.replicas.reading import MOST_SAMPLES, read_json
 from unsilent.campaigns.replicas.spec import Replica
 from unsilent.campaigns.replicas.switches import Switches
 
@@ -70,10 +70,10 @@ class Looked:
         return [list(self.before), list(self.after), [list(one) for one in self.operations], self.note]
 
 
-def read_look(blob: Any) -> Looked:
+def read_look(blob: Any, allowance: Allowance) -> Looked:
     """The inverse of `Looked.json`, compressed; raises ``Damaged``."""
     try:
-        found = read_json(inflated(blob, MOST_SAMPLES).decode(), list, "a look")
+        found = read_json(allowance.unpack(blob, MOST_SAMPLES).decode(), list, "a look")
         before, after, operations, note = found
         looked = Looked(_numbers(before), _numbers(after), [_operation(one) for one in operations], _typed(note, str))
     except (ValueError, TypeError):

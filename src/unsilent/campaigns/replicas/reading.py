@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.opening import TEXT_BYTES
+from unsilent.campaigns.reading import Allowance, Damaged, is_real, is_whole, shown
 from unsilent.campaigns.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.errors import UsageError
 
-MOST_SAMPLES = 2**27
-"""Largest number of elements of an array that is read, so that a hostile file cannot fill the memory."""
+MOST_SAMPLES = 2**24
+"""Largest number of elements of an array that is read."""
 TOLD = (
     "name",
     "steps",
@@ -50,8 +49,9 @@ class Shape:
     parameters: int
 
 
-def read_training(training: Any, spec: Any, found: Any, labels: Any, groups: Any) -> tuple[Trained, Shape]:
+def read_training(row: Sequence[Any], allowance: Allowance) -> tuple[Trained, Shape]:
     """A training from its row: its hash must be that of what the row says."""
+    training, spec, found, labels, groups = row
     if not isinstance(training, str) or not _HASH.fullmatch(training):
         raise Damaged("a training has no hash")
     told = read_json(found, dict, "a training")
@@ -59,12 +59,14 @@ def read_training(training: Any, spec: Any, found: Any, labels: Any, groups: Any
         raise Damaged("what is written of a training lacks a part, or has one too many")
     _check_told(told)
     own = _spec(read_json(spec, dict, "the spec of a training"))
-    count, rest = divmod(len(content := inflated(labels, 8 * MOST_SAMPLES)), 8)
+    count, rest = divmod(len(content := allowance.unpack(labels, 8 * MOST_SAMPLES)), 8)
     if rest or not count:
         raise Damaged("the labels of a training cannot be read")
     streams = None if told["streams"] is None else tuple(told["streams"])
     trained = Trained(
-        **{**told, "streams": streams}, labels=np.frombuffer(content, np.int64), groups=_groups(groups, count)
+        **{**told, "streams": streams},
+        labels=np.frombuffer(content, np.int64),
+        groups=_groups(groups, count, allowance),
     )
     try:
         right = trained.hash(own) == training and own.steps in (None, trained.steps)
@@ -78,7 +80,7 @@ def read_training(training: Any, spec: Any, found: Any, labels: Any, groups: Any
 def _check_told(told: Mapping[str, Any]) -> None:
     texts = all(_texts(told[name]) for name in ("fingerprint", "machine", "versions"))
     names = isinstance(told["name"], str) and isinstance(told["device"], str)
-    counts = _whole(told["steps"]) and told["steps"] >= 1 and _whole(told["parameters"]) and told["parameters"] >= 0
+    counts = is_whole(told["steps"]) and told["steps"] >= 1 and is_whole(told["parameters"]) and told["parameters"] >= 0
     streams = told["streams"] is None or (
         isinstance(told["streams"], list) and all(isinstance(one, str) for one in told["streams"])
     )
@@ -97,16 +99,19 @@ def _spec(found: Mapping[str, Any]) -> ReplicaSpec:
     except (ValueError, TypeError, KeyError):
         raise Damaged("the spec of a training cannot be read") from None
     numbers = (
-        _whole(spec.seed) and _whole(spec.every) and spec.every >= 1 and (spec.steps is None or _whole(spec.steps))
+        is_whole(spec.seed)
+        and is_whole(spec.every)
+        and spec.every >= 1
+        and (spec.steps is None or is_whole(spec.steps))
     )
     if not (numbers and isinstance(spec.workload, str) and isinstance(spec.data, str | None)):
         raise Damaged("the spec of a training has parts of other types")
     return spec
 
 
-def _groups(blob: Any, count: int) -> dict[str, NDArray[np.bool_]]:
+def _groups(blob: Any, count: int, allowance: Allowance) -> dict[str, NDArray[np.bool_]]:
     try:
-        text = inflated(blob, MOST_SAMPLES).decode()
+        text = allowance.unpack(blob, MOST_SAMPLES).decode()
     except UnicodeDecodeError:
         raise Damaged("the groups of a training cannot be read") from None
     found = {}
@@ -123,8 +128,8 @@ def _groups(blob: Any, count: int) -> dict[str, NDArray[np.bool_]]:
 
 def read_replica(switches: Any, number: Any) -> Replica:
     """Which run it is."""
-    if not _whole(number) or not 0 <= number < _MOST_NUMBER:
-        raise Damaged(f"a run has the number {_short(number)}")
+    if not is_whole(number) or not 0 <= number < _MOST_NUMBER:
+        raise Damaged(f"a run has the number {shown(number)}")
     if not isinstance(switches, str) or len(switches) > _LONGEST:
         raise Damaged("a run has switches that are no text")
     try:
@@ -132,31 +137,32 @@ def read_replica(switches: Any, number: Any) -> Replica:
     except (UsageError, ValueError):
         found = None
     if found is None or str(found) != switches:
-        raise Damaged(f"a run has unknown switches {_short(switches)}")
+        raise Damaged(f"a run has unknown switches {shown(switches)}")
     return Replica(found, number)
 
 
-def read_row(values: tuple[Any, ...], shape: Shape) -> ReplicaRow:
+def read_row(values: tuple[Any, ...], shape: Shape, allowance: Allowance) -> ReplicaRow:
     """A run from its columns."""
     switches, number, losses, hashes, finals, loss, metrics, predictions, weights, dtype, notes, seconds, worker = (
         values
     )
     replica = read_replica(switches, number)
-    if not _number(loss) and loss is not None:
+    allowance.read(losses, hashes, finals, metrics, predictions, weights, notes)
+    if not is_real(loss) and loss is not None:
         raise Damaged(f"the loss of run {replica} is no number")
-    if not _number(seconds) or not 0 <= seconds < math.inf or not _whole(worker):
+    if not is_real(seconds) or not 0 <= seconds < math.inf or not is_whole(worker):
         raise Damaged(f"the time or the worker of run {replica} is no number")
     said = read_json(notes, list, f"run {replica}")
     if not all(isinstance(note, str) for note in said):
         raise Damaged(f"the notes of run {replica} are no text")
     return ReplicaRow(
         replica=replica,
-        losses=_array(losses, np.float64, shape.steps, f"losses of run {replica}"),
-        hashes=_array(hashes, np.uint64, shape.hashes, f"hashes of run {replica}"),
+        losses=_array(losses, np.float64, shape.steps, f"losses of run {replica}", allowance),
+        hashes=_array(hashes, np.uint64, shape.hashes, f"hashes of run {replica}", allowance),
         finals=list(_finals(read_json(finals, list, f"run {replica}"))),
         loss=math.nan if loss is None else float(loss),
         metrics=_metrics(read_json(metrics, dict, f"run {replica}")),
-        predictions=_array(predictions, np.int64, shape.samples, f"predictions of run {replica}"),
+        predictions=_array(predictions, np.int64, shape.samples, f"predictions of run {replica}", allowance),
         weights=None if weights is None else read_weights(weights, dtype, shape),
         notes=tuple(said),
         seconds=float(seconds),
@@ -175,7 +181,7 @@ def _finals(pairs: Iterable[Any]) -> Iterable[tuple[str, str]]:
 
 def _metrics(found: Mapping[str, Any]) -> dict[str, float]:
     try:
-        if all(_number(value) for value in found.values()):
+        if all(is_real(value) for value in found.values()):
             return {name: float(value) for name, value in found.items()}
     except OverflowError:
         pass
@@ -192,20 +198,8 @@ def read_weights(blob: Any, dtype: Any, shape: Shape) -> NDArray[Any] | None:
     return found
 
 
-def inflated(blob: Any, most: int) -> bytes:
-    """The bytes of a blob; raises ``Damaged`` where there are more than ``most``."""
-    if not isinstance(blob, bytes):
-        raise Damaged("an array is not stored as bytes")
-    opened = zlib.decompressobj()
-    content = opened.decompress(blob, most + 1)
-    if len(content) > most or not opened.eof or opened.unused_data:
-        raise Damaged("an array is cut or too long")
-    return content
-
-
-def _array(blob: Any, dtype: Any, count: int, what: str) -> NDArray[Any]:
-    most = 8 * min(count, MOST_SAMPLES)
-    content = inflated(blob, most)
+def _array(blob: Any, dtype: Any, count: int, what: str, allowance: Allowance) -> NDArray[Any]:
+    content = allowance.unpack(blob, 8 * min(count, MOST_SAMPLES))
     if len(content) != 8 * count:
         raise Damaged(f"the {what} are not {count:,}")
     found: NDArray[Any] = np.frombuffer(content, dtype)
@@ -214,8 +208,10 @@ def _array(blob: Any, dtype: Any, count: int, what: str) -> NDArray[Any]:
 
 def read_json(text: Any, kind: type, what: str) -> Any:
     """A value of that kind from JSON text."""
+    from pydantic_core import from_json
+
     try:
-        found = json.loads(text) if isinstance(text, str) else None
+        found = from_json(text) if isinstance(text, str) and len(text) <= TEXT_BYTES else None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kind):
@@ -225,15 +221,3 @@ def read_json(text: Any, kind: type, what: str) -> Any:
 
 def _texts(found: Any) -> bool:
     return isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:40]

@@ -5,8 +5,6 @@ Each row is committed when its run ends: a kill loses the runs in flight, and th
 
 from __future__ import annotations
 
-import json
-import math
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.campaigns.filed import StoreFile
-from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.opening import TEXT_BYTES
+from unsilent.campaigns.reading import Damaged, stored_json
 from unsilent.campaigns.replicas.looks import Look, Looked, read_look
 from unsilent.campaigns.replicas.reading import TOLD, Shape, read_replica, read_row, read_training, read_weights
 from unsilent.campaigns.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
@@ -55,6 +54,7 @@ class ReplicaStore(StoreFile):
     """An open file of replicas."""
 
     application, version, schema, owner = 0x556E7372, 3, _SCHEMA, "training"  # "Unsr"
+    longest = TEXT_BYTES + WEIGHT_BYTES
 
     def __init__(self, path: str | Path, *, write: bool = False) -> None:
         super().__init__(path, write=write)
@@ -71,9 +71,9 @@ class ReplicaStore(StoreFile):
                 (
                     found,
                     canonical(spec.identity()),
-                    json.dumps(told, sort_keys=True, default=str),
+                    stored_json(told),
                     _packed(trained.labels),
-                    zlib.compress(json.dumps(masks).encode(), 1),
+                    zlib.compress(stored_json(masks).encode(), 1),
                 ),
             )
         return found
@@ -92,7 +92,7 @@ class ReplicaStore(StoreFile):
         row = self._one_of(f"SELECT {_TRAINING} FROM training WHERE hash = ?", training)  # noqa: S608 - a constant
         if row is None:
             raise UsageError(self._unknown(training))
-        return read_training(*row)
+        return read_training(row, self._allowance())
 
     def _shape(self, training: str) -> Shape:
         found = self._shapes.get(training)
@@ -102,7 +102,8 @@ class ReplicaStore(StoreFile):
 
     def _unknown(self, training: str) -> str:
         rows = self._db.execute(f"SELECT {_TRAINING} FROM training ORDER BY rowid").fetchall()  # noqa: S608 - a constant
-        names = [f"{read_training(*row)[0].name} {row[0][:8]}" for row in rows]
+        allowance = self._allowance()
+        names = [f"{read_training(row, allowance)[0].name} {row[0][:8]}" for row in rows]
         more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
         there = f"it holds {', '.join(names[:LISTED])}{more}: give one of these" if names else "it holds none"
         return f"{self.path} has no training {training[:8]}; {there}, or run its replicas first"
@@ -153,13 +154,13 @@ class ReplicaStore(StoreFile):
             row.replica.number,
             _packed(row.losses),
             _packed(row.hashes),
-            json.dumps([list(pair) for pair in row.finals]),
+            stored_json([list(pair) for pair in row.finals]),
             row.loss,
-            json.dumps(dict(row.metrics), sort_keys=True),
+            stored_json(dict(row.metrics)),
             _packed(row.predictions),
             None if kept is None else kept.tobytes(),
             "" if kept is None else str(kept.dtype),
-            json.dumps(row.notes),
+            stored_json(row.notes),
             row.seconds,
             row.worker,
         )
@@ -177,10 +178,10 @@ class ReplicaStore(StoreFile):
         columns = _COLUMNS if weights else _COLUMNS.replace("weights", "NULL")
         query = f"SELECT {columns} FROM replica WHERE training = ? AND switches = ? AND number < ? ORDER BY number"  # noqa: S608
         with self._errors():
-            shape = self._shape(training)
+            shape, allowance = self._shape(training), self._allowance()
             with closing(self._db.execute(query, (training, str(switches), count))) as found:
                 for row in found:
-                    yield read_row(row, shape)
+                    yield read_row(row, shape, allowance)
 
     def weights(self, training: str, replica: Replica) -> NDArray[Any] | None:
         """Final weights of one run; None where they were not kept."""
@@ -191,7 +192,7 @@ class ReplicaStore(StoreFile):
 
     def add_seen(self, training: str, look: Look, seen: Looked) -> None:
         """Commit what was seen of one step."""
-        blob = zlib.compress(json.dumps(seen.json()).encode(), 1)
+        blob = zlib.compress(stored_json(seen.json()).encode(), 1)
         values = (training, str(look.switches), look.number, look.step, int(look.unordered), blob)
         with self._errors(), self._db:
             self._db.execute("INSERT INTO look VALUES (?,?,?,?,?,?)", values)
@@ -203,23 +204,7 @@ class ReplicaStore(StoreFile):
         )
         with self._errors():
             row = self._one_of(query, training, str(look.switches), look.number, look.step, int(look.unordered))
-            return None if row is None else read_look(row[0])
-
-    def note_usage(self, seconds: float, cpu_seconds: float) -> None:
-        """Add what one session took."""
-        with self._errors(), self._db:
-            self._db.execute("INSERT INTO usage VALUES (?, ?)", (seconds, cpu_seconds))
-
-    def usage(self) -> tuple[float, float]:
-        """Wall and CPU seconds over all sessions."""
-        kinds = ("real", "integer")
-        with self._errors():
-            rows = self._db.execute(
-                "SELECT seconds, typeof(seconds), cpu_seconds, typeof(cpu_seconds) FROM usage"
-            ).fetchall()
-            if not all(a in kinds and b in kinds and 0 <= s < math.inf and 0 <= c < math.inf for s, a, c, b in rows):
-                raise Damaged("the time that sessions took is no number")
-        return float(sum(row[0] for row in rows)), float(sum(row[2] for row in rows))
+            return None if row is None else read_look(row[0], self._allowance())
 
     def _one_of(self, sql: str, *values: object) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self._db.execute(sql, values).fetchone()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-import zlib
 from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from unsilent.campaigns.reading import Damaged, parsed
+from unsilent.campaigns.reading import (
+    MOST_THREADS,
+    Allowance,
+    Damaged,
+    check_faults,
+    is_real,
+    is_whole,
+    parsed,
+    read_trial,
+    shown,
+)
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.campaigns.trainings.ladders import LADDERS
 from unsilent.campaigns.trainings.spec import (
@@ -77,6 +85,8 @@ def read_training_spec(text: Any) -> TrainingSpec:
         h = found.horizon
         if h.steps < 1 or h.window < 1 or not h.loss or not _numbers((*h.loss, h.test), least=0):
             raise Damaged("its spec has an impossible horizon")
+    if not 1 <= found.threads <= MOST_THREADS:
+        raise Damaged("its spec has an impossible number of threads")
     if not all(math.isfinite(weight) and weight > 0 for _, weight in found.faults):
         raise Damaged("its spec has a fault model with an impossible weight")
     return found
@@ -118,38 +128,48 @@ def _read_floor(text: Any) -> FloorValues:
     return found
 
 
-def read_training_row(values: Sequence[Any], steps: int, targets: Set[str], *, curves: bool = True) -> TrainingRow:
-    """A trial from its columns; ``steps``: of the run; ``targets``: there are; ``curves``: read them. Raises ``Damaged``."""
-    target, k, step, site, phase, layer, model, fault, written, usual, reason, ran, *rest = values
+def read_training_trial(target: Any, k: Any, targets: Set[str]) -> TrialId:
+    """A trial that its campaign has, ``guarded:`` and ``made:`` ones included. Raises ``Damaged``."""
+    name = target if isinstance(target, str) else ""
+    plain = name.removeprefix(GUARDED)
+    known = plain.removeprefix(MADE) in LADDERS if plain.startswith(MADE) else plain in targets
+    return read_trial(target, None, k, {name} if known else set(), (None,))
+
+
+def read_training_row(
+    trial: TrialId, values: Sequence[Any], steps: int, allowance: Allowance, *, curves: bool = True
+) -> TrainingRow:
+    """A trial from its other columns; ``steps``: of the run; ``curves``: read them. Raises ``Damaged``."""
+    step, site, phase, layer, model, fault, written, usual, reason, ran, *rest = values
     losses, metric, watched, test, test_loss, churn, caught, error, bits, seconds, worker = rest
-    what = f"trial {str(target)[:40]}/{k if isinstance(k, int) else '?'}"
-    texts = (target, site, phase, layer, model, fault, reason, error)
-    whole = all(isinstance(v, int) for v in (k, step, ran, worker)) and isinstance(caught, (int, type(None)))
-    reals = all(isinstance(v, (int, float, type(None))) for v in (written, usual, test, test_loss, churn))
+    target, what = trial.target, f"trial {shown(str(trial))}"
+    texts = (site, phase, layer, model, reason, error)
+    allowance.read(*texts, fault, losses, metric, watched)
+    whole = all(is_whole(v) for v in (step, ran, worker)) and (caught is None or is_whole(caught))
+    reals = all(v is None or is_real(v) for v in (written, usual, test, test_loss, churn))
     if not (all(isinstance(v, str) for v in texts) and whole and reals and bits in (0, 1)):
         raise Damaged(f"{what} has columns of other types")
-    if not (isinstance(seconds, (int, float)) and 0 <= seconds < math.inf):
+    if not is_real(seconds) or not 0 <= seconds < math.inf:
         raise Damaged(f"{what} took no number of seconds")
-    if not _known(target, targets):
-        raise Damaged(f"{what} is of a target that there is not")
-    if reason not in REASONS or not 0 <= step < steps or k < 0 or (reason in UNDER_GUARD) > target.startswith(GUARDED):
+    if reason not in REASONS or not 0 <= step < steps or (reason in UNDER_GUARD) > target.startswith(GUARDED):
         raise Damaged(f"{what} has an impossible step or reason")
+    check_faults(fault, what)
     followed = reason in FOLLOWED
     least, most = (1, steps - step) if followed else (0, 2 * steps)
     if not least <= ran <= most or (followed and target.startswith(GUARDED)):
         raise Damaged(f"{what} has an impossible length")
     count, empty = ran if followed else 0, np.empty(0)
     return TrainingRow(
-        trial=TrialId(target, None, k),
+        trial=trial,
         struck=Struck(step, site, phase, layer, model),
-        fault=_json_text(fault, what),
+        fault=fault,
         written=_real(written),
         usual=_real(usual),
         reason=reason,
         ran=ran,
-        losses=_curve(losses, count, what) if curves else empty,
-        metric=_curve(metric, count, what) if curves else empty,
-        watched=_curve(watched, min(count, WATCHED_STEPS) * len(WATCHED), what).reshape(-1, len(WATCHED)),
+        losses=_curve(losses, count, what, allowance) if curves else empty,
+        metric=_curve(metric, count, what, allowance) if curves else empty,
+        watched=_curve(watched, min(count, WATCHED_STEPS) * len(WATCHED), what, allowance).reshape(-1, len(WATCHED)),
         test=_real(test),
         test_loss=_real(test_loss),
         churn=_real(churn),
@@ -161,27 +181,11 @@ def read_training_row(values: Sequence[Any], steps: int, targets: Set[str], *, c
     )
 
 
-def _known(target: str, targets: Set[str]) -> bool:
-    plain = target.removeprefix(GUARDED)
-    return plain.removeprefix(MADE) in LADDERS if plain.startswith(MADE) else plain in targets
-
-
-def _curve(blob: Any, count: int, what: str) -> Floats:
-    """Never more numbers than there are, whatever the blob holds."""
-    if not isinstance(blob, bytes):
-        raise Damaged(f"{what} has columns of other types")
-    content = zlib.decompressobj().decompress(blob, 8 * count + 1)
+def _curve(blob: Any, count: int, what: str, allowance: Allowance) -> Floats:
+    content = allowance.unpack(blob, 8 * count)
     if len(content) != 8 * count:
         raise Damaged(f"{what} has a curve of an impossible length")
     return np.frombuffer(content, np.float64)
-
-
-def _json_text(text: str, what: str) -> str:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        raise Damaged(f"{what} has a fault that cannot be read") from None
-    return text
 
 
 def _real(value: float | None) -> float:

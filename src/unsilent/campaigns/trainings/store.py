@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from unsilent.campaigns.bound import TABLES, CampaignFile
+from unsilent.campaigns.reading import ascending, stored_json
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.trainings.reading import (
@@ -19,6 +19,7 @@ from unsilent.campaigns.trainings.reading import (
     read_found,
     read_training_row,
     read_training_spec,
+    read_training_trial,
 )
 from unsilent.campaigns.trainings.spec import Floats, TrainingFound, TrainingRow, TrainingSpec
 from unsilent.errors import StoreError
@@ -64,7 +65,7 @@ class TrainingStore(CampaignFile[TrainingSpec, TrainingFound]):
 
     def note_floors(self, floors: Floors) -> None:
         """Keep what fault-free replicas ended in, in place of what was kept before."""
-        both = [(json.dumps(floor.to_json()),) for floor in (floors.implementation, floors.seeds)]
+        both = [(stored_json(floor.to_json()),) for floor in (floors.implementation, floors.seeds)]
         with self._together():
             self._db.execute("DELETE FROM floor")
             self._db.executemany("INSERT INTO floor VALUES (?)", both)
@@ -86,11 +87,14 @@ class TrainingStore(CampaignFile[TrainingSpec, TrainingFound]):
     def done(self) -> set[TrialId]:
         """Identities of all stored trials."""
         with self._errors():
-            return {TrialId(target, None, k) for target, k in self._db.execute("SELECT target, k FROM trial")}
+            targets = self._targets()
+            rows = self._db.execute("SELECT target, k FROM trial")
+            return {read_training_trial(target, k, targets) for target, k in rows}
 
     def rows(self, *, curves: bool = True) -> Iterator[TrainingRow]:
         """All trials in canonical order (target, k); without ``curves`` their losses and metrics are left out."""
-        yield from self._select("ORDER BY target, k", (), curves)
+        with self._errors():
+            yield from ascending(self._select("ORDER BY target, k", (), curves))
 
     def row(self, trial: TrialId) -> TrainingRow:
         """One trial; raises ``StoreError`` when it was not run."""
@@ -104,10 +108,14 @@ class TrainingStore(CampaignFile[TrainingSpec, TrainingFound]):
         columns = _COLUMNS if curves else _COLUMNS.replace("losses, metric", "NULL, NULL")
         query = f"SELECT {columns} FROM trial {clause}"  # noqa: S608 - constants
         with self._errors():
-            steps, targets = self.description.steps, {target.name for target in self.description.targets}
+            steps, targets, allowance = self.description.steps, self._targets(), self._allowance()
             with closing(self._db.execute(query, values)) as found:
-                for row in found:
-                    yield read_training_row(row, steps, targets, curves=curves)
+                for target, k, *rest in found:
+                    trial = read_training_trial(target, k, targets)
+                    yield read_training_row(trial, rest, steps, allowance, curves=curves)
+
+    def _targets(self) -> set[str]:
+        return {target.name for target in self.description.targets}
 
 
 def _values(row: TrainingRow) -> tuple[Any, ...]:

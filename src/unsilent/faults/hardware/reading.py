@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import stat
 import tomllib
 from importlib import resources
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from unsilent.errors import UsageError, unknown
 from unsilent.faults.hardware.accelerator import Accelerator
 from unsilent.faults.hardware.description import Description
+from unsilent.plainfiles import read_plain
 
 SHIPPED = ("nvdla", "systolic", "tensor-core")
 MOST_BYTES = 2**20
@@ -23,7 +22,7 @@ def accelerator(which: str) -> Accelerator:
     if which in SHIPPED:
         content = (resources.files("unsilent.faults.hardware") / f"{which}.toml").read_bytes()
     elif which.endswith(".toml") or os.sep in which:
-        content = _read(which)
+        content = read_plain(which, MOST_BYTES, f"the accelerator {which!r}")
     else:
         raise unknown("accelerator", which[:60], [*SHIPPED, "a file like mine.toml"])
     return parsed(content, which)
@@ -55,23 +54,3 @@ def _first(error: ValidationError) -> str:
 def _short(error: object) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else text[:297] + "..."
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(Path(path).expanduser(), "rb", opener=_opener) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"{path} is no plain file; give a TOML file that describes an accelerator")
-            content = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read the accelerator {path!r}: {why}; check its name") from None
-    if len(content) > MOST_BYTES:
-        raise UsageError(
-            f"{path} is larger than {MOST_BYTES >> 20} MiB; expected a TOML file that describes an accelerator"
-        )
-    return content
-
-
-def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from unsilent import named
-from unsilent.errors import UsageError
 from unsilent.faults.lists import alfi
 from unsilent.faults.lists.entries import Entry, Format, refused
 from unsilent.faults.lists.own import JsonLines
@@ -17,6 +13,7 @@ from unsilent.faults.lists.pickled import MAGIC as PICKLE
 from unsilent.faults.lists.scifi import HEADER, SciFi
 from unsilent.faults.naming import kind_of
 from unsilent.faults.record import Fault
+from unsilent.plainfiles import read_plain
 
 FORMATS: Mapping[str, Callable[..., Format]] = MappingProxyType(
     {"unsilent": JsonLines, "sci-fi": SciFi, "pytorchalfi": alfi.PyTorchAlfi}
@@ -28,16 +25,7 @@ EMPTY = "holds no fault; give a list with one or more, like one that unsilent ex
 
 def read_file(path: str) -> bytes:
     """The content of a list; raises ``UsageError`` for what is no plain file, cannot be read or is larger than any list."""
-    try:
-        with open(Path(path).expanduser(), "rb", opener=_opener) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"{path} is no plain file; give a list of faults")
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read the list of faults {path}: {error.strerror or error}; check its name") from None
-    if len(content) > MOST_BYTES:
-        raise UsageError(f"{path} is larger than {MOST_BYTES >> 20} MiB; split it into several lists")
-    return content
+    return read_plain(path, MOST_BYTES, f"the list of faults {path}")
 
 
 def read_entries(content: bytes, name: str, how: str | None = None) -> Iterator[Entry]:
@@ -59,10 +47,6 @@ def kind_of_list(path: str, how: str | None = None) -> str:
     entry = next(read_entries(read_file(path), path, how))
     first = entry.parts[0]
     return kind_of(first.site) if isinstance(first, Fault) else "param"
-
-
-def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait
 
 
 def _format(content: bytes, name: str, how: str | None) -> Format:

@@ -1,0 +1,45 @@
+"""Which files and which code a stored campaign may use when it is run again: those alone that the user names once more.
+
+A store is a file from anywhere, and names what it likes: a script, a device, somebody's private file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from unsilent.campaigns.spec import CampaignSpec
+from unsilent.campaigns.trainings.spec import TrainingSpec
+from unsilent.errors import UsageError
+from unsilent.printable import clean
+
+S = TypeVar("S", CampaignSpec, TrainingSpec)
+
+
+def named_again(spec: S, given: Mapping[str, str | None], builtin: Mapping[str, Collection[str]]) -> S:
+    """The spec with what the user names in place of what the store names.
+
+    Args:
+        given: option (``workload``, ``data``, ``weights``, ``accelerator``) -> what the user named, None where nothing.
+        builtin: option -> names that are part of this package, which need not be named again.
+
+    Raises ``UsageError`` with the options to add, or for one that the campaign did not have.
+    """
+    stored = {key: getattr(spec, key, None) for key in given}
+    surplus = [f"--{key}" for key, value in given.items() if value is not None and stored[key] is None]
+    if surplus:
+        raise UsageError(f"the trial was run without {' and '.join(surplus)}; leave it out")
+    missing = [
+        f"--{key} {shlex.quote(clean(value))}"
+        for key, value in stored.items()
+        if value is not None and given[key] is None and value not in builtin.get(key, ())
+    ]
+    if missing:
+        raise UsageError(
+            "the store names code or files to run the trial with, which are used only where you name them as well; "
+            f"to run it again add {' '.join(missing)}"
+        )
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    return replace(spec, **changes)

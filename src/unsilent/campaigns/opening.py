@@ -1,0 +1,105 @@
+"""What is checked of an SQLite file, which may come from anyone, before a row of it is read.
+
+A schema is a program: generated columns, CHECKs, indexes on expressions, triggers and views are evaluated by whoever reads or
+checks the file. So the text of the schema is compared with ours first, to the letter, while nothing but its parser has seen it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from functools import cache
+from pathlib import Path
+
+from unsilent.errors import StoreError
+
+TEXT_BYTES = 2**24
+"""Longest text in a store. What is longer is not written either."""
+SCHEMA_BYTES = 10_000
+LOG_BYTES = 2**30
+"""Longest write-ahead log; SQLite reads all of it before it can be interrupted."""
+EVERY = 1000
+"""Steps of SQLite's virtual machine between two looks at the limit and at signals."""
+SCHEMA_STEPS = 100_000
+LEAST_STEPS, STEPS_PER_BYTE = 10_000_000, 20
+"""What one pass over a file may take. A row takes some ten steps a column, and more bytes than that."""
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+
+
+class Steps:
+    """Ends a query that takes more steps than it may, and lets Ctrl-C and SIGTERM end one that runs.
+
+    Attributes:
+        exceeded: whether a query took too many.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.exceeded = False
+        self._left: float = SCHEMA_STEPS
+        db.set_progress_handler(self._tick, EVERY)
+
+    def allow(self, steps: float) -> None:
+        """Start counting anew."""
+        self._left, self.exceeded = steps, False
+
+    def _tick(self) -> bool:
+        """True interrupts the query, and so does what a signal handler raises in here."""
+        self._left -= EVERY
+        self.exceeded = self._left < 0
+        return self.exceeded
+
+
+def check_files(path: Path) -> None:
+    """Raise ``StoreError`` where the store, or a log of SQLite's beside it, is no plain file or would do harm."""
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is no plain file; give a file name for the store")
+    for ending in ("-wal", "-shm", "-journal"):
+        beside = path.with_name(path.name + ending)
+        try:
+            found = beside.lstat()
+        except OSError:
+            continue
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreError(f"{beside} is no plain file; move it away")
+        if ending == "-wal" and found.st_size > LOG_BYTES:
+            raise StoreError(f"{beside} is larger than any log of a store; move it away, or restore a copy of {path}")
+        if ending == "-journal" and _names_another(beside):
+            raise StoreError(f"{beside} names another file that SQLite would remove; move it away")
+
+
+def _names_another(journal: Path) -> bool:
+    """Whether a journal ends in the name of a super-journal, which SQLite removes once it has rolled back. No store has one."""
+    with journal.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - len(_SUPER_JOURNAL)))
+        return file.read() == _SUPER_JOURNAL
+
+
+def restrict(db: sqlite3.Connection, longest: int) -> None:
+    """Limits of a connection: nothing in a schema may call functions that do something, no cell is longer than ``longest``."""
+    db.execute("PRAGMA trusted_schema=OFF")
+    db.execute("PRAGMA cell_size_check=ON")
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+    db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, SCHEMA_BYTES)
+    db.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, 100)
+    db.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 50)
+    db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+
+
+_QUERY = "SELECT CAST(type AS BLOB), CAST(name AS BLOB), CAST(tbl_name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master LIMIT 100"
+
+
+def schema_of(db: sqlite3.Connection) -> frozenset[tuple[bytes | None, ...]]:
+    """What a file defines, as the bytes that it holds."""
+    return frozenset(db.execute(_QUERY).fetchall())
+
+
+@cache
+def expected_schema(text: str) -> frozenset[tuple[bytes | None, ...]]:
+    """What a file defines once SQLite has run ``text`` in it."""
+    with sqlite3.connect(":memory:") as db:
+        db.executescript(text)
+        found = schema_of(db)
+    db.close()
+    return found

@@ -1,0 +1,43 @@
+"""Opening files that somebody else names or made: plain files alone, and never more of them than is said beforehand."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from unsilent.errors import UsageError
+
+
+def open_plain(path: str | Path, name: str = "") -> BinaryIO:
+    """The file, open for reading bytes; ``name`` is what it is called in errors, by default its path.
+
+    Raises ``UsageError`` for what cannot be read or is no plain file: a pipe would wait, a device has no end.
+    """
+    try:
+        file = open(Path(path).expanduser(), "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte in the name; no home folder
+        raise UsageError(
+            f"cannot read {name or path}: {getattr(error, 'strerror', None) or error}; check its name"
+        ) from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UsageError(f"{name or path} is no plain file; give one with the content itself")
+    return file
+
+
+def read_plain(path: str | Path, most: int, name: str = "") -> bytes:
+    """The content of a plain file of at most ``most`` bytes; raises ``UsageError``."""
+    with open_plain(path, name) as file:
+        try:
+            content = file.read(most + 1)
+        except OSError as error:
+            raise UsageError(f"cannot read {name or path}: {error.strerror or error}") from None
+    if len(content) > most:
+        raise UsageError(f"{name or path} is larger than {most >> 20} MiB, the most that is read of such a file")
+    return content
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -1,0 +1,212 @@
+"""Sound stores of all three kinds, and every verb that reads one, run in this process under a watchdog."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import signal
+import sqlite3
+import time
+from contextlib import closing, redirect_stderr, redirect_stdout
+from io import StringIO
+from unittest import mock
+
+import conftest
+from campaigns.struck import Here, running, write_loop
+from replicas.subjects import LOOP
+from unsilent.campaigns.driver import Budget, run_campaign, run_trials
+from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
+from unsilent.campaigns.replicas.runner import ReplicaRunner
+from unsilent.campaigns.spec import TrialId, campaign_hash
+from unsilent.campaigns.store import Store
+from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.spec import TrainingSpec
+from unsilent.campaigns.trainings.store import TrainingStore
+from unsilent.cli import main
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.studies.noise import Asked, looks_at, read_noise
+
+SECONDS, BYTES = 10, 2**30
+"""Of the processor (six times as long by the clock, for other processes run as well), and memory beyond what was there."""
+FLOOR = FloorValues(
+    "within", tuple(0.01 * (i - 10) for i in range(20)), tuple(0.02 * (i - 9) for i in range(20)), (0.1,) * 20, (False,) * 20, 10,
+    (0.3, 0.2),
+)  # fmt: skip
+
+
+def make_pvf(folder, *more):
+    """A small campaign of the tiny workload, by the command line."""
+    (folder / "tiny.py").write_text(conftest.TINY)
+    words = ("pvf", "tiny.py:make", *(more or ("--trials", 5)), "--quiet", "--store", "s.sqlite", "--html", "s.html")
+    done = conftest.in_process(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "s.sqlite"
+
+
+def make_training(folder):
+    """A small campaign of trainings, with rows under the guard and one made by hand."""
+    spec = TrainingSpec(write_loop(folder), (("steps", "12"),), faults=(("RD", 1.0), ("bitflip", 1.0)))
+    with running(spec) as runner, TrainingStore(folder / "s.sqlite", write=True) as store:
+        executor = Here(runner)
+        run_campaign(spec, Budget(8), executor, store, command="unsilent training …")
+        run_trials([TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)], executor, store)
+        store.note_floor(FLOOR)
+    return folder / "s.sqlite"
+
+
+def make_replicas(folder):
+    """A few runs and looks; the store, how it was asked, its training."""
+    (folder / "loop.py").write_text(LOOP)
+    spec = ReplicaSpec(f"{folder}/loop.py:make", (("steps", "4"),))
+    asked, runner = Asked(spec, (Switches(), Switches.parse("within")), replicas=3), ReplicaRunner(spec)
+    with ReplicaStore(folder / "s.sqlite", write=True) as store:
+        training = store.bind(spec, trained := runner.describe())
+        for replica in dict.fromkeys(asked.wanted(trained)):
+            store.add(training, runner.run(replica))
+        for look in dict.fromkeys(looks_at(asked, store, training)):
+            store.add_seen(training, look, runner.look(look))
+        store.note_usage(1.0, 2.0)
+    return folder / "s.sqlite", asked, training
+
+
+def repair(path):
+    """The campaign's hash where spec or fingerprint were changed, so that what is behind that check is reached as well."""
+    with closing(sqlite3.connect(path)) as db, db:
+        kind = {cls.application: cls for cls in (Store, TrainingStore)}[
+            db.execute("PRAGMA application_id").fetchone()[0]
+        ]
+        spec, text = db.execute("SELECT spec, description FROM campaign").fetchone()
+        reader = kind.__new__(kind)
+        found = campaign_hash(reader._read_spec(spec), reader._read_description(text).fingerprint)
+        db.execute("UPDATE campaign SET hash = ?, description = json_set(description, '$.campaign', ?)", (found, found))
+
+
+class Broken(AssertionError):
+    """A verb that did not do as promised."""
+
+
+class Watch:
+    """Runs verbs and keeps figures: how many, the longest time, the most memory beyond what was there before."""
+
+    def __init__(self):
+        self.count, self.longest, self.codes = {}, 0.0, {}
+        self.before = self._peak()
+
+    @property
+    def memory(self):
+        return self._peak() - self.before
+
+    def _peak(self):
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def run(self, verb, call, told):
+        """``call()`` gives (exit code, text on stderr)."""
+        begun, limits = time.process_time(), resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as file:
+            now = int(file.read().split()[0]) * resource.getpagesize()
+        old = signal.signal(signal.SIGALRM, self._late)
+        signal.setitimer(signal.ITIMER_REAL, 6 * SECONDS)
+        resource.setrlimit(resource.RLIMIT_AS, (now + 4 * BYTES, limits[1]))
+        try:
+            code, err = call()
+        except BaseException as error:
+            raise Broken(f"{verb} of {told}: {type(error).__name__}: {str(error)[:300]}") from error
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+        took = time.process_time() - begun
+        self.longest = max(self.longest, took)
+        self.count[verb] = self.count.get(verb, 0) + 1
+        self.codes[code] = self.codes.get(code, 0) + 1
+        if took > SECONDS:
+            raise Broken(f"{verb} of {told} took {took:.1f} s")
+        if self.memory > BYTES:
+            raise Broken(f"{verb} of {told} took {self.memory >> 20} MiB")
+        if code not in (0, 1, 2) or "Traceback" in err or (code and (err.count("\n") != 1 or len(err) > 2000)):
+            raise Broken(f"{verb} of {told} ended with {code}: {err[:600]!r}")
+        if any(ord(c) < 32 and c != "\n" for c in err):
+            raise Broken(f"{verb} of {told} prints control characters: {err[:300]!r}")
+        return code
+
+    def _late(self, number, frame):
+        raise TimeoutError(f"more than {6 * SECONDS} s")
+
+
+def command(*words):
+    """A verb in this process; its workers are not started."""
+
+    def call():
+        out, err = StringIO(), StringIO()
+        with (
+            mock.patch("unsilent.campaigns.executors.ProcessExecutor", _none),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            code = main.run(list(map(str, words)))
+        return code, err.getvalue()
+
+    return call
+
+
+def _none(*args, **kwargs):
+    raise UsageError("no worker is started here")
+
+
+def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
+    """Every verb on one damaged store, of their forms the one whose ``turn`` it is; raises ``Broken``."""
+    folder = path.parent
+    reports = [("--html", folder / "r.html", "--plain"), ("--html", folder / "r.html", "--json"), (sound, "--plain")]
+    exports = [(), ("--canonical",), *(("--to", folder / f"e.{ending}") for ending in ("csv", "json", "parquet"))]
+    merges = [(folder / "out.sqlite", path), (path, sound), (folder / "out.sqlite", sound, path)]
+    replays = [(), ("--workload", "tiny.py:make")]
+    if kind == "pvf":
+        reports += [("--card", folder / "c.json")]
+        replays += [("--workload", "tiny.py:make", "--trace", "--html", folder / "t.html")]
+        resume = ("pvf", "tiny.py:make", "--trials", 6, "--quiet", "--store", path, "--html", folder / "s.html")
+    turns = [turn + 7 * (turn // 2), turn, turn // 3, turn // 5]
+    report, export, merge, replay = (
+        forms[n % len(forms)] for forms, n in zip((reports, exports, merges, replays), turns, strict=True)
+    )
+    watch.run("report", command("report", path, *report), told)
+    watch.run("export", command("export", path, *export), told)
+    watch.run("merge", command("merge", *merge), told)
+    watch.run("replay", command("replay", path, trial, *replay), told)
+    if kind == "pvf" and turn % 4 == 0:
+        watch.run("resume", command(*resume), told)
+    if asked is not None:
+        watch.run("noise", lambda: _noise(path, *asked, write=turn % 4 == 0), told)
+    victim = folder / "victim.txt"
+    if victim.exists() or " super" in told:
+        assert victim.read_text() == "precious", f"{told} removed another file"
+
+
+def _noise(path, asked, training, write=False):
+    """What ``unsilent noise`` asks of a store."""
+    from unsilent.campaigns.replicas import Look
+
+    def call():
+        with ReplicaStore(path, write=write) as store:
+            trained = store.trained(training)
+            store.trainings()
+            for replica in store.done(training):
+                store.weights(training, replica)
+                for row in store.rows(training, replica.switches, 9, weights=True):
+                    for step in range(trained.steps):
+                        store.seen(training, Look(row.replica, step))
+            store.usage()
+            read_noise(asked, store, training)
+        return 0
+
+    err = StringIO()
+    with redirect_stderr(err):
+        try:
+            return call(), ""
+        except UnsilentError as error:
+            return main._fail(str(error), 2), err.getvalue()
+
+
+def copy(path, folder):
+    """A store in a folder of its own."""
+    folder.mkdir(exist_ok=True)
+    return shutil.copy(path, folder / path.name)
