@@ -175,7 +175,7 @@ def test_one_line(here, ref, values, message):
         ),
         ("bad.py:leaves", "workload 'bad.py:leaves' raised SystemExit: 3 (bad.py, line 15)", "SystemExit(3)"),
         ("syntax.py:x", "workload 'syntax.py:x' raised SyntaxError: invalid syntax (syntax.py, line 2)", "y = = 2"),
-        ("raises.py:x", "workload 'raises.py:x' raised KeyError: 'gone' (raises.py, line 4)", "return {}['gone']"),
+        ("raises.py:x", "workload 'raises.py:x' raised KeyError: 'gone' (raises.py, line 2)", "return {}['gone']"),
         (
             "my_package.broken:x",
             "workload 'my_package.broken:x' raised ModuleNotFoundError: No module named 'not_installed_anywhere' "

@@ -15,11 +15,11 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from unsilent.blame import internal_error
 from unsilent.campaigns.executors import INSIDE
 from unsilent.errors import UnsilentError
 
@@ -71,10 +71,7 @@ def _serve(connection: Connection) -> None:
 
 def portable(error: BaseException) -> UnsilentError:
     """An error that crosses the process border: ours as they are, anything else as a report of a defect."""
-    if isinstance(error, UnsilentError):
-        return error
-    trace = "".join(traceback.format_exception(error))
-    return UnsilentError(f"internal error in a worker: {type(error).__name__}: {error}\n{trace}")
+    return error if isinstance(error, UnsilentError) else internal_error(error)
 
 
 def die_with(parent: int) -> None:

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import typer
 
-from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.blame import internal_error
+from unsilent.errors import InjectionError, InternalError, StoreError, UnsilentError, UsageError, UserCodeError
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -83,8 +84,10 @@ def run(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted(arguments)
     except UserCodeError as error:
-        _frame(error.trace)
+        _frame(error.trace, "your code raised")
         return _fail(str(error), 2)
+    except InternalError as error:
+        return _defect(error)
     except (UsageError, StoreError) as error:
         return _fail(str(error), 2)
     except InjectionError as error:
@@ -97,6 +100,8 @@ def run(arguments: list[str]) -> int:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         return _reader_left()
+    except Exception as error:
+        return _defect(internal_error(error))
 
 
 def _reader_left() -> int:
@@ -119,17 +124,22 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _frame(trace: str) -> None:
-    """The user's own traceback, set apart."""
+def _defect(error: InternalError) -> int:
+    _frame(error.trace, "unsilent raised")
+    return _fail(str(error), 1)
+
+
+def _frame(trace: str, title: str) -> None:
+    """A traceback, set apart."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
     console = Console(stderr=True)
     if console.is_terminal:
-        console.print(Panel(Text(trace.rstrip()), title="your code raised", border_style="red"))
+        console.print(Panel(Text(trace.rstrip()), title=title, border_style="red"))
     else:
-        print(f"--- your code raised ---\n{trace.rstrip()}\n---", file=sys.stderr)
+        print(f"--- {title} ---\n{trace.rstrip()}\n---", file=sys.stderr)
 
 
 def _terminate(number: int, frame: object) -> None:

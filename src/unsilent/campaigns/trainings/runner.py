@@ -36,7 +36,7 @@ from unsilent.campaigns.trainings.spec import (
 from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
 from unsilent.engine.forking.forks import Band, NotStruck
 from unsilent.engine.forking.golden import MEMORY
-from unsilent.errors import UsageError, UserCodeError, first_line
+from unsilent.errors import InternalError, UsageError, UserCodeError, first_line
 from unsilent.faults.receipts import Hit
 from unsilent.outcomes.base import Outcome
 from unsilent.sites.targets import top_level
@@ -155,7 +155,7 @@ class TrainingRunner:
                     row = guarded_row(trial, drawn, guarded(self.golden, drawn, self._history))
                 else:
                     row = self._row(trial, drawn, self._forks.run(drawn.struck.step, drawn.faults))
-        except UserCodeError as error:
+        except (UserCodeError, InternalError) as error:  # a built-in training's code is ours
             row = empty_row(trial, drawn, "raised", first_line(error))
         except NotStruck as error:
             row = empty_row(trial, drawn, "not-struck", first_line(error))

@@ -38,7 +38,8 @@ def main(folder: Path, number: int) -> None:
     except UsageError as error:
         told = {"error": "usage", "message": str(error)}
     except Exception as error:
-        told = {"error": "internal", "message": str(portable(error))}
+        defect = portable(error)
+        told = {"error": "internal", "message": str(defect), "trace": getattr(defect, "trace", "")}
     sys.stdout.flush()
     (folder / f"{number}.done.json").write_text(json.dumps(told))
     # Threads and open resources of the user's code must not keep the process, nor change how it ends.

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from unsilent.errors import UnsilentError, UsageError, UserCodeError
+from unsilent.errors import InternalError, UsageError, UserCodeError
 from unsilent.studies.explaining.results import Machine
 
 DEADLINE = 600.0
@@ -73,7 +73,7 @@ class Launcher:
         job |= {"file": f"{name}.records" if watched else "", "final": final, "driver": os.getpid()}
         (self.folder / f"{name}.json").write_text(json.dumps(job))
         self._process(name, self._environment(pinned, threads))
-        told = _told_by(self.folder / f"{name}.done.json", self._ref)
+        told = _told_by(self.folder / f"{name}.done.json")
         self._plain = self._plain or told
         return told
 
@@ -139,7 +139,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _told_by(path: Path, ref: str) -> Run:
+def _told_by(path: Path) -> Run:
     told: Run = json.loads(path.read_text())
     kind = told.get("error")
     if kind == "user":
@@ -147,5 +147,5 @@ def _told_by(path: Path, ref: str) -> Run:
     if kind == "usage":
         raise UsageError(told["message"])
     if kind is not None:
-        raise UnsilentError(f"{ref!r}: {told['message']}")
+        raise InternalError(told["message"], told["trace"])
     return told
