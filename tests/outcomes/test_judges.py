@@ -214,7 +214,7 @@ def test_a_users_judge_may_answer_in_any_dtype(dtype):
     wanted = severity.double().tolist()  # float8_e8m0fnu has no zero
     assert dtype == torch.float8_e8m0fnu or wanted == amounts
     wrong = torch.tensor([False, True, True])
-    for answer in (severity, severity.float().requires_grad_().to(dtype), [s for s in severity], tuple(severity)):
+    for answer in (severity, severity.float().requires_grad_().to(dtype), list(severity), tuple(severity)):
         found = judge(lambda g, f, b, answer=answer: (wrong, answer))(None, None, None)
         assert found.incorrect.tolist() == [False, True, True]
         assert found.severity.dtype == np.float64

@@ -50,6 +50,7 @@ from unsilent.sites.targets import (
     make_targets,
     top_level,
     unregistered,
+    with_index_buffers,
 )
 from unsilent.traced import Trace
 from unsilent.version import __version__
@@ -99,7 +100,8 @@ class TrialRunner:
             judge=judge(spec.judge) if spec.judge else None,
         )
         check_components(self.engine.parameters, workload.components)
-        self.components = dict(workload.components) or top_level(self.engine.model)
+        components = dict(workload.components) or top_level(self.engine.model)
+        self.components = with_index_buffers(self.engine.parameters, components)
         self.given = None
         if spec.faults is not None:
             self.given = GivenFaults(spec, self.engine, self.components, MAX_STORED_ELEMENTS)
@@ -132,6 +134,11 @@ class TrialRunner:
         spared = list(dict.fromkeys(r.site for r in self.regions if r.site not in struck))
         if spared:
             notes.append(f"The fault model cannot strike {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
+        if not self.spec.transient and self.given is None and (indices := engine.parameters.passed_over(*self.spec.at)):
+            shown = f"{', '.join(indices[:4])}{' …' if len(indices) > 4 else ''}"
+            notes.append(
+                f"Indices and counters are no weights and were left out: {shown}; --at with such a name asks for them."
+            )
         if engine.parameters.skipped and not self.spec.transient:
             notes.append(f"Not struck (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
         return Description(

@@ -42,9 +42,11 @@ def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
 
 def _serve(connection: Connection) -> None:
     from unsilent.campaigns.kinds import make_runner
+    from unsilent.workloads.user import set_arguments
 
     command, spec, means = connection.recv()
     assert command == "start"
+    set_arguments(spec.workload)
 
     def told(description: str, done: float, total: float) -> None:
         connection.send(("loading", description, done, total))

@@ -13,7 +13,7 @@ from typing import Any, cast
 import typer
 
 from unsilent.blame import internal_error
-from unsilent.errors import InjectionError, InternalError, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.errors import InternalError, StoreError, UnsilentError, UsageError, UserCodeError
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -71,8 +71,9 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     _register()
     command = typer.main.get_command(app)
+    own, of_script = _split(arguments)
     try:
-        code: Any = command.main(arguments, prog_name="unsilent", standalone_mode=False)
+        code: Any = command.main(own, prog_name="unsilent", standalone_mode=False, obj=of_script)
         sys.stdout.flush()  # while a reader who left can still be noticed
         return _interrupted(arguments) if code == INTERRUPTED else int(code or 0)
     except _CommandError as error:
@@ -90,8 +91,6 @@ def run(arguments: list[str]) -> int:
         return _defect(error)
     except (UsageError, StoreError) as error:
         return _fail(str(error), 2)
-    except InjectionError as error:
-        return _fail(str(error), 1)
     except UnsilentError as error:
         return _fail(str(error), 1)
     except BrokenPipeError:
@@ -102,6 +101,14 @@ def run(arguments: list[str]) -> int:
         return _reader_left()
     except Exception as error:
         return _defect(internal_error(error))
+
+
+def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Our own arguments, and those after ``--``, which are the user's script's where a verb runs one."""
+    if arguments[:1] != ["noise"] or "--" not in arguments:
+        return arguments, ()
+    at = arguments.index("--")
+    return arguments[:at], tuple(arguments[at + 1 :])
 
 
 def _reader_left() -> int:

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,12 @@ def find(ref: str) -> Any:
         public = ", ".join(_public(module)) or "none"
         raise UsageError(f"{place} {wanted}; its public names: {public}")
     return getattr(module, name)
+
+
+def set_arguments(ref: str, arguments: Sequence[str] = ()) -> None:
+    """Make ``sys.argv`` of this process that of the user's script: its path (or module) and its own arguments, none of ours."""
+    place = ref if ref.endswith(".py") else ref.rpartition(":")[0]
+    sys.argv = [str(Path(place).expanduser()) if place.endswith(".py") else place or ref, *arguments]
 
 
 def _from_file(path: Path, ref: str) -> types.ModuleType:

@@ -22,7 +22,10 @@ _NO_RANDOM_ADDRESSES = 0x0040000
 
 def main(folder: Path, number: int) -> None:
     """Do one run and tell about it."""
-    job = json.loads((folder / f"{number}.json").read_text())
+    try:
+        job = json.loads((folder / f"{number}.json").read_text())
+    except FileNotFoundError:  # the driver was interrupted while it started this process
+        return
     if "addresses" in job["pinned"]:
         _fix_addresses()
     from unsilent.campaigns.worker import die_with, portable
@@ -73,7 +76,9 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     from unsilent.studies.explaining.pinning import Sources
     from unsilent.studies.explaining.steps import Steps
     from unsilent.studies.explaining.watching import Watch
+    from unsilent.workloads.user import set_arguments
 
+    set_arguments(job["ref"], job["arguments"])
     place = job["ref"].rpartition(":")[0]
     frames = Frames(str(Path(place).expanduser().resolve()) if place.endswith(".py") else None)
     steps, finals, watch = Steps(job["steps"]), Finals(), None
