@@ -103,8 +103,9 @@ def _ours(filename: str) -> bool:
 
 
 def _library(filename: str) -> bool:
-    """Installed packages, the standard library, and code that is in no file (``<frozen importlib._bootstrap>``)."""
-    return filename.startswith((*_LIBRARIES, "<")) or f"{os.sep}site-packages{os.sep}" in filename
+    """Installed packages, the standard library, and code that is in no file (``<string>``) unless it was typed in."""
+    typed = filename.startswith(("<stdin", "<ipython", "<python-input", "<doctest"))
+    return not typed and (filename.startswith((*_LIBRARIES, "<")) or f"{os.sep}site-packages{os.sep}" in filename)
 
 
 def _hidden(filename: str) -> bool:
