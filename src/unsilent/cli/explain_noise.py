@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from unsilent.errors import UsageError
 
@@ -39,7 +40,7 @@ def explain_loop(
 
     if not ref.strip():
         raise UsageError("no loop was named; give file.py:loop, a function without arguments that trains")
-    asked = {
+    asked: dict[str, Any] = {
         "runs": RUNS if runs is None else runs,
         "steps": steps,
         "deadline": DEADLINE if deadline is None else deadline,
@@ -53,7 +54,7 @@ def explain_loop(
 
     found: Controlled | Explained
     search = explaining.control if control else explaining.explain
-    found = search(ref, **asked)  # type: ignore[operator]
+    found = search(ref, **asked)
     if as_json:
         told = report.controlled_json(found) if isinstance(found, Controlled) else report.explained_json(found)
         told["spec"]["arguments"] = list(arguments)

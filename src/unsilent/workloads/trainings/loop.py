@@ -138,7 +138,8 @@ class Training:
             seed_globals(0)
             state.model.eval()
             try:
-                return call(self._evaluate, state.model, self._placed)
+                found: Evaluation = call(self._evaluate, state.model, self._placed)
+                return found
             finally:
                 for module, mode in modes:
                     module.training = mode
