@@ -3,6 +3,7 @@
 UnsilentError            anything this package raises on purpose
 ├── UsageError           bad input: one line saying what was found, what was expected, what to do (exit code 2)
 │   └── UserCodeError    the user's own file raised; carries its traceback to be shown in a frame
+├── InternalError        our own code raised what it must not; carries the traceback to be reported (exit code 1)
 ├── InjectionError       a fault could not be applied, hit another number of times than asked, or was not undone
 ├── ProcessUnusable      after an exception the model cannot be restored, or a fault-free run raises: trials need another process
 └── StoreError           a campaign store is foreign, corrupt, locked, full, or holds another campaign (exit code 2)
@@ -34,6 +35,17 @@ class UserCodeError(UsageError):
 
     def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, str]]:
         return UserCodeError, (str(self), self.trace)
+
+
+class InternalError(UnsilentError):
+    """A defect of this package; ``trace`` is the whole traceback as text."""
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[type[InternalError], tuple[str, str]]:
+        return InternalError, (str(self), self.trace)
 
 
 class InjectionError(UnsilentError):

@@ -176,7 +176,7 @@ def test_shares_count_what_the_fault_model_can_strike():
         def __init__(self):
             super().__init__()
             self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 3)
-            self.a.register_buffer("table", torch.zeros(1000, dtype=torch.int64))
+            self.a.register_buffer("table", torch.zeros(1000, dtype=torch.int32))
 
         def forward(self, x):
             return self.b(x) + self.a(x)

@@ -97,9 +97,11 @@ class Comparison:
 
     def regions(self, kind: str) -> tuple[Region, ...]:
         """Everything of one of `KINDS` that can be struck; nothing where the workload has none."""
+        # Index buffers are selected by their names alone.
+        indices = [f"param:{name}" for name in self.engine.parameters.index_buffers] if kind == "param" else []
         try:
             with one_thread():
-                found = self.engine.regions(KINDS[kind])
+                found = self.engine.regions((*KINDS[kind], *indices))
         except UsageError:
             if kind == "param":
                 raise

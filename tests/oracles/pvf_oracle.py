@@ -11,14 +11,15 @@ from torch import nn
 
 def every_flip(model: nn.Module, batches: list[torch.Tensor]) -> dict[tuple[str, int, int], float]:
     """(tensor name, element, bit) -> share of samples whose answer is incorrect: another argmax, or not finite."""
-    names = [*dict(model.named_parameters()), *dict(model.named_buffers())]
     state = model.state_dict()
+    # A counter of batches is no weight.
+    names = [n for n in (*dict(model.named_parameters()), *dict(model.named_buffers())) if state[n].is_floating_point()]
     with torch.no_grad():
         golden = [model(b).numpy() for b in batches]
     truth = {}
     for name in names:
         tensor = state[name]
-        words = tensor.numpy().reshape(-1).view(np.uint64 if tensor.element_size() == 8 else np.uint32)
+        words = tensor.numpy().reshape(-1).view(np.uint32)
         for element in range(words.size):
             for bit in range(8 * tensor.element_size()):
                 mask = words.dtype.type(1 << bit)

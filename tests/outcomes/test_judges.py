@@ -196,3 +196,92 @@ def test_any_two_words_are_classified_as_their_bits_and_values_say(a, b):
 def test_a_judge_must_accept_the_golden_output():
     with pytest.raises(UsageError, match="must accept the golden output"):
         sample_count(judge(lambda g, f, b: torch.ones(3, dtype=torch.bool)), torch.zeros(3), None)
+
+
+FLOATS = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    *(getattr(torch, n) for n in dir(torch) if n.startswith("float8_")),
+]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_users_judge_may_answer_in_any_dtype(dtype):
+    amounts = [0.0, 0.5, 2.0]
+    severity = torch.tensor(amounts).to(dtype)
+    wanted = severity.double().tolist()  # float8_e8m0fnu has no zero
+    assert dtype == torch.float8_e8m0fnu or wanted == amounts
+    wrong = torch.tensor([False, True, True])
+    for answer in (severity, severity.float().requires_grad_().to(dtype), list(severity), tuple(severity)):
+        found = judge(lambda g, f, b, answer=answer: (wrong, answer))(None, None, None)
+        assert found.incorrect.tolist() == [False, True, True]
+        assert found.severity.dtype == np.float64
+        assert found.severity.tolist() == wanted
+    assert decide(lambda out: out)(severity, torch.tensor(amounts[::-1]).to(dtype), None).incorrect.tolist() == [
+        True,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("text", ["top1", "topk:k=2", "threshold:at=1", "next-token", "exact-sequence", "tolerance"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_outputs_may_have_any_dtype(text, dtype):
+    shape = {"threshold:at=1": (4,), "next-token": (4, 2, 5), "exact-sequence": (4, 2, 5)}.get(text, (4, 5))
+    g, f = (torch.randn(shape, generator=torch.Generator().manual_seed(i)).exp().to(dtype) for i in range(2))
+    found, wanted = judge(text)(g, f, None), judge(text)(g.double(), f.double(), None)
+    assert found.severity.tolist() == pytest.approx(wanted.severity.tolist())
+    assert dtype.itemsize == 1 or found.incorrect.tolist() == wanted.incorrect.tolist()  # ties
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        np.array([1, 0], np.uint8),
+        [True, False],
+        [torch.tensor(True), False],
+        torch.tensor([1, 0], dtype=torch.int32),
+        (torch.tensor([1, 0]), [torch.tensor(3.0, requires_grad=True), 0]),
+        ([True, False], np.array([3, 0], np.float16)),
+        torch.tensor([True, False]).to_sparse(),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_users_judge_may_answer_in_any_form(answer):
+    found = judge(lambda g, f, b: answer)(None, None, None)
+    assert found.incorrect.tolist() == [True, False]
+    assert found.incorrect.dtype == bool
+    assert found.severity.dtype == np.float64
+
+
+def test_one_sample_may_be_answered_by_one_value():
+    for wrong in (True, np.True_, torch.tensor(True), 1):
+        found = judge(lambda g, f, b, wrong=wrong: (wrong, torch.tensor(0.25, dtype=torch.bfloat16)))(None, None, None)
+        assert (found.incorrect.tolist(), found.severity.tolist()) == ([True], [0.25])
+
+
+def test_a_severity_that_is_no_number_is_infinite():
+    assert judge(lambda g, f, b: ([True], [float("nan")]))(None, None, None).severity.tolist() == [np.inf]
+
+
+@pytest.mark.parametrize("answer", [None, "wrong", [[1], [1, 2]], ([True], ["much"]), {"a": 1}, [1j], 0.5])
+def test_what_is_no_answer_is_refused_in_one_line(answer):
+    with pytest.raises(UsageError, match=r"expected bool\[n\] and float\[n\]") as caught:
+        judge(lambda g, f, b: answer)(None, None, None)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_object_that_judges_may_answer_so_too():
+    """`classify` takes what any judge answers, one that is an object of the user's own as well."""
+
+    class Mine:
+        def __call__(self, golden, faulty, batch):
+            return (golden != faulty).flatten(), (golden - faulty).abs().flatten().requires_grad_()
+
+    g, f = torch.tensor([[1.0], [2.0]], dtype=torch.bfloat16), torch.tensor([[1.0], [5.0]], dtype=torch.bfloat16)
+    assert sample_count(judge(Mine()), g, None) == 2
+    outcome = classify(judge(Mine()), g, f, None, 2)
+    assert outcome.codes.tolist() == [Outcome.MASKED, Outcome.SDC]
+    assert outcome.severity.tolist() == [0, 3]

@@ -48,9 +48,9 @@ def bits(tensor):
 def test_each_element_of_memory_is_counted_once(model):
     regions = {r.site: r for r in Parameters(model).select("*")}
     assert set(regions) == {
-        f"param:{n}" for n in ("scalar", "vector", "turned", "strided", "tied.weight", "tied.bias", "counter", "spread")
+        f"param:{n}" for n in ("scalar", "vector", "turned", "strided", "tied.weight", "tied.bias", "spread")
     }
-    assert sum(r.size for r in regions.values()) == 1 + 6 + 12 + 10 + 20 + 5 + 1 + 3
+    assert sum(r.size for r in regions.values()) == 1 + 6 + 12 + 10 + 20 + 5 + 3
 
 
 def test_a_tied_weight_goes_by_its_first_name(model):

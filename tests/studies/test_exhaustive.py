@@ -97,7 +97,7 @@ def test_more_precision_goes_on_and_less_runs_nothing(workload, tmp_path):  # no
 
 @pytest.mark.parametrize(
     ("trials", "said"),
-    [(100, "needs a pilot of 216 in 'norm' before it can plan"), (10**6, r"needs about [0-9,]{15,} trials")],
+    [(100, "needs a pilot of [0-9]+ in '[a-z]+' before it can plan"), (10**6, r"needs about [0-9,]{15,} trials")],
 )
 def test_what_no_budget_reaches_is_one_line(workload, trials, said):  # noqa: F811
     with pytest.raises(UsageError, match=said):

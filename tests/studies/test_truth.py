@@ -34,7 +34,10 @@ def truth(workload):
 def sizes(workload):
     model = workload.model()
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {m: sum(t.numel() for n, t in named if n.startswith(m)) for m in ("first", "norm", "last")}
+    return {
+        m: sum(t.numel() for n, t in named if n.startswith(m) and t.is_floating_point())
+        for m in ("first", "norm", "last")
+    }
 
 
 def row(result, target, level="component"):

@@ -175,7 +175,7 @@ def test_one_line(here, ref, values, message):
         ),
         ("bad.py:leaves", "workload 'bad.py:leaves' raised SystemExit: 3 (bad.py, line 15)", "SystemExit(3)"),
         ("syntax.py:x", "workload 'syntax.py:x' raised SyntaxError: invalid syntax (syntax.py, line 2)", "y = = 2"),
-        ("raises.py:x", "workload 'raises.py:x' raised KeyError: 'gone' (raises.py, line 4)", "return {}['gone']"),
+        ("raises.py:x", "workload 'raises.py:x' raised KeyError: 'gone' (raises.py, line 2)", "return {}['gone']"),
         (
             "my_package.broken:x",
             "workload 'my_package.broken:x' raised ModuleNotFoundError: No module named 'not_installed_anywhere' "
@@ -229,3 +229,30 @@ def test_annotations_for_the_type_checker_alone(here):
 def test_five_lines_are_enough():
     workload = Workload(torch.nn.Linear(3, 2), [(torch.ones(4, 3), torch.zeros(4))], labelled=True)
     assert workload.run(workload.model(), workload.batches()[0]).shape == (4, 2)
+
+
+@pytest.mark.parametrize("module", ["unsilent.campaigns.worker", "unsilent.campaigns.replicas.worker"])
+@pytest.mark.parametrize(
+    ("ref", "name"),
+    [("~/mine.py:make", "mine.py"), ("package.mine:make", "package.mine"), ("digits-cnn", "digits-cnn")],
+)
+def test_user_code_in_a_worker_sees_no_arguments_of_ours(monkeypatch, module, ref, name):
+    """A script that parses ``sys.argv`` when it is imported must not meet what the worker was started with."""
+    import importlib
+    from types import SimpleNamespace
+
+    worker, seen = importlib.import_module(module), []
+
+    def load_it(spec, *more):
+        seen.extend(sys.argv)
+        raise EOFError
+
+    monkeypatch.setattr(sys, "argv", ["worker.py", "7", "4242"])
+    monkeypatch.setattr("unsilent.campaigns.kinds.make_runner", load_it)
+    monkeypatch.setattr("unsilent.campaigns.replicas.runner.ReplicaRunner", load_it)
+    start = ("start", SimpleNamespace(workload=ref), None)
+    with pytest.raises(EOFError):
+        worker._serve(SimpleNamespace(recv=lambda: start if "replicas" not in module else start[:2]))
+    assert len(seen) == 1
+    assert seen[0].endswith(name)
+    assert "~" not in seen[0]

@@ -97,6 +97,8 @@ def _tensors(engine: PlainEngine, entries: Sequence[Entry]) -> Tensors:
     """What the workload has of the kinds that the list speaks of."""
     sites = [parse_site(p.site) for e in entries for p in e.parts if isinstance(p, Fault)]
     addresses = dict.fromkeys(_everything(site) for site in sites) or {"param:*": None}
+    if "param:*" in addresses:  # which leaves out index buffers
+        addresses |= dict.fromkeys(f"param:{name}" for name in engine.parameters.index_buffers)
     regions = engine.regions(tuple(addresses))
     layers = [
         (kind, name)

@@ -54,6 +54,7 @@ from unsilent.sites.targets import (
     make_targets,
     top_level,
     unregistered,
+    with_index_buffers,
 )
 from unsilent.traced import Trace
 from unsilent.version import __version__
@@ -105,7 +106,7 @@ class TrialRunner:
         )
         named = {clean(k): v if isinstance(v, str) else tuple(map(clean, v)) for k, v in workload.components.items()}
         check_components(self.engine.parameters, named)
-        self.components = named or top_level(self.engine.model)
+        self.components = with_index_buffers(self.engine.parameters, named or top_level(self.engine.model))
         self.given = None
         if spec.faults is not None:
             self.given = GivenFaults(spec, self.engine, self.components, MAX_STORED_ELEMENTS)
@@ -139,6 +140,11 @@ class TrialRunner:
         spared = list(dict.fromkeys(r.site for r in self.regions if r.site not in struck))
         if spared:
             notes.append(f"The fault model cannot strike {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
+        if not self.spec.transient and self.given is None and (indices := engine.parameters.passed_over(*self.spec.at)):
+            shown = f"{', '.join(indices[:4])}{' …' if len(indices) > 4 else ''}"
+            notes.append(
+                f"Indices and counters are no weights and were left out: {shown}; --at with such a name asks for them."
+            )
         if engine.parameters.skipped and not self.spec.transient:
             notes.append(f"Not struck (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
         return Description(

@@ -15,11 +15,11 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from unsilent.blame import internal_error
 from unsilent.campaigns.executors import INSIDE
 from unsilent.errors import ProcessUnusable, UnsilentError
 
@@ -68,9 +68,11 @@ class _Own(Connection):
 def _serve(connection: Connection) -> None:
     from unsilent.campaigns.kinds import make_runner
     from unsilent.workloads.process import take_notes
+    from unsilent.workloads.user import set_arguments
 
     command, spec, means = connection.recv()
     assert command == "start"
+    set_arguments(spec.workload)
 
     def told(description: str, done: float, total: float) -> None:
         connection.send(("loading", description, done, total))
@@ -99,10 +101,7 @@ def _serve(connection: Connection) -> None:
 
 def portable(error: BaseException) -> UnsilentError:
     """An error that crosses the process border: ours as they are, anything else as a report of a defect."""
-    if isinstance(error, UnsilentError):
-        return error
-    trace = "".join(traceback.format_exception(error))
-    return UnsilentError(f"internal error in a worker: {type(error).__name__}: {error}\n{trace}")
+    return error if isinstance(error, UnsilentError) else internal_error(error)
 
 
 def die_with(parent: int) -> None:

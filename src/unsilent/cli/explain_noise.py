@@ -1,12 +1,14 @@
 """``unsilent noise --explain`` and ``--control``: why runs of a user's loop differ, and whether they end in the same bits.
 
-Exit codes: 0 no difference found, 1 runs differ, 2 the loop is not there, raises, does nothing or does not end.
+Exit codes: 0 no difference found, 1 runs differ, 2 the loop is not there, raises, does nothing or does not end, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from unsilent.errors import UsageError
 
@@ -18,6 +20,7 @@ def explain_loop(
     runs: int | None = None,
     steps: int | None = None,
     deadline: float | None = None,
+    arguments: Sequence[str] = (),
     as_json: bool = False,
     plain: bool = False,
     quiet: bool = False,
@@ -26,42 +29,45 @@ def explain_loop(
 
     Args:
         ref: ``file.py:loop``, ``package.module:loop`` or a built-in training. control: say whether runs end in the same bits,
-            and explain where they do not. runs, steps, deadline: see `unsilent.studies.explaining.explain`; None: the default
-            there.
+            and explain where they do not. runs, steps, deadline, arguments: see `unsilent.studies.explaining.explain`; None:
+            the default there.
     """
+    from unsilent.cli.main import INTERRUPTED
     from unsilent.studies import explaining
     from unsilent.studies.explaining.explain import RUNS
+    from unsilent.studies.explaining.results import Controlled, Explained
     from unsilent.studies.explaining.running import DEADLINE
 
     if not ref.strip():
         raise UsageError("no loop was named; give file.py:loop, a function without arguments that trains")
-    asked = {
+    asked: dict[str, Any] = {
         "runs": RUNS if runs is None else runs,
         "steps": steps,
         "deadline": DEADLINE if deadline is None else deadline,
+        "arguments": tuple(arguments),
         "told": _silent if quiet else _told,
+        "shown": lambda finding: None if quiet else _told(report.found_line(finding)),
     }
     from rich.console import Console
 
     from unsilent.report import noise_explained as report
 
-    if control:
-        ended = explaining.control(ref, **asked)  # type: ignore[arg-type]
-        if as_json:
-            print(json.dumps(report.controlled_json(ended), indent=2))
-        else:
-            report.render_controlled(ended, Console(), plain)
-        return 0 if ended.agreed else 1
-    found = explaining.explain(ref, **asked)  # type: ignore[arg-type]
+    found: Controlled | Explained
+    search = explaining.control if control else explaining.explain
+    found = search(ref, **asked)
     if as_json:
-        print(json.dumps(report.explained_json(found), indent=2))
+        told = report.controlled_json(found) if isinstance(found, Controlled) else report.explained_json(found)
+        told["spec"]["arguments"] = list(arguments)
+        print(json.dumps(told, indent=2))
+    elif isinstance(found, Controlled):
+        report.render_controlled(found, Console(), plain)
     else:
         report.render_explained(found, Console(), plain)
-    return 0 if found.agreed else 1
+    return INTERRUPTED if found.interrupted else 0 if found.agreed else 1
 
 
 def _told(text: str) -> None:
-    """A line for each run, on a terminal or not: a search takes minutes."""
+    """A line for each run and finding, on a terminal or not: a search takes minutes."""
     print(f"unsilent: {text}", file=sys.stderr, flush=True)
 
 

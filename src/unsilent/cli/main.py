@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import typer
 
+from unsilent.blame import internal_error
 from unsilent.cli.signals import interrupt_on_ending
-from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.errors import InternalError, StoreError, UnsilentError, UsageError, UserCodeError
 from unsilent.printable import clean
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
@@ -82,8 +83,9 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     _register()
     command = typer.main.get_command(app)
+    own, of_script = _split(arguments)
     try:
-        code: Any = command.main(arguments, prog_name="unsilent", standalone_mode=False)
+        code: Any = command.main(own, prog_name="unsilent", standalone_mode=False, obj=of_script)
         sys.stdout.flush()  # while a reader who left can still be noticed
         return _interrupted(arguments) if code == INTERRUPTED else int(code or 0)
     except _CommandError as error:
@@ -95,12 +97,12 @@ def run(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted(arguments)
     except UserCodeError as error:
-        _frame(error.trace)
+        _frame(error.trace, "your code raised")
         return _fail(str(error), 2)
+    except InternalError as error:
+        return _defect(error)
     except (UsageError, StoreError) as error:
         return _fail(str(error), 2)
-    except InjectionError as error:
-        return _fail(str(error), 1)
     except UnsilentError as error:
         return _fail(str(error), 1)
     except BrokenPipeError:
@@ -109,6 +111,16 @@ def run(arguments: list[str]) -> int:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         return _reader_left()
+    except Exception as error:
+        return _defect(internal_error(error))
+
+
+def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Our own arguments, and those after ``--``, which are the user's script's where a verb runs one."""
+    if arguments[:1] != ["noise"] or "--" not in arguments:
+        return arguments, ()
+    at = arguments.index("--")
+    return arguments[:at], tuple(arguments[at + 1 :])
 
 
 def _reader_left() -> int:
@@ -131,14 +143,19 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _frame(trace: str) -> None:
-    """The user's own traceback, set apart."""
+def _defect(error: InternalError) -> int:
+    _frame(error.trace, "unsilent raised")
+    return _fail(str(error), 1)
+
+
+def _frame(trace: str, title: str) -> None:
+    """A traceback, set apart."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
     console = Console(stderr=True)
     if console.is_terminal:
-        console.print(Panel(Text(trace.rstrip()), title="your code raised", border_style="red"))
+        console.print(Panel(Text(trace.rstrip()), title=title, border_style="red"))
     else:
-        print(f"--- your code raised ---\n{trace.rstrip()}\n---", file=sys.stderr)
+        print(f"--- {title} ---\n{trace.rstrip()}\n---", file=sys.stderr)

@@ -102,10 +102,13 @@ def noise(
             runs=runs,
             steps=steps,
             deadline=deadline,
+            arguments=context.obj or (),
             as_json=as_json,
             plain=plain,
             quiet=quiet,
         )
+    if context.obj:
+        raise UsageError("what follows -- are the arguments of a script; give them with --explain or --control")
     o.refuse(context, OF_EXPLAINING, "--runs belongs to --explain and --control; of replicas say --replicas")
     if workload is None:
         raise UsageError(

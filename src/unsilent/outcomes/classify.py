@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
-from unsilent.outcomes.base import Judge, Outcome
+from unsilent.outcomes.base import Judge, Outcome, Verdict
+from unsilent.outcomes.judges import verdict_of
 from unsilent.outcomes.tensors import differing, leaves, nonfinite
 
 
@@ -27,7 +28,7 @@ class BatchOutcome(NamedTuple):
 
 def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
     """How many samples a judge sees in a batch; raises ``UsageError`` when judging golden against itself is not all correct."""
-    verdict = judge(golden, golden, batch)
+    verdict = _judged(judge, golden, golden, batch)
     if not len(verdict.incorrect):
         raise UsageError("a batch has no samples; leave empty batches out")
     if verdict.incorrect.any():
@@ -36,6 +37,11 @@ def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
             "a judge must accept the golden output"
         )
     return len(verdict.incorrect)
+
+
+def _judged(judge: Judge, golden: Any, faulty: Any, batch: Any) -> Verdict:
+    """What the judge says; one of the user's own may return anything that `verdict_of` takes."""
+    return verdict_of(judge, judge(golden, faulty, batch))
 
 
 def all_of(outcome: Outcome, samples: int) -> BatchOutcome:
@@ -58,7 +64,7 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
         codes[loud], severity[loud] = Outcome.NONFINITE, np.inf
         return BatchOutcome(codes, severity)
     try:
-        verdict = judge(golden, faulty, batch)
+        verdict = _judged(judge, golden, faulty, batch)
     except Exception:
         if _same_shapes(golden, faulty):
             raise

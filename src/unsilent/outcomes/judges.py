@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.blame import call
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge, Verdict
-from unsilent.outcomes.tensors import leaves, rows_of
+from unsilent.outcomes.tensors import array_of, leaves, rows_of, wide
 
 Doubles = NDArray[np.float64]
 
@@ -40,11 +40,36 @@ def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
 
 def doubles(tensor: Tensor) -> Doubles:
     """The values as numpy float64 on the CPU."""
-    return tensor.detach().to("cpu", torch.float64).numpy()
+    return array_of(tensor).astype(np.float64, copy=False)
 
 
 def _verdict(incorrect: NDArray[np.bool_], severity: Doubles) -> Verdict:
     return Verdict(incorrect, np.where(np.isnan(severity), np.inf, severity))
+
+
+def verdict_of(judge: Judge, answer: Any) -> Verdict:
+    """What a judge returned, as arrays; an answer without severity has 1 where incorrect.
+
+    Args:
+        answer: ``incorrect`` or the pair ``(incorrect, severity)``: tensors of any dtype and device, arrays, lists or numbers,
+            one value a sample.
+
+    Raises ``UsageError`` for anything else.
+    """
+    incorrect, severity = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+    wrong = np.atleast_1d(array_of(incorrect))
+    amount = wrong if severity is None else np.atleast_1d(array_of(severity))
+    if (
+        wrong.ndim != 1
+        or wrong.dtype.kind not in "bui"
+        or amount.dtype.kind not in "buif"
+        or wrong.shape != amount.shape
+    ):
+        raise UsageError(
+            f"judge {judge!r} returned {wrong.dtype}{list(wrong.shape)} and {amount.dtype}{list(amount.shape)}; "
+            "expected bool[n] and float[n], one value a sample"
+        )
+    return _verdict(wrong.astype(bool), amount.astype(np.float64))
 
 
 def _pair(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tensor, Tensor]:
@@ -101,7 +126,7 @@ class TopK:
         g, f = _classes(golden, faulty, self)
         if self.k >= g.shape[-1]:
             raise UsageError(f"topk: k is {self.k}, but the output has {g.shape[-1]} classes; choose a smaller k")
-        golden_set, faulty_set = (x.topk(self.k, -1).indices.cpu().numpy() for x in (g, f))
+        golden_set, faulty_set = (wide(x).topk(self.k, -1).indices.cpu().numpy() for x in (g, f))
         kept = (golden_set[:, :, None] == faulty_set[:, None, :]).any(2).mean(1)
         return _verdict(kept < 1, 1 - kept)
 
@@ -158,7 +183,7 @@ class ExactSequence:
 
     @staticmethod
     def _tokens(output: Tensor) -> NDArray[np.int64]:
-        return (output.argmax(-1) if output.dtype.is_floating_point else output).long().cpu().numpy()
+        return (wide(output).argmax(-1) if output.dtype.is_floating_point else output).long().cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -185,23 +210,10 @@ class Function:
     function: Callable[[Any, Any, Any], Any]
 
     def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
-        answer = self.function(golden, faulty, batch)
-        incorrect, severity = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
-        wrong = np.atleast_1d(_array(incorrect))
-        amount = wrong.astype(np.float64) if severity is None else np.atleast_1d(_array(severity)).astype(np.float64)
-        if wrong.ndim != 1 or wrong.dtype.kind not in "bui" or wrong.shape != amount.shape:
-            raise UsageError(
-                f"judge {self!r} returned {wrong.dtype}{list(wrong.shape)} and {amount.dtype}{list(amount.shape)}; "
-                "expected bool[n] and float[n], one value a sample"
-            )
-        return Verdict(wrong.astype(bool), amount)
+        return verdict_of(self, call(self.function, golden, faulty, batch))
 
     def __repr__(self) -> str:
         return f"Function({self.function.__module__}:{self.function.__qualname__})"
-
-
-def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
 JUDGES: dict[str, Callable[..., Judge]] = {
@@ -218,7 +230,7 @@ def by_decision(decision: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any
     """The judge function for ``unsilent.outcomes.decide``: incorrect where ``decision`` of the two outputs is unequal."""
 
     def unequal(golden: Any, faulty: Any, batch: Any) -> np.ndarray[Any, np.dtype[Any]]:
-        g, f = _array(decision(golden)), _array(decision(faulty))
+        g, f = array_of(decision(golden)), array_of(decision(faulty))
         return np.asarray((g != f).reshape(len(g), -1).any(1))
 
     unequal.__module__ = decision.__module__

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.sites.memory import WORDS
@@ -32,6 +33,29 @@ def leaves(output: Any) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         for field in dataclasses.fields(output):
             yield from leaves(getattr(output, field.name))
+
+
+def array_of(value: Any) -> NDArray[Any]:
+    """A tensor, array, list or number as a numpy array on the CPU; floating-point types that numpy lacks become float64.
+
+    What has no such form becomes an array of objects.
+    """
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = value.to_dense() if value.layout != torch.strided else value
+        if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32):
+            value = value.to(torch.float64)
+        return np.asarray(value.resolve_conj().resolve_neg().numpy())
+    if isinstance(value, (list, tuple)):
+        value = [array_of(item) for item in value]
+        if len({item.shape for item in value}) > 1:
+            return np.array([None] * len(value))
+    return np.asarray(value)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """A float8 tensor as float32, as torch has few operations for float8; others as they are."""
+    return tensor.float() if tensor.dtype.is_floating_point and tensor.element_size() == 1 else tensor
 
 
 def rows_of(tensor: Tensor) -> Tensor:
@@ -60,10 +84,10 @@ def nonfinite(tensor: Tensor, samples: int) -> Tensor:
     """Which samples hold NaN or infinity, bool[samples]."""
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return torch.zeros(samples, dtype=torch.bool)
-    wide = tensor.float() if tensor.element_size() == 1 else tensor
-    if torch.isfinite(wide.sum()):  # one pass says it of nearly all: NaN and infinity stay in any sum they enter
+    tensor = wide(tensor)
+    if torch.isfinite(tensor.sum()):  # one pass says it of nearly all: NaN and infinity stay in any sum they enter
         return torch.zeros(samples, dtype=torch.bool)
-    bad = ~torch.isfinite(wide)
+    bad = ~torch.isfinite(tensor)
     if tensor.ndim and tensor.shape[0] == samples:
         return rows_of(bad).any(1).cpu()
     return bad.any().expand(samples).cpu()

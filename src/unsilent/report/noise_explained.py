@@ -43,7 +43,9 @@ def render_explained(found: Explained, console: Console, plain: bool) -> None:
     what = f"{counted(found.runs, 'run')} in fresh processes, {counted(found.operations, 'operation')} in "
     what += f"{counted(found.steps, 'step')}, {counted(found.machine.threads, 'thread')}"
     print_lines(console, [f"{clean(found.ref)}: {what}"], plain, "bold")
-    if found.agreed:
+    if found.interrupted:
+        print_lines(console, [_interrupted(found)], plain)
+    elif found.agreed:
         print_lines(console, ["All operations of all runs gave the same bits.", _few(found.runs)], plain)
     else:
         sources = [_title(f) + (" (may be chance)" if f.unsure else "") for f in found.findings]
@@ -75,6 +77,8 @@ def render_controlled(found: Controlled, console: Console, plain: bool) -> None:
         if not found.verified:
             claim = "Changes that help, but not alone"
         print_lines(console, [f"{claim}:", *(f"  {SOURCES[s].advice}" for s in found.switches)], plain)
+    if found.interrupted and found.explained is None:
+        print_lines(console, ["Interrupted before the search for the source had a run."], plain)
     if found.explained is not None:
         if found.explained.agreed:
             text = "No operation differed while runs were watched: a race that is rare; compare more runs (--runs)."
@@ -100,6 +104,7 @@ def controlled_json(found: Controlled) -> dict[str, Any]:
             "first_different": found.first or None,
             "switches": [{"source": s, "pinned": SOURCES[s].pin, "advice": SOURCES[s].advice} for s in found.switches],
             "verified": found.verified,
+            "interrupted": found.interrupted,
             "would_miss": _would_miss(found.runs) if found.agreed else None,
             "explained": _explained(found.explained) if found.explained else None,
         },
@@ -128,6 +133,8 @@ def _object(schema: str, found: Explained | Controlled, results: dict[str, Any])
 def _explained(found: Explained) -> dict[str, Any]:
     return {
         "agreed": found.agreed,
+        "interrupted": found.interrupted,
+        "unexplained": _parting(found.unexplained) if found.unexplained else None,
         "would_miss": _would_miss(found.runs) if found.agreed else None,
         "operations": found.operations,
         "steps": found.steps,
@@ -254,6 +261,20 @@ def _why(parting: Parting) -> str:
         over = f"one run is almost over ({counted(few, 'operation')} to go{instead if few == other else ''})"
         return f"{over} where the other goes on ({many:,} to go{instead if few == this else ''})"
     return f"{_WHY[PATH]}: the other does {clean(parting.other)}"
+
+
+def found_line(found: Finding) -> str:
+    """A finding in one line, told while the search goes on."""
+    return f"found: {_title(found)}, {where(found.parting)}{' (may be chance)' if found.unsure else ''}"
+
+
+def _interrupted(found: Explained) -> str:
+    """What a search that was not finished has shown."""
+    so_far = "; ".join(_title(f) for f in found.findings)
+    text = f"Interrupted. Runs differ because of {so_far}" if so_far else "Interrupted before a source was found"
+    if found.unexplained is None:
+        return f"{text}; whether {'all is found' if so_far else 'runs differ'} is not known."
+    return f"{text}; {'then ' if so_far else ''}they part at {where(found.unexplained)}, and why is not known yet."
 
 
 def _few(runs: int) -> str:

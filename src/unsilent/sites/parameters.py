@@ -1,12 +1,13 @@
 """Parameters and buffers as sites: what there is in a model, and faults applied to it in place, with undo and proof.
 
 Every element of memory is counted once: a tied weight goes by the first name in ``named_parameters`` and a view of
-another parameter's memory gives only the elements that are not in it. Integer buffers count too: they are memory.
+another parameter's memory gives only the elements that are not in it. Integer weights count too: they are memory. Index buffers
+(int64, bool: positions, counters, masks) are no weights, and are selected only by an address that matches nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -27,6 +28,9 @@ from unsilent.sites.claims import Claims
 from unsilent.sites.memory import Memory, Words, distinct, dtype_name
 from unsilent.sites.modules import named_buffers, named_parameters
 from unsilent.sites.striking import intended, plain, write
+
+INDEX_DTYPES = (torch.int64, torch.bool)
+"""Of buffers that are no weights. Narrower integers are: quantised ones are int8, or packed into uint8 or int32."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Parameters:
     Attributes:
         sites: by name, parameters first, each in the model's own order.
         skipped: names of tensors without elements or of a dtype that has no codec.
+        index_buffers: names in ``sites`` of buffers that hold indices or counters.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -62,6 +67,8 @@ class Parameters:
         storages: dict[int, Claims] = {}
         for name, tensor in _named_tensors(model):
             self._add(name, tensor, storages)
+        held = dict(model.named_buffers())
+        self.index_buffers = tuple(n for n in self.sites if n in held and held[n].dtype in INDEX_DTYPES)
 
     def _add(self, name: str, tensor: Tensor, storages: dict[int, Claims]) -> None:
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
@@ -98,9 +105,8 @@ class Parameters:
         Raises ``UsageError`` for a glob that matches nothing, an index outside its tensor, or memory without a codec.
         """
         chosen: dict[str, NDArray[np.int64] | None] = {}
-        known = [*self.sites, *self._ties, *self._views, *self.skipped]
-        for address in (_address(text, known) for text in addresses):
-            for name in address.matching(known):
+        for address, names in self._matching(addresses):
+            for name in self._meant(names):
                 if name in self.skipped or name in self._views:
                     self._refuse_exact(name, address)
                     continue
@@ -114,6 +120,22 @@ class Parameters:
             for n, s in self.sites.items()
             if n in chosen
         )
+
+    def passed_over(self, *addresses: str) -> list[str]:
+        """The index buffers that the addresses match and do not select."""
+        chosen = {region.site.removeprefix("param:") for region in self.select(*addresses)}
+        matched = {self._ties.get(name, name) for _, names in self._matching(addresses) for name in names}
+        return [name for name in self.index_buffers if name in matched - chosen]
+
+    def _matching(self, addresses: Iterable[str]) -> Iterator[tuple[Address, Sequence[str]]]:
+        known = [*self.sites, *self._ties, *self._views, *self.skipped]
+        for address in (_address(text, known) for text in addresses):
+            yield address, address.matching(known)
+
+    def _meant(self, names: Sequence[str]) -> Sequence[str]:
+        """What an address means of the names it matches: index buffers only where it matches no other site."""
+        weights = [name for name in names if self._ties.get(name, name) not in self.index_buffers]
+        return weights if any(self._ties.get(name, name) in self.sites for name in weights) else names
 
     def _refuse_exact(self, name: str, address: Address) -> None:
         """A glob passes over what cannot be struck by that name; an exact name gets an answer."""

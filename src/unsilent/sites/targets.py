@@ -28,6 +28,8 @@ STRATA = ("none", "bits", "risk", "dtype")
 RISKY = 0.25
 """Part of a target's elements, those of the highest scores, that is taken for risky."""
 OTHER = "other"
+INDEX_BUFFERS = "index-buffers"
+"""The component of indices and counters, where a campaign was asked for them."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,14 @@ def check_components(parameters: Parameters, components: Mapping[str, Sequence[s
             raise UsageError(
                 f"component {component!r} ({', '.join(globs)}) is empty: {why}; mend the workload's components"
             )
+
+
+def with_index_buffers(parameters: Parameters, components: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """The components, and first of all one of the index buffers; a component that holds nothing else keeps its own."""
+    owner = {name: component_of(SiteName("param", name), components) for name in parameters.sites}
+    shared = {OTHER, *(component for name, component in owner.items() if name not in parameters.index_buffers)}
+    found = [glob.escape(name) for name in parameters.index_buffers if owner[name] in shared]
+    return {**({INDEX_BUFFERS: found} if found else {}), **components}
 
 
 def _pieces(region: Region, site: SiteName, component: str, per: str, strata: str, share: float) -> list[Target]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from unsilent.blame import call, passes_on
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge
 
@@ -40,6 +41,7 @@ class InferenceWorkload(Protocol):
         ...
 
 
+@passes_on
 def call_model(model: nn.Module, batch: Any) -> Any:
     """One call of the model: a dict as keyword arguments, a tuple or list as positional ones, else the one input."""
     if isinstance(batch, Mapping):
@@ -99,7 +101,7 @@ class Workload:
     def model(self) -> nn.Module:
         """The model in eval mode, built on the first call."""
         if not isinstance(self._model, nn.Module):
-            self._model = self._model()
+            self._model = call(self._model)
             if not isinstance(self._model, nn.Module):
                 raise UsageError(
                     f"workload {self.name!r}: expected a torch.nn.Module, got {type(self._model).__name__}"
@@ -117,14 +119,14 @@ class Workload:
     def batches(self) -> Sequence[Any]:
         """The batches, read once from the iterable and kept."""
         if self._batches is None:
-            self._batches = [_inputs(b) if self._labelled else b for b in self._source]
+            self._batches = [_inputs(b) if self._labelled else b for b in call(list, self._source)]
             if not self._batches:
                 raise UsageError(f"workload {self.name!r} has no batches; give at least one")
         return self._batches
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """One evaluation of one batch."""
-        return self._run(model, batch)
+        return call(self._run, model, batch)
 
 
 def _inputs(batch: Any) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsilent.blame import call
 from unsilent.errors import UsageError, first_line
 from unsilent.workloads.base import Workload
 from unsilent.workloads.hf_generate import SEQUENCES, prepare, run_generate
@@ -93,7 +94,7 @@ def hf_folder(
 
 def run(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """``logits`` of one call, else the first floating-point tensor of the output."""
-    output = model(**batch)
+    output = call(model, **batch)
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits

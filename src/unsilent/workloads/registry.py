@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unsilent.blame import call
 from unsilent.errors import UsageError, unknown
 from unsilent.named import convert
 from unsilent.workloads.user import find, user_code
@@ -166,7 +167,7 @@ def _own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], parts:
     if not ready and callable(found) and not _is_module(found):
         arguments = _arguments(ref, found, options, chosen, {})
         with user_code(ref):
-            return found(**arguments)
+            return call(found, **arguments)
     for key in [*options, *(k for k in chosen if k != "progress")]:
         raise UsageError(f"workload {ref!r} is a ready object and takes no {key!r}; name a function to pass values")
     return found

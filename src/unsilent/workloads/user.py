@@ -1,6 +1,6 @@
 """The user's own workload: finding the named object in a file or module, and showing errors of that code as theirs.
 
-Invariant: an exception in the user's code leaves here as `UserCodeError` whose trace starts at the user's first frame;
+Invariant: an exception in the user's code leaves here as `UserCodeError`, one in ours as `InternalError` (see `blame`);
 `UsageError` raised on the way (a judge that does not exist, say) passes unchanged, for it is already one clear line.
 The file is compiled from its text at every load, so that no stale byte code is run and none is written beside it.
 """
@@ -10,18 +10,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from unsilent.errors import UnsilentError, UsageError, UserCodeError
+from unsilent.blame import call, internal_error, users, users_error
+from unsilent.errors import UnsilentError, UsageError
 from unsilent.plainfiles import read_plain
 
 MOST_BYTES = 2**26
-_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def find(ref: str) -> Any:
@@ -39,6 +38,12 @@ def find(ref: str) -> Any:
         public = ", ".join(_public(module)) or "none"
         raise UsageError(f"{place} {wanted}; its public names: {public}")
     return getattr(module, name)
+
+
+def set_arguments(ref: str, arguments: Sequence[str] = ()) -> None:
+    """Make ``sys.argv`` of this process that of the user's script: its path (or module) and its own arguments, none of ours."""
+    place = ref if ref.endswith(".py") else ref.rpartition(":")[0]
+    sys.argv = [str(Path(place).expanduser()) if place.endswith(".py") else place or ref, *arguments]
 
 
 def _from_file(path: Path, ref: str) -> types.ModuleType:
@@ -64,7 +69,7 @@ def _from_module(place: str, ref: str) -> types.ModuleType:
         raise UsageError(f"workload {ref!r}: {place!r} is neither a .py file nor a module name")
     with user_code(ref):
         try:
-            return importlib.import_module(place)
+            return cast("types.ModuleType", call(importlib.import_module, place))
         except ModuleNotFoundError as error:
             if error.name and (place == error.name or place.startswith(error.name + ".")):
                 raise UsageError(
@@ -85,39 +90,15 @@ def _public(module: types.ModuleType) -> list[str]:
 
 @contextmanager
 def user_code(ref: str) -> Iterator[None]:
-    """Turn whatever the enclosed user code raises into ``UserCodeError``; our own errors and Ctrl-C pass."""
+    """Turn what the user's code raises into ``UserCodeError``, what ours raises into ``InternalError``.
+
+    Errors of ours that are meant for the user, and Ctrl-C, pass unchanged.
+    """
     try:
         yield
     except (UnsilentError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        raise UserCodeError(_one_line(ref, error), _trace(error)) from None
-
-
-def _one_line(ref: str, error: BaseException) -> str:
-    """``ref: Kind: message (file:line)``."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
-    text = (str(error).splitlines() or [""])[0]
-    where = f" ({os.path.basename(frames[0].filename)}, line {frames[0].lineno})" if frames else ""
-    hint = (
-        "; if the batches hold labels, say labelled=True" if "positional argument" in text and "forward" in text else ""
-    )
-    return f"workload {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}{hint}"
-
-
-def _trace(error: BaseException) -> str:
-    """The traceback as text without frames of this package and of the import machinery, through the whole chain."""
-    shown = traceback.TracebackException.from_exception(error)
-    todo = [shown]
-    while todo:
-        part = todo.pop()
-        part.stack = traceback.StackSummary.from_list([f for f in part.stack if not _ours(f.filename)])
-        todo += [p for p in (part.__cause__, part.__context__) if p is not None]
-    return "".join(shown.format())
-
-
-def _ours(filename: str) -> bool:
-    """Frames a user can do nothing about: this package, the import machinery, the inside of torch."""
-    if filename.startswith((_PACKAGE, "<frozen importlib")) or filename == importlib.__file__:
-        return True
-    return f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename
+        if users(error, 2):  # this function and the one that uses it
+            raise users_error(ref, error) from None
+        raise internal_error(error) from error

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from unsilent.cli.explain_noise import explain_loop
+from unsilent.cli.main import run
 from unsilent.errors import UsageError, UserCodeError
 from unsilent.studies.explaining import control
 from unsilent.studies.explaining.results import Explained, Finding, Machine, Parting, Place, Read
+from unsilent.studies.explaining.running import Launcher
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +54,12 @@ def test_findings_as_text_plain_text_and_json(
     assert (finding["source"], finding["with_it_pinned"], finding["runs"]) == ("generator", "agree", 2)
     assert finding["parting"]["place"]["function"] == "source_generator"
     assert told["spec"]["loop"] == f"{loops}:source_generator"
-    assert said.err.splitlines()[:3] == ["unsilent: run 1", "unsilent: run 2", "unsilent: run 3, pinned: generator"]
+    lines = [re.sub(r" \(\d+ s so far\)$", "", line) for line in said.err.splitlines()]
+    lines = [line for line in lines if "still running" not in line]
+    assert lines[:3] == ["unsilent: run 1", "unsilent: run 2", "unsilent: run 3, pinned: generator"]
+    (shown,) = [line for line in lines if line.startswith("unsilent: found: ")]
+    assert "torch.Generator" in shown
+    assert "step 0" in shown
     # The others show the same kind of record; a search takes seconds.
     place = Place("loops.py", 7, "train")
     first = Parting(4, 2, "add", "forward", place, None, "", "data", "", "")
@@ -145,3 +155,143 @@ def test_a_hash_seed_of_the_caller_is_kept_and_told(
 def test_the_driver_does_not_import_torch():
     code = "import sys, unsilent.studies.explaining, unsilent.cli.explain_noise; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- the script's own arguments -----------------------------------------------------------------------------------------
+
+SCRIPT = """
+import argparse, sys
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+given = parser.parse_args()
+
+def loop():
+    print("argv", *sys.argv)
+    return torch.nn.functional.relu(torch.full((3,), given.lr))
+"""
+
+
+def test_a_script_has_its_own_arguments(loops: str, capfd: pytest.CaptureFixture[str]):
+    Path("script.py").write_text(SCRIPT)
+    assert run(["noise", "--control", "script.py:loop", "--runs", "2", "--json", "--", "--lr", "0.5"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["spec"]["arguments"] == ["--lr", "0.5"]
+    assert said.err.count("argv script.py --lr 0.5\n") == 2
+
+
+def test_arguments_reach_the_search(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    asked = {}
+    monkeypatch.setattr("unsilent.cli.explain_noise.explain_loop", lambda ref, **more: asked.update(more, ref=ref) or 0)
+    for flag in ("--explain", "--control"):
+        assert run(["noise", flag, "train.py:main", "--runs", "2", "--", "--runs", "7", "--", "x"]) == 0
+        assert (asked["ref"], asked["runs"], asked["arguments"]) == ("train.py:main", 2, ("--runs", "7", "--", "x"))
+        assert run(["noise", flag, "train.py:main"]) == 0
+        assert asked["arguments"] == ()
+    assert run(["noise", "train-resnet", "--", "--lr", "1"]) == 2
+    assert "arguments of a script; give them with --explain or --control" in capsys.readouterr().err
+
+
+# -- interrupted --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch):
+    """Runs of a loop that has three sources, one after the other; Ctrl-C comes with run number ``at``."""
+    clock = Place("loops.py", 7, "train")
+
+    def first_difference(folder, one, other):
+        for index, source in enumerate(("clock", "numpy", "random")):
+            if source not in one["pinned"]:
+                return Parting(index, index, "add", "forward", clock, None, "", "random", "global", "")
+        return None
+
+    def interrupted(at: int, **more) -> int:
+        def one_run(launcher, pinned, number, **asked):
+            launcher.launched += 1
+            if launcher.launched == at:
+                raise KeyboardInterrupt
+            launcher.report(f"run {launcher.launched}")
+            told = {"pinned": pinned, "touched": ["clock", "numpy", "random"], "reads": [], "steps": 3, "versions": {}}
+            told |= {
+                "operations": 100,
+                "own": 100,
+                "threads": 1,
+                "called": True,
+                "final": [["weight", launcher.launched]],
+            }
+            launcher._plain = launcher._plain or told
+            return told
+
+        monkeypatch.setattr(Launcher, "run", one_run)
+        searching = sys.modules["unsilent.studies.explaining.explain"]
+        monkeypatch.setattr(searching, "first_difference", first_difference)
+        monkeypatch.setattr(searching, "candidates", lambda *_: ["clock", "numpy", "random"])
+        return explain_loop("loops.py:train", runs=2, **more)
+
+    return interrupted
+
+
+def test_what_was_found_is_shown_when_the_search_is_interrupted(made_up, capsys: pytest.CaptureFixture[str]):
+    # Two runs as they are; two with the clock pinned, which helps; the third pair is for the next source.
+    assert made_up(at=6) == 130
+    said = capsys.readouterr()
+    text = " ".join(said.out.split())
+    assert "Interrupted. Runs differ because of the clock; then they part at step 1, add at loops.py:7" in text
+    assert "1. the clock" in text
+    assert "same bits" not in text
+    (found,) = [line for line in said.err.splitlines() if "found: " in line]
+    assert found.startswith("unsilent: found: the clock, step 0, add at loops.py:7")
+    assert said.err.index("run 4") < said.err.index("found: ") < said.err.index("run 5")
+    assert made_up(at=6, plain=True) == 130
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if not line.startswith("#")] == [
+        "source",
+        "clock",
+    ]
+    assert made_up(at=6, as_json=True, quiet=True) == 130
+    said = capsys.readouterr()
+    assert said.err == ""
+    results = json.loads(said.out)["results"]
+    assert (results["interrupted"], results["agreed"], results["unexplained"]["step"]) == (True, False, 1)
+    assert [f["source"] for f in results["findings"]] == ["clock"]
+
+
+def test_an_interrupt_before_anything_was_found(made_up, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(KeyboardInterrupt):
+        made_up(at=1)
+    assert made_up(at=2) == 130
+    assert "Interrupted before a source was found; whether runs differ is not known." in capsys.readouterr().out
+    assert made_up(at=3) == 130
+    assert "Interrupted before a source was found; they part at step 0, add at" in capsys.readouterr().out
+
+
+def test_a_control_that_is_interrupted_still_says_that_runs_differ(made_up, capsys: pytest.CaptureFixture[str]):
+    assert made_up(at=3, control=True) == 130
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Not reproducible here: runs end in different bits, first in weight." in text
+    assert "Interrupted" in text
+    assert made_up(at=8, control=True, as_json=True) == 130
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert results["interrupted"]
+    assert [f["source"] for f in results["explained"]["findings"]] == ["clock"]
+
+
+def test_a_long_run_is_reported_while_it_lasts(loops: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("unsilent.studies.explaining.running.SECONDS_BETWEEN", 0.05)
+    said: list[str] = []
+    with pytest.raises(UserCodeError):
+        control(f"{loops}:raises", told=said.append)
+    assert said[0].startswith("run 1 (0 s so far)")
+    assert said[1].startswith("run 1: still running (")
+
+
+def test_ctrl_c_ends_the_command_with_130(loops: str):
+    command = [sys.executable, "-m", "unsilent", "noise", "--explain", f"{loops}:endless"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("unsilent: run 1")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == "unsilent: interrupted"

@@ -16,9 +16,11 @@ from unsilent.campaigns.worker import main
 
 def _serve(connection: Connection) -> None:
     from unsilent.campaigns.replicas.runner import ReplicaRunner
+    from unsilent.workloads.user import set_arguments
 
     command, spec = connection.recv()
     assert command == "start"
+    set_arguments(spec.workload)
     runner = ReplicaRunner(spec)
     connection.send(("ready", time.process_time()))
     while True:

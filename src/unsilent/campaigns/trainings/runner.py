@@ -37,7 +37,7 @@ from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
 from unsilent.engine.forking.forks import Band, NotStruck
 from unsilent.engine.forking.golden import MEMORY
 from unsilent.engine.running_out import free_memory, out_of_memory
-from unsilent.errors import UsageError, UserCodeError, first_line
+from unsilent.errors import InternalError, UsageError, UserCodeError, first_line
 from unsilent.faults.receipts import Hit
 from unsilent.outcomes.base import Outcome
 from unsilent.printable import clean
@@ -173,7 +173,7 @@ class TrainingRunner:
                     row = guarded_row(trial, drawn, guarded(self.golden, drawn, self._history))
                 else:
                     row = self._row(trial, drawn, self._forks.run(drawn.struck.step, drawn.faults))
-        except UserCodeError as error:
+        except (UserCodeError, InternalError) as error:  # a built-in training's code is ours
             short = out_of_memory(error.__context__)
             with unusable_if_raised(first_line(error), known=not short):
                 self.prove()

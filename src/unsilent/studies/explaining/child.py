@@ -22,7 +22,10 @@ _NO_RANDOM_ADDRESSES = 0x0040000
 
 def main(folder: Path, number: int) -> None:
     """Do one run and tell about it."""
-    job = json.loads((folder / f"{number}.json").read_text())
+    try:
+        job = json.loads((folder / f"{number}.json").read_text())
+    except FileNotFoundError:  # the driver was interrupted while it started this process
+        return
     if "addresses" in job["pinned"]:
         _fix_addresses()
     from unsilent.campaigns.worker import die_with, portable
@@ -38,7 +41,8 @@ def main(folder: Path, number: int) -> None:
     except UsageError as error:
         told = {"error": "usage", "message": str(error)}
     except Exception as error:
-        told = {"error": "internal", "message": str(portable(error))}
+        defect = portable(error)
+        told = {"error": "internal", "message": str(defect), "trace": getattr(defect, "trace", "")}
     sys.stdout.flush()
     (folder / f"{number}.done.json").write_text(json.dumps(told))
     # Threads and open resources of the user's code must not keep the process, nor change how it ends.
@@ -72,7 +76,9 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     from unsilent.studies.explaining.pinning import Sources
     from unsilent.studies.explaining.steps import Steps
     from unsilent.studies.explaining.watching import Watch
+    from unsilent.workloads.user import set_arguments
 
+    set_arguments(job["ref"], job["arguments"])
     place = job["ref"].rpartition(":")[0]
     frames = Frames(str(Path(place).expanduser().resolve()) if place.endswith(".py") else None)
     steps, finals, watch = Steps(job["steps"]), Finals(), None

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from unsilent.blame import passes_on
+
 Replace = Callable[..., None]
 
 _START = 1_700_000_000_000_000_000
@@ -48,6 +50,7 @@ def _replace_formatting(replace: Replace, name: str, place: int, wall: Callable[
     """A function that takes the time as argument number ``place``, and reads the clock where it is given none."""
     plain, local = getattr(time, name), time.localtime
 
+    @passes_on
     def call(*args: Any) -> Any:
         if len(args) > place and args[place] is not None:
             return plain(*args)
@@ -76,9 +79,11 @@ def _replace_dates(replace: Replace, wall: Callable[[], int]) -> None:
         copyreg.pickle(real, _reduced)
     stand, day = stands
 
+    @passes_on
     def now(tz: Any = None) -> Any:
         return _datetime.fromtimestamp(wall() / 1e9, tz)
 
+    @passes_on
     def utcnow() -> Any:
         return _datetime.fromtimestamp(wall() / 1e9, datetime.UTC).replace(tzinfo=None)
 
@@ -91,6 +96,7 @@ def _replace_dates(replace: Replace, wall: Callable[[], int]) -> None:
 def _new(real: Any, stands: list[Any]) -> Callable[..., Any]:
     """Makes instances of the plain class; of classes that the user derives their own."""
 
+    @passes_on
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return real.__new__(real if cls in stands else cls, *args, **kwargs)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from unsilent.errors import UsageError
-from unsilent.studies.explaining.explain import RUNS, Pins, Search, check
+from unsilent.studies.explaining.explain import RUNS, Pins, Search, Shown, check
 from unsilent.studies.explaining.results import Controlled
 from unsilent.studies.explaining.running import DEADLINE, Launcher, Run, Told
 
@@ -17,25 +17,31 @@ def control(
     runs: int = RUNS,
     steps: int | None = None,
     deadline: float = DEADLINE,
+    arguments: Sequence[str] = (),
     told: Told = lambda text: None,
+    shown: Shown = lambda finding: None,
 ) -> Controlled:
-    """Compare what runs end with; arguments and errors as of `explain`.
+    """Compare what runs end with; arguments and errors as of `explain`, and Ctrl-C once it is known that runs differ.
 
     Runs are not watched: nothing comes between the program and torch. Only where they differ the sources are searched for,
     what is superfluous among them is left out, and the rest is tried on runs that are not watched.
     """
     check(runs, steps, deadline)
     begun = time.perf_counter()
-    with Launcher(ref, steps, deadline, told) as launcher:
+    with Launcher(ref, steps, deadline, told, arguments) as launcher:
         ends, first = _ends(launcher, frozenset(), runs)
-        explained, switches, verified = None, frozenset[str](), not first
-        if first:
-            search = Search(launcher, runs)
-            explained = search.explain(ref, begun)
-            switches = frozenset(f.source for f in explained.findings if f.source)
-            if switches and all(f.source for f in explained.findings):
-                switches = search.needed(switches)
-                verified = not _ends(launcher, switches, runs)[1]
+        explained, switches, verified, interrupted = None, frozenset[str](), not first, False
+        try:
+            if first:
+                search = Search(launcher, runs, shown)
+                explained = search.explain(ref, begun)
+                interrupted = explained.interrupted
+                switches = frozenset(f.source for f in explained.findings if f.source)
+                if switches and not interrupted and all(f.source for f in explained.findings):
+                    switches = search.needed(switches)
+                    verified = not _ends(launcher, switches, runs)[1]
+        except KeyboardInterrupt:
+            interrupted = True
         ordered = tuple(f.source for f in explained.findings if f.source in switches) if explained else ()
         return Controlled(
             ref,
@@ -49,6 +55,7 @@ def control(
             explained,
             launcher.machine,
             time.perf_counter() - begun,
+            interrupted,
         )
 
 

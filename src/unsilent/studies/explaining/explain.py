@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from unsilent.errors import UsageError
@@ -30,6 +31,7 @@ _PLAIN_SETS, _PINNED_SETS = 3, 5
 _NO_WORK = 2
 """Operations of a loop that does nothing worth the name."""
 Pins = frozenset[str]
+Shown = Callable[[Finding], None]
 
 
 def explain(
@@ -38,22 +40,27 @@ def explain(
     runs: int = RUNS,
     steps: int | None = None,
     deadline: float = DEADLINE,
+    arguments: Sequence[str] = (),
     told: Told = lambda text: None,
+    shown: Shown = lambda finding: None,
 ) -> Explained:
     """Which sources make runs of ``ref`` differ.
 
     Args:
         ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
         runs: how many are compared. steps: updates of optimizers after which a run is ended. deadline: seconds for one run.
-        told: is told of every run.
+        arguments: of the user's script, its ``sys.argv[1:]``. told: is told of every run, and now and then while it lasts.
+        shown: is given every finding as it is made.
+
+    Ctrl-C after the first run ends the search: what was found by then is returned, as ``interrupted``.
 
     Raises:
         UsageError: bad arguments, nothing of that name, or a run that does not end. UserCodeError: the loop raises.
     """
     check(runs, steps, deadline)
     begun = time.perf_counter()
-    with Launcher(ref, steps, deadline, told) as launcher:
-        return Search(launcher, runs).explain(ref, begun)
+    with Launcher(ref, steps, deadline, told, arguments) as launcher:
+        return Search(launcher, runs, shown).explain(ref, begun)
 
 
 def check(runs: int, steps: int | None, deadline: float) -> None:
@@ -69,8 +76,15 @@ def check(runs: int, steps: int | None, deadline: float) -> None:
 class Search:
     """The search for the sources of one loop."""
 
-    def __init__(self, launcher: Launcher, runs: int) -> None:
-        self._launcher, self._runs = launcher, runs
+    def __init__(self, launcher: Launcher, runs: int, shown: Shown = lambda finding: None) -> None:
+        self._launcher, self._runs, self._shown = launcher, runs, shown
+        self._findings: list[Finding] = []
+        self._pins: Pins = frozenset()
+        self._open: Parting | None = None
+        """Where runs with all findings pinned part."""
+        self._sensitive: Parting | None = None
+        self._unpinned: Run | None = None
+        """The very first run."""
         self._first: Run | None = None
         """The first run of the newest condition; its records are kept."""
         self._touched: set[str] = set()
@@ -78,41 +92,49 @@ class Search:
 
     def explain(self, ref: str, begun: float) -> Explained:
         """All findings, and whether the number of threads would matter."""
-        pins: Pins = frozenset()
-        findings: list[Finding] = []
-        parting = self._plain()
-        assert self._first is not None
-        if parting is None:
-            _check_work(self._first)
-        operations, own_threads = self._first["operations"], self._first["threads"]
-        steps = self._first["steps"]
-        while parting is not None:
-            found = self._one(pins, parting) or self._together(pins, parting)
-            if not found:
-                findings.append(Finding(None, parting, parting, self._runs))
-                break
-            findings += found
-            pins |= {f.source for f in found if f.source}
-            parting = found[-1].after
-        other = (os.cpu_count() or 1) if own_threads == 1 else 1
-        sensitive = None
-        # With other threads objects lie elsewhere, whatever is done to addresses.
-        if parting is None and other != own_threads and not {"threads", "addresses"} & pins:
-            sensitive = self._with_threads(pins, other)
-        known, seconds = self._launcher, time.perf_counter() - begun
+        interrupted = False
+        try:
+            self._search()
+        except KeyboardInterrupt:
+            if self._unpinned is None:  # nothing is known
+                raise
+            interrupted = True
+        first = self._unpinned
+        assert first is not None
         return Explained(
             ref,
             self._runs,
-            known.launched,
-            operations,
-            steps,
-            tuple(findings),
-            known.machine,
-            seconds,
-            sensitive,
-            other if sensitive else None,
+            self._launcher.launched,
+            first["operations"],
+            first["steps"],
+            tuple(self._findings),
+            self._launcher.machine,
+            time.perf_counter() - begun,
+            self._sensitive,
+            _other_threads(first) if self._sensitive else None,
             self._failed,
+            interrupted,
+            self._open if interrupted else None,
         )
+
+    def _search(self) -> None:
+        self._open = self._plain()
+        assert self._unpinned is not None
+        if self._open is None:
+            _check_work(self._unpinned)
+        while self._open is not None:
+            found = self._one(self._pins, self._open) or self._together(self._pins, self._open)
+            for finding in found or [Finding(None, self._open, self._open, self._runs)]:
+                self._findings.append(finding)
+                self._shown(finding)
+            if not found:
+                return
+            self._pins |= {f.source for f in found if f.source}
+            self._open = found[-1].after
+        # With other threads objects lie elsewhere, whatever is done to addresses.
+        other = _other_threads(self._unpinned)
+        if other != self._unpinned["threads"] and not {"threads", "addresses"} & self._pins:
+            self._sensitive = self._with_threads(self._pins, other)
 
     def needed(self, pins: Pins) -> Pins:
         """Pins that make runs agree, without what is superfluous: one thread makes most kernels deterministic."""
@@ -133,6 +155,7 @@ class Search:
         if self._first is not None:
             self._launcher.forget(self._first)
         first = self._first = self._launcher.run(pins, 0)
+        self._unpinned = self._unpinned or first
         self._touched |= set(first["touched"])
         best: Parting | None = None
         for number in range(1, self._runs):
@@ -267,6 +290,11 @@ class Search:
         except UsageError:
             return None
         return first_difference(self._launcher.folder, self._first, other)
+
+
+def _other_threads(run: Run) -> int:
+    """The number of threads with which a run is tried beside the program's own."""
+    return (os.cpu_count() or 1) if run["threads"] == 1 else 1
 
 
 def _check_work(run: Run) -> None:

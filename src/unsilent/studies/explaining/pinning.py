@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import xxhash
 
+from unsilent.blame import passes_on
 from unsilent.studies.explaining.clocks import replace_clocks
 from unsilent.studies.explaining.frames import Frames
 
@@ -33,6 +34,7 @@ class Probe:
     def __init__(self, note: Callable[[], None], call: Callable[..., Any]) -> None:
         self._note, self._call = note, call
 
+    @passes_on
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._note()
         return self._call(*args, **kwargs)
@@ -86,16 +88,19 @@ class Sources:
         numpy_pinned, random_pinned = "numpy" in self._pinned, "random" in self._pinned
         make, own_seed, numpy_seed = np.random.default_rng, random.Random.seed, np.random.seed
 
+        @passes_on
         def default_rng(seed: Any = None) -> Any:
             if seed is None:
                 self._note("numpy", "numpy.random.default_rng")
             return make(next(fixed) if seed is None and numpy_pinned else seed)
 
+        @passes_on
         def seed_numpy(seed: Any = None) -> None:
             if seed is None:
                 self._note("numpy", "numpy.random.seed")
             numpy_seed(SEED if seed is None and numpy_pinned else seed)
 
+        @passes_on
         def seed_random(own: random.Random, a: Any = None, version: int = 2) -> None:
             if a is None:
                 self._note("random", "random.Random")

@@ -88,7 +88,8 @@ class Explained:
     """All sources in the order in which they were found; none: every operation of all runs gave the same bits.
 
     ``sensitive``: where a run with ``threads`` threads parts from the others; that is no difference between two runs here, but
-    between two machines. ``failed``: sources that could not be pinned, and why.
+    between two machines. ``failed``: sources that could not be pinned, and why. ``interrupted``: the search was not finished;
+    ``unexplained``: where runs with the findings pinned part then, None where that was not known yet.
     """
 
     ref: str
@@ -102,11 +103,13 @@ class Explained:
     sensitive: Parting | None = None
     threads: int | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    unexplained: Parting | None = None
 
     @property
     def agreed(self) -> bool:
         """Whether no difference was found."""
-        return not self.findings
+        return not self.findings and not self.interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,8 @@ class Controlled:
     explained: Explained | None
     machine: Machine
     seconds: float
+    interrupted: bool = False
+    """The search for switches was not finished."""
 
     @property
     def agreed(self) -> bool:

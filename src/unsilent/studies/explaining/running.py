@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from unsilent.errors import UnsilentError, UsageError, UserCodeError
+from unsilent.errors import InternalError, UsageError, UserCodeError
 from unsilent.studies.explaining.results import Machine
 
 DEADLINE = 600.0
 """Seconds that one run may take where nothing was said."""
+SECONDS_BETWEEN = 10.0
+"""Between two reports of a run that lasts."""
 HASH_SEED = "PYTHONHASHSEED"
 _LAST = 4294967295
 Run = dict[str, Any]
@@ -31,14 +34,15 @@ class Launcher:
 
     Args:
         ref: what to run. steps: updates after which a run is ended (None: none). deadline: seconds for one run. told: is
-            told of every run before it starts.
+            told of every run before it starts, and every ten seconds while it lasts. arguments: ``sys.argv[1:]`` of the script.
 
     Attributes:
         folder: where the files of runs are. launched: how many runs there were.
     """
 
-    def __init__(self, ref: str, steps: int | None, deadline: float, told: Told) -> None:
+    def __init__(self, ref: str, steps: int | None, deadline: float, told: Told, arguments: Sequence[str] = ()) -> None:
         self.launched = 0
+        self._arguments, self._begun = list(arguments), time.perf_counter()
         self._ref, self._steps, self._deadline, self._told = ref, steps, deadline, told
         self._plain: Run = {}
         """The first run: nothing was pinned in it."""
@@ -68,14 +72,20 @@ class Launcher:
         """
         name = self.launched
         self.launched += 1
-        self._told(f"run {self.launched}" + (f", pinned: {', '.join(sorted(pinned))}" if pinned else ""))
+        what = f"run {self.launched}" + (f", pinned: {', '.join(sorted(pinned))}" if pinned else "")
+        self.report(what)
         job = {"ref": self._ref, "pinned": sorted(pinned), "number": number, "steps": self._steps, "threads": threads}
+        job["arguments"] = self._arguments
         job |= {"file": f"{name}.records" if watched else "", "final": final, "driver": os.getpid()}
         (self.folder / f"{name}.json").write_text(json.dumps(job))
-        self._process(name, self._environment(pinned, threads))
-        told = _told_by(self.folder / f"{name}.done.json", self._ref)
+        self._process(name, what, self._environment(pinned, threads))
+        told = _told_by(self.folder / f"{name}.done.json")
         self._plain = self._plain or told
         return told
+
+    def report(self, text: str) -> None:
+        """Progress, with the seconds since the beginning."""
+        self._told(f"{text} ({time.perf_counter() - self._begun:.0f} s so far)")
 
     def forget(self, run: Run) -> None:
         """Remove the records of a run."""
@@ -100,20 +110,26 @@ class Launcher:
             found.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         return found
 
-    def _process(self, name: int, environment: dict[str, str]) -> None:
+    def _process(self, name: int, what: str, environment: dict[str, str]) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "unsilent.studies.explaining.child", str(self.folder), str(name)],
             stdin=subprocess.DEVNULL,
             env=environment,
             start_new_session=True,  # a group of its own: a kill reaches its children too
         )
+        end = time.perf_counter() + self._deadline
         try:
-            code = process.wait(self._deadline)
-        except subprocess.TimeoutExpired:
-            raise UsageError(
-                f"{self._ref!r} was not over after {self._deadline:g} s; "
-                "let it make fewer steps (--steps N) or wait longer (--deadline SECONDS)"
-            ) from None
+            while (left := end - time.perf_counter()) > 0:
+                try:
+                    code = process.wait(min(left, SECONDS_BETWEEN))
+                    break
+                except subprocess.TimeoutExpired:
+                    self.report(f"{what}: still running")
+            else:
+                raise UsageError(
+                    f"{self._ref!r} was not over after {self._deadline:g} s; "
+                    "let it make fewer steps (--steps N) or wait longer (--deadline SECONDS)"
+                )
         finally:
             _end(process)
         if code < 0:
@@ -139,7 +155,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _told_by(path: Path, ref: str) -> Run:
+def _told_by(path: Path) -> Run:
     told: Run = json.loads(path.read_text())
     kind = told.get("error")
     if kind == "user":
@@ -147,5 +163,5 @@ def _told_by(path: Path, ref: str) -> Run:
     if kind == "usage":
         raise UsageError(told["message"])
     if kind is not None:
-        raise UnsilentError(f"{ref!r}: {told['message']}")
+        raise InternalError(told["message"], told["trace"])
     return told

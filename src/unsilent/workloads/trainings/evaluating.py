@@ -53,7 +53,7 @@ def evaluation(
 
 
 def _ints(values: Tensor) -> Ints:
-    return values.detach().cpu().numpy().astype(np.int64).reshape(-1)
+    return values.detach().cpu().long().numpy().reshape(-1)
 
 
 def _over(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unsilent.blame import call
 from unsilent.errors import UsageError
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings import snapshots
@@ -100,13 +101,13 @@ class Training:
         seeds = seeds if isinstance(seeds, Seeds) else Seeds.all(seeds)
         with apart():
             seed_globals(derived(seeds, "init"))
-            model = self._model()
+            model = call(self._model)
             if not isinstance(model, nn.Module):
                 raise UsageError(f"training {self.name!r}: expected a torch.nn.Module, got {type(model).__name__}")
             model = model.to(self.device)
-            made = self._optimizer(model)
+            made = call(self._optimizer, model)
             optimizers = [made] if isinstance(made, Optimizer) else list(made)
-            schedulers = [self._schedule(o) for o in optimizers] if self._schedule else []
+            schedulers = [call(self._schedule, o) for o in optimizers] if self._schedule else []
         scaler = None
         if self._amp is not None:
             scaler = torch.amp.GradScaler(self.device.type, growth_interval=self._growth)
@@ -120,11 +121,11 @@ class Training:
                 optimizer.zero_grad(set_to_none=True)
             seed_globals(derived(state.seeds, "dropout", state.step))
             with rows_as(order), self._autocast():
-                found = self._loss(state.model, batch)
+                found = call(self._loss, state.model, batch)
             loss, metrics = found if isinstance(found, tuple) else (found, {})
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise UsageError(f"training {self.name!r}: loss gave {_what(loss)}; expected a tensor with one element")
-            (loss if state.scaler is None else state.scaler.scale(loss)).backward()
+            call((loss if state.scaler is None else state.scaler.scale(loss)).backward)
             self._update(state)
             record = StepRecord(state.step, float(loss.detach()), {name: float(v) for name, v in metrics.items()})
         state.step += 1
@@ -138,7 +139,8 @@ class Training:
             seed_globals(0)
             state.model.eval()
             try:
-                return self._evaluate(state.model, self._placed)
+                found: Evaluation = call(self._evaluate, state.model, self._placed)
+                return found
             finally:
                 for module, mode in modes:
                     module.training = mode
@@ -185,11 +187,11 @@ class Training:
 
     def _batch(self, state: TrainingState) -> tuple[Any, Tensor | None]:
         """The batch of the state's step, and how its rows were permuted (None: not)."""
-        batch = self._source.batch(state)
+        batch = call(self._source.batch, state)
         if self._augment is not None:
             seed_globals(derived(state.seeds, "augment", state.step, GLOBALS))
             generator = state.generators["augment"].manual_seed(derived(state.seeds, "augment", state.step))
-            batch = self._augment(batch, generator)
+            batch = call(self._augment, batch, generator)
         order = None
         if state.seeds.within is not None and (count := row_count(batch)):
             generator = state.generators["within"].manual_seed(derived(state.seeds, "within", state.step))
@@ -213,19 +215,19 @@ class Training:
             if scaler is not None:
                 scaler.unscale_(optimizer)
         if self._clip is not None:
-            nn.utils.clip_grad_norm_(state.model.parameters(), self._clip)
+            call(nn.utils.clip_grad_norm_, state.model.parameters(), self._clip)
         if scaler is None:
             for optimizer in state.optimizers:
-                optimizer.step()
+                call(optimizer.step)
         else:
             before = scaler.get_scale()
             for optimizer in state.optimizers:
-                scaler.step(optimizer)
+                call(scaler.step, optimizer)
             scaler.update()
             if scaler.get_scale() < before:
                 return  # gradients were not finite and the update was left out: the schedule waits
         for scheduler in state.schedulers:
-            scheduler.step()
+            call(scheduler.step)
 
 
 def _names(model: nn.Module) -> dict[int, str]:

@@ -23,6 +23,7 @@ from unsilent.errors import UsageError, first_line
 from unsilent.workloads.registry import Origin, load_training, origin_of
 from unsilent.workloads.trainings.base import Seeds, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import first_difference
+from unsilent.workloads.user import set_arguments
 
 STEPS = 3
 SECONDS = 600
@@ -150,6 +151,7 @@ def _answer(folder: Path) -> None:
     """What the new process does."""
     request = json.loads((folder / "request.json").read_text())
     torch.set_num_threads(request["threads"])
+    set_arguments(request["ref"])
     workload = load_training(request["ref"], request["options"], data=request["data"])
     state = workload.restore(torch.load(folder / "snapshot.pt", weights_only=True))
     torch.save([workload.snapshot(state), *_trail(workload, state, request["steps"])], folder / "trail.pt")

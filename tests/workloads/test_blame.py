@@ -1,0 +1,123 @@
+"""Whose error it is: the user's only where their code is the innermost one, else an internal error that says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from unsilent.campaigns.worker import portable
+from unsilent.errors import InternalError, UnsilentError, UserCodeError
+from unsilent.outcomes import judge
+from unsilent.outcomes.tensors import rows_of
+from unsilent.sites import Operations
+from unsilent.sites.memory import Memory
+from unsilent.workloads import Workload, user
+from unsilent.workloads.base import call_model
+from unsilent.workloads.trainings import Training
+
+LINES = """
+import json
+import torch
+
+def own(): return {}["gone"]
+
+def in_torch(): return torch.nn.functional.linear(torch.ones(2), torch.ones(3, 3))
+
+def in_the_standard_library(): return json.loads("no json")
+
+class Net(torch.nn.Module):
+    def forward(self, x): return x @ torch.ones(9, 9)
+
+def called_back(give): return give()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(LINES)
+    return user._from_file(tmp_path / "mine.py", "mine.py:x")
+
+
+def raised(function, *given):
+    with pytest.raises(UnsilentError) as caught, user.user_code("mine.py:x"):
+        function(*given)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own", "workload 'mine.py:x' raised KeyError: 'gone' (mine.py, line 5)"),
+        ("in_torch", "(mine.py, line 7)"),
+        (
+            "in_the_standard_library",
+            "raised JSONDecodeError: Expecting value: line 1 column 1 (char 0) (mine.py, line 9)",
+        ),
+    ],
+)
+def test_the_innermost_line_of_the_user_is_named(mine, name, message):
+    error = raised(getattr(mine, name))
+    assert type(error) is UserCodeError
+    assert str(error).endswith(message)
+    # called by the user's own function that ours called: the innermost one counts, not the first
+    assert str(raised(mine.called_back, getattr(mine, name))).endswith(message)
+
+
+def test_an_error_that_ends_in_our_code_is_ours(mine):
+    """Also where the user's code lies further out: it called something of ours that failed."""
+    for function in (lambda: Memory("no tensor"), lambda: mine.called_back(lambda: Memory("no tensor"))):
+        error = raised(function)
+        assert type(error) is InternalError
+        assert str(error).startswith("internal error of unsilent: AttributeError: ")
+        assert "(sites/memory.py, line " in str(error)
+        assert "report" in str(error)
+        assert "\n" not in str(error)
+        assert "in __init__" in error.trace
+        assert isinstance(error.__cause__, AttributeError)
+        assert portable(error) is error
+
+
+def test_what_torch_raises_when_we_call_it_is_ours(monkeypatch):
+    monkeypatch.setattr("unsilent.outcomes.tensors.prod", nn.Linear(3, 3))  # called with a shape
+    assert type(raised(rows_of, torch.ones(2, 2))) is InternalError
+
+
+def test_the_model_and_the_batches_are_the_users_even_where_all_their_code_is_torchs(mine):
+    loader = torch.utils.data.DataLoader([torch.ones(2), torch.ones(3)], batch_size=2)
+    for function, given in (
+        (call_model, (nn.Linear(3, 2), torch.ones(4, 4))),
+        (call_model, (nn.Linear(3, 2), {"inputs": torch.ones(4, 3)})),
+        (lambda: Workload(nn.Linear(3, 2), loader).batches(), ()),
+        (Workload(nn.Linear(3, 2), [1], run=nn.Linear.forward).run, (nn.Linear(3, 2), torch.ones(4, 4))),
+        (judge(nn.functional.linear), (torch.ones(2), torch.ones(3, 3), None)),
+    ):
+        assert type(raised(function, *given)) is UserCodeError
+
+
+def test_the_parts_of_a_training_are_the_users():
+    def train(**changed):
+        parts = {
+            "model": lambda: nn.Linear(3, 2),
+            "optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+            "batches": [(torch.ones(4, 3), torch.zeros(4, dtype=torch.long))],
+            "loss": lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]),
+            "evaluate": [(torch.ones(4, 3), torch.zeros(4, dtype=torch.long))],
+        }
+        made = Training(**{**parts, **changed})
+        made.step(made.start(0))
+
+    for changed in (
+        {"loss": lambda m, b: m(b[0]).detach().sum()},  # nothing to go backward through
+        {"batches": torch.utils.data.DataLoader([torch.ones(2), torch.ones(3)], batch_size=2)},
+        {"optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=-1)},
+    ):
+        assert type(raised(lambda changed=changed: train(**changed))) is UserCodeError
+
+
+def test_an_operation_that_we_only_pass_on_is_the_users(mine):
+    model = mine.Net()
+    with Operations(model):
+        error = raised(model, torch.ones(2, 3))
+    assert type(error) is UserCodeError
+    assert "(mine.py, line 12)" in str(error)
