@@ -101,9 +101,10 @@ def test_a_planted_fault_leaves_nothing(tmp_path, kind, interval):
         saved = fit(tmp_path, kind, interval, [when], guarded=True)
         assert same(saved, golden)
         assert [a.step for a in saved[3].alarms] == [when]
-        redone = 1 if when == 24 else 2
-        assert len(saved[4].seen) == 3 * BATCHES + redone
-        assert saved[4].seen[when + 1 : when + 1 + redone] == saved[4].seen[when + 1 - redone : when + 1]
+        seen = saved[4].seen
+        assert len(seen) == 3 * BATCHES + 2
+        # The first batch of an epoch, without an earlier state to compare with, is executed three times.
+        assert seen[when + 1 : when + 3] == ([seen[when]] * 2 if when == 24 else seen[when - 1 : when + 1])
 
 
 @pytest.mark.parametrize("when", [12, 17, 23, 35])

@@ -42,7 +42,10 @@ def test_a_clean_run_has_the_bits_of_an_unguarded_one(ranks):
 def test_both_ranks_go_back_together(ranks, scene):
     for rank in ranks:
         assert rank[scene]["bits"] == rank["golden"]["bits"]
-        assert (rank[scene]["ended"], rank[scene]["begun"]) == ("done", 22)
+        assert (rank[scene]["ended"], rank[scene]["begun"]) == (
+            "done",
+            23 if scene in ("late", "last") else 22,
+        )  # late: one more state
     struck = {"gradient": "module.4.weight/exp_avg", "last": "module.4.weight/exp_avg"}.get(
         scene, "module.1.running_var"
     )

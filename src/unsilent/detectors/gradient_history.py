@@ -32,12 +32,12 @@ Floats = NDArray[np.float64]
 
 
 def beyond(largest: Floats, bounds: Floats) -> NDArray[np.int64]:
-    """The numbers of those that are not at most their bound; NaN is beyond every bound.
+    """The numbers of those that are not between 0 and their bound; NaN is beyond every bound, and so is a negative number.
 
-    >>> beyond(np.array([1.0, np.nan, np.inf, 3.0]), np.array([2.0, 2.0, np.inf, 2.0])).tolist()
-    [1, 3]
+    >>> beyond(np.array([1.0, np.nan, np.inf, 3.0, -1.0]), np.array([2.0, 2.0, np.inf, 2.0, 2.0])).tolist()
+    [1, 3, 4]
     """
-    return np.flatnonzero(~(largest <= bounds))
+    return np.flatnonzero(~((largest <= bounds) & (largest >= 0)))
 
 
 def analytic(partial_sums: Floats, batch: int, decay: float = 0.0) -> Floats:

@@ -11,9 +11,11 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unsilent.outcomes.tensors import words_of
 from unsilent.workloads.trainings.randomness import held_generators
 
 
@@ -35,7 +37,7 @@ class HeldTraining:
 
     Args:
         others: schedulers, scalers and the like: whatever has ``state_dict`` and ``load_state_dict``. gradients: hold those, too.
-        copies: where copies are kept.
+        copies: where copies are kept. generators: random generators besides the global ones.
 
     Attributes:
         generators: puts the generators back, and nothing else.
@@ -49,6 +51,7 @@ class HeldTraining:
         *,
         gradients: bool = True,
         copies: Copies = clones,
+        generators: Sequence[Any] = (),
     ) -> None:
         # Comparing a tensor with a text, as ``key != "params"`` would, takes longer than copying a small one.
         modules = list(model.modules())
@@ -57,6 +60,7 @@ class HeldTraining:
         entries = [entry for state in states for entry in state.values()]
         groups = [group for o in optimizers for group in o.param_groups]
         self._tables = [(table, dict(table)) for table in (*of_modules, *states, *entries, *groups)]
+        self._roots = {id(table) for table in (*of_modules, *states, *groups)}
         stepped = [p for group in groups for p in group["params"]]
         own = [p for m in modules for p in m._parameters.values() if p is not None]
         leaves = {id(p): p for p in (*own, *stepped)}
@@ -72,7 +76,32 @@ class HeldTraining:
         self._live = list(live.values())
         self._kept = copies(self._live)
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
-        self.generators = held_generators()
+        self.generators = held_generators(generators)
+
+    def matches(self) -> bool:
+        """Whether parameters, buffers, gradients, optimizers and schedulers have the bits that were held."""
+        held = {id(table): then for table, then in self._tables}
+        kept = {id(tensor): copied for tensor, copied in zip(self._live, self._kept, strict=True)}
+
+        def same(now: Any, then: Any) -> bool:
+            if isinstance(now, Tensor) and isinstance(then, Tensor):
+                before = kept.get(id(then), then).to(now.device)
+                return (now.dtype, now.shape) == (before.dtype, before.shape) and torch.equal(
+                    words_of(now), words_of(before)
+                )
+            if isinstance(now, Mapping) and isinstance(then, Mapping):
+                before = held.get(id(then), then)
+                return now.keys() == before.keys() and all(same(now[key], before[key]) for key in now)
+            if isinstance(now, (list, tuple)) and isinstance(then, (list, tuple)):
+                return len(now) == len(then) and all(map(same, now, then))
+            # Other objects, such as the function of a schedule, are copies here and cannot be compared.
+            return not isinstance(now, (int, float, str, type(None))) or now == then or now != now
+
+        return (
+            all(same(table, then) for table, then in self._tables if id(table) in self._roots)
+            and all(same(parameter.grad, gradient) for parameter, gradient in self._gradients)
+            and all(same(other.state_dict(), state) for other, state in self._others)
+        )
 
     def restore(self) -> None:
         """Put everything back."""

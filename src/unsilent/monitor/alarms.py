@@ -1,4 +1,4 @@
-"""What a guard tells: alarms, the stop after a second one, and what it cost."""
+"""What a guard reports: alarms, recoveries that are not exact, the stop where nothing helps, and what it cost."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Alarm:
     rule: str
 
     def __str__(self) -> str:
+        if self.largest < 0:
+            return (
+                f"step {self.step}: {self.kind} {self.tensor} has a negative element, {self.largest:.3g} ({self.rule})"
+            )
         if not math.isfinite(self.largest):
             return f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g} ({self.rule})"
         return (
@@ -28,16 +32,35 @@ class Alarm:
         )
 
 
-class GuardStop(UnsilentError):
-    """A bound was passed again while two steps were done again: not a transient fault, or a bound that is too tight."""
+class RepeatabilityWarning(UserWarning):
+    """A step that was executed again after an alarm was not the same step: the recovery may not be exact."""
+
+
+class NotRepeatable(UnsilentError):
+    """The same as an error, for a guard with ``strict=True``. The model has the last good state."""
 
     exit_code = 17
 
-    def __init__(self, alarm: Alarm, first: Alarm) -> None:
-        super().__init__(
-            f"{alarm}, again after two steps were done again (first at {first}); the fault is not transient, or the bound is too "
-            "tight: check this device, or give Guard a larger factor"
-        )
+
+class GuardStop(UnsilentError):
+    """The guard gives up: the fault is not transient, its traces are older than the states kept, or a bound is too tight.
+
+    The model, optimizers and schedulers have the last good state, so that a checkpoint saved now is sound.
+
+    Attributes:
+        alarm: the last alarm. first: the one that began the recovery; the same where nothing could be executed again.
+    """
+
+    exit_code = 17
+
+    def __init__(self, alarm: Alarm, first: Alarm, steps: int = 0) -> None:
+        what = "the loop was left, so its last steps cannot be executed again"
+        if steps:
+            what = (
+                f"again after going back {steps} steps (first alarm at {first}); the fault is not transient, or older than that, "
+                "or the bound is too tight: check this device, or give Guard a larger factor or depth"
+            )
+        super().__init__(f"{alarm}, {what}. The last good state was put back")
         self.alarm, self.first = alarm, first
 
 

@@ -14,7 +14,7 @@ from unsilent.monitor.history import KINDS, Remembered
 WARM_UP = 10
 """Steps that a tensor is learnt from before its bound holds; what is not finite is beyond every bound from the first step on."""
 _ANY = float(np.finfo(np.float64).max)
-CALIBRATED, FIXED, NOT_FINITE = "calibrated", "fixed", "not finite"
+CALIBRATED, FIXED, NOT_FINITE, NEGATIVE = "calibrated", "fixed", "not finite", "negative"
 
 
 class Passed(NamedTuple):
@@ -89,8 +89,14 @@ class Bounds:
             return None
         worst = int(over[0])
         limit = float(limits[worst])
-        rule = NOT_FINITE if limit == _ANY else CALIBRATED if np.isnan(self._fixed[worst]) else self._fixed_rule
-        return Passed(worst, float(found[worst]), limit, rule)
+        value = float(found[worst])
+        if not np.isfinite(value):
+            rule = NOT_FINITE
+        elif value < 0:
+            rule = NEGATIVE
+        else:
+            rule = CALIBRATED if np.isnan(self._fixed[worst]) else self._fixed_rule
+        return Passed(worst, value, limit, rule)
 
     def _store(self) -> None:
         values = zip(self._rule.largest.tolist(), self._rule.seen.tolist(), strict=True)

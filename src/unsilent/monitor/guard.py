@@ -1,69 +1,100 @@
-"""A guard around a training loop: it notices a fault by what optimizers remember, goes back two steps, and does them again.
+"""A guard around a training loop: it detects a fault by what it leaves in memory, goes back some steps, and executes them again.
 
     guard = Guard(model, optimizer, scheduler)
     for batch in guard.over(loader):      # instead of: for batch in loader
         ...
 
-When the body of the loop is over, the largest magnitude of every moment and moving statistic is compared with its bound. Beyond
-it, the state of two steps ago is put back bit for bit (parameters, buffers, gradients, optimizer, schedules, generators) and the
-two batches come again, each with the generators as they were. A step that is a function is guarded by ``guard.step(function)``.
-If a bound is passed again meanwhile, the fault is not transient or the bound is wrong: `GuardStop`. A transient fault that is
-noticed leaves nothing: the run ends with the bits of a fault-free one.
+After each iteration the largest magnitude of every moment, moving statistic and parameter is compared with its bound. Beyond it,
+the oldest state kept is put back bit for bit (parameters, buffers, gradients, optimizers, schedulers, random generators), and the
+batches since then come again, each with the generators as they were. A step that is a function is guarded by
+``guard.step(function)``. If a bound is passed again meanwhile: `GuardStop`, with the last good state put back.
 
-Late: on CUDA the magnitudes of a step are read after the next one, so that nothing waits for the device. The oldest of the two
-states is still the one before the step that was at fault. What is read last is settled when the loop ends.
+A step is what ends with an optimizer's step: iterations that only accumulate gradients belong to the step after them.
 
-What passes a bound is large; small corruption is not noticed. The body must be repeatable: what it writes elsewhere (logs,
-counters of its own) is written again.
+The second execution is compared with the first. Where the loop turns out not to be repeatable, which it must be for an exact
+recovery, a `RepeatabilityWarning` names the cause (with ``strict=True``: `NotRepeatable`).
+
+Late: on CUDA the magnitudes of a step are read after the next one, so that nothing waits for the device; one more state is kept.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
 from unsilent.detectors.gradient_history import FACTOR, Floats
+from unsilent.engine.holding import HeldTraining
 from unsilent.errors import UsageError
-from unsilent.monitor.alarms import Alarm, GuardStop, Spent
+from unsilent.monitor.alarms import Alarm, GuardStop, NotRepeatable, RepeatabilityWarning, Spent
 from unsilent.monitor.analytic import RULE, Analytic, Positions, analytic_bounds
 from unsilent.monitor.bounds import Bounds
-from unsilent.monitor.history import Remembered, has_history, largest, remembered, unchanged
-from unsilent.monitor.reading import Ranks, Reading, check_alike, group_of
+from unsilent.monitor.execution import Execution, Recorder, ended_differently, given_differently
+from unsilent.monitor.history import Remembered, has_history, magnitudes_of, remembered, unchanged, watched
+from unsilent.monitor.loop_state import Variables, find_generators, numbers, variables_of_function, variables_of_loop
+from unsilent.monitor.reading import Ranks, Reading, any_rank, check_alike, group_of
 from unsilent.recovery.ring import Ring, Where
-from unsilent.workloads.trainings.randomness import held_generators
+from unsilent.workloads.trainings.randomness import held_generators, state_of
 
 __all__ = ["Alarm", "Guard", "GuardStop"]
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
+LONGEST_STEP = 256
+"""Iterations without a step of an optimizer after which the guard takes each iteration for a step."""
+SEARCHES = 2
+"""Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
+log = logging.getLogger("unsilent.guard")
 _guarded: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
 
 
+class _Iteration(NamedTuple):
+    """What an iteration began with, what puts the generators of then back, and what returns the variables that it can reach."""
+
+    item: Any
+    put_back: Callable[[], None]
+    variables: Callable[[], Variables]
+
+
+@dataclass(eq=False)
+class _Step:
+    """The iterations of one step, what its execution depended on, and the count of updates before it."""
+
+    execution: Execution
+    updates: int
+    iterations: list[_Iteration] = field(default_factory=list)
+
+
 class Guard:
-    """Watches and recovers one training.
+    """Watches and recovers one training; a context manager that checks the last step and closes itself.
 
     Args:
         model: what is trained; its parameters, buffers and moving statistics. optimizers: one, or several. others: schedulers,
-            loss scalers and the like, with ``state_dict`` and ``load_state_dict``.
+            loss scalers and the like, with ``state_dict`` and ``load_state_dict``, and random generators that the loop uses; those
+            that variables of the loop lead to are found without being given.
         factor: of the calibrated bounds. bounds: largest magnitudes by name of the tensor (see `names`), or `Analytic`; what
             these do not cover is calibrated.
-        where: where the two states are kept: ``device``, ``host`` or ``file``. gradients: keep those, too; False where every step
-            begins by setting them to zero.
+        where: where states are kept: ``device``, ``host`` or ``file``. gradients: keep those, too; False where every step
+            begins by setting them to zero. depth: states that are kept; None: 2, or 3 with ``late``.
         late: read the magnitudes of a step after the next one; None: where they are on CUDA. ranks: whose magnitudes count, so
             that all go back together: ``all`` of torch.distributed where it is in use, ``alone``, or a process group.
-        told: is told of every alarm.
+        strict: a recovery that may not be exact is an error, not a warning. on_alarm: is called with every alarm.
 
     Raises:
         UsageError: the model or an optimizer is guarded already, an optimizer remembers no gradients, a part cannot be put back.
 
     Attributes:
-        alarms: all there were. recoveries: how often two steps were done again. spent: what it cost.
+        alarms: all there were. recoveries: how often steps were executed again. spent: what it cost.
     """
 
     def __init__(
@@ -75,9 +106,11 @@ class Guard:
         bounds: Mapping[str, float] | Analytic | None = None,
         where: Where = "device",
         gradients: bool = True,
+        depth: int | None = None,
         late: bool | None = None,
         ranks: Ranks = "all",
-        told: Callable[[Alarm], None] | None = None,
+        strict: bool = False,
+        on_alarm: Callable[[Alarm], None] | None = None,
     ) -> None:
         self._model = model
         found: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
@@ -89,40 +122,65 @@ class Guard:
                 raise UsageError(
                     f"this {type(part).__name__} is guarded already; make one Guard for a training, or close() the first"
                 )
-        self._told, self._late, self._ranks = told, late, ranks
+        self._on_alarm, self._ranks, self._strict = on_alarm, ranks, strict
         group_of(ranks)
+        self._late = any(p.is_cuda for p in model.parameters()) if late is None else late
+        depth = (3 if self._late else 2) if depth is None else depth
+        if depth < 2:
+            raise UsageError(f"depth is {depth}; a guard needs the states before the last 2 steps or more")
+        self._depth = depth
         self._analytic = bounds if isinstance(bounds, Analytic) else None
         self._bounds = Bounds(factor, None if isinstance(bounds, Analytic) else bounds)
         self._parts: list[Remembered] = []
-        self._ring = Ring(model, self._optimizers, others, where=where, gradients=gradients)
-        self._recent: list[tuple[Any, Callable[[], None]]] = []
+        self._ring = Ring(model, self._optimizers, others, depth=depth, where=where, gradients=gradients)
+        self._generators: dict[str, Any] = {f"generator {n}": g for n, g in enumerate(self._ring.generators)}
+        self._variables: Callable[[], Variables] = dict
+        self._searches = 0
+        self._steps: list[_Step] = []
         self._unread: Reading | None = None
+        self._in_loop = self._loop_was_left = self._closed = False
         self._positions = Positions(model) if self._analytic else None
+        self._recorder = Recorder(model, self._optimizers)
         self.alarms: list[Alarm] = []
         self.recoveries = 0
         self.spent = Spent()
         _guarded.update((model, *self._optimizers))
 
     def close(self) -> None:
-        """Let another guard take over."""
+        """Remove all hooks and let another guard take over; closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         _guarded.difference_update((self._model, *self._optimizers))
+        self._recorder.close()
         if self._positions is not None:
             self._positions.close()
         self.forget()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and not self._closed:
+                self.settle()
+        finally:
+            self.close()
+
     @property
     def nbytes(self) -> int:
-        """Memory that both states take."""
+        """Memory that all states take."""
         return self._ring.nbytes
 
     def names(self) -> list[str]:
-        """Of tensors that are remembered now: ``fc.weight/exp_avg``, ``bn1.running_var``; those of optimizers after a step."""
-        return [part.name for part in remembered(self._model, self._optimizers)]
+        """Of tensors that are watched now: ``fc.weight/exp_avg``, ``bn1.running_var``, ``fc.weight``; moments after a step."""
+        return [part.name for part in watched(self._model, self._optimizers)]
 
     def magnitudes(self) -> Floats:
         """The largest magnitude of each tensor of `names`, in that order, float64[n]; of this rank alone."""
-        parts = remembered(self._model, self._optimizers)
-        return np.asarray(largest([part.tensor for part in parts]).cpu(), dtype=np.float64)
+        return np.asarray(magnitudes_of(watched(self._model, self._optimizers)).cpu(), dtype=np.float64)
 
     def learn(self, names: Sequence[str], largest: Floats) -> None:
         """Begin with the bounds of a guard that has seen these clean steps: for a run that starts in the middle.
@@ -136,90 +194,243 @@ class Guard:
         """
         self._bounds.learn(names, largest)
 
+    # -- what a loop calls -------------------------------------------------------------------------------------
+
     def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches, and those of two steps again after an alarm; the body between two of them is one step."""
-        self.forget()  # what a user does between two epochs cannot be done again
-        for batch in batches:
-            self._keep(batch)
-            yield batch
-            if (alarm := self._check()) is not None:
-                yield from self._redone(alarm)
-        if (alarm := self._last()) is not None:
-            after = held_generators()  # the loader may have drawn at its end
-            yield from self._redone(alarm)
-            after()
+        """The batches, and those of the last steps again after an alarm; the body between two of them is one iteration."""
+        if self._loop_was_left:
+            self.settle()
+        self._start_loop(lambda: variables_of_loop(sys._getframe(1)))
+        self._in_loop = True
+        try:
+            for batch in batches:
+                self._begin(batch)
+                yield batch
+                if (alarm := self._end()) is not None:
+                    yield from self._recover(alarm)
+            if (alarm := self._last()) is not None:
+                after = held_generators(self._ring.generators)  # the loader may have drawn at its end
+                yield from self._recover(alarm)
+                after()
+        except GeneratorExit:  # by break, return or an exception in the body
+            self._loop_was_left = True
+            raise
+        finally:
+            self._in_loop = False
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
-        """One step, ``run(*arguments)``, that can be run again with the same arguments; gives what it gave (the last time)."""
-        given: list[Result] = []
-        self.begin(lambda: given.append(run(*arguments)))
-        given.append(run(*arguments))
-        self.end()
-        return given[-1]
+        """One step, ``run(*arguments)``, that can be run again with the same arguments; returns what it returned last."""
+        results: list[Result] = []
 
-    def begin(self, again: Callable[[], object]) -> None:
-        """A step begins; ``again`` would do all of it once more. For loops that tell of the beginning and the end of a step."""
-        self._keep(again)
+        def again() -> None:
+            results.append(run(*arguments))
+
+        self.begin(again, variables=run)
+        again()
+        self.end()
+        return results[-1]
+
+    def begin(self, again: Callable[[], object], variables: Callable[..., Any] | None = None) -> None:
+        """A step begins; ``again`` would do all of it once more. For loops that report the beginning and the end of a step.
+
+        ``variables``: the function whose variables are searched for generators, ``again`` itself by default.
+        """
+        self._require_open()
+        self._variables = lambda: variables_of_function(variables or again)
+        self._begin(again)
 
     def end(self) -> None:
         """The step that began is over; raises `GuardStop`."""
-        self._run_again(self._check())
+        self._run_again(self._end())
 
     def settle(self) -> None:
-        """Have no step unread, before a checkpoint or at the end; after `end`, never inside `over`. Raises `GuardStop`."""
-        self._run_again(self._last())
+        """Check every step that is not checked yet: before a checkpoint, after ``break``, at the end; never inside a loop of `over`.
+
+        Raises:
+            GuardStop: a fault came again, or the loop was left and its last step cannot be executed again.
+            UsageError: called inside a loop of `over`.
+        """
+        self._require_open()
+        if self._in_loop:
+            raise UsageError("settle() was called inside the loop of guard.over; call it after the loop")
+        if not self._loop_was_left:
+            self._run_again(self._last())
+            return
+        self._loop_was_left = False
+        if self._steps and (alarm := self._check(late=False)) is not None:
+            self._report(alarm)
+            self._give_up(GuardStop(alarm, alarm))
 
     def forget(self) -> None:
-        """Begin anew with states, not with bounds: what was done to the training since the last step cannot be done again."""
+        """Forget states, not bounds: what was done to the training since the last step cannot be executed again."""
         self._ring.clear()
-        self._recent.clear()
+        self._steps.clear()
         self._unread, self._parts = None, []
+        self._loop_was_left = False
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("this guard is closed; make a new Guard(model, optimizer)")
 
     def _run_again(self, first: Alarm | None) -> None:
         if first is not None:
-            for again in self._redone(first):
+            for again in self._recover(first):
                 again()
 
-    def _redone(self, first: Alarm) -> Iterator[Any]:
-        """What the last steps began with, each to be done again before the next is asked for."""
-        for batch, put_back in self._recover(first):
-            put_back()
-            self._keep(batch)
-            yield batch
-            if (alarm := self._check(late=False)) is not None:
-                raise GuardStop(alarm, first)
+    # -- one iteration -----------------------------------------------------------------------------------------
 
-    def _keep(self, batch: Any) -> None:
+    def _start_loop(self, variables: Callable[[], Variables]) -> None:
+        self._require_open()
+        self.forget()  # what a user does between two epochs cannot be executed again
+        self._variables, self._searches = variables, 0
+
+    def _begin(self, item: Any) -> None:
         begun = time.perf_counter()
-        put_back = self._ring.keep()
-        self._recent = [*self._recent, (batch, put_back)][-2:]
+        if self._searches < SEARCHES:
+            self._searches += 1
+            self._search()
+        if not self._steps or self._is_complete(self._steps[-1]):
+            put_back = self._ring.keep().generators
+            self._recorder.now = Execution()
+            self._steps = [*self._steps, _Step(self._recorder.now, self._updates())][-self._depth :]
+        else:
+            put_back = held_generators(self._ring.generators)
+        self._steps[-1].iterations.append(_Iteration(item, put_back, self._variables))
         self.spent.snapshot += time.perf_counter() - begun
 
-    def _recover(self, alarm: Alarm) -> list[tuple[Any, Callable[[], None]]]:
-        """Put back the oldest state there is, and give the batches that are to be done again."""
-        self.alarms.append(alarm)
+    def _end(self, late: bool | None = None) -> Alarm | None:
+        """The first bound that is passed after an iteration, or (late) after the one before it."""
+        if self._steps:
+            begun = time.perf_counter()
+            self._steps[-1].execution.finish(self._generators, numbers(self._variables()))
+            self.spent.snapshot += time.perf_counter() - begun
+        return self._check(late)
+
+    def _updates(self) -> int:
+        """Goes up with every update of parameters, by a step of an optimizer that calls its hooks or by any write."""
+        return self._recorder.updates + sum(p._version for p in self._model.parameters())
+
+    def _is_complete(self, step: _Step) -> bool:
+        return self._updates() != step.updates or len(step.iterations) >= LONGEST_STEP
+
+    def _search(self) -> None:
+        """Find the random generators that the loop can reach, so that they are put back with the rest."""
+        known = {id(generator) for generator in self._generators.values()}
+        for name, generator in find_generators(self._variables()).items():
+            if id(generator) in known:
+                continue
+            try:
+                state_of(generator)
+            except UsageError as error:
+                known.add(id(generator))
+                self._not_repeatable([f"{name}: {error}"])
+                continue
+            self._generators[name] = generator
+            self._ring.generators.append(generator)
+
+    # -- recovery ----------------------------------------------------------------------------------------------
+
+    def _recover(self, first: Alarm) -> Iterator[Any]:
+        """Goes back to the oldest state and yields what the iterations since then began with, each to be executed again."""
+        self._report(first)
         self.recoveries += 1
-        if self._told is not None:
-            self._told(alarm)
+        steps, after = self._go_back()
+        count = sum(len(step.iterations) for step in steps)
+        yield from self._again(steps[0], first, count)
+        causes = yield from self._compare(steps[0], after, first, count)
+        if causes:
+            self._not_repeatable(causes, first)
+        for step in steps[1:]:
+            yield from self._again(step, first, count)
+        log.warning(
+            "%s: went back %d step%s and executed them again%s",
+            first, count, "s" if count > 1 else "", "; not exact, see the warning" if causes else "",
+        )  # fmt: skip
+
+    def _go_back(self) -> tuple[list[_Step], list[HeldTraining]]:
+        """Put the oldest state back; the steps since then, and the states after each of them but the last."""
         begun = time.perf_counter()
-        self._ring.back(len(self._ring))
-        again, self._recent = self._recent, []
+        after = self._ring.back(len(self._ring))
+        steps, self._steps = self._steps, []
         self._unread = None
-        self.spent.steps -= len(again)
+        self.spent.steps -= sum(len(step.iterations) for step in steps)
         self.spent.recovery += time.perf_counter() - begun
-        return again
+        return steps, after
+
+    def _again(self, step: _Step, first: Alarm, count: int) -> Iterator[Any]:
+        for item, put_back, self._variables in step.iterations:
+            put_back()
+            self._begin(item)
+            yield item
+            if (alarm := self._end(late=False)) is not None:
+                self._give_up(GuardStop(alarm, first, count))
+
+    def _compare(self, step: _Step, after: list[HeldTraining], first: Alarm, count: int) -> Iterator[Any]:
+        """Compare the second execution of the oldest step with its first one; returns what makes the loop not repeatable.
+
+        Where they end with other bits (the first one may have been faulty), the step is executed a third time, and the second and
+        third execution are compared: neither has the fault.
+        """
+        again = self._steps[-1].execution
+        causes = list(given_differently(step.execution, again))
+        same = bool(after) and len(self._steps) == 1 and after[0].matches()
+        if not self._any_rank(not same):
+            return causes + list(ended_differently(step.execution, again))
+        if len(self._steps) > 1:  # the fault had kept an optimizer from making its step
+            return causes
+        second = self._ring.keep()
+        self._ring.back(2)
+        self._steps = []
+        self.spent.steps -= len(step.iterations)
+        yield from self._again(step, first, count)
+        third = self._steps[-1].execution
+        causes += [*given_differently(again, third), *ended_differently(again, third)]
+        if self._any_rank(not causes and not second.matches()):
+            causes.append(
+                "the same step from the same state ended with other bits (a source of randomness that was not found, or operations "
+                "that are not deterministic)"
+            )
+        return list(dict.fromkeys(causes))
+
+    def _any_rank(self, flag: bool) -> bool:
+        return any_rank(flag, group_of(self._ranks), next(self._model.parameters()).device)
+
+    def _report(self, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
+
+    def _not_repeatable(self, causes: Sequence[str], alarm: Alarm | None = None) -> None:
+        """Warn, or in strict mode put the last good state back and raise."""
+        what = (
+            f"after the alarm at {alarm}, steps were executed again, but not as before"
+            if alarm
+            else "this loop is not repeatable"
+        )
+        text = f"{what}: {'; '.join(causes)}. Give Guard the generators that the loop uses, and let the step depend on nothing else"
+        if not self._strict:
+            warnings.warn(text, RepeatabilityWarning, stacklevel=2)
+            return
+        self._give_up(NotRepeatable(text))
+
+    def _give_up(self, error: GuardStop | NotRepeatable) -> NoReturn:
+        """Put the oldest state back and raise."""
+        if len(self._ring):
+            self._ring.back(len(self._ring))
+        self.forget()
+        log.error("%s", error)
+        raise error
+
+    # -- checking ----------------------------------------------------------------------------------------------
 
     def _check(self, late: bool | None = None) -> Alarm | None:
-        """The first bound that is passed after a step, or (late) after the one before it."""
         alarm = self._last()
         if alarm is None:
             begun = time.perf_counter()
             self._look()
-            group = group_of(self._ranks)
-            self._unread = Reading(self.spent.steps, self._parts, group)
+            self._unread = Reading(self.spent.steps, self._parts, group_of(self._ranks))
             self._spend(begun, self._unread.waited)
-            late = self._late if late is None else late
-            if not (self._unread.on_device if late is None else late):
+            if not (self._late if late is None else late):
                 alarm = self._last()
         self.spent.steps += 1
         return alarm
@@ -245,14 +456,18 @@ class Guard:
         self.spent.check += time.perf_counter() - begun - waited
 
     def _look(self) -> None:
-        """See what is remembered now."""
+        """Find the tensors that are watched now."""
         if self._parts and unchanged(self._parts, self._optimizers):
             return
-        parts = remembered(self._model, self._optimizers)
+        parts = watched(self._model, self._optimizers)
         for optimizer in self._optimizers:
             if optimizer.state and not has_history(optimizer):
                 raise UsageError(_without(optimizer))
-        if not any(o.state for o in self._optimizers) and not parts:
+        if (
+            not any(o.state for o in self._optimizers)
+            and not remembered(self._model, self._optimizers)
+            and self._stepped()
+        ):
             raise UsageError(_without(self._optimizers[0]))
         others = self._bounds.know(parts)
         if others and (group := group_of(self._ranks)) is not None:
@@ -262,6 +477,9 @@ class Guard:
             self._positions.close()
             self._positions = None
         self._parts = parts
+
+    def _stepped(self) -> bool:
+        return bool(self._steps) and self._is_complete(self._steps[-1])
 
 
 def _without(optimizer: Optimizer) -> str:

@@ -1,4 +1,4 @@
-"""What optimizers and normalisation layers remember, as named tensors, and the largest magnitude of each."""
+"""What a guard watches, as named tensors: moments of optimizers, moving statistics and parameters; their largest magnitudes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 from torch.optim import Optimizer
 
 from unsilent.sites.modules import named_modules, named_parameters
 
-FIRST, SECOND, MOVING = "first moment", "second moment", "moving statistic"
-KINDS = (FIRST, SECOND, MOVING)
+FIRST, SECOND, MOVING, PARAMETER = "first moment", "second moment", "moving statistic", "parameter"
+KINDS = (FIRST, SECOND, MOVING, PARAMETER)
 _ENTRIES: Mapping[str, str] = {
     **dict.fromkeys(("exp_avg", "momentum_buffer", "grad_avg", "exp_inf"), FIRST),
     **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq"), SECOND),
@@ -42,8 +43,13 @@ class Remembered(NamedTuple):
 
 
 def remembered(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Remembered]:
-    """All there are now; those of an optimizer only once it has made a step."""
+    """Moments (once the optimizer has made a step) and moving statistics."""
     return [*_moments(model, optimizers), *_statistics(model)]
+
+
+def watched(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Remembered]:
+    """All that a guard watches: what is remembered, and the parameters of the model."""
+    return [*remembered(model, optimizers), *_parameters(model)]
 
 
 def unchanged(parts: Sequence[Remembered], optimizers: Sequence[Optimizer]) -> bool:
@@ -84,21 +90,40 @@ def _statistics(model: nn.Module) -> Iterator[Remembered]:
                 yield Remembered(owner, MOVING, owner, value, module._buffers, key)
 
 
+def _parameters(model: nn.Module) -> Iterator[Remembered]:
+    seen = set()
+    for name, module in named_modules(model):
+        for key, value in module._parameters.items():
+            if value is not None and value.is_floating_point() and id(value) not in seen:
+                seen.add(id(value))
+                owner = f"{name}.{key}" if name else key
+                yield Remembered(owner, PARAMETER, owner, value, module._parameters, key)
+
+
+def magnitudes_of(parts: Sequence[Remembered]) -> Tensor:
+    """The largest magnitude of each, float64[n]; see `largest`. On the CPU a negative second moment is returned as it is."""
+    return largest([part.tensor for part in parts], [part.kind == SECOND for part in parts])
+
+
 @torch.no_grad()
-def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude of each, float64[n] on the device of the first; NaN where there is one. One read of each tensor."""
+def largest(tensors: Sequence[Tensor], squares: Sequence[bool] = ()) -> Tensor:
+    """The largest magnitude of each, float64[n] on the device of the first; NaN where there is one. One read of each tensor.
+
+    ``squares``: which tensors are averages of squares; on the CPU the smallest element of one that has a negative element is
+    returned in place of its largest magnitude.
+    """
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
     device = tensors[0].device
     if device.type == "cpu":
-        return _largest_here(tensors)
+        return _largest_here(tensors, np.array(squares or [False] * len(tensors)))
     norms = torch._foreach_norm(list(tensors), float("inf"))
     return torch.stack([n.to(device, torch.float64) for n in norms])
 
 
-def _largest_here(tensors: Sequence[Tensor]) -> Tensor:
+def _largest_here(tensors: Sequence[Tensor], squares: NDArray[np.bool_]) -> Tensor:
     """The same on the CPU, where a norm would take fifteen times as long."""
-    found = np.zeros(len(tensors))
+    least, most = np.zeros(len(tensors)), np.zeros(len(tensors))
     small, sizes, rest, ends = [], [], [], list[Tensor]()
     for number, tensor in enumerate(tensors):
         size = tensor.numel()
@@ -110,9 +135,10 @@ def _largest_here(tensors: Sequence[Tensor]) -> Tensor:
             ends += torch.aminmax(tensor)
     if small:
         # One call for all: small tensors cost as much as calls do.
-        flat = _flatten_dense_tensors([tensors[number] for number in small]).abs_().numpy()
-        found[small] = np.maximum.reduceat(flat, np.cumsum([0, *sizes[:-1]]))
+        flat = _flatten_dense_tensors([tensors[number] for number in small]).numpy()
+        starts = np.cumsum([0, *sizes[:-1]])
+        least[small], most[small] = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)
     if rest:
         ends = [end.to(torch.float64) for end in ends] if len({end.dtype for end in ends}) > 1 else ends
-        found[rest] = torch.stack(ends).to(torch.float64).abs_().view(-1, 2).amax(1).numpy()
-    return torch.from_numpy(found)
+        least[rest], most[rest] = torch.stack(ends).to(torch.float64).view(-1, 2).numpy().T
+    return torch.from_numpy(np.where(squares & (least < 0), least, np.maximum(-least, most)))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from unsilent.detectors.gradient_history import Floats
 from unsilent.errors import UsageError
-from unsilent.monitor.history import Remembered, largest
+from unsilent.monitor.history import Remembered, magnitudes_of
 
 Ranks = Any
 """``all`` (of torch.distributed, where it is in use), ``alone``, or a process group."""
@@ -41,6 +41,15 @@ def check_alike(parts: Sequence[Remembered], group: Any) -> None:
         )
 
 
+def any_rank(flag: bool, group: Any, device: torch.device) -> bool:
+    """Whether the flag is set in any rank of the group; of this process alone without a group."""
+    if group is None:
+        return flag
+    raised = torch.tensor(int(flag), device=device)
+    dist.all_reduce(raised, dist.ReduceOp.MAX, group)
+    return bool(raised)
+
+
 class Reading:
     """Begins to find the largest magnitudes of what is remembered now; the program need not wait for it.
 
@@ -50,11 +59,12 @@ class Reading:
 
     def __init__(self, step: int, parts: Sequence[Remembered], group: Any) -> None:
         self.step, self.parts, self.waited = step, parts, 0.0
-        found = largest([part.tensor for part in parts])
+        found = magnitudes_of(parts)
         if group is not None:
             begun = time.perf_counter()
-            # The maximum of NaN and a number is either of them.
+            # The maximum of NaN and a number is either of them; a negative second moment would lose to any other.
             found.nan_to_num_(nan=float("inf"), posinf=float("inf"))
+            found = torch.where(found < 0, float("inf"), found)
             dist.all_reduce(found, dist.ReduceOp.MAX, group)
             self.waited += time.perf_counter() - begun
         self.on_device = found.is_cuda

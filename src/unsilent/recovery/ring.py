@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from unsilent.engine.available import free_memory
 from unsilent.engine.holding import HeldTraining
 from unsilent.errors import UsageError, unknown
 from unsilent.sizes import human_bytes
+from unsilent.workloads.trainings.randomness import GENERATORS, state_of
 
 Where = Literal["device", "host", "file"]
 PLACES = ("device", "host", "file")
@@ -28,9 +29,12 @@ class Ring:
     """The newest ``depth`` states.
 
     Args:
-        others: schedulers, scalers and the like, with ``state_dict`` and ``load_state_dict``. depth: states that are held. where:
-            on the device of each tensor, in (pinned) memory of the host, or in a file. gradients: hold those, too; without, a
-            step has to begin by setting them to zero.
+        others: schedulers, scalers and the like, with ``state_dict`` and ``load_state_dict``, and random generators besides the
+            global ones. depth: states that are held. where: on the device of each tensor, in (pinned) memory of the host, or in
+            a file. gradients: hold those, too; without, a step has to begin by setting them to zero.
+
+    Attributes:
+        generators: the random generators besides the global ones; more may be added.
 
     Raises:
         UsageError: bad arguments; at `keep`, a ring that does not fit.
@@ -50,12 +54,16 @@ class Ring:
             raise unknown("place for the states of a ring (where)", where, PLACES)
         if depth < 1:
             raise UsageError(f"depth is {depth}; expected 1 or more")
+        self.generators = [other for other in others if isinstance(other, GENERATORS)]
+        others = [other for other in others if not isinstance(other, GENERATORS)]
+        for generator in self.generators:
+            state_of(generator)
         for other in others:
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise UsageError(
                     f"{type(other).__name__} has no state_dict and load_state_dict, so it cannot be put back"
                 )
-        self._parts = (model, list(optimizers), list(others))
+        self._parts = (model, list(optimizers), others)
         self._where, self._gradients = where, gradients
         self._slots: list[_Slot] = []
         self._slots += [_Slot(where, self._slots) for _ in range(depth)]
@@ -66,28 +74,35 @@ class Ring:
         """States that can be put back."""
         return len(self._held)
 
-    def keep(self) -> Callable[[], None]:
+    def keep(self) -> HeldTraining:
         """Copy the state as it is now; the oldest one goes when there are ``depth`` of them.
 
-        What is given puts back the generators alone, and stays good when the state is gone.
+        What is returned stays comparable (`HeldTraining.matches`) until ``depth`` further states were kept, and its
+        ``generators`` can be put back at any time.
         """
         slot = self._slots[self._next % len(self._slots)]
         if len(self._held) == len(self._slots):
             self._held.pop(0)
         model, optimizers, others = self._parts
-        held = HeldTraining(model, optimizers, others, gradients=self._gradients, copies=slot)
+        held = HeldTraining(
+            model, optimizers, others, gradients=self._gradients, copies=slot, generators=self.generators
+        )
         self._held.append(held)
         self._next += 1
-        return held.generators
+        return held
 
-    def back(self, count: int = 1) -> None:
-        """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget those after it and itself."""
+    def back(self, count: int = 1) -> list[HeldTraining]:
+        """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget it and those after it.
+
+        Returns those after it, the oldest first; the next calls of `keep` write over them in that order, after the one put back.
+        """
         if not 1 <= count <= len(self._held):
             raise UsageError(f"the ring holds {len(self._held)} states; asked for the one {count} ago")
-        held = self._held[-count]
+        held, *after = self._held[-count:]
         held.restore()
         del self._held[-count:]
         self._next -= count
+        return after
 
     def clear(self) -> None:
         """Forget all states."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from unsilent.campaigns.trainings.drawing import Drawn
 from unsilent.campaigns.trainings.spec import Floats
 from unsilent.engine.forking import GoldenTraining
 from unsilent.faults.receipts import Hit
-from unsilent.monitor import Alarm, GuardStop
-from unsilent.monitor.history import KINDS, Remembered, largest, remembered
+from unsilent.monitor import Alarm, GuardStop, RepeatabilityWarning
+from unsilent.monitor.history import KINDS, Remembered, magnitudes_of, watched
 from unsilent.monitor.workload import guard_training
 from unsilent.sites.training.step import Step
 from unsilent.workloads.trainings.base import TrainingState
@@ -47,8 +48,8 @@ class History:
 
 
 def _now(state: TrainingState) -> tuple[list[Remembered], Floats]:
-    parts = remembered(state.model, state.optimizers)
-    return parts, np.asarray(largest([part.tensor for part in parts]).cpu(), dtype=np.float64)
+    parts = watched(state.model, state.optimizers)
+    return parts, np.asarray(magnitudes_of(parts).cpu(), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +88,21 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
         else:
             golden.workload.step(state)
 
-    guard = guard_training(state, told=lambda alarm: alarms.append((state.step - 1, alarm)))
-    guard.learn(*history.before(begin))
     reason = "missed"
-    try:
-        while state.step <= min(step + AFTER, golden.steps - 1) and not alarms:
-            guard.step(one)
-        if alarms and golden.same(state, state.step - 1):
-            reason = "recovered"
-    except GuardStop:
-        reason = "stopped"
-    finally:
-        guard.close()
+    with (
+        warnings.catch_warnings(),
+        guard_training(state, on_alarm=lambda a: alarms.append((state.step - 1, a))) as guard,
+    ):
+        # The variable `runs` is meant to go on counting, and whether the recovery is exact is seen below.
+        warnings.simplefilter("ignore", RepeatabilityWarning)
+        guard.learn(*history.before(begin))
+        try:
+            while state.step <= min(step + AFTER, golden.steps - 1) and not alarms:
+                guard.step(one)
+            if alarms and golden.same(state, state.step - 1):
+                reason = "recovered"
+        except GuardStop:
+            reason = "stopped"
     at, alarm = alarms[0] if alarms else (None, "")
     return Guarded(reason, None if at is None else at - step, str(alarm), runs, reason == "recovered", tuple(hits))
 

@@ -6,14 +6,17 @@ a step: building the model from ``init``, a batch from ``order`` and ``augment``
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
+from unsilent.errors import UsageError
 from unsilent.workloads.process import watched_process
 from unsilent.workloads.trainings.base import STREAMS, Seeds
 
@@ -24,6 +27,7 @@ _ALL = (*STREAMS, DATA)
 
 GLOBALS, FETCHED = 1, 2
 """Which generator of a stream, where it has several at one step: torch's global ones in augmentation, those of a data set."""
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _SMALL = 2**32
 """Seeds below are one word of entropy; larger ones would run into the words behind them."""
 
@@ -47,19 +51,54 @@ def seed_globals(seed: int) -> None:
     random.seed(seed)
 
 
-def held_generators() -> Callable[[], None]:
-    """The state of all global generators; calling what is given puts it back."""
-    own, numpys, pythons = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+def held_generators(others: Sequence[Any] = ()) -> Callable[[], None]:
+    """Holds the state of all global generators and of ``others``; calling what is returned puts it back.
+
+    Raises:
+        UsageError: a generator whose state cannot be read.
+    """
+    numpys, pythons = np.random.get_state(), random.getstate()
+    own = [(generator, state_of(generator)) for generator in (torch.default_generator, *others)]
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def put_back() -> None:
-        torch.random.set_rng_state(own)
         np.random.set_state(numpys)
         random.setstate(pythons)
+        for generator, state in own:
+            set_state(generator, state)
         if devices is not None:
             torch.cuda.set_rng_state_all(devices)
 
     return put_back
+
+
+def state_of(generator: Any) -> Any:
+    """The state of a generator of torch, numpy or Python, to be given to `set_state`.
+
+    Raises:
+        UsageError: it has none that can be put back, as ``random.SystemRandom``.
+    """
+    try:
+        if isinstance(generator, np.random.Generator):
+            return copy.deepcopy(generator.bit_generator.state)
+        if isinstance(generator, random.Random):
+            return generator.getstate()
+        return generator.get_state()
+    except (NotImplementedError, AttributeError):
+        raise UsageError(
+            f"the state of the random generator {type(generator).__module__}.{type(generator).__name__} cannot be read and put "
+            "back; use one of torch.Generator, numpy.random.Generator or random.Random"
+        ) from None
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Put back what `state_of` returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
 
 
 @contextmanager

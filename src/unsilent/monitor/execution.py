@@ -1,0 +1,163 @@
+"""What one execution of a step depended on, recorded so that a second execution can be compared with the first.
+
+Recorded are the inputs of the model (a fingerprint, computed on their device), the numbers in ``param_groups`` at each step of an
+optimizer, and, when the step is over, the states of random generators and the numbers of the loop. Nothing waits for a device
+before two executions are compared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unsilent.outcomes.tensors import leaves, words_of
+from unsilent.workloads.trainings.randomness import state_of
+
+SAMPLE = 16384
+"""Elements of an input that its fingerprint is made of, evenly spread where there are more."""
+
+
+@dataclass(eq=False)
+class Execution:
+    """One execution of a step.
+
+    Attributes:
+        inputs: of each forward pass of the model a fingerprint, int64 tensors. settings: at each optimizer step the optimizer's
+            number and, of each parameter group, its settings. generators: states at the end, by name. numbers: of the loop at the
+            end, by name.
+    """
+
+    inputs: list[Tensor] = field(default_factory=list)
+    settings: list[tuple[int, list[Mapping[str, Any]]]] = field(default_factory=list)
+    generators: dict[str, Any] = field(default_factory=dict)
+    numbers: dict[str, int | float] = field(default_factory=dict)
+
+    def finish(self, generators: Mapping[str, Any], numbers: Mapping[str, int | float]) -> None:
+        """Record the end: the global generators, ``generators``, and the numbers of the loop."""
+        self.generators = {name: state_of(generator) for name, generator in generators.items()}
+        self.generators["torch's global generator"] = torch.random.get_rng_state()
+        self.generators["numpy's global generator"] = np.random.get_state()
+        self.generators["Python's global generator"] = random.getstate()
+        self.numbers = dict(numbers)
+
+
+def given_differently(first: Execution, again: Execution) -> Iterator[str]:
+    """How what two executions were given differs, in words: what does not follow from the state they started from.
+
+    A fault in the first execution does not change these, so that they can be compared even with a faulty execution.
+    """
+    if len(first.inputs) != len(again.inputs):
+        yield f"the model was called {len(again.inputs)} times instead of {len(first.inputs)}"
+    elif (
+        torch.stack(first.inputs or [torch.zeros(0)]).tolist() != torch.stack(again.inputs or [torch.zeros(0)]).tolist()
+    ):
+        yield "the model received other inputs (data that the loop changes in place, or draws from a generator not found)"
+    if first.settings and again.settings:
+        (_, groups), (_, groups_again) = first.settings[0], again.settings[0]
+        for number, (one, other) in enumerate(zip(groups, groups_again, strict=True)):
+            for key in one:
+                if not _same(one[key], other.get(key)):
+                    yield f"parameter group {number} had {key}={_text(other.get(key))} instead of {_text(one[key])}"
+
+
+def ended_differently(first: Execution, again: Execution) -> Iterator[str]:
+    """How two executions ended apart, in words: generators, and numbers of the loop that went on counting."""
+    for name, state in first.generators.items():
+        if name in again.generators and not _same(state, again.generators[name]):
+            yield f"{name} was left in another state"
+    for name, number in first.numbers.items():
+        if name in again.numbers and not _same(number, again.numbers[name]):
+            yield f"the variable {name} was {again.numbers[name]!r} instead of {number!r}"
+
+
+class Recorder:
+    """Records executions of a model's training steps, from `begin` to `end`; removes its hooks on `close`.
+
+    Attributes:
+        now: the execution that is recorded. updates: optimizer steps since the recorder was made.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.now = Execution()
+        self.updates = 0
+        self._hooks: list[Any] = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
+        for number, optimizer in enumerate(optimizers):
+            self._hooks.append(optimizer.register_step_pre_hook(self._settings_of(number)))
+
+    def close(self) -> None:
+        """Record no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _forward(self, model: nn.Module, arguments: Any, named: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.now.inputs.append(fingerprint([*leaves(arguments), *leaves(named)]))
+
+    def _settings_of(self, number: int) -> Any:
+        def note(optimizer: Optimizer, *_: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self.updates += 1
+                self.now.settings.append((number, [_settings(group) for group in optimizer.param_groups]))
+
+        return note
+
+
+@torch.no_grad()
+def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
+    """A number that stands for the bits of tensors in their order, int64[] on the device of the first."""
+    found = [_of_one(t.detach()) for t in tensors if t.layout is torch.strided and t.numel()]
+    if not found:
+        return torch.zeros((), dtype=torch.int64)
+    total = found[0]
+    for one in found[1:]:
+        total = total * 31 + one.to(total.device)
+    return total
+
+
+def _of_one(tensor: Tensor) -> Tensor:
+    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()
+    if flat.numel() > SAMPLE:
+        flat = flat[:: -(-flat.numel() // SAMPLE)]
+    words = words_of(flat).reshape(-1).to(torch.int64)
+    return (words * _factors(len(words), words.device)).sum()
+
+
+@lru_cache(maxsize=64)
+def _factors(count: int, device: torch.device) -> Tensor:
+    """Odd numbers that differ from place to place, int64[count]; sums of products wrap around."""
+    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
+    return torch.from_numpy(numbers.view(np.int64)).to(device)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a parameter group."""
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params" and isinstance(value, (bool, int, float, tuple, Tensor))
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and (one == other if len(one) > 100 else all(map(_same, one, other)))
+    return bool(one == other) or (one != one and other != other)
+
+
+def _text(value: Any) -> str:
+    return f"{value.item():g}" if isinstance(value, Tensor) and value.numel() == 1 else f"{value!r:.60}"

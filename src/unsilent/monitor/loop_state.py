@@ -1,0 +1,140 @@
+"""What a training loop uses besides model and optimizer: random generators, and numbers that it counts or computes with.
+
+Both are looked for where a step can reach them: local variables of the frame that runs the loop, arguments, closures and
+``self`` of functions, and the globals that their code names. Objects are searched a few attributes deep, nearest first.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from inspect import CO_OPTIMIZED
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from unsilent.workloads.trainings.randomness import GENERATORS
+
+DEPTH = 4
+"""Attributes, elements and closures between a variable of the loop and a generator that is still found."""
+MOST_OBJECTS = 5000
+"""Objects that one search looks at; the nearest ones come first."""
+MOST_ELEMENTS = 100
+"""Elements of a list or a dictionary that are looked at."""
+_LEAVES = (str, bytes, int, float, complex, torch.Tensor, np.ndarray, ModuleType, CodeType, FrameType)
+_LIBRARIES = tuple(
+    str(Path(path).resolve())
+    for path in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], Path(__file__).parents[1])
+)
+
+Variables = Mapping[str, Any]
+
+
+def variables_of_loop(frame: FrameType | None) -> Variables:
+    """Variables that the body of a loop can reach: of the first frame outside of libraries, from ``frame`` upwards."""
+    here = frame
+    while here is not None and _of_library(here.f_code.co_filename):
+        here = here.f_back
+    here = here or frame
+    if here is None:
+        return {}
+    found = {**_globals_named(here.f_code, here.f_globals), **here.f_locals}
+    if here.f_code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13):
+        here.f_locals.clear()  # a copy that the frame keeps: it would hold tensors of this step during the next one
+    return found
+
+
+def variables_of_function(function: Callable[..., Any]) -> Variables:
+    """Variables that a function can reach: what it is bound to, its closure, its defaults, the globals that it names."""
+    if isinstance(function, functools.partial):
+        return {**_numbered(function.args), **function.keywords, **variables_of_function(function.func)}
+    if isinstance(function, MethodType):
+        owner = function.__self__
+        return {**variables_of_function(function.__func__), **getattr(owner, "__dict__", {}), "self": owner}
+    if not isinstance(function, FunctionType):
+        return {**getattr(function, "__dict__", {}), "self": function}
+    found = _globals_named(function.__code__, function.__globals__)
+    found.update(_numbered(function.__defaults__ or ()))
+    found.update(function.__kwdefaults__ or {})
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            pass  # a variable that has no value yet
+    return found
+
+
+def numbers(variables: Variables) -> dict[str, int | float]:
+    """The whole numbers and fractions among variables."""
+    return {name: value for name, value in variables.items() if type(value) in (int, float)}
+
+
+def find_generators(variables: Variables) -> dict[str, Any]:
+    """Random generators of torch, numpy and Python that can be reached from variables: name -> generator."""
+    found: dict[str, Any] = {}
+    waiting = deque((name, value, 0) for name, value in variables.items())
+    seen = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}  # type: ignore[attr-defined]
+    looked_at = 0
+    while waiting and looked_at < MOST_OBJECTS:
+        name, value, depth = waiting.popleft()
+        if id(value) in seen or isinstance(value, _LEAVES) or _is_of_library(value):
+            continue
+        seen.add(id(value))
+        looked_at += 1
+        if isinstance(value, GENERATORS):
+            found[name] = value
+        elif depth < DEPTH:
+            waiting.extend((child, inside, depth + 1) for child, inside in _inside(name, value))
+    return found
+
+
+def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object consists of, each part with its name."""
+    if isinstance(value, (FunctionType, MethodType, functools.partial)):
+        yield from ((f"{name}: {key}", part) for key, part in variables_of_function(value).items())
+    elif isinstance(value, GeneratorType):
+        if value.gi_frame is not None:
+            yield from ((f"{name}: {key}", part) for key, part in value.gi_frame.f_locals.items())
+    elif isinstance(value, Mapping):
+        if len(value) <= MOST_ELEMENTS:
+            yield from ((f"{name}[{key!r}]", part) for key, part in list(value.items()))
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        if len(value) <= MOST_ELEMENTS:
+            yield from ((f"{name}[{number}]", part) for number, part in enumerate(list(value)))
+    else:
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, Mapping):
+            yield from ((f"{name}.{key}", part) for key, part in list(own.items()))
+
+
+def _is_of_library(value: Any) -> bool:
+    """Whether it is a function or a class that is not the user's."""
+    if isinstance(value, FunctionType):
+        return _of_library(value.__code__.co_filename)
+    if isinstance(value, type):
+        return _of_library(getattr(sys.modules.get(value.__module__), "__file__", None) or "")
+    return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_library(file: str) -> bool:
+    return not file or str(Path(file).resolve()).startswith(_LIBRARIES)
+
+
+def _globals_named(code: CodeType, table: Mapping[str, Any]) -> dict[str, Any]:
+    names = set(code.co_names)
+    for inner in code.co_consts:  # functions and comprehensions that are defined inside
+        if isinstance(inner, CodeType):
+            names.update(inner.co_names)
+    return {name: table[name] for name in names if name in table}
+
+
+def _numbered(values: tuple[Any, ...]) -> dict[str, Any]:
+    return {f"argument {number}": value for number, value in enumerate(values)}

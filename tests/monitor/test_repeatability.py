@@ -1,0 +1,332 @@
+"""Loops that depend on more than the guard puts back: found and put back, or reported with the cause."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from unsilent.errors import UsageError
+from unsilent.monitor import Guard, GuardStop, NotRepeatable, RepeatabilityWarning
+
+STEPS, FAULTY = 24, 17
+X = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))
+
+
+class Training:
+    """A small training; a fault is planted once, in the first moment, after the optimizer's step number ``faulty``."""
+
+    def __init__(self, guarded, faulty=FAULTY, **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        self.guard = Guard(self.model, self.optimizer, **options) if guarded else None
+        self._pending, self._done = ({faulty} if guarded else set()), []
+
+    def over(self, batches):
+        return batches if self.guard is None else self.guard.over(batches)
+
+    def update(self, x):
+        self.optimizer.zero_grad()
+        self.model(x).square().mean().backward()
+        self.step()
+
+    def step(self):
+        self.optimizer.step()
+        self._done.append(1)
+        if len(self._done) in self._pending:
+            self._pending.clear()
+            self.optimizer.state[self.model[0].weight]["exp_avg"][0, 0] = 1e9
+
+    def bits(self):
+        return [t.detach().clone() for t in (*self.model.parameters(), *self.model.buffers())]
+
+
+def ran(loop, guarded, **options):
+    """A training that a loop was run with, from the same global random state each time."""
+    training = Training(guarded, **options)
+    loop(training)
+    return training
+
+
+def same(one, other):
+    return all(map(torch.equal, one.bits(), other.bits()))
+
+
+def own_torch_generator(training):
+    generator = torch.Generator().manual_seed(1)
+    for _ in training.over(range(STEPS)):
+        training.update(X[torch.randint(64, (8,), generator=generator)])
+
+
+def own_numpy_generator(training):
+    rng = np.random.default_rng(1)
+    for _ in training.over(range(STEPS)):
+        training.update(X[torch.from_numpy(rng.integers(64, size=8))])
+
+
+def own_python_generator(training):
+    class Data:
+        chance = random.Random(1)
+
+    def draw():
+        return X[[Data.chance.randrange(64) for _ in range(8)]]
+
+    for _ in training.over(range(STEPS)):
+        training.update(draw())
+
+
+def generator_of_a_data_loader(training):
+    loader = DataLoader(TensorDataset(X), 8, shuffle=True, generator=torch.Generator().manual_seed(1))
+    for _ in range(3):
+        for (x,) in training.over(loader):
+            training.update(x)
+
+
+def custom_sampler(training):
+    class Draws(Sampler):
+        def __init__(self):
+            self.rng = np.random.RandomState(1)
+
+        def __iter__(self):
+            return iter(self.rng.randint(64, size=64).tolist())
+
+        def __len__(self):
+            return 64
+
+    loader = DataLoader(TensorDataset(X), 8, sampler=Draws())
+    for _ in range(3):
+        for (x,) in training.over(loader):
+            training.update(x)
+
+
+def enumerated_inside(training):
+    for i, x in training.over(enumerate(X[:STEPS].repeat_interleave(8, 0).split(8))):
+        training.optimizer.param_groups[0]["lr"] = 1e-2 / (1 + i)
+        training.update(x + 0.1 * torch.randn(8, 6))
+
+
+def accumulation_inside(training):
+    for _ in training.over(range(STEPS)):
+        training.optimizer.zero_grad()
+        for _ in range(3):
+            training.model(X[:8] + torch.randn(8, 6)).square().mean().backward()
+        training.step()
+
+
+def accumulation_across(training):
+    for i, x in training.over(enumerate(X.repeat(6, 1).split(4)[: 4 * STEPS])):
+        training.model(x + 0.1 * torch.randn(4, 6)).square().mean().backward()
+        if i % 4 == 3:
+            training.step()
+            training.optimizer.zero_grad()
+
+
+EXACT = [
+    own_torch_generator, own_numpy_generator, own_python_generator, generator_of_a_data_loader, custom_sampler,
+    enumerated_inside, accumulation_inside, accumulation_across,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("loop", EXACT)
+def test_a_recovered_loop_ends_with_the_bits_of_a_fault_free_one(loop, late):
+    faulty = ran(loop, True, late=late, strict=True)
+    assert faulty.guard.recoveries == 1
+    assert same(faulty, ran(loop, False))
+    faulty.guard.close()
+
+
+def enumerated_outside(training):
+    for i, x in enumerate(training.over(X.repeat(3, 1).split(8))):
+        training.optimizer.param_groups[0]["lr"] = 1e-2 / (1 + i)
+        training.update(x)
+
+
+def slow_schedule(training):
+    for i, x in enumerate(training.over(X.repeat(3, 1).split(8))):
+        training.optimizer.param_groups[0]["lr"] = 1e-2 * 0.1 ** (i // 20)
+        training.update(x)
+
+
+def in_place(training):
+    batches = list(X.clone().split(8)) * 3
+    for x in training.over(batches):
+        training.update(x.add_(0.01))
+
+
+def hidden_generator(training):
+    class Hidden:
+        __slots__ = ("rng",)
+
+    hidden = Hidden()
+    hidden.rng = np.random.default_rng(1)
+    for _ in training.over(range(STEPS)):
+        training.update(X[torch.from_numpy(hidden.rng.integers(64, size=8))])
+
+
+def hidden_noise(training):
+    class Hidden:
+        __slots__ = ("rng",)
+
+    hidden = Hidden()
+    hidden.rng = np.random.default_rng(1)
+    for x in training.over(X.repeat(3, 1).split(8)):
+        training.optimizer.zero_grad()
+        (training.model(x).square().mean() * hidden.rng.uniform(0.5, 1)).backward()
+        training.step()
+
+
+NOT_EXACT = {
+    enumerated_outside: "lr=.*the variable i was",
+    slow_schedule: "the variable i was",
+    in_place: "the model received other inputs",
+    hidden_generator: "the model received other inputs",
+    hidden_noise: "ended with other bits",
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("loop", NOT_EXACT)
+def test_a_loop_that_cannot_be_repeated_is_reported_with_its_cause(loop, late):
+    with pytest.warns(RepeatabilityWarning, match=NOT_EXACT[loop]):
+        faulty = ran(loop, True, late=late)
+    assert not same(faulty, ran(loop, False))
+    with pytest.raises(NotRepeatable, match=NOT_EXACT[loop]):
+        ran(loop, True, late=late, strict=True)
+
+
+def test_a_generator_that_is_handed_in_is_put_back():
+    ends = []
+    for guarded in (False, True):
+        training = Training(False)
+
+        class Hidden:
+            __slots__ = ("rng",)
+
+        hidden = Hidden()
+        hidden.rng = np.random.default_rng(1)
+        if guarded:
+            training.guard = Guard(training.model, training.optimizer, hidden.rng, strict=True)
+            training._pending.add(FAULTY)
+        for _ in training.over(range(STEPS)):
+            training.update(X[torch.from_numpy(hidden.rng.integers(64, size=8))])
+        ends.append(training.bits())
+    assert all(map(torch.equal, *ends))
+
+
+def test_a_generator_that_cannot_be_put_back_is_named():
+    training = Training(False)
+    with pytest.raises(UsageError, match=r"random\.SystemRandom cannot be read and put back"):
+        Guard(training.model, training.optimizer, random.SystemRandom())
+    guard = Guard(training.model, training.optimizer)
+    chance = random.SystemRandom()
+    with pytest.warns(RepeatabilityWarning, match="chance: the state of the random generator random.SystemRandom"):
+        for _ in guard.over(range(2)):
+            training.update(X[[chance.randrange(64) for _ in range(8)]])
+    guard.close()
+
+
+def test_a_stop_leaves_the_last_good_state(caplog):
+    training = Training(False)
+    training.guard = Guard(training.model, training.optimizer)
+    states = {}
+    with pytest.raises(GuardStop) as stop:  # noqa: PT012
+        for number, x in training.over(enumerate(X.repeat(3, 1).split(8))):
+            states.setdefault(number, training.bits())
+            training.update(x)
+            if number >= FAULTY:
+                training.optimizer.state[training.model[0].weight]["exp_avg"][0, 0] = 1e9
+    assert stop.value.first.step == FAULTY
+    assert all(map(torch.equal, training.bits(), states[FAULTY - 1]))
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "The last good state was put back" in caplog.text
+
+
+def test_a_recovery_is_one_line_in_the_log(caplog):
+    training = Training(True)
+    enumerated_inside(training)
+    (record,) = caplog.records
+    assert record.name == "unsilent.guard"
+    assert "step 16: first moment 0.weight/exp_avg reaches 1e+09, beyond its bound" in record.getMessage()
+    assert "went back 2 steps and executed them again" in record.getMessage()
+
+
+@pytest.mark.parametrize("way", ["settle", "context"])
+def test_the_last_step_before_a_break_is_checked(way):
+    training = Training(True, late=True)
+    for number, x in training.over(enumerate(X.repeat(3, 1).split(8))):
+        before = training.bits()
+        training.update(x)
+        if number == FAULTY - 1:
+            break
+    with pytest.raises(GuardStop, match="the loop was left"):  # noqa: PT012
+        if way == "settle":
+            training.guard.settle()
+        else:
+            with training.guard:
+                pass
+    assert len(training.guard.alarms) == 1
+    assert before is not None
+
+
+def test_after_the_warm_up_nan_is_called_not_finite():
+    training = Training(False)
+    guard = Guard(training.model, training.optimizer)
+    for number, x in guard.over(enumerate(X.repeat(3, 1).split(8))):
+        training.update(x)
+        if number == 15 and not guard.alarms:
+            training.optimizer.state[training.model[0].weight]["exp_avg"][0, 0] = float("nan")
+    assert [alarm.rule for alarm in guard.alarms] == ["not finite"]
+
+
+def test_parameters_and_signs_of_second_moments_are_watched():
+    for plant, tensor in (
+        (lambda m, o: m[4].weight.data[0].fill_(1e30), "4.weight"),
+        (lambda m, o: o.state[m[4].weight]["exp_avg_sq"][0, 0].neg_(), "4.weight/exp_avg_sq"),
+    ):
+        clean = Training(False)
+        for x in X.repeat(3, 1).split(8):
+            clean.update(x)
+        training = Training(False)
+        with Guard(training.model, training.optimizer, strict=True) as guard:
+            for number, x in guard.over(enumerate(X.repeat(3, 1).split(8))):
+                training.update(x)
+                if number == FAULTY and not guard.alarms:
+                    plant(training.model, training.optimizer)
+        assert [(alarm.step, alarm.tensor) for alarm in guard.alarms] == [(FAULTY, tensor)]
+        assert same(clean, training)
+
+
+def test_a_closed_guard_is_refused_and_closing_twice_is_not():
+    training = Training(True)
+    training.guard.close()
+    training.guard.close()
+    for use in (lambda: next(training.guard.over([1])), lambda: training.guard.step(print), training.guard.settle):
+        with pytest.raises(UsageError, match="this guard is closed"):
+            use()
+
+
+def test_settle_inside_the_loop_is_refused():
+    training = Training(True)
+    with pytest.raises(UsageError, match="inside the loop"):
+        for x in training.over(X.split(8)):
+            training.update(x)
+            training.guard.settle()
+    training.guard.close()
+
+
+def test_clean_loops_raise_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for loop in (*EXACT, *NOT_EXACT):
+            training = Training(True, faulty=10**9, strict=True)
+            loop(training)
+            assert not training.guard.alarms
+            training.guard.close()
