@@ -227,7 +227,7 @@ def test_a_generator_that_cannot_be_put_back_is_named():
         Guard(training.model, training.optimizer, random.SystemRandom())
     guard = Guard(training.model, training.optimizer)
     chance = random.SystemRandom()
-    with pytest.warns(RepeatabilityWarning, match="chance: the state of the random generator random.SystemRandom"):
+    with pytest.warns(RepeatabilityWarning, match="chance: the state of the random generator random.SystemRandom"):  # noqa: PT031
         for _ in guard.over(range(2)):
             training.update(X[[chance.randrange(64) for _ in range(8)]])
     guard.close()
@@ -315,7 +315,7 @@ def test_a_closed_guard_is_refused_and_closing_twice_is_not():
 
 def test_settle_inside_the_loop_is_refused():
     training = Training(True)
-    with pytest.raises(UsageError, match="inside the loop"):
+    with pytest.raises(UsageError, match="inside the loop"):  # noqa: PT012
         for x in training.over(X.split(8)):
             training.update(x)
             training.guard.settle()

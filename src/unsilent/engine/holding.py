@@ -85,13 +85,12 @@ class HeldTraining:
 
         def same(now: Any, then: Any) -> bool:
             if isinstance(now, Tensor) and isinstance(then, Tensor):
-                before = kept.get(id(then), then).to(now.device)
-                return (now.dtype, now.shape) == (before.dtype, before.shape) and torch.equal(
-                    words_of(now), words_of(before)
-                )
+                copied = kept.get(id(then), then).to(now.device)
+                alike = (now.dtype, now.shape) == (copied.dtype, copied.shape)
+                return alike and torch.equal(words_of(now), words_of(copied))
             if isinstance(now, Mapping) and isinstance(then, Mapping):
-                before = held.get(id(then), then)
-                return now.keys() == before.keys() and all(same(now[key], before[key]) for key in now)
+                entries: Mapping[Any, Any] = held.get(id(then), then)
+                return now.keys() == entries.keys() and all(same(now[key], entries[key]) for key in now)
             if isinstance(now, (list, tuple)) and isinstance(then, (list, tuple)):
                 return len(now) == len(then) and all(map(same, now, then))
             # Other objects, such as the function of a schedule, are copies here and cannot be compared.

@@ -24,7 +24,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
@@ -54,6 +54,8 @@ LONGEST_STEP = 256
 """Iterations without a step of an optimizer after which the guard takes each iteration for a step."""
 SEARCHES = 2
 """Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
+Redone = Generator[Any, None, list[str]]
+"""Yields what iterations begin with; returns why the loop is not repeatable, empty if it is."""
 log = logging.getLogger("unsilent.guard")
 _guarded: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
 
@@ -80,8 +82,8 @@ class Guard:
 
     Args:
         model: what is trained; its parameters, buffers and moving statistics. optimizers: one, or several. others: schedulers,
-            loss scalers and the like, with ``state_dict`` and ``load_state_dict``, and random generators that the loop uses; those
-            that variables of the loop lead to are found without being given.
+            loss scalers and the like, with ``state_dict`` and ``load_state_dict``, and random generators that the loop uses;
+            those that variables of the loop lead to are found without being given.
         factor: of the calibrated bounds. bounds: largest magnitudes by name of the tensor (see `names`), or `Analytic`; what
             these do not cover is calibrated.
         where: where states are kept: ``device``, ``host`` or ``file``. gradients: keep those, too; False where every step
@@ -244,7 +246,7 @@ class Guard:
         self._run_again(self._end())
 
     def settle(self) -> None:
-        """Check every step that is not checked yet: before a checkpoint, after ``break``, at the end; never inside a loop of `over`.
+        """Check every step that is not checked yet: before a checkpoint, after ``break``, at the end; not in a loop of `over`.
 
         Raises:
             GuardStop: a fault came again, or the loop was left and its last step cannot be executed again.
@@ -365,7 +367,7 @@ class Guard:
             if (alarm := self._end(late=False)) is not None:
                 self._give_up(GuardStop(alarm, first, count))
 
-    def _compare(self, step: _Step, after: list[HeldTraining], first: Alarm, count: int) -> Iterator[Any]:
+    def _compare(self, step: _Step, after: list[HeldTraining], first: Alarm, count: int) -> Redone:
         """Compare the second execution of the oldest step with its first one; returns what makes the loop not repeatable.
 
         Where they end with other bits (the first one may have been faulty), the step is executed a third time, and the second and
@@ -387,8 +389,8 @@ class Guard:
         causes += [*given_differently(again, third), *ended_differently(again, third)]
         if self._any_rank(not causes and not second.matches()):
             causes.append(
-                "the same step from the same state ended with other bits (a source of randomness that was not found, or operations "
-                "that are not deterministic)"
+                "the same step from the same state ended with other bits (a source of randomness that was not found, or "
+                "operations that are not deterministic)"
             )
         return list(dict.fromkeys(causes))
 
@@ -402,12 +404,11 @@ class Guard:
 
     def _not_repeatable(self, causes: Sequence[str], alarm: Alarm | None = None) -> None:
         """Warn, or in strict mode put the last good state back and raise."""
-        what = (
-            f"after the alarm at {alarm}, steps were executed again, but not as before"
-            if alarm
-            else "this loop is not repeatable"
-        )
-        text = f"{what}: {'; '.join(causes)}. Give Guard the generators that the loop uses, and let the step depend on nothing else"
+        what = "this loop is not repeatable"
+        if alarm is not None:
+            what = f"after the alarm at {alarm}, steps were executed again, but not as before"
+        advice = "Give Guard the generators that the loop uses, and let the step depend on nothing else"
+        text = f"{what}: {'; '.join(causes)}. {advice}"
         if not self._strict:
             warnings.warn(text, RepeatabilityWarning, stacklevel=2)
             return

@@ -80,7 +80,7 @@ def find_generators(variables: Variables) -> dict[str, Any]:
     """Random generators of torch, numpy and Python that can be reached from variables: name -> generator."""
     found: dict[str, Any] = {}
     waiting = deque((name, value, 0) for name, value in variables.items())
-    seen = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}  # type: ignore[attr-defined]
+    seen = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}
     looked_at = 0
     while waiting and looked_at < MOST_OBJECTS:
         name, value, depth = waiting.popleft()
