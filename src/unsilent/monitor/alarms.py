@@ -20,11 +20,7 @@ class Alarm:
     rule: str
 
     def __str__(self) -> str:
-        if self.largest < 0:
-            return (
-                f"step {self.step}: {self.kind} {self.tensor} has a negative element, {self.largest:.3g} ({self.rule})"
-            )
-        if not math.isfinite(self.largest):
+        if self.largest < 0 or not math.isfinite(self.largest):
             return f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g} ({self.rule})"
         return (
             f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g}, beyond its bound {self.bound:.3g} "

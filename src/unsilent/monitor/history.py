@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 from unsilent.sites.modules import named_modules, named_parameters
 
 FIRST, SECOND, MOVING, PARAMETER = "first moment", "second moment", "moving statistic", "parameter"
-KINDS = (FIRST, SECOND, MOVING, PARAMETER)
+HISTORY = (FIRST, SECOND, MOVING)
+"""Kinds of tensors that gradients and activations are remembered in."""
+KINDS = (*HISTORY, PARAMETER)
 _ENTRIES: Mapping[str, str] = {
     **dict.fromkeys(("exp_avg", "momentum_buffer", "grad_avg", "exp_inf"), FIRST),
     **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq"), SECOND),

@@ -13,7 +13,7 @@ from unsilent.campaigns.trainings.spec import Floats
 from unsilent.engine.forking import GoldenTraining
 from unsilent.faults.receipts import Hit
 from unsilent.monitor import Alarm, GuardStop, RepeatabilityWarning
-from unsilent.monitor.history import KINDS, Remembered, magnitudes_of, watched
+from unsilent.monitor.history import HISTORY, Remembered, magnitudes_of, watched
 from unsilent.monitor.workload import guard_training
 from unsilent.sites.training.step import Step
 from unsilent.workloads.trainings.base import TrainingState
@@ -108,9 +108,9 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
 
 
 def _summary(kinds: list[str], values: Floats) -> Floats:
-    """The largest of each kind, float64[3]: inf for what is no number, NaN where there is none."""
-    found = np.full(len(KINDS), np.nan)
-    for number, kind in enumerate(KINDS):
+    """The largest magnitude of each kind of history, float64[3]: inf for what is no number, NaN where there is none."""
+    found = np.full(len(HISTORY), np.nan)
+    for number, kind in enumerate(HISTORY):
         if own := [v for v, k in zip(values.tolist(), kinds, strict=True) if k == kind]:
-            found[number] = max(np.inf if np.isnan(v) else v for v in own)
+            found[number] = max(np.inf if np.isnan(v) else abs(v) for v in own)
     return found
