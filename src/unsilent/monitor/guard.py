@@ -56,7 +56,8 @@ SEARCHES = 2
 """Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
 Redone = Generator[Any, None, list[str]]
 """Yields what iterations begin with; returns why the loop is not repeatable, empty if it is."""
-log = logging.getLogger("unsilent.guard")
+LOGGER = "unsilent.guard"
+log = logging.getLogger(LOGGER)
 _guarded: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
 
 

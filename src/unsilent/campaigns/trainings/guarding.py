@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,7 @@ from unsilent.campaigns.trainings.spec import Floats
 from unsilent.engine.forking import GoldenTraining
 from unsilent.faults.receipts import Hit
 from unsilent.monitor import Alarm, GuardStop, RepeatabilityWarning
+from unsilent.monitor.guard import LOGGER
 from unsilent.monitor.history import HISTORY, Remembered, magnitudes_of, watched
 from unsilent.monitor.workload import guard_training
 from unsilent.sites.training.step import Step
@@ -76,11 +79,10 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
     state = golden.at(begin)
     alarms: list[tuple[int, Alarm]] = []
     hits: list[Hit] = []
-    runs = 0
+    runs: list[int] = []
 
     def one() -> None:
-        nonlocal runs
-        runs += 1
+        runs.append(state.step)
         if state.step == step and not hits:
             with Step(state.model, drawn.faults, state.optimizers) as struck:
                 golden.workload.step(state)
@@ -89,12 +91,7 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
             golden.workload.step(state)
 
     reason = "missed"
-    with (
-        warnings.catch_warnings(),
-        guard_training(state, on_alarm=lambda a: alarms.append((state.step - 1, a))) as guard,
-    ):
-        # The variable `runs` is meant to go on counting, and whether the recovery is exact is seen below.
-        warnings.simplefilter("ignore", RepeatabilityWarning)
+    with _unreported(), guard_training(state, on_alarm=lambda a: alarms.append((state.step - 1, a))) as guard:
         guard.learn(*history.before(begin))
         try:
             while state.step <= min(step + AFTER, golden.steps - 1) and not alarms:
@@ -104,7 +101,20 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
         except GuardStop:
             reason = "stopped"
     at, alarm = alarms[0] if alarms else (None, "")
-    return Guarded(reason, None if at is None else at - step, str(alarm), runs, reason == "recovered", tuple(hits))
+    return Guarded(reason, None if at is None else at - step, str(alarm), len(runs), reason == "recovered", tuple(hits))
+
+
+@contextmanager
+def _unreported() -> Iterator[None]:
+    """What the guard does in a campaign is in its rows, and neither logged nor warned of."""
+    log = logging.getLogger(LOGGER)
+    before, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RepeatabilityWarning)
+            yield
+    finally:
+        log.disabled = before
 
 
 def _summary(kinds: list[str], values: Floats) -> Floats:
