@@ -40,7 +40,7 @@ def asked(path, **changes):
         ({"workload": "digits-cnn", "weights": "a b.pt"}, "add --weights 'a b.pt'"),
         ({"workload": "hf:/somebody/else"}, "add --workload hf:/somebody/else"),
         ({"workload": "evil.pt2"}, "add --workload evil.pt2"),
-        ({"workload": "\x1b[31m\n.py:x", "data": "d"}, "add --workload '\\x1b[31m\\n.py:x' --data d"),
+        ({"workload": "\x1b[31m\n.py:x", "data": "d"}, "add --workload '\\x1b[31m\\x0a.py:x' --data d"),
     ],
 )
 def test_a_replay_uses_nothing_that_only_the_store_names(stored, changes, said):

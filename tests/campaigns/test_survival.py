@@ -147,10 +147,14 @@ def test_a_closed_terminal_leaves_a_store_to_resume(tiny, monkeypatch, tmp_path)
     before = set(tmp_path.iterdir())
     ask = ("pvf", f"{tiny}:make", "--with", "sleep=0.004", "--trials", 200, "--store", "s.sqlite")
     terminal, theirs = pty.openpty()
+
+    def as_in_a_shell() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which the tests themselves may have been started to ignore
+
     process = subprocess.Popen(
-        command(*ask), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
+        command(*ask), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=as_in_a_shell
+    )
     os.close(theirs)
 
     def some_are_stored() -> bool:

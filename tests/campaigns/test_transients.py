@@ -18,7 +18,7 @@ from conftest import in_process
 from oracles.pvf_oracle import incorrect
 from sites.subjects import generate, gpt, seeded
 from unsilent.campaigns import CampaignSpec, Store, TrialId
-from unsilent.campaigns.reading import Damaged, read_row
+from unsilent.campaigns.reading import Allowance, Damaged, read_row
 from unsilent.campaigns.runner import TrialRunner
 from unsilent.errors import StoreError
 from unsilent.outcomes import Outcome
@@ -209,15 +209,16 @@ def test_a_generating_model_is_struck_everywhere():
     assert not any("No fault changed" in note for note in result.notes)
 
 
-def columns(codes):
-    return ("t", 1, 0, "[]", zlib.compress(bytes(codes)), 0, 0.0, "", 0.1, 0)
+def row_of(codes):
+    columns = ("[]", zlib.compress(bytes(codes)), 0, 0.0, "", 0.1, 0)
+    return read_row(TrialId("t", 1, 0), columns, (2, 2), Allowance(1000))
 
 
 def test_codes_of_a_store_are_believed_only_where_they_can_be():
-    assert read_row(columns([7, 7, 0, 2]), (2, 2)).codes == bytes([7, 7, 0, 2])
+    assert row_of([7, 7, 0, 2]).codes == bytes([7, 7, 0, 2])
     for codes in ([8, 0, 0, 0], [7, 7, 7, 7], [7, 0, 0, 0], [0, 0, 7, 1]):
         with pytest.raises(Damaged):
-            read_row(columns(codes), (2, 2))
+            row_of(codes)
 
 
 def test_the_command_line_from_campaign_to_replay(tiny):

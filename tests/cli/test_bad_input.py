@@ -204,7 +204,7 @@ def newer_store(path):
         (text_file, "is not an Unsilent store"),
         (foreign_database, "is a database of another program"),
         (newer_store, "has store version 99"),
-        (empty_file, "is empty or not an Unsilent store"),
+        (empty_file, "is empty; run a campaign first"),
         (Path.mkdir, "is a folder"),
     ],
 )
@@ -245,7 +245,7 @@ def test_an_edited_file_is_another_campaign(stored, tiny):
     assert "holds another campaign (code changed)" in done.stderr
     unasked = in_process("replay", stored, "first/x1/0")
     assert unasked.returncode == 2
-    assert "which is code; to run it again say so: --workload tiny.py:make" in unasked.stderr
+    assert "to run it again add --workload tiny.py:make" in unasked.stderr
     again = in_process("replay", stored, "first/x1/0", "--workload", f"{tiny}:make")
     assert again.returncode == 2
     assert "was made with another code" in again.stderr

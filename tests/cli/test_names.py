@@ -57,7 +57,9 @@ class Odd(nn.Module):
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("odd")
     (folder / "odd.py").write_text(ODD)
-    done = in_process("pvf", "odd.py:make", "--trials", 40, "--store", "s.sqlite", "--plain", cwd=folder)
+    done = in_process(
+        "pvf", "odd.py:make", "--trials", 10, "--fault", "bitflip:bits=30", "--store", "s.sqlite", "--plain", cwd=folder
+    )
     assert done.returncode == 0, done.stderr
     assert r"\ud801_first" in done.stdout
     return folder / "s.sqlite"

@@ -237,7 +237,7 @@ def test_a_built_in_training(tmp_path):
 def test_user_code_is_not_run_unasked(copied):
     done = in_process("replay", "s.sqlite", "random/x/0", cwd=copied)
     assert done.returncode == 2
-    assert "which is code; to run it again say so: --workload struck_loop.py:make" in done.stderr
+    assert "to run it again add --workload struck_loop.py:make" in done.stderr
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------------

@@ -483,7 +483,7 @@ def test_from_the_command_line_to_replay(here):
     assert {r["target"] for r in told["results"] if r["level"] == "component"} >= {"emb", "conv", "blocks", "other"}
     unasked = in_process("replay", "s.sqlite", "emb/x1/3")
     assert unasked.returncode == 2
-    assert "which is code; to run it again say so: --workload model.pt2" in unasked.stderr
+    assert "to run it again add --workload model.pt2" in unasked.stderr
     again = in_process("replay", "s.sqlite", "emb/x1/3", "--workload", "model.pt2")
     assert again.returncode == 0, again.stderr
     assert "ended the same" in again.stdout

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -288,7 +289,10 @@ def test_a_long_run_is_reported_while_it_lasts(loops: str, monkeypatch: pytest.M
 
 def test_ctrl_c_ends_the_command_with_130(loops: str):
     command = [sys.executable, "-m", "unsilent", "noise", "--explain", f"{loops}:endless"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # Tests that run in the background ignore the signal, and so would what they start.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed) as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("unsilent: run 1")
         process.send_signal(signal.SIGINT)
