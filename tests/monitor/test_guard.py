@@ -190,7 +190,7 @@ def test_two_faults_apart_and_one_that_stays(golden):
     assert same(state, golden["sgd"])
     assert guard.recoveries == 2
     permanent = [(n, "fc.weight", 1e9) for n in range(15, 60)]
-    with pytest.raises(GuardStop, match="again after going back 2 steps") as raised:
+    with pytest.raises(GuardStop, match="again after going back 2 iterations") as raised:
         run("sgd", permanent)
     assert raised.value.exit_code == 17
     assert raised.value.first.step == 15

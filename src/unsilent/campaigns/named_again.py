@@ -37,9 +37,6 @@ def named_again(spec: S, given: Mapping[str, str | None], builtin: Mapping[str, 
         if value is not None and given[key] is None and value not in builtin.get(key, ())
     ]
     if missing:
-        raise UsageError(
-            "the store names code or files to run the trial with, which are used only where you name them as well; "
-            f"to run it again add {' '.join(missing)}"
-        )
+        raise UsageError(f"a store runs no code and opens no file by itself; to run it again add {' '.join(missing)}")
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     return replace(spec, **changes)

@@ -33,7 +33,7 @@ class RepeatabilityWarning(UserWarning):
 
 
 class NotRepeatable(UnsilentError):
-    """The same as an error, for a guard with ``strict=True``. The model has the last good state."""
+    """The same as an error, for a guard with ``strict=True``. The oldest state kept was put back."""
 
     exit_code = 17
 
@@ -41,7 +41,7 @@ class NotRepeatable(UnsilentError):
 class GuardStop(UnsilentError):
     """The guard gives up: the fault is not transient, its traces are older than the states kept, or a bound is too tight.
 
-    The model, optimizers and schedulers have the last good state, so that a checkpoint saved now is sound.
+    The oldest state kept was put back, so that a checkpoint saved now is sound unless the fault is older than that.
 
     Attributes:
         alarm: the last alarm. first: the one that began the recovery; the same where nothing could be executed again.
@@ -50,13 +50,13 @@ class GuardStop(UnsilentError):
     exit_code = 17
 
     def __init__(self, alarm: Alarm, first: Alarm, steps: int = 0) -> None:
-        what = "the loop was left, so its last steps cannot be executed again"
+        what = "; the loop was left, so its last steps cannot be executed again"
         if steps:
             what = (
-                f"again after going back {steps} steps (first alarm at {first}); the fault is not transient, or older than that, "
-                "or the bound is too tight: check this device, or give Guard a larger factor or depth"
+                f", again after going back {steps} iterations (first alarm at {first}); the fault is not transient, or older "
+                "than that, or the bound is too tight: check this device, or give Guard a larger factor or depth"
             )
-        super().__init__(f"{alarm}, {what}. The last good state was put back")
+        super().__init__(f"{alarm}{what}. The oldest state kept was put back: it is sound unless the fault is older")
         self.alarm, self.first = alarm, first
 
 

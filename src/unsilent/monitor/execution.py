@@ -8,16 +8,17 @@ before two executions are compared.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unsilent.monitor.loop_state import Variables
 from unsilent.outcomes.tensors import leaves, words_of
 from unsilent.workloads.trainings.randomness import state_of
 
@@ -49,33 +50,61 @@ class Execution:
         self.numbers = dict(numbers)
 
 
+class Iteration(NamedTuple):
+    """What an iteration began with, what puts the generators of then back, and what returns the variables that it can reach."""
+
+    item: Any
+    put_back: Callable[[], None]
+    variables: Callable[[], Variables]
+
+
+@dataclass(eq=False)
+class GuardedStep:
+    """The iterations of one step, what its execution depended on, and the count of updates before it."""
+
+    execution: Execution
+    updates: int
+    iterations: list[Iteration] = field(default_factory=list)
+
+
 def given_differently(first: Execution, again: Execution) -> Iterator[str]:
     """How what two executions were given differs, in words: what does not follow from the state they started from.
 
     A fault in the first execution does not change these, so that they can be compared even with a faulty execution.
     """
     if len(first.inputs) != len(again.inputs):
-        yield f"the model was called {len(again.inputs)} times instead of {len(first.inputs)}"
+        yield (
+            f"the model was called {len(again.inputs)} times instead of {len(first.inputs)} (a counter that is not put back "
+            "decides when a step ends: take it from the batch, guard.over(enumerate(loader)))"
+        )
     elif (
         torch.stack(first.inputs or [torch.zeros(0)]).tolist() != torch.stack(again.inputs or [torch.zeros(0)]).tolist()
     ):
-        yield "the model received other inputs (data that the loop changes in place, or draws from a generator not found)"
+        yield (
+            "the model received other inputs (the loop changes data in place, or draws them from a generator that was not found: "
+            "give it to Guard)"
+        )
     if first.settings and again.settings:
         (_, groups), (_, groups_again) = first.settings[0], again.settings[0]
         for number, (one, other) in enumerate(zip(groups, groups_again, strict=True)):
             for key in one:
                 if not _same(one[key], other.get(key)):
-                    yield f"parameter group {number} had {key}={_text(other.get(key))} instead of {_text(one[key])}"
+                    yield (
+                        f"parameter group {number} had {key}={_text(other.get(key))} instead of {_text(one[key])} (give Guard "
+                        "the scheduler, or take the number that it follows from the batch)"
+                    )
 
 
-def ended_differently(first: Execution, again: Execution) -> Iterator[str]:
-    """How two executions ended apart, in words: generators, and numbers of the loop that went on counting."""
-    for name, state in first.generators.items():
-        if name in again.generators and not _same(state, again.generators[name]):
-            yield f"{name} was left in another state"
-    for name, number in first.numbers.items():
-        if name in again.numbers and not _same(number, again.numbers[name]):
-            yield f"the variable {name} was {again.numbers[name]!r} instead of {number!r}"
+def generators_that_differ(first: Execution, again: Execution) -> list[str]:
+    """Random generators that two executions left in other states, in words."""
+    names = [n for n, state in first.generators.items() if not _same(state, again.generators.get(n, state))]
+    return [f"{name} was left in another state" for name in names]
+
+
+def numbers_that_differ(first: Execution, again: Execution) -> list[str]:
+    """Numbers of the loop that differ at the end of two executions, as they do if they go on counting, in words."""
+    pairs = [(name, number, again.numbers.get(name, number)) for name, number in first.numbers.items()]
+    return [f"{name} was {now!r} instead of {then!r}" for name, then, now in pairs if not _same(then, now)]
 
 
 class Recorder:

@@ -7,7 +7,7 @@
 After each iteration the largest magnitude of every moment, moving statistic and parameter is compared with its bound. Beyond it,
 the oldest state kept is put back bit for bit (parameters, buffers, gradients, optimizers, schedulers, random generators), and the
 batches since then come again, each with the generators as they were. A step that is a function is guarded by
-``guard.step(function)``. If a bound is passed again meanwhile: `GuardStop`, with the last good state put back.
+``guard.step(function)``. If a bound is passed again meanwhile: `GuardStop`, with the oldest state put back.
 
 A step is what ends with an optimizer's step: iterations that only accumulate gradients belong to the step after them.
 
@@ -25,13 +25,14 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from unsilent.detectors.gradient_history import FACTOR, Floats
 from unsilent.engine.holding import HeldTraining
@@ -39,12 +40,20 @@ from unsilent.errors import UsageError
 from unsilent.monitor.alarms import Alarm, GuardStop, NotRepeatable, RepeatabilityWarning, Spent
 from unsilent.monitor.analytic import RULE, Analytic, Positions, analytic_bounds
 from unsilent.monitor.bounds import Bounds
-from unsilent.monitor.execution import Execution, Recorder, ended_differently, given_differently
+from unsilent.monitor.execution import (
+    Execution,
+    GuardedStep,
+    Iteration,
+    Recorder,
+    generators_that_differ,
+    given_differently,
+    numbers_that_differ,
+)
 from unsilent.monitor.history import Remembered, has_history, magnitudes_of, remembered, unchanged, watched
-from unsilent.monitor.loop_state import Variables, find_generators, numbers, variables_of_function, variables_of_loop
+from unsilent.monitor.loop_state import Variables, find_objects, numbers, variables_of_function, variables_of_loop
 from unsilent.monitor.reading import Ranks, Reading, any_rank, check_alike, group_of
 from unsilent.recovery.ring import Ring, Where
-from unsilent.workloads.trainings.randomness import held_generators, state_of
+from unsilent.workloads.trainings.randomness import GENERATORS, held_generators, state_of
 
 __all__ = ["Alarm", "Guard", "GuardStop"]
 
@@ -54,28 +63,11 @@ LONGEST_STEP = 256
 """Iterations without a step of an optimizer after which the guard takes each iteration for a step."""
 SEARCHES = 2
 """Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
-Redone = Generator[Any, None, list[str]]
-"""Yields what iterations begin with; returns why the loop is not repeatable, empty if it is."""
+Redone = Generator[Any, None, tuple[list[str], list[str]]]
+"""Yields what iterations begin with; returns why the loop is not repeatable, and which of its numbers went on counting."""
 LOGGER = "unsilent.guard"
 log = logging.getLogger(LOGGER)
 _guarded: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
-
-
-class _Iteration(NamedTuple):
-    """What an iteration began with, what puts the generators of then back, and what returns the variables that it can reach."""
-
-    item: Any
-    put_back: Callable[[], None]
-    variables: Callable[[], Variables]
-
-
-@dataclass(eq=False)
-class _Step:
-    """The iterations of one step, what its execution depended on, and the count of updates before it."""
-
-    execution: Execution
-    updates: int
-    iterations: list[_Iteration] = field(default_factory=list)
 
 
 class Guard:
@@ -83,8 +75,8 @@ class Guard:
 
     Args:
         model: what is trained; its parameters, buffers and moving statistics. optimizers: one, or several. others: schedulers,
-            loss scalers and the like, with ``state_dict`` and ``load_state_dict``, and random generators that the loop uses;
-            those that variables of the loop lead to are found without being given.
+            loss scalers and the like, with ``state_dict`` and ``load_state_dict``, and random generators that the loop uses.
+            Schedulers, scalers and generators that variables of the loop lead to are found without being given.
         factor: of the calibrated bounds. bounds: largest magnitudes by name of the tensor (see `names`), or `Analytic`; what
             these do not cover is calibrated.
         where: where states are kept: ``device``, ``host`` or ``file``. gradients: keep those, too; False where every step
@@ -139,7 +131,7 @@ class Guard:
         self._generators: dict[str, Any] = {f"generator {n}": g for n, g in enumerate(self._ring.generators)}
         self._variables: Callable[[], Variables] = dict
         self._searches = 0
-        self._steps: list[_Step] = []
+        self._steps: list[GuardedStep] = []
         self._unread: Reading | None = None
         self._in_loop = self._loop_was_left = self._closed = False
         self._positions = Positions(model) if self._analytic else None
@@ -295,10 +287,10 @@ class Guard:
         if not self._steps or self._is_complete(self._steps[-1]):
             put_back = self._ring.keep().generators
             self._recorder.now = Execution()
-            self._steps = [*self._steps, _Step(self._recorder.now, self._updates())][-self._depth :]
+            self._steps = [*self._steps, GuardedStep(self._recorder.now, self._updates())][-self._depth :]
         else:
             put_back = held_generators(self._ring.generators)
-        self._steps[-1].iterations.append(_Iteration(item, put_back, self._variables))
+        self._steps[-1].iterations.append(Iteration(item, put_back, self._variables))
         self.spent.snapshot += time.perf_counter() - begun
 
     def _end(self, late: bool | None = None) -> Alarm | None:
@@ -313,23 +305,32 @@ class Guard:
         """Goes up with every update of parameters, by a step of an optimizer that calls its hooks or by any write."""
         return self._recorder.updates + sum(p._version for p in self._model.parameters())
 
-    def _is_complete(self, step: _Step) -> bool:
+    def _is_complete(self, step: GuardedStep) -> bool:
         return self._updates() != step.updates or len(step.iterations) >= LONGEST_STEP
 
     def _search(self) -> None:
-        """Find the random generators that the loop can reach, so that they are put back with the rest."""
+        """Find the random generators, schedulers and scalers that the loop can reach, so that they are put back with the rest."""
         known = {id(generator) for generator in self._generators.values()}
-        for name, generator in find_generators(self._variables()).items():
-            if id(generator) in known:
+        known |= {id(other) for other in self._ring.others}
+        for name, used in find_objects(self._variables(), self._belongs_to_training).items():
+            if id(used) in known:
+                continue
+            if not isinstance(used, GENERATORS):
+                self._ring.others.append(used)
                 continue
             try:
-                state_of(generator)
+                state_of(used)
             except UsageError as error:
-                known.add(id(generator))
                 self._not_repeatable([f"{name}: {error}"])
                 continue
-            self._generators[name] = generator
-            self._ring.generators.append(generator)
+            self._generators[name] = used
+            self._ring.generators.append(used)
+
+    def _belongs_to_training(self, value: Any) -> bool:
+        """Whether it is a random generator, a scheduler of one of the optimizers, or a loss scaler."""
+        if isinstance(value, LRScheduler):
+            return value.optimizer in self._optimizers
+        return isinstance(value, (*GENERATORS, GradScaler))
 
     # -- recovery ----------------------------------------------------------------------------------------------
 
@@ -340,17 +341,20 @@ class Guard:
         steps, after = self._go_back()
         count = sum(len(step.iterations) for step in steps)
         yield from self._again(steps[0], first, count)
-        causes = yield from self._compare(steps[0], after, first, count)
+        causes, counted = yield from self._compare(steps[0], after, first, count)
         if causes:
             self._not_repeatable(causes, first)
+        if counted:
+            text = f"variables of the loop are not put back: {'; '.join(counted)}. Where the training depends on one, take it "
+            warnings.warn(text + "from the batch: guard.over(enumerate(loader))", RepeatabilityWarning, stacklevel=2)
         for step in steps[1:]:
             yield from self._again(step, first, count)
         log.warning(
-            "%s: went back %d step%s and executed them again%s",
+            "%s: went back %d iteration%s and executed them again%s",
             first, count, "s" if count > 1 else "", "; not exact, see the warning" if causes else "",
         )  # fmt: skip
 
-    def _go_back(self) -> tuple[list[_Step], list[HeldTraining]]:
+    def _go_back(self) -> tuple[list[GuardedStep], list[HeldTraining]]:
         """Put the oldest state back; the steps since then, and the states after each of them but the last."""
         begun = time.perf_counter()
         after = self._ring.back(len(self._ring))
@@ -360,7 +364,7 @@ class Guard:
         self.spent.recovery += time.perf_counter() - begun
         return steps, after
 
-    def _again(self, step: _Step, first: Alarm, count: int) -> Iterator[Any]:
+    def _again(self, step: GuardedStep, first: Alarm, count: int) -> Iterator[Any]:
         for item, put_back, self._variables in step.iterations:
             put_back()
             self._begin(item)
@@ -368,8 +372,10 @@ class Guard:
             if (alarm := self._end(late=False)) is not None:
                 self._give_up(GuardStop(alarm, first, count))
 
-    def _compare(self, step: _Step, after: list[HeldTraining], first: Alarm, count: int) -> Redone:
-        """Compare the second execution of the oldest step with its first one; returns what makes the loop not repeatable.
+    def _compare(self, step: GuardedStep, after: list[HeldTraining], first: Alarm, count: int) -> Redone:
+        """Compare the second execution of the oldest step with its first one.
+
+        Returns what makes the loop not repeatable, and which numbers of the loop went on counting.
 
         Where they end with other bits (the first one may have been faulty), the step is executed a third time, and the second and
         third execution are compared: neither has the fault.
@@ -378,22 +384,23 @@ class Guard:
         causes = list(given_differently(step.execution, again))
         same = bool(after) and len(self._steps) == 1 and after[0].matches()
         if not self._any_rank(not same):
-            return causes + list(ended_differently(step.execution, again))
+            causes += generators_that_differ(step.execution, again)
+            return causes, numbers_that_differ(step.execution, again)
         if len(self._steps) > 1:  # the fault had kept an optimizer from making its step
-            return causes
+            return causes, []
         second = self._ring.keep()
         self._ring.back(2)
         self._steps = []
         self.spent.steps -= len(step.iterations)
         yield from self._again(step, first, count)
         third = self._steps[-1].execution
-        causes += [*given_differently(again, third), *ended_differently(again, third)]
+        causes += [*given_differently(again, third), *generators_that_differ(again, third)]
         if self._any_rank(not causes and not second.matches()):
             causes.append(
-                "the same step from the same state ended with other bits (a source of randomness that was not found, or "
-                "operations that are not deterministic)"
+                "the same step from the same state ended with other bits (it depends on an object that Guard was not given, on "
+                "randomness that was not found, or on operations that are not deterministic)"
             )
-        return list(dict.fromkeys(causes))
+        return list(dict.fromkeys(causes)), numbers_that_differ(again, third)
 
     def _any_rank(self, flag: bool) -> bool:
         return any_rank(flag, group_of(self._ranks), next(self._model.parameters()).device)
@@ -404,12 +411,11 @@ class Guard:
             self._on_alarm(alarm)
 
     def _not_repeatable(self, causes: Sequence[str], alarm: Alarm | None = None) -> None:
-        """Warn, or in strict mode put the last good state back and raise."""
+        """Warn, or in strict mode put the oldest state back and raise."""
         what = "this loop is not repeatable"
         if alarm is not None:
             what = f"after the alarm at {alarm}, steps were executed again, but not as before"
-        advice = "Give Guard the generators that the loop uses, and let the step depend on nothing else"
-        text = f"{what}: {'; '.join(causes)}. {advice}"
+        text = f"{what}: {'; '.join(causes)}"
         if not self._strict:
             warnings.warn(text, RepeatabilityWarning, stacklevel=2)
             return

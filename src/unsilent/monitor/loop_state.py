@@ -1,4 +1,4 @@
-"""What a training loop uses besides model and optimizer: random generators, and numbers that it counts or computes with.
+"""What a training loop uses besides model and optimizer: random generators, schedulers, and numbers that it counts with.
 
 Both are looked for where a step can reach them: local variables of the frame that runs the loop, arguments, closures and
 ``self`` of functions, and the globals that their code names. Objects are searched a few attributes deep, nearest first.
@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from unsilent.workloads.trainings.randomness import GENERATORS
 
 DEPTH = 4
 """Attributes, elements and closures between a variable of the loop and a generator that is still found."""
@@ -76,8 +74,8 @@ def numbers(variables: Variables) -> dict[str, int | float]:
     return {name: value for name, value in variables.items() if type(value) in (int, float)}
 
 
-def find_generators(variables: Variables) -> dict[str, Any]:
-    """Random generators of torch, numpy and Python that can be reached from variables: name -> generator."""
+def find_objects(variables: Variables, wanted: Callable[[Any], bool]) -> dict[str, Any]:
+    """Objects that can be reached from variables: name -> object. The global random generators are not among them."""
     found: dict[str, Any] = {}
     waiting = deque((name, value, 0) for name, value in variables.items())
     seen = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}
@@ -88,7 +86,7 @@ def find_generators(variables: Variables) -> dict[str, Any]:
             continue
         seen.add(id(value))
         looked_at += 1
-        if isinstance(value, GENERATORS):
+        if wanted(value):
             found[name] = value
         elif depth < DEPTH:
             waiting.extend((child, inside, depth + 1) for child, inside in _inside(name, value))

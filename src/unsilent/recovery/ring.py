@@ -34,7 +34,7 @@ class Ring:
             a file. gradients: hold those, too; without, a step has to begin by setting them to zero.
 
     Attributes:
-        generators: the random generators besides the global ones; more may be added.
+        generators: the random generators besides the global ones. others: schedulers and the like. More may be added to both.
 
     Raises:
         UsageError: bad arguments; at `keep`, a ring that does not fit.
@@ -63,7 +63,8 @@ class Ring:
                 raise UsageError(
                     f"{type(other).__name__} has no state_dict and load_state_dict, so it cannot be put back"
                 )
-        self._parts = (model, list(optimizers), others)
+        self.others = others
+        self._parts = (model, list(optimizers))
         self._where, self._gradients = where, gradients
         self._slots: list[_Slot] = []
         self._slots += [_Slot(where, self._slots) for _ in range(depth)]
@@ -83,9 +84,8 @@ class Ring:
         slot = self._slots[self._next % len(self._slots)]
         if len(self._held) == len(self._slots):
             self._held.pop(0)
-        model, optimizers, others = self._parts
         held = HeldTraining(
-            model, optimizers, others, gradients=self._gradients, copies=slot, generators=self.generators
+            *self._parts, self.others, gradients=self._gradients, copies=slot, generators=self.generators
         )
         self._held.append(held)
         self._next += 1
