@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import time
 from contextlib import closing, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from unittest import mock
 
@@ -19,7 +20,7 @@ from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.campaigns.replicas.runner import ReplicaRunner
 from unsilent.campaigns.spec import TrialId, campaign_hash
 from unsilent.campaigns.store import Store
-from unsilent.campaigns.trainings.reading import FloorValues
+from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.campaigns.trainings.spec import TrainingSpec
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.cli import main
@@ -50,7 +51,7 @@ def make_training(folder):
         executor = Here(runner)
         run_campaign(spec, Budget(8), executor, store, command="unsilent training …")
         run_trials([TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)], executor, store)
-        store.note_floor(FLOOR)
+        store.note_floors(Floors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout")))
     return folder / "s.sqlite"
 
 

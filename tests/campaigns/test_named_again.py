@@ -140,3 +140,44 @@ def test_names_that_are_no_valid_text_are_refused_before_anything_is_stored(stor
         with pytest.raises(StoreError, match="cannot hold a name that is no valid text"):
             store.bind(spec, replace(found, tensors=(site, *found.tensors[1:])))
         store.bind(spec, found)
+
+
+def test_a_link_is_followed_before_the_files_beside_a_store_are_looked_at(stored, tmp_path):
+    victim = tmp_path / "precious"
+    victim.write_text("mine")
+    magic = bytes.fromhex("d9d505f920a163d7")
+    name = str(victim).encode()
+    (tmp_path / "s.sqlite-journal").write_bytes(
+        magic + bytes(504) + name + len(name).to_bytes(4, "big") + bytes(4) + magic
+    )
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    link = folder / "link.sqlite"
+    link.symlink_to(tmp_path / "s.sqlite")
+    for write in (False, True):
+        with pytest.raises(StoreError, match="names another file"):
+            Store(link, write=write)
+    assert victim.read_text() == "mine"
+    itself = folder / "itself.sqlite"
+    itself.symlink_to(itself)
+    for words in (("report", itself), ("merge", folder / "out.sqlite", itself)):
+        done = in_process(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "statement", ["INSERT INTO usage VALUES (1.7e308, 1), (1.7e308, 1)", "UPDATE budget SET trials = 1e999"]
+)
+def test_numbers_that_cannot_be_added_up_are_refused(stored, statement):
+    with closing(sqlite3.connect(stored)) as db, db:
+        db.execute(statement)
+    done = in_process("report", stored)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_a_reader_that_stops_early_may_close_the_store(stored):
+    store = Store(stored)
+    rows = store.rows()
+    next(rows)
+    store.close()
+    rows.close()

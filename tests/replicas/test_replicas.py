@@ -186,7 +186,7 @@ def test_a_run_that_hangs_is_ended(folder):
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("dies", "never"),))
     with (
         ReplicaStore(folder / "hangs.sqlite", write=True) as store,
-        pytest.raises(UsageError, match=r"replica control/0 was not over after 8 s.*--deadline"),
+        pytest.raises(UsageError, match=r"(replica control/0|evaluation,) was not over after 8 s.*--deadline"),
     ):
         run_replicas(spec, lambda trained: ASKED, store, deadline=8)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import unsilent
 from unsilent.campaigns import Store
+from unsilent.campaigns.spec import campaign_hash
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Outcome
 from unsilent.studies import tallies
@@ -316,10 +317,11 @@ def stored(path, workload=None, **more):
     return path
 
 
-def twin(source, path, alter, campaign="f" * 32):
+def twin(source, path, alter):
     """Another campaign, as of the same model behind some protection, whose trials have the same faults and other ends."""
     with Store(source) as old, Store(path, write=True) as new:
         print_ = {**old.description.fingerprint, "code": "another"}
+        campaign = campaign_hash(old.spec, print_)
         new.bind(old.spec, replace(old.description, campaign=campaign, fingerprint=print_))
         rows = [replace(r, codes=alter(r)) for r in old.rows()]
         new.note_budget(*old.budget())

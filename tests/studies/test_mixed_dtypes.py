@@ -56,7 +56,7 @@ def test_the_dtypes_that_were_struck_are_named(struck):
 
 
 def test_parameters_are_told_by_their_commonest_dtype():
-    result = unsilent.pvf(workload(), trials=40)
+    result = unsilent.pvf(workload(), at=["param:*", "param:seen"], trials=40)
     assert result.dtype == "float32"
     assert [found.dtype for found in result.heat_maps] == ["float32", "int64"]
     assert sum(found.trials for found in result.heat_maps) == result.trials_done

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.reading import Allowance, Damaged
 from unsilent.campaigns.replicas import Looked
 from unsilent.campaigns.replicas.looks import Operation, read_look
 from unsilent.studies.noise_parting import DATA, KERNEL, MOVED, PATH, RANDOM, START, first_operation
@@ -83,7 +83,7 @@ def test_round_trip_and_damage():
     def packed(content):
         return zlib.compress(json.dumps(content).encode())
 
-    assert read_look(packed(TWIN.json())).json() == TWIN.json()
+    assert read_look(packed(TWIN.json()), Allowance(1000)).json() == TWIN.json()
     for broken in ([1, 2], [[], [], [["a"]], ""], [["x"], [], [], ""], None):
         with pytest.raises(Damaged):
-            read_look(packed(broken))
+            read_look(packed(broken), Allowance(1000))

@@ -151,14 +151,12 @@ def _lines(store: AnyStore, file: IO[str], plain: bool) -> None:
 
 
 def _json(store: AnyStore, file: IO[str]) -> None:
-    json.dump(
-        {
-            "spec": store.spec.to_json(),
-            "description": store.description.to_json(),
-            "trials": list(_records(store)),
-        },
-        file,
-    )
+    head = json.dumps({"spec": store.spec.to_json(), "description": store.description.to_json()})
+    file.write(f'{head[:-1]}, "trials": [')
+    for number, record in enumerate(_records(store)):
+        file.write(", " if number else "")
+        json.dump(record, file)
+    file.write("]}")
 
 
 def _csv(store: AnyStore, file: IO[str]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -37,6 +37,8 @@ KINDS = {
 }
 """Our own files by application id: what they hold, and who needs one."""
 _LONGEST = 200
+MOST_SECONDS = 1e12
+"""Of one session."""
 
 
 def application_of(path: str | Path) -> int:
@@ -72,7 +74,8 @@ class StoreFile:
     """Bytes of a cell at most."""
 
     def __init__(self, path: str | Path, *, write: bool = False) -> None:
-        self.path = Path(path)
+        # SQLite looks for its logs beside the file that a link leads to, and so must we.
+        self.path = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
         self._lock: FileLock | None = None
         self._steps: Steps | None = None
         self._reads = not write
@@ -169,6 +172,16 @@ class StoreFile:
             return row
 
     @contextmanager
+    def _query(self, sql: str, values: Sequence[Any] = ()) -> Iterator[sqlite3.Cursor]:
+        """Rows of a query; whoever stops early may have closed the store before."""
+        cursor = self._db.execute(sql, values)
+        try:
+            yield cursor
+        finally:
+            with suppress(sqlite3.ProgrammingError):
+                cursor.close()
+
+    @contextmanager
     def _errors(self) -> Iterator[None]:
         """Around everything that asks the file: what goes wrong is one line."""
         if self._steps is not None and self._reads:
@@ -211,7 +224,7 @@ class StoreFile:
         """Wall and CPU seconds over all sessions."""
         with self._errors():
             rows = self._db.execute("SELECT seconds, cpu_seconds FROM usage").fetchall()
-            if not all(is_real(value) and 0 <= value < math.inf for row in rows for value in row):
+            if not all(is_real(value) and 0 <= value < MOST_SECONDS for row in rows for value in row):
                 raise Damaged("the time that sessions took is no number")
         return math.fsum(row[0] for row in rows), math.fsum(row[1] for row in rows)
 

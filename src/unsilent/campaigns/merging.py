@@ -101,12 +101,13 @@ def merge_stores(out: Path, paths: Sequence[Path]) -> Merged:
 
 
 def _check_names(out: Path, paths: Sequence[Path]) -> None:
-    seen = {out.resolve()}
+    seen = {os.path.realpath(out)}
     for path in paths:
-        if path.resolve() in seen:
-            where = "it is what the others are joined into" if path.resolve() == out.resolve() else "once is enough"
+        if os.path.realpath(path) in seen:
+            same = os.path.realpath(path) == os.path.realpath(out)
+            where = "it is what the others are joined into" if same else "once is enough"
             raise UsageError(f"{path} is named twice; {where}")
-        seen.add(path.resolve())
+        seen.add(os.path.realpath(path))
 
 
 def _check_campaigns(stores: Sequence[Store]) -> None:

@@ -20,13 +20,15 @@ from unsilent.printable import clean
 T = TypeVar("T")
 R = TypeVar("R", bound="HasTrial")
 MOST_SAMPLES = 10**7
+MOST_NOTES = MOST_FLIPS = 1000
+LEAST_SHARE = 1e-30
 MOST_TRIALS = 10**12
 MOST_THREADS = 4096
 MOST_UNPACKED = 2**29
 """Bytes that compressed cells may come to in one pass over a store, like 200,000 trials of 2,600 samples."""
 UNPACKED_PER_BYTE = 32
 """The same, for each byte of a larger file."""
-EQUAL = 8
+EQUAL = 2
 """Outcomes that an earlier trial had as well take no memory; of them so many times as much is read."""
 KEPT, SHORT = 1000, 10_000
 """Outcomes that are remembered, and the compressed bytes of each at most."""
@@ -128,8 +130,8 @@ def parsed(kind: type[T], text: Any, what: str) -> T:
 def read_spec(text: Any) -> CampaignSpec:
     """A spec from a store; raises ``Damaged``."""
     found = parsed(CampaignSpec, text, "spec")
-    if not found.flips or not 1 <= found.threads <= MOST_THREADS:
-        raise Damaged("its spec has no number of flips, or an impossible number of threads")
+    if not 1 <= len(found.flips) <= MOST_FLIPS or not 1 <= found.threads <= MOST_THREADS:
+        raise Damaged("its spec has no number of flips or too many, or an impossible number of threads")
     return found
 
 
@@ -140,8 +142,10 @@ def read_description(text: Any) -> Description:
         raise Damaged("its description names no target, tensor or sample")
     if min(found.samples) < 1 or sum(found.samples) > MOST_SAMPLES:
         raise Damaged("its description has an impossible number of samples")
-    if not all(math.isfinite(t.share) and 0 < t.share <= 1 + 1e-9 and t.bits_by_width for t in found.targets):
+    if not all(LEAST_SHARE <= t.share <= 1 + 1e-9 and t.bits_by_width for t in found.targets):
         raise Damaged("its description has a target without a share")
+    if len(found.notes) > MOST_NOTES:
+        raise Damaged("its description has more notes than a campaign makes")
     if any(t.elements < 1 or t.width not in (8, 16, 32, 64) for t in found.tensors):
         raise Damaged("its description has a tensor of an impossible size")
     for tensor in found.tensors:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from typing import Any
 
 from unsilent.campaigns.bound import TABLES, CampaignFile
@@ -114,7 +113,7 @@ class Store(CampaignFile[CampaignSpec, Description]):
         with self._errors():
             samples, allowance = self.description.samples, self._allowance()
             names, counts = self._strata()
-            with closing(self._db.execute(query, values)) as found:
+            with self._query(query, values) as found:
                 for target, flips, k, *rest in found:
                     yield read_row(read_trial(target, flips, k, names, counts), rest, samples, allowance)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ def report_path(store: Path, html: Path | None) -> Path:
     from unsilent.report.pages import is_ours
 
     path = html or report_beside(store)
-    if path.resolve() == store.resolve():
+    if os.path.realpath(path) == os.path.realpath(store):
         raise UsageError(f"the report would overwrite the store {store}; give another --html or --store")
     if html is not None and (not path.parent.is_dir() or path.is_dir()):
         raise UsageError(f"cannot write the report {path}: no such folder, or it is one; give another --html")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,9 +65,9 @@ def card_paths(store: Path, card: Path) -> tuple[Path, Path]:
             f"--card is {str(card)!r}; expected a name that ends in .json (the page beside it ends in .card.html)"
         )
     page = card.with_name(f"{card.stem.removesuffix('.card')}.card.html")
-    if page.resolve() == report_beside(store).resolve():
+    if os.path.realpath(page) == os.path.realpath(report_beside(store)):
         raise UsageError(f"the card's page and the report of {store} would both be {page}; give another --card")
-    if store.resolve() in (card.resolve(), page.resolve()):
+    if os.path.realpath(store) in (os.path.realpath(card), os.path.realpath(page)):
         raise UsageError(f"the card would overwrite the store {store}; give another --card")
     if not card.parent.is_dir() or card.is_dir() or page.is_dir():
         raise UsageError(f"cannot write the card {card}: no such folder, or it is one; give another --card")

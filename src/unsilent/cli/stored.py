@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,7 @@ def report(
         return 0
     made = showing.card_paths(store, card) if card else None
     page = report_path(store, html) if html or not card else None
-    if made and page and page.resolve() == made[1].resolve():
+    if made and page and os.path.realpath(page) == os.path.realpath(made[1]):
         raise UsageError(f"the card's page and the report would both be {page}; give another --html")
     with Store(store) as opened:
         if fit_per_bit is not None:

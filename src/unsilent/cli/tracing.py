@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ def trace_path(store: Path, name: str, html: Path | None) -> Path:
     from unsilent.cli.paths import report_beside, report_path
 
     if html is not None:
-        if html.resolve() == report_beside(store).resolve():
+        if os.path.realpath(html) == os.path.realpath(report_beside(store)):
             raise UsageError(f"{html} is the report of {store}; give another --html")
         return report_path(store, html)
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-")[:80]

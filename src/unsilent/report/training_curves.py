@@ -15,6 +15,9 @@ THIN = 400
 _DASHES = ("solid", "dot", "dash")
 _EXAMPLES = (SERIES_COLOURS[1], SERIES_COLOURS[0], SERIES_COLOURS[2])
 
+LARGEST_EXPONENT = 308
+"""Of a float64 as a power of ten."""
+
 
 def metric_figure(curves: Sequence[Curve], golden: Curve, steps: int) -> Figure:
     """The averaged training metric of the examples of one class, golden broad beneath them, a line at each fault's step."""
@@ -58,7 +61,7 @@ def loss_figure(curves: Sequence[Curve], steps: int, golden: Sequence[float] = (
         if None in curve.losses:
             step = curve.step + curve.losses.index(None)
             text = f"{label(curve.trial)}: loss not finite at step {step:,}"
-            cross = {"x": [step], "y": [10 ** (high + 2 * room)], "text": [text]}
+            cross = {"x": [step], "y": [10 ** min(high + 2 * room, LARGEST_EXPONENT)], "text": [text]}
             marker = {"symbol": "x", "size": 9, "color": stroke(number)["color"]}
             traces.append({"type": "scatter", "mode": "markers", "hoverinfo": "text", "marker": marker, **cross})
     ends = [low - room, high + 3 * room]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +178,7 @@ class ReplicaStore(StoreFile):
         query = f"SELECT {columns} FROM replica WHERE training = ? AND switches = ? AND number < ? ORDER BY number"  # noqa: S608
         with self._errors():
             shape, allowance = self._shape(training), self._allowance()
-            with closing(self._db.execute(query, (training, str(switches), count))) as found:
+            with self._query(query, (training, str(switches), count)) as found:
                 for row in found:
                     yield read_row(row, shape, allowance)
 

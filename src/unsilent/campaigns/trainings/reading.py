@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from unsilent.campaigns.reading import (
+    MOST_NOTES,
     MOST_THREADS,
     Allowance,
     Damaged,
@@ -104,6 +105,7 @@ def read_found(text: Any) -> TrainingFound:
     watched = all(
         len(row) == len(WATCHED) and _numbers([x for x in row if x is not None], least=0) for row in found.watched
     )
+    right = right and len(found.notes) <= MOST_NOTES
     if not right or not watched or found.samples < 1 or found.parameters < 0 or not found.golden_seconds > 0:
         raise Damaged("its description has impossible numbers")
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -109,7 +108,7 @@ class TrainingStore(CampaignFile[TrainingSpec, TrainingFound]):
         query = f"SELECT {columns} FROM trial {clause}"  # noqa: S608 - constants
         with self._errors():
             steps, targets, allowance = self.description.steps, self._targets(), self._allowance()
-            with closing(self._db.execute(query, values)) as found:
+            with self._query(query, values) as found:
                 for target, k, *rest in found:
                     trial = read_training_trial(target, k, targets)
                     yield read_training_row(trial, rest, steps, allowance, curves=curves)
