@@ -12,7 +12,7 @@ from torch import nn
 import unsilent
 from unsilent.engine import PlainEngine
 from unsilent.engine.lookups import Lookups
-from unsilent.errors import UsageError
+from unsilent.errors import UsageError, UserCodeError
 from unsilent.outcomes import Outcome
 
 
@@ -139,3 +139,17 @@ def test_lookups_are_counted_by_row(bag):
 def test_golden_time_is_measured():
     made = engine(lambda m, b: (time.sleep(0.01), m(b))[1])
     assert made.golden_seconds > 0.03
+
+
+def test_what_the_users_code_raises_in_the_second_golden_run_is_called_theirs():
+    calls = []
+
+    def run(model, batch):
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("second call fails")
+        return model(batch)
+
+    work = unsilent.Workload(nn.Linear(2, 2), [torch.ones(1, 2)], run=run, name="twice")
+    with pytest.raises(UserCodeError, match="twice .golden run, batch 0.' raised RuntimeError: second call fails"):
+        PlainEngine(work)

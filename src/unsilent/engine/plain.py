@@ -117,7 +117,8 @@ class PlainEngine:
         self.batch_seconds: list[float] = []
         for i, (one, batch) in enumerate(zip(first, self.batches, strict=True)):
             start, cpu = time.perf_counter(), time.process_time()
-            two = self._run(batch)
+            with user_code(f"{self.workload.name} (golden run, batch {i})"):
+                two = self._run(batch)
             self.golden_seconds += time.perf_counter() - start
             self.batch_seconds.append(time.process_time() - cpu)
             check_golden(one, two, i, partial(self._first_difference, batch))  # at once: its memory may be used again
