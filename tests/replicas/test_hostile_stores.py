@@ -76,8 +76,8 @@ RIGHT = {
     ("replica", "seconds"): {"half", "greatest"},
     ("replica", "worker"): {"negative", "greatest"},
     ("training", "groups"): {"packed object"},
-    ("usage", "seconds"): {"half", "greatest"},
-    ("usage", "cpu_seconds"): {"half", "greatest"},
+    ("usage", "seconds"): {"half"},
+    ("usage", "cpu_seconds"): {"half"},
 }
 """What these cells may well hold."""
 COLUMNS = {
