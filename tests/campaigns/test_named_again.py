@@ -64,6 +64,14 @@ def test_what_the_user_names_takes_the_place():
         named_again(training, {"workload": None, "accelerator": None}, {"workload": ("train-resnet",)})
 
 
+def test_options_of_ones_own_workload_are_named_again():
+    spec, given = CampaignSpec("mine.py:w", (("n", "3"), ("path", "/dev/zero"))), {"workload": "mine.py:w"}
+    with pytest.raises(UsageError, match="add --with path=/dev/zero"):
+        named_again(spec, given, {}, (("n", "3"),))
+    assert named_again(spec, given, {}, (("n", "4"), ("path", "x"))).options == (("n", "4"), ("path", "x"))
+    assert named_again(spec, {"workload": None}, {"workload": ("mine.py:w",)}).options == spec.options
+
+
 def test_a_query_ends_with_a_signal(stored):
     def stop(number, frame):
         raise KeyboardInterrupt

@@ -351,6 +351,23 @@ def test_threads_that_only_a_fault_sets_are_said(monkeypatch):
     assert heard.lines == ["Workload 'mine' sets torch's threads to 2 while it runs; they are put back to 1 each time."]
 
 
+@pytest.mark.parametrize(
+    ("judge", "said"),
+    [
+        (lambda golden, faulty, batch: {}[0] if (golden != faulty).any() else [False] * 5, "raises KeyError on faulty"),
+        (lambda golden, faulty, batch: bool((golden != faulty).any()), "returns one value a batch of 5"),
+    ],
+)
+def test_a_judge_that_answers_another_question_is_said(monkeypatch, judge, said):
+    monkeypatch.setattr(process, "_all", set())
+    workload = unsilent.Workload(nn.Linear(4, 3), [torch.randn(5, 4)], judge=judge, name="mine")
+    heard, spec = Heard(), CampaignSpec("mine", at=("bias",), per="tensor")
+    with InlineExecutor(spec, workload, heard, Means("plain")) as executor:
+        found = executor.describe()
+        list(executor.run([TrialId("bias", 1, 0)]))
+    assert any(said in note for note in (*found.notes, *heard.lines))
+
+
 def test_a_training_that_forks_in_each_step_is_refused(tmp_path):
     spec = TrainingSpec(write_loop(tmp_path), (("ends", "forks"),), per="tensor")
     with pytest.raises(UsageError, match="forks a process and lets the child return"), running(spec):

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,7 +78,7 @@ def canonical_lines(store: AnyStore) -> Iterator[str]:
             continue  # asked for afterwards, no part of the campaign
         for key in ("seconds", "worker"):
             del values[key]
-        yield canonical(values)
+        yield _line(values, canonical)
 
 
 def record(row: TrialRow) -> dict[str, Any]:
@@ -145,8 +145,15 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def _line(values: dict[str, Any], dumps: Callable[[Any], str]) -> str:
+    """One record as JSON. ``codes`` come last and as they are: escaping them is most of the time of a large export."""
+    codes = values.pop("codes", None)
+    text = dumps(values)
+    return text if codes is None else f'{text[:-1]},"codes":"{codes}"}}'
+
+
 def _lines(store: AnyStore, file: IO[str], plain: bool) -> None:
-    for line in canonical_lines(store) if plain else (json.dumps(values) for values in _records(store)):
+    for line in canonical_lines(store) if plain else (_line(values, json.dumps) for values in _records(store)):
         file.write(line + "\n")
 
 
@@ -155,7 +162,7 @@ def _json(store: AnyStore, file: IO[str]) -> None:
     file.write(f'{head[:-1]}, "trials": [')
     for number, record in enumerate(_records(store)):
         file.write(", " if number else "")
-        json.dump(record, file)
+        file.write(_line(record, json.dumps))
     file.write("]}")
 
 

@@ -78,6 +78,7 @@ def replay_trial(
     data: str | None = None,
     weights: str | None = None,
     *,
+    options: tuple[tuple[str, str], ...] = (),
     trace: bool = False,
     batch: int | None = None,
     receipt: bool = False,
@@ -87,7 +88,7 @@ def replay_trial(
     A store is a file from anywhere: a workload that is not built in, and files, are used only when the user names them as well.
 
     Args:
-        workload, data, weights: named as for ``unsilent pvf``; None: what is built in.
+        workload, data, weights: named as for ``unsilent pvf``; None: what is built in. options: of a workload that is not.
         trace: also compare every operation of one batch with the golden run: of ``batch``, else of the first whose output
             the stored trial changed (the first that its faults act in, where it changed none). receipt: also say what the
             faults find and write.
@@ -97,7 +98,7 @@ def replay_trial(
     """
     stored, description = store.row(trial), store.description
     given = {"workload": workload, "data": data, "weights": weights}
-    spec = named_again(store.spec, given, {"workload": ZOO})
+    spec = named_again(store.spec, given, {"workload": ZOO}, options)
     chosen = _batch(stored, description.samples, batch) if trace else None
     means = Means(engine="plain") if trace else None  # a trace needs no shortcuts, which take time to prepare
     with _drawable(spec, stored) as (asked, number), make_executor("serial", asked, means=means) as executor:
@@ -159,8 +160,8 @@ def _drawable(spec: CampaignSpec, stored: TrialRow) -> Iterator[tuple[CampaignSp
 
 def outcome_counts(row: TrialRow) -> dict[str, int]:
     """Samples by outcome."""
-    counts = np.bincount(np.frombuffer(row.codes, np.uint8), minlength=len(Outcome))
-    return {o.name.lower(): int(counts[o]) for o in Outcome}
+    codes = np.frombuffer(row.codes, np.uint8)
+    return {o.name.lower(): int(np.count_nonzero(codes == int(o))) for o in Outcome}
 
 
 def _counted(row: TrialRow) -> str:

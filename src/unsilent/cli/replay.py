@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OF_TRACES = ("batch", "html")
 """Parameters that mean nothing without --trace."""
-OF_STORES = ("trial", "workload", "accelerator", "batch")
+OF_STORES = ("trial", "workload", "accelerator", "with_", "batch")
 OF_INJECTIONS = ("steps", "steps_before", "batch_size", "images", "quiet")
 """Parameters of a stored trial, and of a published injection, alone."""
 OF_EVALUATIONS = ("trace", "batch", "log", "html")
@@ -47,6 +47,7 @@ def replay(
         Optional[str],  # noqa: UP045
         typer.Option(help="The accelerator's file, where the store names one.", show_default=False),
     ] = None,
+    with_: o.With = None,
     trace: Annotated[
         bool,
         typer.Option("--trace", help="Show how the fault spread: every operation beside the golden run."),
@@ -123,10 +124,10 @@ def replay(
     given = {"workload": workload, "data": _text(data), "weights": _text(weights), "accelerator": accelerator}
     if is_training(store):
         o.refuse(context, OF_EVALUATIONS, f"{store} holds a training campaign")
-        return replay_training(store, trial, given, as_json)
+        return replay_training(store, trial, given, o.pairs(with_), as_json)
     o.refuse(context, ("accelerator",), f"{store} holds no training campaign")
     del given["accelerator"]
-    return replay_stored(store, trial, given, trace, batch, log, html, as_json, plain)
+    return replay_stored(store, trial, given, o.pairs(with_), trace, batch, log, html, as_json, plain)
 
 
 def _text(path: Path | None) -> str | None:
@@ -137,6 +138,7 @@ def replay_stored(
     store: Path,
     trial: str,
     given: Mapping[str, str | None],
+    named: tuple[tuple[str, str], ...],
     trace: bool,
     batch: int | None,
     log: Path | None,
@@ -144,7 +146,7 @@ def replay_stored(
     as_json: bool,
     plain: bool,
 ) -> int:
-    """A trial of a campaign; ``given``: see `named_again`."""
+    """A trial of a campaign; ``given`` and ``named`` (options of the workload): see `named_again`."""
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial
     from unsilent.cli.tracing import show_trace, trace_path
@@ -152,7 +154,7 @@ def replay_stored(
     number = TrialId.parse(trial)
     page = trace_path(store, str(number), html) if trace else None
     with Store(store) as opened:
-        again = replay_trial(opened, number, **given, trace=trace, batch=batch, receipt=log is not None)
+        again = replay_trial(opened, number, **given, options=named, trace=trace, batch=batch, receipt=log is not None)
         info = _info(opened, again)
     if log is not None and again.receipt is not None:
         write_log(log, again.receipt)

@@ -36,8 +36,10 @@ def show_stored(store: Path, confidence: float, html: Path | None, as_json: bool
         print(f"\n{'# ' if plain else ''}Report: {page}")
 
 
-def replay_training(store: Path, trial: str, given: Mapping[str, str | None], as_json: bool) -> int:
-    """``unsilent replay`` of one trial; ``given``: see `named_again`."""
+def replay_training(
+    store: Path, trial: str, given: Mapping[str, str | None], named: tuple[tuple[str, str], ...], as_json: bool
+) -> int:
+    """``unsilent replay`` of one trial; ``given`` and ``named`` (options of the workload): see `named_again`."""
     from unsilent.campaigns.executors import make_executor
     from unsilent.campaigns.named_again import named_again
     from unsilent.campaigns.spec import TrialId
@@ -48,7 +50,7 @@ def replay_training(store: Path, trial: str, given: Mapping[str, str | None], as
 
     with TrainingStore(store) as opened:
         opened.row(wanted := TrialId.parse(trial))  # before the training is loaded
-        spec = named_again(opened.spec, given, {"workload": TRAININGS, "accelerator": SHIPPED})
+        spec = named_again(opened.spec, given, {"workload": TRAININGS, "accelerator": SHIPPED}, named)
         with make_executor("serial", spec) as executor:
             return tell_example(repeat(wanted, executor, opened, Reading()), as_json)
 

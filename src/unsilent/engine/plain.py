@@ -32,7 +32,7 @@ from unsilent.outcomes.tensors import differing, leaves, nonfinite
 from unsilent.sites import Operations, Parameters, Receipt, Strike, Survey
 from unsilent.sites.addresses import component_hint
 from unsilent.workloads.base import InferenceWorkload
-from unsilent.workloads.process import check_forks, watched_process
+from unsilent.workloads.process import check_forks, note, watched_process
 from unsilent.workloads.user import user_code
 
 RANDOM_SEED = 20240503
@@ -124,6 +124,9 @@ class PlainEngine:
             check_golden(one, two, i, partial(self._first_difference, batch))  # at once: its memory may be used again
         with user_code(self.workload.name):
             self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
+        largest = max((len(leaf) for output in first for leaf in leaves(output) if leaf.ndim), default=1)
+        if max(self.samples) == 1 < largest:
+            note(f"has a judge that returns one value a batch of {largest}, so a batch counts as one sample")
         if self.parameters.hash() != self.weights_hash:
             raise UsageError(
                 "running the model changes its own parameters or buffers; give a model that leaves them alone in eval mode"
@@ -199,7 +202,14 @@ class PlainEngine:
         golden, output = self.golden[batch], self._evaluate(batch, acting)
         if output is golden:
             return all_of(Outcome.MASKED, self.samples[batch])
-        return classify(self.judge, golden, output, self.batches[batch], self.samples[batch])
+        try:
+            return classify(self.judge, golden, output, self.batches[batch], self.samples[batch])
+        except Exception as raised:
+            if not isinstance(raised, UnsilentError) and not out_of_memory(raised):
+                note(
+                    f"has a judge that raises {type(raised).__name__} on faulty outputs; such trials count as exceptions"
+                )
+            raise
 
     def output(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of one batch under faults (those that act in it), which are taken back; raises what the model raises."""

@@ -1,4 +1,4 @@
-"""What user code does to the process that it runs in: children that it forks, torch's number of threads, threads that go on.
+"""What user code does to its process, and notes on it: forked children, torch's number of threads, threads that go on.
 
 A forked child that returns from user code would go on as a second copy of the campaign, so it is ended, and its parent can find
 out (`check_forks`). What is harmless is put back, and noted once.
@@ -33,9 +33,9 @@ def watched_process() -> Iterator[None]:
         end_child_of(pid)
         if (now := torch.get_num_threads()) != threads:
             torch.set_num_threads(threads)
-            _note(f"sets torch's threads to {now} while it runs; they are put back to {threads} each time")
+            note(f"sets torch's threads to {now} while it runs; they are put back to {threads} each time")
         if threading.active_count() > running:
-            _note("leaves a thread running that it has started, which may disturb later runs")
+            note("leaves a thread running that it has started, which may disturb later runs")
 
 
 def end_child_of(pid: int) -> None:
@@ -62,7 +62,8 @@ def take_notes(name: str) -> list[str]:
     return notes
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """Say something of the workload once in a process: what follows its name in a sentence."""
     if text not in _all:
         _all.add(text)
         _new.append(text)
