@@ -255,7 +255,7 @@ def test_a_guarded_trial_has_the_faults_of_the_trial_itself(runner):
         ({"faults": (("bitflip", 1.0),), "value": "set:value=1"}, "--value says what elements become, and so does --fault"),
         ({"faults": (("RD", 1.0),), "value": "set:value=1,block=3"}, "says which elements, too, but RD does"),
         ({"faults": (("RD", 1.0),), "value": "sett"}, r"unknown fault model 'sett'; did you mean 'set'"),
-        ({"per": "module"}, "unknown --per 'module'. Known: component, layer, tensor"),
+        ({"per": "module"}, "unknown --per 'module'. Known: component, kind, layer, tensor"),
         ({"per": "bit"}, "unknown --per 'bit'"),
         ({"per": "layer", "faults": (("zero", 1.0), ("bitflip", 1.0))}, "one fault model; give one --fault"),
         ({"per": "layer", "accelerator": "nvdla"}, "which --accelerator and --value say nothing of"),

@@ -27,7 +27,8 @@ CLASSES = (
 OF_MEMORY = ("phase", "accelerator", "value")
 """Options that say where in operations faults are."""
 OF_CAMPAIGNS = (
-    "trials", "fault", "value", "accelerator", "phase", "layer", "per", "steps", "horizon", "replicas", "noise", "floor",
+    "trials", "fault", "value", "accelerator", "phase", "layer", "per", "moment", "steps", "horizon", "replicas", "noise",
+    "floor",
     "threshold", "margin", "confidence", "guard", "example", "with_", "seed", "init", "jobs", "executor", "ray", "deadline",
     "store",
 )  # fmt: skip
@@ -65,10 +66,18 @@ def training(
     per: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            help="Training PVF: strike parameters and optimizer state of each component, layer or tensor instead.",
+            help="Training PVF: strike parameters and optimizer state of each component, layer or tensor instead; "
+            "or each kind of memory.",
             show_default=False,
         ),
     ] = None,
+    moment: Annotated[
+        str,
+        typer.Option(
+            help="When memory is struck: at the start of a step (after the guard's snapshot), before the update, at the end "
+            "(before the guard's check), or between that and the next snapshot."
+        ),
+    ] = "start",
     steps: Annotated[int | None, typer.Option(help="Steps of each run.", show_default="all of the training")] = None,
     horizon: Annotated[
         int | None,
@@ -138,6 +147,7 @@ def training(
         check_memory(fault or [])
     else:
         o.refuse(context, ("margin",), "--margin is of convergence failures, which --per counts")
+        o.refuse(context, ("moment",), "--moment is of faults in memory, which --per strikes")
     from unsilent.campaigns.driver import Budget
     from unsilent.campaigns.executors import checked, make_executor
     from unsilent.campaigns.trainings.store import TrainingStore
@@ -150,7 +160,7 @@ def training(
     checked(executor, jobs=jobs, deadline=deadline, address=ray)
     budget, reading = Budget(trials), Reading(thresholds(threshold or []), confidence, margin)
     spec = spec_of(
-        workload, o.pairs(with_), data, fault or [], value, accelerator, phase, layer, per, seed, init, steps
+        workload, o.pairs(with_), data, fault or [], value, accelerator, phase, layer, per, moment, seed, init, steps
     )
     path = store or Path(default_store("training", {**spec.identity(), "horizon": horizon}))
     page = report_path(path, html)
@@ -184,6 +194,7 @@ def spec_of(
     phases: list[str] | None,
     layers: list[str] | None,
     per: str | None,
+    moment: str,
     seed: int,
     init: int,
     steps: int | None,
@@ -204,6 +215,7 @@ def spec_of(
         tuple(dict.fromkeys(phases)) if phases else PHASES,
         tuple(dict.fromkeys(layers)) if layers else ("*",),
         per,
+        moment,
         seed,
         init,
         steps,

@@ -8,6 +8,7 @@
     kv:3/key                                      an entry of the key/value cache
     saved:layer1.0.conv1#convolution.0/first      an operand that is kept from the forward to the backward pass
     optim:fc.weight/exp_avg                       state of the optimizer
+    gradient:fc.weight                            the gradient of a parameter, before the update
     comm:allreduce.0/in                           the payload of a collective, before (in) or after it (out)
 
 ``grad_in`` is the gradient of the first operand, made of the gradient of the output (its ``first``) and the operation's second
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from unsilent.errors import UsageError
 
-KINDS = ("param", "op", "input", "kv", "saved", "optim", "comm")
+KINDS = ("param", "op", "input", "kv", "saved", "optim", "gradient", "comm")
 PHASES = ("fwd", "grad_in", "grad_wt", "optim")
 OPERANDS = ("out", "first", "second", "third")
 CACHED = ("key", "value")

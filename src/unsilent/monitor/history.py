@@ -18,14 +18,14 @@ FIRST, SECOND, MOVING, PARAMETER = "first moment", "second moment", "moving stat
 HISTORY = (FIRST, SECOND, MOVING)
 """Kinds of tensors that gradients and activations are remembered in."""
 KINDS = (*HISTORY, PARAMETER)
-_ENTRIES: Mapping[str, str] = {
+MOMENTS_OF_OPTIMIZERS: Mapping[str, str] = {
     **dict.fromkeys(("exp_avg", "momentum_buffer", "grad_avg", "exp_inf"), FIRST),
     **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq"), SECOND),
 }
 """Entries of the state of torch's optimizers that gradients are remembered in."""
 _SMALL = 2048
 """Elements of a tensor that is read together with others."""
-_MOVING = ("running_mean", "running_var")
+STATISTICS = ("running_mean", "running_var")
 
 
 class Remembered(NamedTuple):
@@ -68,7 +68,9 @@ def unchanged(parts: Sequence[Remembered], optimizers: Sequence[Optimizer]) -> b
 
 def has_history(optimizer: Optimizer) -> bool:
     """Whether an optimizer that has made a step remembers any gradient."""
-    return any(key in _ENTRIES and isinstance(v, Tensor) for e in optimizer.state.values() for key, v in e.items())
+    return any(
+        key in MOMENTS_OF_OPTIMIZERS and isinstance(v, Tensor) for e in optimizer.state.values() for key, v in e.items()
+    )
 
 
 def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Remembered]:
@@ -79,13 +81,13 @@ def _moments(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Reme
             owner = names.get(id(parameter), f"optimizer {number}, parameter {i}")
             table = optimizer.state.get(parameter, {})
             for key, value in table.items():
-                if isinstance(value, Tensor) and value.is_floating_point() and (kind := _ENTRIES.get(key)):
+                if isinstance(value, Tensor) and value.is_floating_point() and (kind := MOMENTS_OF_OPTIMIZERS.get(key)):
                     yield Remembered(f"{owner}/{key}", kind, owner, value, table, key, optimizer.state, parameter)
 
 
 def _statistics(model: nn.Module) -> Iterator[Remembered]:
     for name, module in named_modules(model):
-        for key in _MOVING:
+        for key in STATISTICS:
             value = module._buffers.get(key)
             if isinstance(value, Tensor) and value.is_floating_point():
                 owner = f"{name}.{key}" if name else key

@@ -108,7 +108,7 @@ def page(result: TrainingResult) -> dict[str, Any]:
         "parts": [_part(part) for part in result.parts],
         "guard": []
         if guard is None
-        else [caught_cells(one) for one in (guard.different, guard.all, guard.largest, *guard.sizes)],
+        else [caught_cells(one) for one in (guard.different, guard.all, guard.largest, *guard.sizes, *guard.groups)],
         "how": [capitalised(line) for line in how(result)],
         "thresholds": thresholds(result),
         "facts": facts(result),
@@ -182,6 +182,8 @@ def facts(result: TrainingResult) -> list[tuple[str, str]]:
     known["faults"] = ", ".join(f"{weight:g}*{name}" for name, weight in _weights(spec.get("faults")))
     for term in ("accelerator", "value", "per"):
         known[term] = spec.get(term)
+    if spec.get("per"):
+        known["memory is struck"] = f"at the moment {spec.get('moment')!r} of a step"
     for term in ("phases", "layers"):
         known[term] = ", ".join(map(str, spec.get(term) or ()))
     floors = (result.floors.implementation, result.floors.seeds)

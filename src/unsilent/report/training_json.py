@@ -105,6 +105,7 @@ def _caught(result: TrainingResult) -> Sequence[tuple[str, Caught]]:
         ("guard", guard.all),
         ("guard", guard.largest),
         *(("guard size", one) for one in guard.sizes),
+        *(("guard group", one) for one in guard.groups),
     ]
 
 

@@ -118,7 +118,7 @@ def _tables(result: TrainingResult, console: Console) -> None:
         _parts(result, console)
     if result.guard is not None:
         found = result.guard
-        caught = [caught_cells(one) for one in (found.different, found.all, found.largest, *found.sizes)]
+        caught = [caught_cells(one) for one in (found.different, found.all, found.largest, *found.sizes, *found.groups)]
         title = "under the guard; sizes (of harmful faults): largest value written, in multiples of what was usual in the tensor"
         _table(console, HEADS["guard"], caught, title)
 

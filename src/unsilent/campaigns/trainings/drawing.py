@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unsilent.campaigns.spec import TrialId, trial_seed
-from unsilent.campaigns.trainings.spec import RANDOM, Place, Struck, TrainingSpec, TrainingTarget
+from unsilent.campaigns.trainings.spec import MOMENTS, RANDOM, Place, Struck, TrainingSpec, TrainingTarget
 from unsilent.errors import UsageError, unknown
 from unsilent.faults import Region, fault_model
 from unsilent.faults.drawn import Draw
@@ -25,10 +25,13 @@ from unsilent.faults.hardware.presets import PRESETS, STRUCK_PHASES, Preset
 from unsilent.faults.hardware.reading import accelerator
 from unsilent.faults.models import FaultModel
 from unsilent.faults.naming import SiteName, parse_site
+from unsilent.monitor.history import MOMENTS_OF_OPTIMIZERS, MOVING, PARAMETER, STATISTICS
 from unsilent.sites.operands import PRODUCTS
 from unsilent.sites.targets import LEVELS, component_of
 
-STATE = "optim"
+STATE, GRADIENT = "optim", "gradient"
+KIND = "kind"
+"""Targets are the kinds of memory: parameters, first and second moments, moving statistics, gradients."""
 
 
 class Drawn(NamedTuple):
@@ -198,25 +201,31 @@ class Drawing:
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def _parts(self, parameters: set[str], components: Mapping[str, Sequence[str]]) -> dict[str, list[Region]]:
-        """Parameters and optimizer state by the part of the model that they belong to."""
-        levels = LEVELS[:-1]
+        """Parameters and optimizer state by the part of the model that they belong to; or all memory by its kind."""
+        levels = (*LEVELS[:-1], KIND)
         if self.spec.per not in levels:
             raise unknown("--per", str(self.spec.per), levels)
+        if self.spec.moment not in MOMENTS:
+            raise unknown("--moment", self.spec.moment, MOMENTS)
         if len(self.spec.faults) > 1:
             raise UsageError("--per strikes memory with one fault model; give one --fault")
         if self.spec.accelerator is not None or self.spec.value is not None:
             raise UsageError("--per strikes memory, which --accelerator and --value say nothing of; leave them out")
         self._check_layers("parameters", {SiteName("param", name).layer for name in parameters})
         model, found = self._model, dict[str, list[Region]]()
-        for what in ("param", STATE):
+        by_kind = self.spec.per == KIND
+        for what in ("param", STATE, *([GRADIENT] if by_kind and self.spec.moment == "update" else [])):
             for site, region in self._regions.items():
-                kind, name, _, _ = parse_site(site)
-                if kind != what or name not in parameters or not region.size or not model.value.ways(region):
+                kind, name, _, entry = parse_site(site)
+                if kind != what or not region.size or not model.value.ways(region):
                     continue
-                owner = SiteName("param", name)
-                if not any(fnmatchcase(owner.layer, glob) for glob in self.spec.layers):
+                owner, remembered = SiteName("param", name), kind_of(kind, name, entry, name in parameters)
+                if (remembered is None if by_kind else name not in parameters) or not any(
+                    fnmatchcase(owner.layer, glob) for glob in self.spec.layers
+                ):
                     continue
                 parts = {"component": component_of(owner, components), "layer": owner.layer, "tensor": name}
+                parts[KIND] = str(remembered).replace(" ", "-")
                 found.setdefault(f"{what}:{parts[self.spec.per]}", []).append(region)
         if not found:
             raise UsageError(
@@ -228,6 +237,15 @@ class Drawing:
     def _model(self) -> FaultModel:
         """Of faults in memory."""
         return fault_model(self.spec.faults[0][0] if self.spec.faults else "bitflip")
+
+
+def kind_of(kind: str, name: str, entry: str, parameter: bool) -> str | None:
+    """The kind of memory that a site is; None for what a training does not live on (a counter, a mask)."""
+    if kind == STATE:
+        return MOMENTS_OF_OPTIMIZERS.get(entry)
+    if kind == "param" and not parameter:
+        return MOVING if name.rpartition(".")[2] in STATISTICS else None
+    return GRADIENT if kind == GRADIENT else PARAMETER
 
 
 def kinds_of(spec: TrainingSpec) -> list[Kind]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsilent.campaigns.trainings.drawing import Drawn
-from unsilent.campaigns.trainings.spec import Floats
+from unsilent.campaigns.trainings.spec import MOMENTS, Floats
 from unsilent.engine.forking import GoldenTraining
 from unsilent.faults.receipts import Hit
 from unsilent.monitor import Alarm, GuardStop, RepeatabilityWarning
@@ -72,8 +72,8 @@ class Guarded:
     hits: tuple[Hit, ...]
 
 
-def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
-    """Strike a step of a training that is guarded."""
+def guarded(golden: GoldenTraining, drawn: Drawn, history: History, moment: str = "start") -> Guarded:
+    """Strike a step of a training that is guarded; ``moment``: one of `MOMENTS`, when faults strike memory."""
     step = drawn.struck.step
     begin = max(0, step - 1)
     state = golden.at(begin)
@@ -84,7 +84,7 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
     def one() -> None:
         runs.append(state.step)
         if state.step == step and not hits:
-            with Step(state.model, drawn.faults, state.optimizers) as struck:
+            with Step(state.model, drawn.faults, state.optimizers, moment=MOMENTS[moment]) as struck:
                 golden.workload.step(state)
             hits.extend(struck.hits)
         else:
@@ -95,6 +95,10 @@ def guarded(golden: GoldenTraining, drawn: Drawn, history: History) -> Guarded:
         guard.learn(*history.before(begin))
         try:
             while state.step <= min(step + AFTER, golden.steps - 1) and not alarms:
+                if moment == "between" and state.step == step and not hits:
+                    with Step(state.model, drawn.faults, state.optimizers) as struck:
+                        pass
+                    hits.extend(struck.hits)
                 guard.step(one)
             if alarms and golden.same(state, state.step - 1):
                 reason = "recovered"

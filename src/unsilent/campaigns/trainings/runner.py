@@ -28,6 +28,7 @@ from unsilent.campaigns.trainings.made import made
 from unsilent.campaigns.trainings.spec import (
     GUARDED,
     MADE,
+    MOMENTS,
     WATCHED_STEPS,
     TrainingFound,
     TrainingRow,
@@ -43,6 +44,7 @@ from unsilent.outcomes.base import Outcome
 from unsilent.printable import clean
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.targets import top_level
+from unsilent.sites.training.step import Moment
 from unsilent.sites.training.survey import StepSurvey
 from unsilent.workloads import load_training
 from unsilent.workloads.process import check_forks, take_notes
@@ -170,9 +172,9 @@ class TrainingRunner:
         try:
             with user_code(self.spec.workload):
                 if trial.target.startswith(GUARDED):
-                    row = guarded_row(trial, drawn, guarded(self.golden, drawn, self._history))
+                    row = guarded_row(trial, drawn, guarded(self.golden, drawn, self._history, self.spec.moment))
                 else:
-                    row = self._row(trial, drawn, self._forks.run(drawn.struck.step, drawn.faults))
+                    row = self._row(trial, drawn, self._forks.run(drawn.struck.step, drawn.faults, self._moment))
         except (UserCodeError, InternalError) as error:  # a built-in training's code is ours
             short = out_of_memory(error.__context__)
             with unusable_if_raised(first_line(error), known=not short):
@@ -201,7 +203,11 @@ class TrainingRunner:
 
     def _run(self, trial: TrialId) -> tuple[Forked, Drawn]:
         drawn = self.draw(trial)
-        return self._forks.run(drawn.struck.step, drawn.faults), drawn
+        return self._forks.run(drawn.struck.step, drawn.faults, self._moment), drawn
+
+    @property
+    def _moment(self) -> Moment:
+        return MOMENTS[self.spec.moment]
 
     def _check_repeatable(self) -> None:
         try:
@@ -226,7 +232,8 @@ class TrainingRunner:
             self.workload.step(state)
         names = [name for name, _ in named_parameters(state.model)]
         state_there = ("optim:*",) if "optim" in survey.kinds else ()
-        regions = survey.regions("op:*/*/*", "param:*", *state_there)
+        gradients = ("gradient:*",) if "gradient" in survey.kinds else ()
+        regions = survey.regions("op:*/*/*", "param:*", *state_there, *gradients)
         return Drawing(self.spec, regions, names, top_level(state.model), self.golden.steps)
 
     def _fingerprint(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,14 @@ RANDOM = "random"
 """The target of faults in operations: step, fault model, layer and phase are all drawn."""
 GUARDED, MADE = "guarded:", "made:"
 """Before a target: the same trial under the guard. Before a class of outcomes: faults made by hand to show it."""
+MOMENTS: dict[str, Literal["start", "update", "end"]] = {
+    "start": "start",
+    "update": "update",
+    "end": "end",
+    "between": "start",
+}
+"""When faults strike memory -> the moment of a `Step`. Under a guard: after its snapshot, between the backward pass and the
+update, after the update and before the check, after the check and before the next snapshot."""
 PHASES = ("fwd", "grad_in", "grad_wt")
 WATCHED = ("first", "second", "moving")
 """What is watched after a step: the largest magnitude of first moments, of second moments, of moving statistics."""
@@ -58,7 +66,8 @@ class TrainingSpec:
         faults: fault models and their weights (``RD``, ``bitflip:bits=30``); empty: all published ones alike, or those of
             ``accelerator``. value: what struck elements become, in place of each fault model's own. phases, layers (globs):
         where. per: None: random faults in operations; ``component``, ``layer`` or ``tensor``: faults in parameters and
-        optimizer state. init: seed of the training itself. steps: of a run; None: all. horizon: None: every run goes to its end.
+        optimizer state; ``kind``: faults in each kind of memory. moment: of a step, when memory is struck (see `MOMENTS`).
+        init: seed of the training itself. steps: of a run; None: all. horizon: None: every run goes to its end.
     """
 
     workload: str
@@ -70,6 +79,7 @@ class TrainingSpec:
     phases: tuple[str, ...] = PHASES
     layers: tuple[str, ...] = ("*",)
     per: str | None = None
+    moment: str = "start"
     seed: int = 0
     init: int = 0
     steps: int | None = None

@@ -28,7 +28,7 @@ from unsilent.outcomes.training import Ending
 from unsilent.sites.axes import FLAT, Axes
 from unsilent.sites.landing import Landings, Struck, Wanted
 from unsilent.sites.reaching import Use
-from unsilent.sites.training.step import Step
+from unsilent.sites.training.step import Moment, Step
 from unsilent.workloads.trainings.base import Evaluation, TrainingState
 
 Watch = Callable[[TrainingState], NDArray[np.float64]]
@@ -137,8 +137,8 @@ class ForkEngine:
         self.golden, self._watch, self._band = golden, watch, band
         self._watched = golden.steps if watched is None else watched
 
-    def run(self, step: int, faults: Sequence[Fault | Draw]) -> Forked:
-        """Strike one step, and go on.
+    def run(self, step: int, faults: Sequence[Fault | Draw], moment: Moment = "start") -> Forked:
+        """Strike one step, memory at a ``moment`` of it (see `Step`), and go on.
 
         Raises ``UsageError`` for a fault that does not fit the step, ``InjectionError`` for one that does not land.
         """
@@ -149,7 +149,7 @@ class ForkEngine:
         for now in range(step, golden.steps):
             if now == step:
                 try:
-                    with StruckStep(state.model, faults, state.optimizers) as struck:
+                    with StruckStep(state.model, faults, state.optimizers, moment=moment) as struck:
                         record = golden.workload.step(state)
                 except UserCodeError:
                     raise

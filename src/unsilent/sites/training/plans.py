@@ -118,6 +118,8 @@ class Plans:
             return error
         if why := landings.why(wanted):
             return InjectionError(f"{wanted.site} was not hit: {why}")
+        if where in ("param", "state", "gradient"):
+            return InjectionError(f"{wanted.site} was not hit: no optimizer began a step")
         if error := _absent(site, where, list(names[where if where in _NOUNS else "fwd"])):
             return error
         if (wanted.micro_step or 0) >= micro_steps:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,10 @@ from unsilent.sites.training.gradients import Gradients, Ran
 from unsilent.sites.training.kept import Kept
 from unsilent.sites.training.names import Met, StepCalls, before_backward, current_node, inner, next_number
 from unsilent.sites.training.plans import Plan, Plans, as_list
-from unsilent.sites.training.updates import Updates, Work, local, state_of, states_there
+from unsilent.sites.training.updates import Updates, Work, gradients_there, local, state_of, states_there
+
+Moment = Literal["start", "update", "end"]
+NOUNS = {"param": "parameter", "optim": "state of an optimizer", "gradient": "parameter with a gradient"}
 
 
 class Step(Mode):
@@ -45,7 +48,9 @@ class Step(Mode):
     Args:
         model: whose modules and parameters give the names. faults: what is to happen in this step, resolved or to be drawn; those
             of other ranks are left out. optimizers: whose state ``optim:`` faults strike. number: of this step; faults that do
-            not act in it are left out (None: all act).
+            not act in it are left out (None: all act). moment: when faults in memory (``param:``, ``optim:``) strike: at the
+            ``start`` of the step, between the backward pass and the first ``update`` of an optimizer, or at the ``end``. Those
+            in a ``gradient:`` strike before the update.
 
     Attributes:
         hits: what landed so far. names: operations that were met, by kind of site; where faults are wanted, until all landed.
@@ -61,8 +66,10 @@ class Step(Mode):
         faults: Wanted | Sequence[Wanted] = (),
         optimizers: Optimizer | Sequence[Optimizer] = (),
         number: int | None = None,
+        moment: Moment = "start",
     ) -> None:
         super().__init__()
+        self._moment: Moment = moment
         wanted: list[Wanted] = as_list(faults, (Fault, Draw))
         rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if _distributed() else (0, 1)
         self._model, self._optimizers = inner(model), tuple(as_list(optimizers, (Optimizer,)))
@@ -72,7 +79,12 @@ class Step(Mode):
     def _start(self) -> None:
         self._landings, self._plans = Landings(), Plans(*self._wanted)
         self.names: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        self._calls, self._updates, self._collectives = StepCalls(self._model), Updates(self._model), Collectives()
+        self._calls, self._updates, self._collectives = (
+            StepCalls(self._model),
+            Updates(self._model, self._before_update),
+            Collectives(),
+        )
+        self._updated = self._striking = False
         self._gradients: dict[int, Gradients] = {}
         self._named: dict[str, Gradients] = {}
         self._pending: tuple[Gradients, Any] | None = None
@@ -100,12 +112,15 @@ class Step(Mode):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(warnings.catch_warnings())  # a compiled module would complain of our hooks
             warnings.filterwarnings("ignore", message=".*global hooks on modules", category=UserWarning)
-        self._strike_memory()
+        if self._moment == "start":
+            self._strike_memory()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
+        if self._moment == "end" and error is None:
+            self._strike_memory()
         for gradients in self._gradients.values():
             gradients.detach()
         self._gradients, self._named, self._pending = {}, {}, None
@@ -127,7 +142,7 @@ class Step(Mode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         plans = self._plans
-        if plans.all and self._landings.count == len(plans.all) and not plans.alone:
+        if self._striking or (plans.all and self._landings.count == len(plans.all) and not plans.alone):
             return func(*args, **(kwargs or {}))  # nothing is left to do
         call = func, args, kwargs or {}
         self._settle()
@@ -237,21 +252,36 @@ class Step(Mode):
             else:
                 self._strike(plan, tensor, False)
 
-    def _strike_memory(self) -> None:
-        """Parameters and state of optimizers, before the step begins."""
+    def _before_update(self) -> None:
+        """Told of each optimizer that begins its step: the first one ends the backward pass."""
+        if self._updated:
+            return
+        self._updated = self._striking = True
+        try:
+            self._strike_memory("gradient")
+            if self._moment == "update":
+                self._strike_memory()
+        finally:
+            self._striking = False
+
+    def _strike_memory(self, *kinds: str) -> None:
+        """Parameters and state of optimizers, or gradients."""
         parameters = named_tensors(self._model)
-        for plan in (*self._of("param"), *self._of("state")):
+        for plan in (plan for kind in kinds or ("param", "state") for plan in self._of(kind)):
             site = plan.site
             if site.kind == "param":
                 tensor, known = parameters.get(site.name), list(parameters)
+            elif site.kind == "gradient":
+                there = gradients_there(self._model)
+                tensor, known = there.get(site.name), list(there)
             elif not self._optimizers:
                 raise UsageError(f"{plan.wanted.site} is state of an optimizer, and none was given: optimizers=[…]")
             else:
                 tensor = state_of(self._optimizers, self._model, site.name, site.operand)
                 known = states_there(self._optimizers, self._model)
             if tensor is None:
-                asked = site.name if site.kind == "param" else f"{site.name}/{site.operand}"
-                raise unknown("parameter" if site.kind == "param" else "state of an optimizer", asked, known)
+                asked = f"{site.name}/{site.operand}" if site.operand else site.name
+                raise unknown(NOUNS[site.kind], asked, known)
             self._strike(plan, tensor, False)
             if not self._landings.has(plan.wanted):
                 raise self._missed(plan)

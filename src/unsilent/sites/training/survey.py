@@ -33,7 +33,7 @@ from unsilent.sites.training.gradients import Gradients
 from unsilent.sites.training.kept import Kept
 from unsilent.sites.training.names import Met, next_number
 from unsilent.sites.training.step import Step
-from unsilent.sites.training.updates import local, state_of, states_there
+from unsilent.sites.training.updates import gradients_there, local, state_of, states_there
 
 Shaped = tuple[str, tuple[int, ...]]
 """Dtype and shape."""
@@ -111,6 +111,11 @@ class StepSurvey(Step):
         for text in states_there(self._optimizers, self._model):
             name, _, entry = text.rpartition("/")
             self._tell(SiteName("optim", name, "", entry), state_of(self._optimizers, self._model, name, entry))
+
+    def _before_update(self) -> None:
+        for name, tensor in gradients_there(self._model).items():
+            self._tell(SiteName("gradient", name), tensor)
+        super()._before_update()
 
     def _tell(self, site: SiteName, what: Tensor | Shaped | None) -> None:
         if what is None or site in self._found:

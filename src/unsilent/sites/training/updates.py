@@ -7,7 +7,7 @@ these. An operation on lists (``_foreach_addcdiv_``) works for the parameter of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -40,13 +40,16 @@ def local(tensor: Tensor) -> Tensor:
 class Updates:
     """Follows the updates of optimizers; a context manager around a step.
 
+    Args:
+        before: called before each of them.
+
     Attributes:
         active: whether an optimizer's ``step`` is running.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, before: Callable[[], None] = lambda: None) -> None:
         self._names = {id(p): name for name, p in named_parameters(model)}
-        self.active = False
+        self.active, self._before = False, before
         self._owners: dict[int, tuple[StorageWeakRef, str]] = {}  # a reference keeps the number from being given again
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []
@@ -100,6 +103,7 @@ class Updates:
             self._owners[memory._cdata] = StorageWeakRef(memory), name
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._before()
         self.active = True
         for group in optimizer.param_groups:
             for number, p in enumerate(group["params"]):
@@ -130,3 +134,8 @@ def states_there(optimizers: Sequence[Optimizer], model: nn.Module) -> list[str]
         for entry, value in optimizer.state.get(p, {}).items()
         if isinstance(value, torch.Tensor)
     ]
+
+
+def gradients_there(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients that parameters have now, by the name of the parameter."""
+    return {name: local(p.grad) for name, p in named_parameters(model) if p.grad is not None}

@@ -165,7 +165,8 @@ class Caught:
 @dataclass(frozen=True, slots=True)
 class GuardFound:
     """What the guard saved: of all different trials, of all harmful ones, of those of them that wrote more than ``large``
-    times what was usual, and by size. ``late``, ``stopped``, ``alarms``: counts of harmful ones.
+    times what was usual, by size, and by group (phase of the operation, or target in memory). ``late``, ``stopped``,
+    ``alarms``: counts of harmful ones.
     """
 
     large: float
@@ -173,6 +174,7 @@ class GuardFound:
     all: Caught
     largest: Caught
     sizes: tuple[Caught, ...]
+    groups: tuple[Caught, ...]
     late: int
     stopped: int
     alarms: Mapping[str, int]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.trainings.spec import TrainingRow
+from unsilent.campaigns.trainings.spec import RANDOM, TrainingRow
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.trainings.records import Caught, GuardFound, Judged
 
@@ -36,6 +36,10 @@ def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], conf
         )
         for name, low, high in zip(names, edges, edges[1:], strict=False)
     )
+    groups: dict[str, list[TrainingRow]] = {}
+    for one, again in pairs:
+        target = one.row.trial.target
+        groups.setdefault(one.row.struck.phase if target == RANDOM else target, []).append(again)
     kinds = Counter(
         again.error.partition(":")[2].strip().split(" reaches")[0].rsplit(" ", 1)[0]
         for _, again in pairs
@@ -49,6 +53,7 @@ def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], conf
             f"wrote more than {LARGE:g} x usual", [again for one, again in pairs if size(one.row) > LARGE], confidence
         ),
         sizes=sizes,
+        groups=tuple(_caught(name, groups[name], confidence) for name in sorted(groups)),
         late=sum(again.caught is not None and again.caught > WITHIN for _, again in pairs),
         stopped=sum(again.reason == "stopped" for _, again in pairs),
         alarms=dict(kinds),
