@@ -82,6 +82,15 @@ def own_python_generator(training):
         training.update(draw())
 
 
+def python_generator_of_a_notebook(training):
+    class Data:
+        chance = random.Random(1)
+
+    Data.__module__ = "there is no such module"
+    for _ in training.over(range(STEPS)):
+        training.update(X[[Data.chance.randrange(64) for _ in range(8)]])
+
+
 def generator_of_a_data_loader(training):
     loader = DataLoader(TensorDataset(X), 8, shuffle=True, generator=torch.Generator().manual_seed(1))
     for _ in range(3):
@@ -129,7 +138,8 @@ def accumulation_across(training):
 
 
 EXACT = [
-    own_torch_generator, own_numpy_generator, own_python_generator, generator_of_a_data_loader, custom_sampler,
+    own_torch_generator, own_numpy_generator, own_python_generator, python_generator_of_a_notebook,
+    generator_of_a_data_loader, custom_sampler,
     enumerated_inside, accumulation_inside, accumulation_across,
 ]  # fmt: skip
 

@@ -117,7 +117,10 @@ def _is_of_library(value: Any) -> bool:
     if isinstance(value, FunctionType):
         return _of_library(value.__code__.co_filename)
     if isinstance(value, type):
-        return _of_library(getattr(sys.modules.get(value.__module__), "__file__", None) or "")
+        file = getattr(sys.modules.get(value.__module__), "__file__", None)
+        if file is None:  # of a notebook, or built into the interpreter
+            return value.__module__.partition(".")[0] in sys.stdlib_module_names
+        return _of_library(file)
     return False
 
 
