@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +158,38 @@ def unsilent_cli(*words: object, seconds: float = 300, **kwargs: Any) -> subproc
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=seconds, **kwargs)
 
 
-def in_process(*words: object, cwd: Path | str = ".") -> subprocess.CompletedProcess[str]:
-    """The same command line without the seconds that a new interpreter takes; for tests that ask for many commands."""
+@contextlib.contextmanager
+def inline_campaigns() -> Iterator[None]:
+    """Campaigns of every kind run in this process, which has torch already, instead of in workers."""
+    from unsilent.campaigns import executors
+    from unsilent.campaigns.inline import InlineExecutor
+    from unsilent.campaigns.replicas import run
+    from unsilent.campaigns.replicas.inline import InlinePool
+
+    def here(
+        spec: Any, *, jobs: int = 1, deadline: float | None = None, observer: Any = None, means: Any = None
+    ) -> InlineExecutor:
+        return InlineExecutor(spec, None, observer, means)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executors, "ProcessExecutor", here)
+        patch.setattr(run, "ReplicaPool", InlinePool)
+        patch.setattr(sys, "path", list(sys.path))
+        patch.setattr(sys, "argv", list(sys.argv))
+        yield
+
+
+def in_process(*words: object, cwd: Path | str = ".", seconds: float = 0) -> subprocess.CompletedProcess[str]:
+    """The same command line, and its campaigns, without the seconds that new interpreters take."""
     from unsilent.cli.main import run
 
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run(list(map(str, words)))
+    with (
+        inline_campaigns(),
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        sys.argv = ["unsilent", *map(str, words)]
+        code = run(sys.argv[1:])
     return subprocess.CompletedProcess(list(words), code, out.getvalue(), err.getvalue())

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from campaigns.struck import write_loop
-from conftest import in_process, unsilent_cli
+from conftest import in_process
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.outcomes.training import TrainingOutcome
 
@@ -38,7 +38,7 @@ def ran(tmp_path_factory):
     """A folder with a campaign, and what the command said."""
     folder = tmp_path_factory.mktemp("training")
     write_loop(folder)
-    done = unsilent_cli("training", *ASK, "--trials", 16, "--guard", "--quiet", "--json", cwd=folder)
+    done = in_process("training", *ASK, "--trials", 16, "--guard", "--quiet", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return folder, parsed(done.stdout)
@@ -118,10 +118,10 @@ def test_rows_can_be_exported(copied):
 @pytest.mark.claim
 def test_a_campaign_goes_on_and_is_extended(copied):
     before = trials(copied / "s.sqlite")
-    done = unsilent_cli("training", *ASK, "--trials", 16, "--guard", "--quiet", "--plain", cwd=copied)
+    done = in_process("training", *ASK, "--trials", 16, "--guard", "--quiet", "--plain", cwd=copied)
     assert done.returncode == 0, done.stderr
     assert trials(copied / "s.sqlite") == before
-    done = unsilent_cli("training", *ASK, "--trials", 20, "--quiet", "--json", cwd=copied)
+    done = in_process("training", *ASK, "--trials", 20, "--quiet", "--json", cwd=copied)
     assert parsed(done.stdout)["n"] == 20
     after = trials(copied / "s.sqlite")
     assert {t: after[t] for t in before} == before
@@ -130,7 +130,7 @@ def test_a_campaign_goes_on_and_is_extended(copied):
 
 @pytest.mark.claim
 def test_another_question_in_the_same_file_is_refused(copied):
-    done = unsilent_cli("training", *ASK, "--seed", 3, "--quiet", cwd=copied)
+    done = in_process("training", *ASK, "--seed", 3, "--quiet", cwd=copied)
     assert done.returncode == 2
     assert "holds another campaign (seed: 0 there, 3 now)" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -138,7 +138,7 @@ def test_another_question_in_the_same_file_is_refused(copied):
 
 @pytest.mark.claim
 def test_a_horizon_costs_less_and_strikes_the_same(copied):
-    done = unsilent_cli(
+    done = in_process(
         "training", *LOOP, "--horizon", 4, "--store", "h.sqlite", "--trials", 16,
         "--quiet", "--json", cwd=copied,
     )  # fmt: skip
@@ -152,11 +152,11 @@ def test_a_horizon_costs_less_and_strikes_the_same(copied):
 
 @pytest.mark.claim
 def test_an_example_is_run_again_with_the_same_bits(copied):
-    done = unsilent_cli("training", *ASK, "--trials", 16, "--example", "masked", "--quiet", "--json", cwd=copied)
+    done = in_process("training", *ASK, "--trials", 16, "--example", "masked", "--quiet", "--json", cwd=copied)
     assert done.returncode == 0, done.stderr
     found = parsed(done.stdout)
     assert (found["class"].startswith("masked"), found["same_bits"], found["made_by_hand"]) == (True, True, False)
-    told = unsilent_cli("replay", "s.sqlite", found["trial"], "--workload", LOOP[0], cwd=copied)
+    told = in_process("replay", "s.sqlite", found["trial"], "--workload", LOOP[0], cwd=copied)
     assert told.returncode == 0, told.stderr
     assert "run again: the same bits" in told.stdout
 
@@ -165,12 +165,12 @@ def test_an_example_is_run_again_with_the_same_bits(copied):
 def test_an_example_made_by_hand(tmp_path):
     write_loop(tmp_path)
     ask = ("training", *LOOP, "--trials", 2, "--fault", "scale:factor=1", "--store", "s.sqlite", "--quiet")
-    done = unsilent_cli(*ask, "--example", "immediate-nan", cwd=tmp_path)
+    done = in_process(*ask, "--example", "immediate-nan", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "immediate-nan: trial made:immediate-nan/x/" in done.stdout
     assert "made by hand" in done.stdout
     assert "run again: the same bits" in done.stdout
-    told = parsed(unsilent_cli(*ask, "--example", "immediate-nan", "--json", cwd=tmp_path).stdout)
+    told = parsed(in_process(*ask, "--example", "immediate-nan", "--json", cwd=tmp_path).stdout)
     assert (told["class"], told["made_by_hand"], told["same_bits"], told["test"]) == ("immediate-nan", True, True, None)
     assert told["losses"] == [None]
 
@@ -179,7 +179,7 @@ def test_an_example_made_by_hand(tmp_path):
 @pytest.mark.parametrize("per", ["component", "layer"])
 def test_training_pvf(tmp_path, per):
     write_loop(tmp_path)
-    done = unsilent_cli(
+    done = in_process(
         "training", *LOOP, "--per", per, "--fault", "scale:factor=-30,rate=1", "--trials", 3, "--store", "s.sqlite",
         "--quiet", "--json", cwd=tmp_path,
     )  # fmt: skip
@@ -197,7 +197,7 @@ def test_training_pvf(tmp_path, per):
 def test_what_dies_under_a_campaign_with_the_guard(tmp_path):
     """Trials that raise are harmful, and so are run again under the guard; they raise there as well."""
     write_loop(tmp_path)
-    done = unsilent_cli(
+    done = in_process(
         "training", *LOOP, "--with", "ends=raises", "--per", "tensor", "--layer", "fc", "--fault", "set:value=1e6",
         "--trials", 2, "--guard", "--store", "s.sqlite", "--quiet", "--json", cwd=tmp_path,
     )  # fmt: skip
@@ -210,7 +210,7 @@ def test_what_dies_under_a_campaign_with_the_guard(tmp_path):
 @pytest.mark.claim
 def test_a_training_that_does_not_come_back_is_refused(tmp_path):
     write_loop(tmp_path)
-    done = unsilent_cli("training", *LOOP, "--with", "loose=unseeded", "--trials", 2, "--quiet", cwd=tmp_path)
+    done = in_process("training", *LOOP, "--with", "loose=unseeded", "--trials", 2, "--quiet", cwd=tmp_path)
     assert done.returncode == 2
     assert "does not come back bit for bit" in done.stderr
     assert "unsilent noise --explain" in done.stderr
@@ -221,7 +221,7 @@ def test_a_training_that_does_not_come_back_is_refused(tmp_path):
 def test_a_built_in_training(tmp_path):
     """With everything that is small enough: two workers, the guard, lines for pipes."""
     ask = ("train-resnet", "--with", "steps=30", "--trials", 40, "--jobs", 2, "--guard")
-    done = unsilent_cli("training", *ask, "--plain", "--quiet", cwd=tmp_path)
+    done = in_process("training", *ask, "--plain", "--quiet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "# Report: unsilent-training-train-resnet-" in done.stdout
@@ -303,7 +303,7 @@ def test_mistakes_are_one_line(tmp_path, words, said):
 )
 def test_mistakes_that_show_in_the_training_are_one_line(tmp_path, words, said):
     write_loop(tmp_path)
-    done = unsilent_cli("training", *LOOP, *words, "--quiet", cwd=tmp_path)
+    done = in_process("training", *LOOP, *words, "--quiet", cwd=tmp_path)
     assert done.returncode == 2, done.stdout
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import command, unsilent_cli
+from conftest import command, in_process
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def campaign(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("campaign")
     (folder / "tiny.py").write_text(TINY)
-    done = unsilent_cli(
+    done = in_process(
         "pvf", "tiny.py:make", "--trials", 40, "--flips", "1,8", "--store", "s.sqlite", "--json", cwd=folder
     )
     assert done.returncode == 0, done.stderr
@@ -45,14 +45,14 @@ def test_the_named_command_reproduces_the_store(campaign):
     folder, told = campaign
     words = told["command"].split()
     assert words[0] == "unsilent"
-    done = unsilent_cli(*words[1:], "--store", "again.sqlite", "--json", cwd=folder)
+    done = in_process(*words[1:], "--store", "again.sqlite", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["results"] == told["results"]
 
 
 def test_the_same_command_again_runs_no_trial(campaign):
     folder, _ = campaign
-    done = unsilent_cli("pvf", "tiny.py:make", "--trials", 40, "--flips", "1,8", "--store", "s.sqlite", cwd=folder)
+    done = in_process("pvf", "tiny.py:make", "--trials", 40, "--flips", "1,8", "--store", "s.sqlite", cwd=folder)
     assert done.returncode == 0
     assert "240 trials, 240 of them stored already" in done.stderr
     assert "Report: s.html" in done.stdout
@@ -60,7 +60,7 @@ def test_the_same_command_again_runs_no_trial(campaign):
 
 def test_report_reads_any_unit_from_the_store(campaign):
     folder, told = campaign
-    done = unsilent_cli("report", "s.sqlite", "--unit", "batch", "--json", cwd=folder)
+    done = in_process("report", "s.sqlite", "--unit", "batch", "--json", cwd=folder)
     rows = {(r["target"], r["level"], r["flips"]): r for r in json.loads(done.stdout)["results"]}
     for row in told["results"]:
         batch = rows[row["target"], row["level"], row["flips"]]
@@ -71,7 +71,7 @@ def test_report_reads_any_unit_from_the_store(campaign):
 
 def test_plain_output_has_no_escape_codes(campaign):
     folder, _ = campaign
-    done = unsilent_cli("report", "s.sqlite", "--plain", "--html", "p.html", cwd=folder)
+    done = in_process("report", "s.sqlite", "--plain", "--html", "p.html", cwd=folder)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert "last" in done.stdout
@@ -80,11 +80,11 @@ def test_plain_output_has_no_escape_codes(campaign):
 def test_every_trial_replays_the_same(campaign):
     folder, _ = campaign
     for trial in ("first/x1/0", "last/x8/39"):
-        done = unsilent_cli("replay", "s.sqlite", trial, "--workload", "tiny.py:make", cwd=folder)
+        done = in_process("replay", "s.sqlite", trial, "--workload", "tiny.py:make", cwd=folder)
         assert done.returncode == 0, done.stderr
         assert f"{trial} ended the same" in done.stdout
     told = json.loads(
-        unsilent_cli("replay", "s.sqlite", "norm/x8/3", "--workload", "tiny.py:make", "--json", cwd=folder).stdout
+        in_process("replay", "s.sqlite", "norm/x8/3", "--workload", "tiny.py:make", "--json", cwd=folder).stdout
     )
     assert told["same"] is True
     assert told["stored"] == told["again"]
@@ -100,7 +100,7 @@ def test_a_row_that_was_changed_replays_differently(campaign, tmp_path):
     copy.write_bytes((folder / "s.sqlite").read_bytes())
     with closing(sqlite3.connect(copy)) as db, db:
         db.execute("UPDATE trial SET codes = ? WHERE target = 'first' AND k = 0", (zlib.compress(b"\x02" * 14),))
-    done = unsilent_cli("replay", copy, "first/x1/0", "--workload", "tiny.py:make", cwd=folder)
+    done = in_process("replay", copy, "first/x1/0", "--workload", "tiny.py:make", cwd=folder)
     assert done.returncode == 1
     assert "ENDED DIFFERENTLY" in done.stdout
 
@@ -108,7 +108,7 @@ def test_a_row_that_was_changed_replays_differently(campaign, tmp_path):
 def test_exports_agree(campaign):
     folder, told = campaign
     for name in ("t.csv", "t.json", "t.jsonl", "t.parquet"):
-        done = unsilent_cli("export", "s.sqlite", "--to", name, cwd=folder)
+        done = in_process("export", "s.sqlite", "--to", name, cwd=folder)
         assert done.returncode == 0, done.stderr
     with (folder / "t.csv").open() as file:
         table = list(csv.DictReader(file))
@@ -138,7 +138,7 @@ def test_stored_faults_are_replayable_records(campaign):
         sys.path.remove(str(folder))
     (row,) = [
         r
-        for r in map(json.loads, unsilent_cli("export", "s.sqlite", cwd=folder).stdout.splitlines())
+        for r in map(json.loads, in_process("export", "s.sqlite", cwd=folder).stdout.splitlines())
         if r["trial"] == "last/x8/5"
     ]
     model = tiny.Tiny().eval()
@@ -155,7 +155,7 @@ def test_stored_faults_are_replayable_records(campaign):
 @pytest.mark.parametrize(("limit", "code"), [("1", 0), ("0.0001", 1)])
 def test_gates_hold_the_upper_limit(campaign, limit, code):
     folder, _ = campaign
-    done = unsilent_cli(
+    done = in_process(
         "pvf",
         "tiny.py:make",
         "--trials",
@@ -173,12 +173,12 @@ def test_gates_hold_the_upper_limit(campaign, limit, code):
 
 
 def test_listings():
-    workloads = json.loads(unsilent_cli("workloads", "--json").stdout)
+    workloads = json.loads(in_process("workloads", "--json").stdout)
     assert {"digits-cnn", "digits-vit", "chargpt", "dlrm", "cifar-resnet32"} <= {w["name"] for w in workloads}
-    faults = json.loads(unsilent_cli("faults", "--json").stdout)
+    faults = json.loads(in_process("faults", "--json").stdout)
     assert {"bitflip", "burst", "stuck", "zero"} <= {f["name"] for f in faults}
     for verb in ("workloads", "faults"):
-        plain = unsilent_cli(verb).stdout
+        plain = in_process(verb).stdout
         assert len(plain.splitlines()) > 5
 
 
@@ -193,18 +193,18 @@ def test_importing_is_light():
 
 
 def test_help_names_every_verb():
-    done = unsilent_cli("--help")
+    done = in_process("--help")
     assert done.returncode == 0
     for verb in ("pvf", "report", "replay", "export", "merge", "workloads", "faults"):
         assert verb in done.stdout
-    assert unsilent_cli("--version").stdout.startswith("unsilent ")
+    assert in_process("--version").stdout.startswith("unsilent ")
 
 
 @pytest.mark.claim
 def test_per_bit_and_per_tensor_roll_up(campaign):
     folder, _ = campaign
     for per in ("tensor", "layer", "bit"):
-        done = unsilent_cli(
+        done = in_process(
             "pvf", "tiny.py:make", "--trials", 4, "--per", per, "--at", "last.*", "--json", "--quiet", cwd=folder
         )
         levels = [r["level"] for r in json.loads(done.stdout)["results"]]
@@ -242,10 +242,10 @@ def test_a_reader_that_leaves_ends_the_command_quietly(campaign, words):
 def test_explain_tells_the_workload_by_its_name_and_runs_no_trial(campaign, tmp_path):
     folder, _ = campaign
     before = {p.name for p in Path(folder).iterdir()}
-    done = unsilent_cli("pvf", "tiny.py:make", "--explain", "--json", "--quiet", cwd=folder)
+    done = in_process("pvf", "tiny.py:make", "--explain", "--json", "--quiet", cwd=folder)
     told = json.loads(done.stdout)
     assert told["workload"] == "tiny.py:make"
     assert [r["level"] for r in told["rows"]][-1] == "model"
-    shown = unsilent_cli("pvf", "tiny.py:make", "--explain", "--plain", "--quiet", "--jobs", 2, cwd=folder).stdout
+    shown = in_process("pvf", "tiny.py:make", "--explain", "--plain", "--quiet", "--jobs", 2, cwd=folder).stdout
     assert shown.startswith("# tiny.py:make: what a fault makes the engine run again")
     assert {p.name for p in Path(folder).iterdir()} == before

@@ -11,13 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import Json, Means, TrialId
 from unsilent.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from unsilent.faults.receipts import Receipt
+    from unsilent.traced import Trace
 
 EXECUTORS = ("serial", "processes", "ray")
 INSIDE = "UNSILENT_INSIDE_WORKER"
@@ -56,6 +60,18 @@ class Executor(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class LocalExecutor(Executor, Protocol):
+    """What runs trials on this machine, and can look at one of them more closely."""
+
+    def trace(self, trial: TrialId, batch: int) -> Trace:
+        """How the faults of a trial spread through the evaluation of one batch."""
+        ...
+
+    def receipt(self, trial: TrialId) -> Receipt:
+        """What the faults of a trial find and write."""
+        ...
 
 
 def make_executor(

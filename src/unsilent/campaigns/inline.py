@@ -1,50 +1,76 @@
-"""The executor that runs trials in this process, for live workload objects."""
+"""The executor that runs trials of any kind in this process: for live workload objects, and for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import TracebackType
+from typing import Any, cast
 
 import torch
 
+from unsilent.campaigns.kinds import Found, Row, Spec, make_runner
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec, Description, Json, Means, RunAlone, TrialId, TrialRow
+from unsilent.campaigns.spec import CampaignSpec, Json, Means, RunAlone, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import ProcessUnusable, UnsilentError
+from unsilent.faults.receipts import Receipt
+from unsilent.traced import Trace
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.process import take_notes
+from unsilent.workloads.trainings.randomness import held_generators
 
 
 class InlineExecutor:
-    """Runs trials here. Thread count is set for the campaign and put back by ``close``."""
+    """Runs trials here. Threads, settings of determinism and random generators are put back by ``close``.
+
+    Args:
+        workload: a live one, for ``pvf``; None: the one that the spec names is loaded.
+    """
 
     def __init__(
         self,
-        spec: CampaignSpec,
+        spec: Spec,
         workload: InferenceWorkload | None = None,
         observer: Observer | None = None,
         means: Means | None = None,
     ) -> None:
         self._watch = Stopwatch()
-        self._threads = torch.get_num_threads()
-        self._held: list[TrialRow] = []
+        self._threads, self._generators = torch.get_num_threads(), held_generators()
+        self._held: list[Row] = []
         self._release = getattr(workload, "release", None)
         self._observer = observer or Silent()
-        self.runner = TrialRunner(spec, workload, self._observer.loading, means)
+        means = means or Means()
+        self.runner: Any = (
+            make_runner(spec, self._observer.loading, means)
+            if workload is None
+            else TrialRunner(cast("CampaignSpec", spec), workload, self._observer.loading, means)
+        )
 
-    def describe(self) -> Description:
+    def describe(self) -> Found:
         """What the runner found."""
-        return self.runner.describe()
+        found: Found = self.runner.describe()
+        return found
 
     def explain(self) -> Json:
         """What the runner's engine does."""
-        return self.runner.explain()
+        found: Json = self.runner.explain()
+        return found
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[list[TrialRow]]:
+    def trace(self, trial: TrialId, batch: int) -> Trace:
+        """How the faults of a trial spread through the evaluation of one batch."""
+        found: Trace = self.runner.trace(trial, batch, self._observer.loading)
+        return found
+
+    def receipt(self, trial: TrialId) -> Receipt:
+        """What the faults of a trial find and write."""
+        found: Receipt = self.runner.receipt(trial)
+        return found
+
+    def run(self, trials: Iterable[TrialId]) -> Iterator[list[Row]]:
         """Run trials in the order given; rows come together once a proof covers them."""
-        held: list[TrialRow] = []
+        held: list[Row] = []
         try:
             waiting = iter(trials)
             while chunk := list(islice(waiting, self.runner.pack)):
@@ -65,7 +91,7 @@ class InlineExecutor:
             ) from None
         yield held
 
-    def _chunk(self, chunk: list[TrialId]) -> Iterator[TrialRow]:
+    def _chunk(self, chunk: list[TrialId]) -> Iterator[Row]:
         """The rows of some trials; those that ran out of memory run again, alone."""
         again = []
         for row in self.runner.run_all(chunk):
@@ -77,7 +103,7 @@ class InlineExecutor:
         for note in take_notes(self.runner.workload.name):
             self._observer.say(note)
 
-    def salvage(self) -> list[TrialRow]:
+    def salvage(self) -> list[Row]:
         """After an interrupt: the rows since the last proof, proven now."""
         rows, self._held = self._held, []
         if rows:
@@ -89,8 +115,10 @@ class InlineExecutor:
         return self._watch.lap()
 
     def close(self) -> None:
-        """Put the thread count and the model's training mode back."""
+        """Put back threads, settings, random generators, and the model's training mode."""
+        getattr(self.runner, "close", lambda: None)()
         torch.set_num_threads(self._threads)
+        self._generators()
         if self._release is not None:
             self._release()
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from unsilent.campaigns.executors import make_executor
+from unsilent.campaigns.executors import LocalExecutor, make_executor
 from unsilent.campaigns.named_again import named_again
-from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import CampaignSpec, Means, TrialId, TrialRow
 from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
@@ -112,12 +111,12 @@ def replay_trial(
                 "a bit-exact replay needs the same weights, inputs, device model, threads and versions"
             )
         (again,) = (row for rows in executor.run([number]) for row in rows)
-        assert isinstance(executor, ProcessExecutor)  # serial is one of its
         assert isinstance(again, TrialRow)
         if trace or receipt:
             _check_alive(again, trial)
-        struck = executor.receipt(number) if receipt else None
-        spread = executor.trace(number, chosen) if chosen is not None else None
+        near = cast("LocalExecutor", executor)
+        struck = near.receipt(number) if receipt else None
+        spread = near.trace(number, chosen) if chosen is not None else None
         return Replay(stored, replace(again, trial=trial), spread, chosen, struck)
 
 
