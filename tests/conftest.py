@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,11 +91,30 @@ CLAIMS = Path(__file__).with_name("claims")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long begin first, so that no worker of pytest ends alone with one of them; all of ``claims`` are claims."""
+    """All of ``claims`` are claims; tests of a GPU skip without one."""
     for item in items:
         if CLAIMS in item.path.parents:
             item.add_marker("claim")
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        if item.get_closest_marker("gpu") is not None and not cuda():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out, without importing them, files whose tests the chosen tier has not."""
+    wanted = config.getoption("markexpr")
+    if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    if "not slow" in wanted:
+        return True if re.search(r"^pytestmark = (\[\s*)?pytest\.mark\.slow", text, re.MULTILINE) else None
+    return True if wanted.startswith("slow") and "mark.slow" not in text else None
+
+
+def cuda() -> bool:
+    """Whether there is a CUDA device."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -108,6 +108,7 @@ def guarded():
         caught("all harmful", 20, 16, 15),
         caught("wrote more", 15, 15),
         sizes,
+        (caught("grad_wt", 12, 9), caught("fwd", 8, 7)),
         2,
         1,
         alarms,
