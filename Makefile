@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test test-slow test-all lint bench claims clean
+.PHONY: demo test test-slow test-all coverage lint bench claims clean
 
 .venv/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Unsilent needs Python 3.11 or newer, this is " + sys.version)'
@@ -32,6 +32,10 @@ test-slow: .venv/test
 	$(PYTEST) -m "slow and not claim"
 
 test-all: test test-slow
+
+# Which test runs which line; workers of campaigns count as well. For tests/mutants.py.
+coverage: .venv/test
+	$(PYTEST) --cov --cov-context=test --cov-report=term:skip-covered -m "$(or $(TIER),not claim and not slow)"
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -9,10 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 TINY = '''
@@ -89,12 +90,23 @@ def raises():
 CLAIMS = Path(__file__).with_name("claims")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Property tests try few examples in the fast tier, and run again with many in the slow one."""
+    examples = 15 if "not slow" in config.getoption("markexpr") else 100
+    hypothesis.settings.register_profile(
+        "tier", max_examples=examples, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("tier")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of ``claims`` are claims; tests of a GPU skip without one."""
     for item in items:
         if CLAIMS in item.path.parents:
             item.add_marker("claim")
+        if hasattr(getattr(item, "obj", None), "hypothesis") and "not slow" not in item.config.getoption("markexpr"):
+            item.add_marker("slow")
         if item.get_closest_marker("gpu") is not None and not cuda():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
@@ -107,7 +119,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     text = collection_path.read_text(encoding="utf-8")
     if "not slow" in wanted:
         return True if re.search(r"^pytestmark = (\[\s*)?pytest\.mark\.slow", text, re.MULTILINE) else None
-    return True if wanted.startswith("slow") and "mark.slow" not in text else None
+    return True if wanted.startswith("slow") and "mark.slow" not in text and "@given" not in text else None
+
+
+def few(rows: Iterable[Any], *fast: Any) -> list[Any]:
+    """Rows of a parametrized test, of which the fast tier takes these alone."""
+    return [row if row in fast else pytest.param(row, marks=pytest.mark.slow) for row in rows]
 
 
 def cuda() -> bool:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from campaigns.struck import Here, running, write_loop
@@ -147,7 +147,6 @@ def empty(ran, tmp_path_factory):
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
 def test_rows_come_back_bit_for_bit(empty, data):
     store, numbers = empty
     row = data.draw(some_row(next(numbers)))

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -78,7 +78,6 @@ def cost(tapes, plan, **more):
 
 
 @given(TAPES, st.lists(st.floats(0, 1), min_size=2, max_size=6), st.sampled_from([0.0, 0.3]))
-@settings(max_examples=60, deadline=None)
 def test_a_plan_fits_and_a_larger_budget_never_costs_more(tapes, shares, operations):
     full = plan_memory(tapes, EVERYTHING, operations=operations)
     assert full.held == full.wanted >= full.minimum == sum(map(held_anyway, tapes))
@@ -101,7 +100,6 @@ def test_a_plan_fits_and_a_larger_budget_never_costs_more(tapes, shares, operati
 
 
 @given(st.builds(tape_of, OPERATIONS), st.floats(0, 1))
-@settings(max_examples=50, deadline=None)
 def test_the_expected_cost_is_what_trials_cost(tape, share):
     """Against one obvious simulation of every fault: walk the tape, ask for what is clean, make it again recursively."""
     full = plan_memory([tape], EVERYTHING)

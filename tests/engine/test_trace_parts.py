@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles.trace_oracle import numbers
@@ -19,7 +19,6 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 5e-3
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_numbers_are_those_of_a_loop(dtype, data):
     layout = codec(dtype)

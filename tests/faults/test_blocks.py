@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -38,7 +38,6 @@ def drawn(text, region, seed):
 
 
 @given(ordered(), st.integers(1, 9), st.sampled_from([1, 2, 5, None]), seeds)
-@settings(max_examples=60, deadline=None)
 def test_a_block_is_a_slice_of_the_line(order, n, cycles, seed):
     shape, axes = order
     text = f"zero:block={n}" + ("" if cycles == 1 else f",cycles={cycles or 'any'}")
@@ -50,7 +49,6 @@ def test_a_block_is_a_slice_of_the_line(order, n, cycles, seed):
 
 
 @given(ordered(), st.integers(1, 4), seeds)
-@settings(max_examples=100, deadline=None)
 def test_a_run_follows_the_axes(order, n, seed):
     shape, axes = order
     along = line(shape, axes)
@@ -60,7 +58,6 @@ def test_a_run_follows_the_axes(order, n, seed):
 
 
 @given(ordered(), st.integers(1, 5), st.integers(1, 5), seeds)
-@settings(max_examples=200, deadline=None)
 def test_a_tile_is_a_corner_of_the_matrix(order, rows, columns, seed):
     shape, axes = order
     matrix = line(shape, axes).reshape(-1, shape[axes[-1] if axes else -1] if shape else 1)
@@ -74,7 +71,6 @@ def test_a_tile_is_a_corner_of_the_matrix(order, rows, columns, seed):
 
 
 @given(ordered(), st.data())
-@settings(max_examples=100, deadline=None)
 def test_a_selection_is_sorted_to_the_axes(order, data):
     shape, axes = order
     along = line(shape, axes).tolist()

@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -209,7 +209,6 @@ def test_random_is_uniform_over_finite_words(dtype):
 
 
 @given(total=st.integers(1, 200), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_distinct(total, data):
     k = data.draw(st.integers(0, total))
     found = sampling.distinct(np.random.default_rng(k), total, k)
@@ -224,7 +223,6 @@ def test_distinct(total, data):
     share=st.floats(0, 1),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=100, deadline=None)
 def test_successive_counts_add_up(groups, share, seed):
     slots, weight = np.array([g[0] for g in groups]), np.array([g[1] for g in groups])
     k = int(share * slots.sum())

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from faults.test_record import faults
@@ -304,7 +304,6 @@ def test_other_pickles_are_refused_and_nothing_runs(name, tmp_path, monkeypatch)
 
 
 @given(st.binary(max_size=80), st.integers(0, 400))
-@settings(max_examples=300, deadline=None)
 def test_damaged_pickles_never_raise_anything_else(noise, at):
     content = pickle.dumps(np.full((7, 3), -1), protocol=4)
     try:
@@ -314,7 +313,6 @@ def test_damaged_pickles_never_raise_anything_else(noise, at):
 
 
 @given(st.integers(0, 127), st.binary(min_size=1, max_size=8))
-@settings(max_examples=300, deadline=None)
 def test_damaged_npy_is_told(at, noise):
     content = npy(columns(CONV))
     try:
@@ -366,7 +364,6 @@ def test_own_lines():
 
 
 @given(st.lists(faults(), min_size=1, max_size=4))
-@settings(max_examples=100, deadline=None)
 def test_own_round_trip(written):
     """Whatever fault of a parameter is written, the model that has such a tensor gets exactly that one back."""
     unique = [f for i, f in enumerate(written) if f.micro_step is None and f.occurrence is None and f.step is None]

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.errors import UsageError
@@ -51,7 +51,6 @@ def faults(draw):
 
 
 @given(faults())
-@settings(max_examples=150, deadline=None)
 def test_round_trip(one):
     again = Fault.from_json(json.loads(json.dumps(one.to_json())))
     assert again == one
@@ -240,7 +239,6 @@ JSON = st.recursive(
 
 
 @given(key=st.sampled_from(sorted(GOOD)), value=JSON)
-@settings(max_examples=300, deadline=None)
 def test_anything_else_is_refused_or_applies(key, value):
     try:
         one = Fault.from_json({**GOOD, key: value})

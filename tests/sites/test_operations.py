@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.modules import module as module_hooks
@@ -81,7 +81,6 @@ LAYERS = {
 }
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=6), st.integers(0, 99), st.booleans())
 def test_any_stack_of_layers_gives_the_same_bits_under_the_mode(layers, seed, double):
     torch.manual_seed(seed)

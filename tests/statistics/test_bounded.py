@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, effective_size, importance, stratified
@@ -41,7 +41,6 @@ def test_quantiles_against_random_weights(q):
     assert above(values, counts, found) == pytest.approx(1 - q, abs=1e-7)
 
 
-@settings(max_examples=60, deadline=None)
 @given(counts=st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_right_or_wrong_is_clopper_pearson(counts):
     events, n = counts
@@ -50,7 +49,6 @@ def test_right_or_wrong_is_clopper_pearson(counts):
     assert (found.estimate, found.n, found.method) == (exact.estimate, n, "Clopper-Pearson")
 
 
-@settings(max_examples=60, deadline=None)
 @given(shares=SHARES)
 def test_properties(shares):
     found, mirror = bounded_mean(shares), bounded_mean([1 - s for s in shares])
@@ -102,7 +100,6 @@ def test_without_events_the_coarsest_stratum_says_what_can_be():
     assert found.high == pytest.approx(0.1 * clopper_pearson(0, 20).high, rel=0.12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(groups=st.lists(st.tuples(SHARES, st.integers(1, 20), st.sampled_from([0.0, 0.1, 0.5])), min_size=1, max_size=4))
 def test_stratified_properties(groups):
     total = sum(w for _, w, _ in groups)

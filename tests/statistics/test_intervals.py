@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.statistics import clopper_pearson, wilson
@@ -62,7 +62,6 @@ def test_zero_events_have_an_upper_bound():
 
 
 @pytest.mark.parametrize("make", [wilson, clopper_pearson])
-@settings(max_examples=60, deadline=None)
 @given(counts=COUNTS, confidence=CONFIDENCE)
 def test_properties(make, counts, confidence):
     x, n = counts

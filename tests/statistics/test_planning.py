@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.stats import poisson
@@ -46,7 +46,6 @@ def pilot(*rows):
     return [Stratum(w, np.array([0.0, 1.0]), np.array([n - k, float(k)]), k / n) for w, n, k in rows]
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rates=st.lists(st.sampled_from([0, 0, 1, 5, 20]), min_size=2, max_size=6),
     half_width=st.sampled_from([0.002, 0.01, 0.05]),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
@@ -196,7 +196,6 @@ def test_without_implementation_noise_seeds_alone_decide_what_is_harmful():
     assert not found.judge(row(reason="same-bits")).different
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_replicas_themselves_are_seldom_beyond(seed):
     """Each of 21 against the other 20: at most the level, whatever the law of the noise."""
@@ -256,7 +255,6 @@ def check_interval(found, events, n):
     assert found.high == pytest.approx(beta.ppf(1 - tail, events + 1, n - events) if events < n else 1.0, abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(trials(least=1))
 def test_counts_of_groups_add_up(found):
     whole = group("all", found, CONFIDENCE)
@@ -286,7 +284,6 @@ def test_parts_of_the_run_are_quarters():
     assert names == {"steps 0 to 1", "steps 2 to 3", "steps 4 to 5", "steps 6 to 6"}
 
 
-@settings(max_examples=60, deadline=None)
 @given(trials())
 def test_backward_is_held_against_forward_by_the_fault_models_of_both(found):
     contrasts = {c.name: c for c in backward_against_forward(found, CONFIDENCE)}
@@ -366,7 +363,6 @@ def test_conditions_by_hand():
         check_interval(c.specificity, c.clear, c.clear + c.false)
 
 
-@settings(max_examples=60, deadline=None)
 @given(trials())
 def test_contingency_tables_have_every_trial_that_was_watched(found):
     where = points(found, FOUND)
@@ -389,7 +385,6 @@ def test_a_largest_value_of_zero_has_no_multiples():
 # -- the guard ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
 @given(trials(), st.data())
 def test_every_harmful_trial_that_met_the_guard_has_one_size(found, data):
     reasons = st.sampled_from(["recovered", "missed", "stopped", "raised", "crash"])

@@ -10,6 +10,9 @@ import sys
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
+PATIENCE = 0.3
+"""Seconds that a process has to end by itself once its connection is closed."""
+
 
 def started(module: str, environment: Mapping[str, str] | None = None) -> tuple[subprocess.Popen[bytes], Connection]:
     """``python -m MODULE FD OUR-PID``, and our end of the socket. ``environment``: its variables, ours where None."""
@@ -26,10 +29,14 @@ def started(module: str, environment: Mapping[str, str] | None = None) -> tuple[
 
 
 def ended(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    """Kill it and its children, those of one that is over as well."""
+    """Let it end, which it does where it waits for us, else kill it; and its children, those of one that is over as well."""
+    connection.close()
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        pass
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass  # it and its children are gone
     process.wait()
-    connection.close()

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -49,7 +49,6 @@ windows = st.builds(Window, sizes, sizes, st.booleans(), st.booleans())
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple), windows, st.data())
-@settings(max_examples=300, deadline=None)
 def test_a_reach_is_one_of_those_there_are(shape, window, data):
     cells = data.draw(st.lists(st.booleans(), min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
     dependents = np.array(cells).reshape(shape)

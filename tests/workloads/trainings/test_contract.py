@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import few
 from unsilent.faults import fault_model
 from unsilent.sites.training.step import Step
 from unsilent.sites.training.survey import StepSurvey
@@ -25,8 +26,9 @@ from unsilent.workloads.trainings.snapshots import first_difference
 
 from .conftest import ROWS
 
-every = pytest.mark.parametrize("row", ROWS)
-built_in = pytest.mark.parametrize("row", [row for row in ROWS if row != "own loop"])
+FAST = ("train-resnet", "train-chargpt", "own loop")
+every = pytest.mark.parametrize("row", few(ROWS, *FAST))
+built_in = pytest.mark.parametrize("row", few([row for row in ROWS if row != "own loop"], *FAST))
 
 
 def run(workload, state, steps):
@@ -66,6 +68,7 @@ def test_comes_back_bit_for_bit(trainings, row):
     assert len(check_restorable(trainings(row), steps=2, new_process=False).ways) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["train-vit", "scaled"])
 def test_comes_back_in_a_new_process(trainings, row):
     found = check_restorable(trainings(row), steps=2)
@@ -266,7 +269,7 @@ FLOORS = {
 """Steps of a shortened run, and the accuracy it must reach; guessing gives 0.1, a space everywhere 0.24, a coin 0.5."""
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", few(TRAININGS, "train-resnet"))
 def test_learns(name):
     steps, floor = FLOORS[name]
     workload = load_training(name, {"steps": str(steps)})
