@@ -198,7 +198,7 @@ def unsilent_cli(*words: object, seconds: float = 300, **kwargs: Any) -> subproc
 @contextlib.contextmanager
 def inline_campaigns() -> Iterator[None]:
     """Campaigns of every kind run in this process, which has torch already, instead of in workers."""
-    from unsilent.campaigns import executors
+    from unsilent.campaigns import code, executors
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.campaigns.replicas import run
     from unsilent.campaigns.replicas.inline import InlinePool
@@ -208,7 +208,14 @@ def inline_campaigns() -> Iterator[None]:
     ) -> InlineExecutor:
         return InlineExecutor(spec, None, observer, means)
 
-    with pytest.MonkeyPatch.context() as patch:
+    before, modules = set(sys.modules), code._user_modules
+
+    def loaded_since() -> dict[str, Path]:
+        return {name: path for name, path in modules().items() if name not in before}
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        stack.callback(lambda: [sys.modules.pop(name) for name in loaded_since()])  # a new process has none of them
+        patch.setattr(code, "_user_modules", loaded_since)
         patch.setattr(executors, "ProcessExecutor", here)
         patch.setattr(run, "ReplicaPool", InlinePool)
         patch.setattr(sys, "path", list(sys.path))

@@ -26,6 +26,8 @@ from unsilent.sites.training.step import Step
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Seeds
 
+pytestmark = pytest.mark.slow
+
 STEPS = 24
 GRADIENT = "op:fc#addmm.0/grad_wt/out"
 KINDS = {"adamw": (), "sgd": (("optimizer", "sgd"),), "scaled": (("amp", "bfloat16"),)}

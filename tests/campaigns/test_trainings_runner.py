@@ -89,6 +89,7 @@ def by_hand(spec, drawn, steps=STEPS):
     return np.array(losses), np.array(metric), np.array(watched), workload.evaluate(state)
 
 
+@pytest.mark.slow
 def test_rows_are_whole_runs_struck_by_hand(runner):
     ends = set()
     golden = runner.golden.evaluation
@@ -134,6 +135,7 @@ def test_golden_is_the_run_without_faults(runner):
     assert found.parameters == sum(p.numel() for p in state.model.parameters())
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_those_before(runner):
     first = [runner.run(trial(k)).content() for k in range(5)]
     again = {k: runner.run(trial(k)).content() for k in (4, 0, 3, 1, 2)}

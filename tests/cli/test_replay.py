@@ -11,7 +11,6 @@ import pytest
 
 from conftest import in_process
 
-pytestmark = pytest.mark.slow
 MINE = ("--workload", "tiny.py:make")
 
 

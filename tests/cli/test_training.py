@@ -13,8 +13,6 @@ from conftest import in_process
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.outcomes.training import TrainingOutcome
 
-pytestmark = pytest.mark.slow
-
 LOOP = ("struck_loop.py:make", "--with", "steps=12", "--floor", "floor.sqlite")
 ASK = (*LOOP, "--store", "s.sqlite")
 

@@ -13,8 +13,6 @@ import pytest
 
 from conftest import command, in_process
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory):
@@ -226,6 +224,7 @@ def test_per_bit_and_per_tensor_roll_up(campaign):
         ("pvf", "tiny.py:make", "--explain", "--json", "--quiet"),
     ],
 )
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_command_quietly(campaign, words):
     folder, _ = campaign
     reading, writing = os.pipe()

@@ -385,6 +385,7 @@ def test_nothing_is_kept():
 # -- passes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_little_memory_takes_more_runs_and_gives_the_same():
     model, optimizer, step = trained("adam")
     fault = draw("op:fc1#addmm.0/fwd/out")

@@ -114,6 +114,7 @@ def test_repeated_draws_match_enumeration_in_mixed_dtypes(race, monkeypatch):
 
 
 @pytest.mark.parametrize("race", [0, 3, 4096], ids=["in counts", "both", "clock by clock"])
+@pytest.mark.slow
 def test_counts_by_group_match_enumeration(race, monkeypatch):
     """One slot as heavy as the ten others together: it is the first in half of all draws."""
     monkeypatch.setattr(sampling, "_RACE", race)

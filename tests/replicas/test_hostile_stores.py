@@ -142,6 +142,7 @@ def test_the_sound_store_is_read(sound):
 
 @pytest.mark.parametrize(("table", "column"), [(table, column) for table, own in COLUMNS.items() for column in own])
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.slow
 def test_a_wrong_cell_is_refused_in_one_line(sound, tmp_path, table, column, last):
     _, asked, training = sound
     row = f"(SELECT {'max' if last else 'min'}(rowid) FROM {table})"

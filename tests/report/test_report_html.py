@@ -299,6 +299,7 @@ def opened(path, profile, *flags):
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize("name", ["demo", "hostile", "mixed", "deep", "no event", "nothing"])
+@pytest.mark.slow
 def test_browser_draws_it_without_a_word(name, demo, hostile, corners, tmp_path):
     study = {"demo": demo, "hostile": hostile, **corners}[name]
     path = write_html(study, tmp_path / "report.html", fit_per_bit=1e-4)
@@ -317,6 +318,7 @@ def test_browser_draws_it_without_a_word(name, demo, hostile, corners, tmp_path)
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.slow
 def test_browser_shows_the_whole_legend(width, corners, tmp_path):
     text = render_html(corners["mixed"])
     asks = """<script>
@@ -347,6 +349,7 @@ def test_browser_shows_the_whole_legend(width, corners, tmp_path):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.slow
 def test_table_sorts_and_filters(demo, tmp_path):
     text = render_html(demo)
     clicks = """<script>

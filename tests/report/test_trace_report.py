@@ -279,6 +279,7 @@ def test_json_is_plain():
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize("name", ["step", "hostile", "nan"])
+@pytest.mark.slow
 def test_a_browser_draws_it_without_a_word(name, tmp_path):
     info = TraceInfo(CORNERS[name], "a step")
     text, console = opened(write_trace(info, tmp_path / "t.html"), tmp_path / "profile")

@@ -254,6 +254,7 @@ def test_the_page_is_written_whole(tmp_path):
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize("name", ["everything", "hostile", "extremes"])
+@pytest.mark.slow
 def test_a_browser_draws_it_without_a_word(name, tmp_path):
     found = {"everything": EVERYTHING, **CORNERS}[name]
     text, console = opened(write_training(found, tmp_path / "t.html"), tmp_path / "profile")

@@ -95,6 +95,7 @@ def test_any_stack_of_layers_gives_the_same_bits_under_the_mode(layers, seed, do
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_every_site_is_hit(name):
     model, batch, run = subjects()[name]
     before = bits(batch)

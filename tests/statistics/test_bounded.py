@@ -154,6 +154,7 @@ def wide(rng, trials):
 
 @pytest.mark.parametrize("draw", [catastrophic, both, wide])
 @pytest.mark.parametrize("trials", [50, 200])
+@pytest.mark.slow
 def test_coverage_of_clusters(draw, trials):
     """Few of 400 repeats may miss: more than 31 of them has probability below 0.01 at 95 %."""
     rng = np.random.default_rng(12)
@@ -166,6 +167,7 @@ def test_coverage_of_clusters(draw, trials):
 
 
 @pytest.mark.parametrize("expected", [0.1, 1.0, 5.0])
+@pytest.mark.slow
 def test_coverage_of_strata_of_unequal_rates(expected):
     rng = np.random.default_rng(5)
     weights, sizes = np.array([0.6, 0.3, 0.1]), np.array([200, 100, 300])

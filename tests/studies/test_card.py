@@ -32,8 +32,6 @@ from unsilent.studies.card import (
 )
 from unsilent.studies.tallies import Question
 
-pytestmark = pytest.mark.slow
-
 WORKLOAD = (
     TINY
     + """

@@ -154,6 +154,7 @@ def most(n, p):
 @pytest.mark.parametrize(
     ("rates", "sizes"), [((0.1, 0.25), (60, 60)), ((0.05, 0.05), (80, 40)), ((0.5, 0.02), (30, 90))]
 )
+@pytest.mark.slow
 def test_the_difference_is_covered(rates, sizes):
     rng = np.random.default_rng(5)
     truth, missed, repeats = (rates[1] - rates[0]) * MEAN, 0, 400
@@ -167,6 +168,7 @@ def test_the_difference_is_covered(rates, sizes):
     assert missed <= most(repeats, 0.05)
 
 
+@pytest.mark.slow
 def test_paired_differences_are_covered():
     """B keeps half of the faults of A that do something, and adds a few."""
     rng = np.random.default_rng(6)
@@ -185,6 +187,7 @@ def test_paired_differences_are_covered():
     assert missed <= most(repeats, 0.05)
 
 
+@pytest.mark.slow
 def test_holm_keeps_the_error_of_all_rows_together():
     """400 comparisons of six rows without any difference: some row is called different in at most 5 % of them."""
     rng = np.random.default_rng(7)
@@ -202,6 +205,7 @@ def test_holm_keeps_the_error_of_all_rows_together():
     assert uncorrected > most(repeats, 0.05), "the test could not tell a correction from none"
 
 
+@pytest.mark.slow
 def test_differences_that_are_there_are_found():
     rng = np.random.default_rng(8)
     found = 0
@@ -390,6 +394,7 @@ def test_a_store_and_itself_do_not_differ(plain):
     assert found.notes == (), "nothing is left to chance"
 
 
+@pytest.mark.slow
 def test_independent_campaigns_are_not_paired(plain, tmp_path):
     found = together(plain, stored(tmp_path / "b.sqlite", make(seed=1)))
     assert not any(r.paired for r in found.rows)
@@ -400,6 +405,7 @@ def test_independent_campaigns_are_not_paired(plain, tmp_path):
             assert r.difference.estimate == pytest.approx(r.b.estimate - r.a.estimate)
 
 
+@pytest.mark.slow
 def test_more_trials_of_the_same_campaign_are_no_pairs(plain, tmp_path):
     found = together(plain, stored(tmp_path / "b.sqlite", trials=90))
     assert not found.identical
@@ -407,6 +413,7 @@ def test_more_trials_of_the_same_campaign_are_no_pairs(plain, tmp_path):
     assert any("the same campaign" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_precise_campaigns_are_compared_by_the_trials_that_count(tmp_path):
     a = stored(tmp_path / "a.sqlite", ci="4%", flips=None, trials=None)
     found = together(a, a)

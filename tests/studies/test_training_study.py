@@ -35,6 +35,8 @@ from unsilent.studies.trainings.floor import (
 from unsilent.studies.trainings.judging import Judge
 from unsilent.studies.trainings.training import Reading, example, read_training, repeat, run_training
 
+pytestmark = pytest.mark.slow
+
 STEPS, WITHIN = 24, Switches.parse("within")
 
 

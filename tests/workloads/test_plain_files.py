@@ -60,6 +60,7 @@ def archive(path, compression=zipfile.ZIP_DEFLATED, **members):
     return str(path)
 
 
+@pytest.mark.slow
 def test_an_archive_that_unpacks_to_far_more_than_it_is(tmp_path):
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("a.npy", "w", force_zip64=True) as member:

@@ -269,6 +269,7 @@ def test_from_a_file(here):
 
 
 @pytest.mark.parametrize("ref", ["loops.py:make", "loops.py:Protocol"])
+@pytest.mark.slow
 def test_a_file_of_ones_own_comes_back_in_a_new_process(here, ref):
     assert check_restorable(load_training(ref), steps=2).unchecked is None
 

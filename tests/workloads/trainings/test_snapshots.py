@@ -359,6 +359,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_training_that_depends_on_the_process_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unstable.py").write_text(UNSTABLE)
