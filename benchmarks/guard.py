@@ -18,6 +18,7 @@ from scipy.stats import binom
 
 from unsilent.monitor import Guard
 from unsilent.monitor.history import remembered
+from unsilent.monitor.workload import Counters
 from unsilent.sizes import human_bytes
 
 
@@ -64,8 +65,8 @@ def small(name: str, device: str) -> Subject:
     workload = load_training(name, {"device": device})
     state = workload.start(Seeds.all(0))
     count = sum(p.numel() for p in state.model.parameters())
-    title = f"{name}, {count} parameters"
-    return Subject(title, state.model, state.optimizers, state.schedulers, lambda: workload.step(state), False, 100)
+    title, others = f"{name}, {count} parameters", [*state.schedulers, Counters(state)]
+    return Subject(title, state.model, state.optimizers, others, lambda: workload.step(state), False, 100)
 
 
 class Clock:

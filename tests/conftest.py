@@ -101,14 +101,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of ``claims`` are claims; tests of a GPU skip without one."""
+    """All of ``claims`` are claims; property tests belong to both tiers."""
     for item in items:
         if CLAIMS in item.path.parents:
             item.add_marker("claim")
         if hasattr(getattr(item, "obj", None), "hypothesis") and "not slow" not in item.config.getoption("markexpr"):
             item.add_marker("slow")
-        if item.get_closest_marker("gpu") is not None and not cuda():
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -127,11 +125,44 @@ def few(rows: Iterable[Any], *fast: Any) -> list[Any]:
     return [row if row in fast else pytest.param(row, marks=pytest.mark.slow) for row in rows]
 
 
+@pytest.fixture(scope="session")
 def cuda() -> bool:
-    """Whether there is a CUDA device."""
+    """Whether there is a CUDA device; from now on it is ready, whatever the environment says to child processes."""
     import torch
 
+    if torch.cuda.is_available():
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_device(cuda: bool) -> Iterator[None]:
+    """Fixtures of a module or session, and their processes, take the CPU."""
+    with _hidden_device() if cuda else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _hidden_device() -> Iterator[None]:
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest, cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device of tests is the CPU, but for those that are marked ``gpu``, which skip without one."""
+    if request.node.get_closest_marker("gpu") is None:
+        return
+    if not cuda:
+        pytest.skip("no CUDA device")
+    import torch
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
 @pytest.fixture(scope="session", autouse=True)

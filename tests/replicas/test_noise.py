@@ -13,6 +13,8 @@ from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.studies.noise import Asked, name_of, read_noise, run_noise
 
+pytestmark = pytest.mark.slow
+
 RACE = ("race=2", "threads=2", "layout", "tf32", "augment")
 
 

@@ -108,6 +108,7 @@ def test_rows_are_in_reading_order():
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.slow
 def test_browser_shows_it_without_a_word(hostile_names, tmp_path):
     path = write_card_page(make_card(hostile_names, hostile_names[1]), tmp_path / "card.html")
     text, console = opened(path, tmp_path / "profile")

@@ -117,6 +117,7 @@ def test_it_is_written_like_a_report(comparisons, tmp_path):
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser here")
 @pytest.mark.parametrize("name", ["demo", "hostile", "nothing", "same"])
+@pytest.mark.slow
 def test_browser_draws_it_without_a_word(name, comparisons, tmp_path):
     path = write_comparison(comparisons[name], tmp_path / "c.html")
     text, console = opened(path, tmp_path / "profile")

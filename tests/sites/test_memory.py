@@ -11,7 +11,7 @@ from unsilent.sites.memory import Memory
 
 DEVICES = [
     "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 
 

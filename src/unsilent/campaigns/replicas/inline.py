@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from unsilent.campaigns.replicas.looks import Look
 from unsilent.campaigns.replicas.pool import ReplicaPool
 from unsilent.campaigns.replicas.runner import ReplicaRunner
 from unsilent.campaigns.replicas.spec import ReplicaSpec, Trained
@@ -24,6 +25,6 @@ class InlinePool(ReplicaPool):
     def _results(self, jobs: Iterable[Any]) -> Iterator[tuple[int, Any, Any]]:
         waiting = list(jobs)
         for job in [job for job in waiting if not job.switches.environment]:
-            run = self._runner.look if hasattr(job, "steps") else self._runner.run
+            run = self._runner.look if isinstance(job, Look) else self._runner.run
             yield 0, job, run(job)
         yield from super()._results(job for job in waiting if job.switches.environment)
