@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 import hostile_stores
 import hostile_verbs as verbs
+
+pytestmark = pytest.mark.slow
 
 EACH = 11
 """The first half of the ways there are for stores of unsilent pvf, the second for trainings."""

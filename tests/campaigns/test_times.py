@@ -54,6 +54,7 @@ def live():
 
 
 @pytest.mark.parametrize("name", ["live", "worker"])
+@pytest.mark.slow
 def test_asking_again_for_what_is_there_adds_no_time(name, tiny, tmp_path):
     path, asked = tmp_path / "s.sqlite", live if name == "live" else lambda: f"{tiny}:make"
     first = unsilent.pvf(asked(), trials=5, store=path)

@@ -11,6 +11,8 @@ import pytest
 from unsilent.cli.injection import is_injection, replay_csv
 from unsilent.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 FILE = """model,resnet18
 stage,fwrd_inject
 fmodel,RD

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 
 import unsilent
+from conftest import few
 from unsilent.engine import make_engine
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import PlainEngine, acting_in, same_outputs
@@ -207,6 +208,7 @@ def vectors() -> list[Tensor]:
     return [numbers(7, 6), numbers(4, 6) * 2]
 
 
+FAST = ("in place", "tied", "convolutions", "fused")
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[Any]]] = {
     "in place": (InPlace, vectors()),
     "self overlap": (SelfOverlap, vectors()),
@@ -271,14 +273,14 @@ def compare(fast: CachedEngine, plain: PlainEngine, trials: Sequence[Sequence[Fa
     return changed
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", few(MODELS, *FAST))
 def test_parameter_faults_give_the_bits_of_a_plain_run(name: str) -> None:
     fast, plain = engines(name)
     trials = draw(plain, ["param:*"], 60)
     assert compare(fast, plain, trials) > 10
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", few(MODELS, *FAST))
 @pytest.mark.parametrize("address", ["op:*", "op:*/fwd/first", "op:*/fwd/second", "input:*"])
 def test_transient_faults_give_the_bits_of_a_plain_run(name: str, address: str) -> None:
     fast, plain = engines(name)

@@ -46,6 +46,7 @@ def whole(step, fault):
 
 @pytest.mark.parametrize("step", [0, 1, 7, STEPS - 1])
 @pytest.mark.parametrize("name", ["large", "small"])
+@pytest.mark.slow
 def test_a_fork_is_the_whole_run(golden, name, step):
     assert golden.every > 1
     found = ForkEngine(golden).run(step, [FAULTS[name]])

@@ -10,6 +10,8 @@ from exactness.faults import Trial, draw, enough
 from exactness.harness import Comparison, Reference, Summary, checked, compare_each
 from exactness.traps import TRAPS
 
+pytestmark = pytest.mark.slow
+
 FILE = Path(__file__).with_name("traps.py")
 SEED = 5
 TRIALS = {"op": 25, "operand": 15, "input": 6}

@@ -16,6 +16,8 @@ from exactness.here import Base, Table, at
 from unsilent.engine.plain import PlainEngine
 from unsilent.faults import Fault, fault_model
 
+pytestmark = pytest.mark.slow
+
 TABLE = Table()
 CONTEXT: dict[str, Any] = {}
 """The model that is running: what a custom operation knows by a closure."""

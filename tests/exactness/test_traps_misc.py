@@ -24,6 +24,8 @@ from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault
 from unsilent.outcomes.base import Verdict
 
+pytestmark = pytest.mark.slow
+
 TABLE = Table()
 
 

@@ -16,6 +16,8 @@ from exactness.here import ALL, OPS, Base, Directed, Table, at, seeded
 from unsilent.engine.plain import PlainEngine
 from unsilent.faults import Fault, fault_model
 
+pytestmark = pytest.mark.slow
+
 TABLE = Table()
 FEW = ((2, 16), (3, 16), (4, 16))
 """Batches in which a sample has hardly any other to be compared with."""

@@ -91,6 +91,7 @@ def one_by_one(weights, k):
 
 @pytest.mark.parametrize("race", [0, 4096], ids=["in counts", "clock by clock"])
 @pytest.mark.parametrize("k", [2, 3, 5])
+@pytest.mark.slow
 def test_repeated_draws_match_enumeration(k, race, monkeypatch):
     monkeypatch.setattr(sampling, "_RACE", race)
     regions = [Region("a", "float32", (4,)), Region("b", "float32", (1,)), Region("c", "float32", (2,))]
@@ -100,6 +101,7 @@ def test_repeated_draws_match_enumeration(k, race, monkeypatch):
 
 
 @pytest.mark.parametrize("race", [0, 4096])
+@pytest.mark.slow
 def test_repeated_draws_match_enumeration_in_mixed_dtypes(race, monkeypatch):
     monkeypatch.setattr(sampling, "_RACE", race)
     regions = [Region("a", "float32", (2,)), Region("b", "float16", (3,))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ def test_it_ends_for_the_largest_tensors():
         assert np.mean(found) / total == np.clip(np.mean(found) / total, 0.4, 0.6)
 
 
+@pytest.mark.slow
 def test_no_shard_favours_a_bit():
     """Every part of one in N, whatever N, has all 32 bits about equally often (chi-squared, far out in its tail)."""
     total = 32 * 3125

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from conftest import few
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard, GuardStop
 
@@ -101,7 +102,7 @@ def test_a_clean_run_has_the_bits_of_an_unguarded_one_and_no_alarm(golden, name)
     assert guard.spent.snapshot > 0
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", few(MAKE, "adamw", "sgd"))
 @pytest.mark.parametrize("value", [1e6, -1e17, float("inf"), float("nan")])
 @pytest.mark.parametrize(
     ("when", "where"), [(25, "fc.weight"), (13, "conv.weight"), (20, "statistic"), (39, "fc.bias")]

@@ -21,6 +21,8 @@ from unsilent.errors import StoreError, UnsilentError, UsageError
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Seeds
 
+pytestmark = pytest.mark.slow
+
 ASKED = [Replica(Switches.parse(name), k) for name in ("control", "algo", "within", "isa=default") for k in (0, 1)]
 
 

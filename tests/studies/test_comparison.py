@@ -348,6 +348,7 @@ def plain(tmp_path_factory):
     return stored(tmp_path_factory.mktemp("plain") / "a.sqlite")
 
 
+@pytest.mark.slow
 def test_shared_faults_are_compared_trial_by_trial(plain, tmp_path):
     found = together(plain, twin(plain, tmp_path / "b.sqlite", protected))
     assert all(r.paired for r in found.rows)
@@ -446,6 +447,7 @@ def test_exhaustive_campaigns_give_exact_differences(tmp_path):
         ({"at": "op:*"}, "unit is sample in A and batch in B"),
     ],
 )
+@pytest.mark.slow
 def test_other_questions_are_refused(plain, tmp_path, more, said):
     workload = make(judge=more["judge"]) if "judge" in more else make()
     other = stored(tmp_path / "b.sqlite", workload, **{"trials": 4, **{k: v for k, v in more.items() if k != "judge"}})
@@ -462,6 +464,7 @@ def test_parameters_and_values_of_a_run_are_refused_in_any_unit(plain, tmp_path)
         together(plain, other, Question(unit="batch"))
 
 
+@pytest.mark.slow
 def test_dtypes_are_told_as_found_else_as_asked(plain, tmp_path):
     def told(other):
         return [(c.a, c.b) for c in together(plain, other).changes if c.what == "dtype"]

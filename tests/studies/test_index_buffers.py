@@ -118,6 +118,7 @@ def test_a_model_of_nothing_else_is_still_addressed_by_a_star():
 @pytest.mark.parametrize("per", ["component", "layer", "tensor", "bit"])
 @pytest.mark.parametrize("law", ["per-element", "per-tensor"])
 @pytest.mark.parametrize("strata", ["none", "bits", "dtype"])
+@pytest.mark.slow
 def test_they_hold_no_share_unasked(per, law, strata):
     if per == "bit" and strata != "none":
         pytest.skip("bits are no strata of bits")

@@ -95,6 +95,7 @@ def test_a_golden_twin_from_the_same_state(images):
     assert all(torch.equal(p, q) for p, q in zip(after, replay.model.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_the_step_can_be_traced(images):
     replay = InjectionReplay(given(), images, **SMALL)
     picture = trace(replay.model, replay.run_step)

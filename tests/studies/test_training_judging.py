@@ -386,6 +386,7 @@ def test_a_largest_value_of_zero_has_no_multiples():
 
 
 @given(trials(), st.data())
+@pytest.mark.slow
 def test_every_harmful_trial_that_met_the_guard_has_one_size(found, data):
     reasons = st.sampled_from(["recovered", "missed", "stopped", "raised", "crash"])
     again = {

@@ -97,6 +97,7 @@ def test_csv_without_signal(tmp_path):
         load("dlrm", data=_file(tmp_path, lines))
 
 
+@pytest.mark.slow
 def test_same_content_in_another_process(tmp_path):
     """Hashing of categories must not be Python's."""
     path = _file(tmp_path, _rows())

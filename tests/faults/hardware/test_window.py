@@ -75,6 +75,7 @@ RAGGED = np.random.default_rng(3).random((2, 5, 6)) < 0.4
      Window(2, 5, tail=True, onward=True), Window()],
     ids=lambda w: w.text,
 )  # fmt: skip
+@pytest.mark.slow
 def test_how_likely_each_reach_is(dependents, window):
     expected = possible(dependents, 1, window)
     rng, n = np.random.default_rng(1), 2000
