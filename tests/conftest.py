@@ -254,17 +254,18 @@ def inline_campaigns() -> Iterator[None]:
         yield
 
 
-def in_process(*words: object, cwd: Path | str = ".", seconds: float = 0) -> subprocess.CompletedProcess[str]:
-    """The same command line, and its campaigns, without the seconds that new interpreters take."""
+def in_process(*words: object, cwd: Path | str = ".", workers: bool = False) -> subprocess.CompletedProcess[str]:
+    """The same command line, and its campaigns (but with ``workers``), without the seconds that new interpreters take."""
     from unsilent.cli.main import run
 
     out, err = io.StringIO(), io.StringIO()
     with (
-        inline_campaigns(),
+        contextlib.nullcontext() if workers else inline_campaigns(),
         contextlib.chdir(cwd),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
+        pytest.MonkeyPatch.context() as patch,
     ):
-        sys.argv = ["unsilent", *map(str, words)]
+        patch.setattr(sys, "argv", ["unsilent", *map(str, words)])
         code = run(sys.argv[1:])
     return subprocess.CompletedProcess(list(words), code, out.getvalue(), err.getvalue())

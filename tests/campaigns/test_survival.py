@@ -175,7 +175,18 @@ def test_a_closed_terminal_leaves_a_store_to_resume(tiny, monkeypatch, tmp_path)
 
 def test_a_worker_that_dies_is_that_trials_outcome(tiny, forked):
     done = in_process(
-        "pvf", f"{tiny}:dies", "--trials", 3, "--at", "last.*", "--per", "tensor", "--store", "s.sqlite", "--json"
+        "pvf",
+        f"{tiny}:dies",
+        "--trials",
+        3,
+        "--at",
+        "last.*",
+        "--per",
+        "tensor",
+        "--store",
+        "s.sqlite",
+        "--json",
+        workers=True,
     )
     assert done.returncode == 0, done.stderr
     crashed = codes_of("s.sqlite", "crash")
@@ -215,6 +226,7 @@ def test_a_trial_that_hangs_is_an_outcome(tiny, forked):
         1,
         "--store",
         "s.sqlite",
+        workers=True,
     )
     assert done.returncode == 0, done.stderr
     assert [r["target"] for r in codes_of("s.sqlite", "hang")] == ["last.bias"]
@@ -222,7 +234,7 @@ def test_a_trial_that_hangs_is_an_outcome(tiny, forked):
 
 def test_a_model_that_raises_is_an_outcome_and_the_weights_stay(tiny, forked):
     done = in_process(
-        "pvf", f"{tiny}:raises", "--trials", 4, "--at", "last.*", "--per", "tensor", "--store", "s.sqlite"
+        "pvf", f"{tiny}:raises", "--trials", 4, "--at", "last.*", "--per", "tensor", "--store", "s.sqlite", workers=True
     )
     assert done.returncode == 0, done.stderr
     raised = codes_of("s.sqlite", "exception")

@@ -175,16 +175,16 @@ def test_a_live_model_cannot_go_on_and_says_so(folder, monkeypatch):
 
 def test_the_command_ends_well_and_replay_says_why_it_crashed(folder):
     ask = ("pvf", "device.py:device", "--at", "last.bias", "--fault", HUGE, "--trials", 1, "--engine", "plain")
-    done = in_process(*ask, "--store", "s.sqlite")
+    done = in_process(*ask, "--store", "s.sqlite", workers=True)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     (row,) = map(json.loads, in_process("export", "s.sqlite").stdout.splitlines())
     assert (row["crash"], row["error"]) == (14, REASON)
     for words in ((), ("--trace",)):
-        done = in_process("replay", "s.sqlite", "last/x1/0", "--workload", "device.py:device", *words)
+        done = in_process("replay", "s.sqlite", "last/x1/0", "--workload", "device.py:device", *words, workers=True)
         assert "Traceback" not in done.stderr + done.stdout
         assert done.returncode == (2 if words else 0)
-    done = in_process("replay", "s.sqlite", "last/x1/0", "--workload", "device.py:device")
+    done = in_process("replay", "s.sqlite", "last/x1/0", "--workload", "device.py:device", workers=True)
     assert REASON in done.stdout
 
 
