@@ -1,9 +1,10 @@
 """What the guard costs a training step: its parts timed themselves, not as the difference of two trainings.
 
 In a guarded step the snapshot, the step and the check are timed one after the other, by the wall and by CPU time; on a GPU each
-until the device is done, but for what the guard itself waits for. Shares are of the step of the same round; medians with a
-95 % interval (of order statistics). Every other step reads the moments once, plainly, in the place of the check. A recovery is
-timed from the check that finds a planted value to the end of the second step that is done again.
+until the device is done, but for what the guard itself waits for. A round is the mean over as many steps as there are from one
+state that is kept to the next. Shares are of the step of the same round; medians over rounds with a 95 % interval (of order
+statistics). After each round the moments are read once, plainly. A recovery is timed from the check that finds a planted value
+to the end of the last step that is executed again.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import torch
 from scipy.stats import binom
 
 from unsilent.monitor import Guard
+from unsilent.monitor.guard import EVERY
 from unsilent.monitor.history import remembered
 from unsilent.monitor.workload import Counters
+from unsilent.recovery.ring import CERTAIN
 from unsilent.sizes import human_bytes
 
 
@@ -54,7 +57,7 @@ def llama(device: str) -> Subject:
         optimizer.step()
 
     count = sum(p.numel() for p in model.parameters())
-    return Subject(f"Llama, {count / 1e6:.1f} M parameters, 8 x 512 tokens", model, [optimizer], [], step, True, 6)
+    return Subject(f"Llama, {count / 1e6:.1f} M parameters, 8 x 512 tokens", model, [optimizer], [], step, True, 3)
 
 
 def small(name: str, device: str) -> Subject:
@@ -66,7 +69,7 @@ def small(name: str, device: str) -> Subject:
     state = workload.start(Seeds.all(0))
     count = sum(p.numel() for p in state.model.parameters())
     title, others = f"{name}, {count} parameters", [*state.schedulers, Counters(state)]
-    return Subject(title, state.model, state.optimizers, others, lambda: workload.step(state), False, 100)
+    return Subject(title, state.model, state.optimizers, others, lambda: workload.step(state), False, 50)
 
 
 class Clock:
@@ -89,18 +92,20 @@ def main(rounds: int, device: str = "cpu") -> None:
 
 
 def _report(subject: Subject, rounds: int, now: Clock, device: str) -> None:
-    guard = Guard(subject.model, subject.optimizers, *subject.others, gradients=subject.gradients)
-    for _ in range(3):
+    guard = Guard(subject.model, subject.optimizers, *subject.others, gradients=subject.gradients, every=EVERY)
+    for _ in range((CERTAIN + 1) * EVERY):  # from then on it is settled how gradients are kept
         guard.step(subject.step)
     parts: dict[str, list[np.ndarray]] = {key: [] for key in ("step", "check", "snapshot", "synchronisation", "read")}
     for _ in range(max(rounds * subject.rounds, 6)):
-        waited = guard.spent.synchronise
-        times = [now()]
-        for part in (lambda: guard.begin(subject.step), subject.step, guard.end):
-            part()
-            times.append(now())
-        wait = np.full(2, guard.spent.synchronise - waited)
-        snapshot, step, check = np.diff(times, axis=0)
+        waited, spent = guard.spent.synchronise, np.zeros((3, 2))
+        for _ in range(EVERY):  # one of these steps begins with a state that is kept
+            times = [now()]
+            for part in (lambda: guard.begin(subject.step), subject.step, guard.end):
+                part()
+                times.append(now())
+            spent += np.diff(times, axis=0) / EVERY
+        wait = np.full(2, guard.spent.synchronise - waited) / EVERY
+        snapshot, step, check = spent
         for key, value in (("step", step), ("check", check - wait), ("snapshot", snapshot), ("synchronisation", wait)):
             parts[key].append(value)
         guard.begin(subject.step)
@@ -111,7 +116,7 @@ def _report(subject: Subject, rounds: int, now: Clock, device: str) -> None:
         parts["read"].append(now() - begun)
         guard.end()
     guard.settle()
-    print(f"\n{subject.name} ({device}), {len(parts['step'])} steps")
+    print(f"\n{subject.name} ({device}), {len(parts['step'])} times {EVERY} steps")
     print(f"one state {human_bytes(guard.nbytes // 2)}, moments {human_bytes(_size(_moments(subject)))}")
     print(f"{'':26}{'wall ms':>30}{'CPU ms':>30}{'% of step, CPU':>26}{'wall':>9}")
     found = {key: np.array(values) for key, values in parts.items()}
@@ -127,7 +132,7 @@ def _report(subject: Subject, rounds: int, now: Clock, device: str) -> None:
 
 
 def _recover(guard: Guard, subject: Subject, now: Clock, step: np.ndarray, times: int = 5) -> None:
-    """Plant a value a few times and print what going back and two steps again cost."""
+    """Plant a value a few times and print what going back and executing steps again costs."""
     back, whole = [], []
     for _ in range(times):
         for _ in range(3):
@@ -144,7 +149,7 @@ def _recover(guard: Guard, subject: Subject, now: Clock, step: np.ndarray, times
     assert guard.recoveries == times
     both = np.median(whole, axis=0)
     print(
-        f"recovery: {np.median(back) * 1e3:.2f} ms to put the state back; with the two steps {both[0] * 1e3:.1f} ms wall, "
+        f"recovery: {np.median(back) * 1e3:.2f} ms to put the state back; with the steps executed again {both[0] * 1e3:.1f} ms wall, "
         f"{both[1] * 1e3:.1f} ms CPU ({both[1] / step[1]:.2f} steps)"
     )
 

@@ -37,6 +37,8 @@ class HeldTraining:
 
     Args:
         others: schedulers, scalers and the like: whatever has ``state_dict`` and ``load_state_dict``. gradients: hold those, too.
+            copy_gradients: False: hold the tensors themselves, which is enough where a training replaces gradients and never
+            writes to those it has (``zero_grad`` does so by default); see `gradients_written`.
         copies: where copies are kept. generators: random generators besides the global ones.
 
     Attributes:
@@ -50,6 +52,7 @@ class HeldTraining:
         others: Sequence[Any] = (),
         *,
         gradients: bool = True,
+        copy_gradients: bool = True,
         copies: Copies = clones,
         generators: Sequence[Any] = (),
     ) -> None:
@@ -66,7 +69,11 @@ class HeldTraining:
         leaves = {id(p): p for p in (*own, *stepped)}
         self._gradients = [(p, p.grad) for p in leaves.values()] if gradients else []
         live = {**leaves, **{id(b): b for m in modules for b in m._buffers.values() if b is not None}}
-        live.update((id(g), g) for _, g in self._gradients if g is not None)
+        there = [g for _, g in self._gradients if g is not None]
+        self._versions = [(g, g._version) for g in there]
+        self._copied = copy_gradients
+        if copy_gradients:
+            live.update((id(g), g) for g in there)
         settings = [(key, value) for table in (*entries, *groups) for key, value in table.items() if key != "params"]
         live.update((id(t), t) for _, value in settings for t in _tensors(value))
         # What is no tensor and can be changed in place is copied as it is; tensors in it are put back by their content.
@@ -77,6 +84,14 @@ class HeldTraining:
         self._kept = copies(self._live)
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
         self.generators = held_generators(generators)
+
+    def gradients_written(self) -> bool | None:
+        """Whether a gradient that was there has been written to since; None: there was none."""
+        return any(g._version != version for g, version in self._versions) if self._versions else None
+
+    def is_whole(self) -> bool:
+        """Whether all that is held still has its bits: gradients that were not copied may have been written to."""
+        return self._copied or not self.gradients_written()
 
     def matches(self) -> bool:
         """Whether parameters, buffers, gradients, optimizers and schedulers have the bits that were held."""

@@ -4,7 +4,7 @@
     trainer.add_callback(GuardCallback(trainer))
     trainer.train()
 
-An update is one step of the guard, with all its micro-batches. After an alarm the callback does the last two updates again as the
+An update is one step of the guard, with all its micro-batches. After an alarm the callback does the last updates again as the
 Trainer does them: its own ``training_step``, clipping, optimizer and schedule. Losses that the Trainer has summed up for its log
 are not taken back.
 """

@@ -1,4 +1,4 @@
-"""What one execution of a step depended on, recorded so that a second execution can be compared with the first.
+"""What one execution of steps depended on, recorded so that a second execution can be compared with the first.
 
 Recorded are the inputs of the model (a fingerprint, computed on their device), the numbers in ``param_groups`` at each step of an
 optimizer, and, when the step is over, the states of random generators and the numbers of the loop. Nothing waits for a device
@@ -28,7 +28,7 @@ SAMPLE = 16384
 
 @dataclass(eq=False)
 class Execution:
-    """One execution of a step.
+    """One execution of some steps.
 
     Attributes:
         inputs: of each forward pass of the model a fingerprint, int64 tensors. settings: at each optimizer step the optimizer's
@@ -49,6 +49,12 @@ class Execution:
         self.generators["Python's global generator"] = random.getstate()
         self.numbers = dict(numbers)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Execution]) -> Execution:
+        """One execution of what was recorded in parts."""
+        inputs, settings = [i for part in parts for i in part.inputs], [s for part in parts for s in part.settings]
+        return cls(inputs, settings, parts[-1].generators, parts[-1].numbers)
+
 
 class Iteration(NamedTuple):
     """What an iteration began with, what puts the generators of then back, and what returns the variables that it can reach."""
@@ -58,13 +64,32 @@ class Iteration(NamedTuple):
     variables: Callable[[], Variables]
 
 
+LONGEST_STEP = 256
+"""Iterations without a step of an optimizer after which each iteration is taken for a step."""
+
+
 @dataclass(eq=False)
-class GuardedStep:
-    """The iterations of one step, what its execution depended on, and the count of updates before it."""
+class Segment:
+    """The iterations from one state that is kept to the next.
+
+    Attributes:
+        execution: what it depended on. updates: the count of updates when the last iteration began; it goes up with every step
+            of an optimizer. iterations: since the state was kept. steps: that had ended when the last iteration began.
+    """
 
     execution: Execution
     updates: int
     iterations: list[Iteration] = field(default_factory=list)
+    steps: int = 0
+
+    def ended(self, updates: int) -> int:
+        """Steps that have ended, at this count of updates."""
+        return self.steps + (updates != self.updates or len(self.iterations) >= LONGEST_STEP)
+
+    def begin(self, iteration: Iteration, updates: int) -> None:
+        """One more iteration begins, at this count of updates."""
+        self.steps, self.updates = self.ended(updates), updates
+        self.iterations.append(iteration)
 
 
 def given_differently(first: Execution, again: Execution) -> Iterator[str]:

@@ -9,7 +9,8 @@ the oldest state kept is put back bit for bit (parameters, buffers, gradients, o
 batches since then come again, each with the generators as they were. A step that is a function is guarded by
 ``guard.step(function)``. If a bound is passed again meanwhile: `GuardStop`, with the oldest state put back.
 
-A step is what ends with an optimizer's step: iterations that only accumulate gradients belong to the step after them.
+The state is kept before every fourth step. A step is what ends with an optimizer's step: iterations that only accumulate
+gradients belong to the step after them.
 
 The second execution is compared with the first. Where the loop turns out not to be repeatable, which it must be for an exact
 recovery, a `RepeatabilityWarning` names the cause (with ``strict=True``: `NotRepeatable`).
@@ -42,9 +43,9 @@ from unsilent.monitor.analytic import RULE, Analytic, Positions, analytic_bounds
 from unsilent.monitor.bounds import Bounds
 from unsilent.monitor.execution import (
     Execution,
-    GuardedStep,
     Iteration,
     Recorder,
+    Segment,
     generators_that_differ,
     given_differently,
     numbers_that_differ,
@@ -59,8 +60,12 @@ __all__ = ["Alarm", "Guard", "GuardStop"]
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
-LONGEST_STEP = 256
-"""Iterations without a step of an optimizer after which the guard takes each iteration for a step."""
+EVERY = 4
+"""Steps from one state that is kept to the next."""
+GRADIENTS_LOST = (
+    "the loop added to gradients that it used to replace, and so they were not copied (begin every step with zero_grad(), or use "
+    "zero_grad(set_to_none=False), for which they are)"
+)
 SEARCHES = 2
 """Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
 Redone = Generator[Any, None, tuple[list[str], list[str]]]
@@ -80,7 +85,9 @@ class Guard:
         factor: of the calibrated bounds. bounds: largest magnitudes by name of the tensor (see `names`), or `Analytic`; what
             these do not cover is calibrated.
         where: where states are kept: ``device``, ``host`` or ``file``. gradients: keep those, too; False where every step
-            begins by setting them to zero. depth: states that are kept; None: 2, or 3 with ``late``.
+            begins by setting them to zero. every: steps from one state that is kept to the next; an alarm leads to at most
+            ``every * depth`` steps that are executed again, whose batches stay in memory. depth: states that are kept; None: 2,
+            or 3 with ``late`` and ``every=1``.
         late: read the magnitudes of a step after the next one; None: where they are on CUDA. ranks: whose magnitudes count, so
             that all go back together: ``all`` of torch.distributed where it is in use, ``alone``, or a process group.
         strict: a recovery that may not be exact is an error, not a warning. on_alarm: is called with every alarm.
@@ -101,6 +108,7 @@ class Guard:
         bounds: Mapping[str, float] | Analytic | None = None,
         where: Where = "device",
         gradients: bool = True,
+        every: int = EVERY,
         depth: int | None = None,
         late: bool | None = None,
         ranks: Ranks = "all",
@@ -120,10 +128,12 @@ class Guard:
         self._on_alarm, self._ranks, self._strict = on_alarm, ranks, strict
         group_of(ranks)
         self._late = any(p.is_cuda for p in model.parameters()) if late is None else late
-        depth = (3 if self._late else 2) if depth is None else depth
+        depth = (3 if self._late and every == 1 else 2) if depth is None else depth
         if depth < 2:
-            raise UsageError(f"depth is {depth}; a guard needs the states before the last 2 steps or more")
-        self._depth = depth
+            raise UsageError(f"depth is {depth}; a guard needs 2 states or more")
+        if every < 1:
+            raise UsageError(f"every is {every}; expected 1 step or more from one state that is kept to the next")
+        self._depth, self._every = depth, every
         self._analytic = bounds if isinstance(bounds, Analytic) else None
         self._bounds = Bounds(factor, None if isinstance(bounds, Analytic) else bounds)
         self._parts: list[Remembered] = []
@@ -131,7 +141,7 @@ class Guard:
         self._generators: dict[str, Any] = {f"generator {n}": g for n, g in enumerate(self._ring.generators)}
         self._variables: Callable[[], Variables] = dict
         self._searches = 0
-        self._steps: list[GuardedStep] = []
+        self._segments: list[Segment] = []
         self._unread: Reading | None = None
         self._in_loop = self._loop_was_left = self._closed = False
         self._positions = Positions(model) if self._analytic else None
@@ -252,14 +262,14 @@ class Guard:
             self._run_again(self._last())
             return
         self._loop_was_left = False
-        if self._steps and (alarm := self._check(late=False)) is not None:
+        if self._segments and (alarm := self._check(late=False)) is not None:
             self._report(alarm)
             self._give_up(GuardStop(alarm, alarm))
 
     def forget(self) -> None:
         """Forget states, not bounds: what was done to the training since the last step cannot be executed again."""
         self._ring.clear()
-        self._steps.clear()
+        self._segments.clear()
         self._unread, self._parts = None, []
         self._loop_was_left = False
 
@@ -284,29 +294,27 @@ class Guard:
         if self._searches < SEARCHES:
             self._searches += 1
             self._search()
-        if not self._steps or self._is_complete(self._steps[-1]):
+        updates = self._updates()
+        if not self._segments or self._segments[-1].ended(updates) >= self._every:
             put_back = self._ring.keep().generators
             self._recorder.now = Execution()
-            self._steps = [*self._steps, GuardedStep(self._recorder.now, self._updates())][-self._depth :]
+            self._segments = [*self._segments, Segment(self._recorder.now, updates)][-self._depth :]
         else:
             put_back = held_generators(self._ring.generators)
-        self._steps[-1].iterations.append(Iteration(item, put_back, self._variables))
+        self._segments[-1].begin(Iteration(item, put_back, self._variables), updates)
         self.spent.snapshot += time.perf_counter() - begun
 
     def _end(self, late: bool | None = None) -> Alarm | None:
         """The first bound that is passed after an iteration, or (late) after the one before it."""
-        if self._steps:
+        if self._segments:
             begun = time.perf_counter()
-            self._steps[-1].execution.finish(self._generators, numbers(self._variables()))
+            self._segments[-1].execution.finish(self._generators, numbers(self._variables()))
             self.spent.snapshot += time.perf_counter() - begun
         return self._check(late)
 
     def _updates(self) -> int:
         """Goes up with every update of parameters, by a step of an optimizer that calls its hooks or by any write."""
         return self._recorder.updates + sum(p._version for p in self._model.parameters())
-
-    def _is_complete(self, step: GuardedStep) -> bool:
-        return self._updates() != step.updates or len(step.iterations) >= LONGEST_STEP
 
     def _search(self) -> None:
         """Find the random generators, schedulers and scalers that the loop can reach, so that they are put back with the rest."""
@@ -338,66 +346,68 @@ class Guard:
         """Goes back to the oldest state and yields what the iterations since then began with, each to be executed again."""
         self._report(first)
         self.recoveries += 1
-        steps, after = self._go_back()
-        count = sum(len(step.iterations) for step in steps)
-        yield from self._again(steps[0], first, count)
-        causes, counted = yield from self._compare(steps[0], after, first, count)
+        segments, after = self._go_back()
+        count = sum(len(segment.iterations) for segment in segments)
+        lost = [] if self._ring.whole else [GRADIENTS_LOST]
+        yield from self._again(segments[0], first, count)
+        causes, counted = yield from self._compare(segments[0], after, first, count)
+        causes = [*lost, *causes]
         if causes:
             self._not_repeatable(causes, first)
         if counted:
             text = f"variables of the loop are not put back: {'; '.join(counted)}. Where the training depends on one, take it "
             warnings.warn(text + "from the batch: guard.over(enumerate(loader))", RepeatabilityWarning, stacklevel=2)
-        for step in steps[1:]:
-            yield from self._again(step, first, count)
+        for segment in segments[1:]:
+            yield from self._again(segment, first, count)
         log.warning(
             "%s: went back %d iteration%s and executed them again%s",
             first, count, "s" if count > 1 else "", "; not exact, see the warning" if causes else "",
         )  # fmt: skip
 
-    def _go_back(self) -> tuple[list[GuardedStep], list[HeldTraining]]:
-        """Put the oldest state back; the steps since then, and the states after each of them but the last."""
+    def _go_back(self) -> tuple[list[Segment], list[HeldTraining]]:
+        """Put the oldest state back; the segments since then, and the states after each of them but the last."""
         begun = time.perf_counter()
         after = self._ring.back(len(self._ring))
-        steps, self._steps = self._steps, []
+        segments, self._segments = self._segments, []
         self._unread = None
-        self.spent.steps -= sum(len(step.iterations) for step in steps)
+        self.spent.steps -= sum(len(segment.iterations) for segment in segments)
         self.spent.recovery += time.perf_counter() - begun
-        return steps, after
+        return segments, after
 
-    def _again(self, step: GuardedStep, first: Alarm, count: int) -> Iterator[Any]:
-        for item, put_back, self._variables in step.iterations:
+    def _again(self, segment: Segment, first: Alarm, count: int) -> Iterator[Any]:
+        for item, put_back, self._variables in segment.iterations:
             put_back()
             self._begin(item)
             yield item
             if (alarm := self._end(late=False)) is not None:
                 self._give_up(GuardStop(alarm, first, count))
 
-    def _compare(self, step: GuardedStep, after: list[HeldTraining], first: Alarm, count: int) -> Redone:
-        """Compare the second execution of the oldest step with its first one.
+    def _compare(self, segment: Segment, after: list[HeldTraining], first: Alarm, count: int) -> Redone:
+        """Compare the second execution of the oldest segment with its first one.
 
         Returns what makes the loop not repeatable, and which numbers of the loop went on counting.
 
-        Where they end with other bits (the first one may have been faulty), the step is executed a third time, and the second and
+        Where they end with other bits (the first one may have been faulty), it is executed a third time, and the second and
         third execution are compared: neither has the fault.
         """
-        again = self._steps[-1].execution
-        causes = list(given_differently(step.execution, again))
-        same = bool(after) and len(self._steps) == 1 and after[0].matches()
+        again = Execution.joined([part.execution for part in self._segments])
+        causes = list(given_differently(segment.execution, again))
+        same = bool(after) and len(self._segments) == 1 and after[0].matches()
         if not self._any_rank(not same):
-            causes += generators_that_differ(step.execution, again)
-            return causes, numbers_that_differ(step.execution, again)
-        if len(self._steps) > 1:  # the fault had kept an optimizer from making its step
+            causes += generators_that_differ(segment.execution, again)
+            return causes, numbers_that_differ(segment.execution, again)
+        if len(self._segments) > 1:  # the fault had kept an optimizer from making its step
             return causes, []
         second = self._ring.keep()
         self._ring.back(2)
-        self._steps = []
-        self.spent.steps -= len(step.iterations)
-        yield from self._again(step, first, count)
-        third = self._steps[-1].execution
+        self._segments = []
+        self.spent.steps -= len(segment.iterations)
+        yield from self._again(segment, first, count)
+        third = self._segments[-1].execution
         causes += [*given_differently(again, third), *generators_that_differ(again, third)]
         if self._any_rank(not causes and not second.matches()):
             causes.append(
-                "the same step from the same state ended with other bits (it depends on an object that Guard was not given, on "
+                "the same steps from the same state ended with other bits (it depends on an object that Guard was not given, on "
                 "randomness that was not found, or on operations that are not deterministic)"
             )
         return list(dict.fromkeys(causes)), numbers_that_differ(again, third)
@@ -487,7 +497,7 @@ class Guard:
         self._parts = parts
 
     def _stepped(self) -> bool:
-        return bool(self._steps) and self._is_complete(self._steps[-1])
+        return bool(self._segments) and self._segments[-1].ended(self._updates()) > 0
 
 
 def _without(optimizer: Optimizer) -> str:

@@ -1,4 +1,4 @@
-"""One trial again under the guard: forked a step before its fault, with the bounds that the guard would have learnt by then."""
+"""One trial again under the guard: forked where the guard keeps a state before the fault, with the bounds learnt by then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unsilent.campaigns.trainings.spec import MOMENTS, Floats
 from unsilent.engine.forking import GoldenTraining
 from unsilent.faults.receipts import Hit
 from unsilent.monitor import Alarm, GuardStop, RepeatabilityWarning
-from unsilent.monitor.guard import LOGGER
+from unsilent.monitor.guard import EVERY, LOGGER
 from unsilent.monitor.history import HISTORY, Remembered, magnitudes_of, watched
 from unsilent.monitor.workload import guard_training
 from unsilent.sites.training.step import Step
@@ -75,7 +75,7 @@ class Guarded:
 def guarded(golden: GoldenTraining, drawn: Drawn, history: History, moment: str = "start") -> Guarded:
     """Strike a step of a training that is guarded; ``moment``: one of `MOMENTS`, when faults strike memory."""
     step = drawn.struck.step
-    begin = max(0, step - 1)
+    begin = max(0, step // EVERY - 1) * EVERY  # a guard from the first step on would keep this state and the next one
     state = golden.at(begin)
     alarms: list[tuple[int, Alarm]] = []
     hits: list[Hit] = []

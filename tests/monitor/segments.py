@@ -1,0 +1,15 @@
+"""Where a guard goes back to."""
+
+from __future__ import annotations
+
+from unsilent.monitor.guard import EVERY
+
+
+def oldest_kept(step, every=EVERY):
+    """The step before which the oldest of two states was kept, at the end of this step of a loop that begins with 0."""
+    return max(0, step // every - 1) * every
+
+
+def executed_again(step, every=EVERY):
+    """Steps that a fault of this step leads to: those since the oldest state, twice where it is the only one."""
+    return (step + 1 - oldest_kept(step, every)) * (2 if step < every else 1)
