@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,17 @@ def few(rows: Iterable[Any], *fast: Any) -> list[Any]:
     return [row if row in fast else pytest.param(row, marks=pytest.mark.slow) for row in rows]
 
 
+def spread(columns: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Parameters (column, values): in the fast tier each column and each value once, in the slow one all pairs."""
+    columns, values = list(columns), list(values)
+    count = max(len(columns), len(values))
+    once: dict[Any, list[Any]] = {column: [] for column in columns}
+    for number in range(count):
+        once[columns[number % len(columns)]].append(values[number % len(values)])
+    fast = [pytest.param(column, own, id=f"{column}-some") for column, own in once.items()]
+    return fast + [pytest.param(column, values, id=f"{column}-all", marks=pytest.mark.slow) for column in columns]
+
+
 @pytest.fixture(scope="session")
 def cuda() -> bool:
     """Whether there is a CUDA device; from now on it is ready, whatever the environment says to child processes."""
@@ -199,19 +211,46 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "tiny.py"
 
 
+Made = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def _small_campaign(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    folder = tmp_path_factory.mktemp("small")
+def made_once(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Made:
+    """``made_once(name, make)``: the folder that ``make(folder)`` filled, once for all test processes; copy before a change."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        folder, finished = base / f"once-{name}", base / f"once-{name}.made"
+        with (base / f"once-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not finished.exists():
+                folder.mkdir()
+                make(folder)
+                finished.touch()
+        return folder
+
+    return get
+
+
+def _campaign(folder: Path) -> None:
     (folder / "tiny.py").write_text(TINY)
-    done = in_process("pvf", "tiny.py:make", "--trials", 5, "--quiet", "--store", "s.sqlite", cwd=folder)
+    words = ("--trials", 40, "--flips", "1,8", "--store", "s.sqlite", "--json")
+    done = in_process("pvf", "tiny.py:make", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return folder
+    (folder / "printed.json").write_text(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def pvf_campaign(made_once: Made) -> Path:
+    """A folder with a campaign of ``unsilent pvf``: tiny.py, s.sqlite, s.html, and what --json printed (printed.json)."""
+    return made_once("pvf", _campaign)
 
 
 @pytest.fixture
-def stored(_small_campaign: Path, tiny: str) -> Path:
-    """The store of a small campaign of the tiny workload and its report, in the current folder."""
-    for file in _small_campaign.glob("s.*"):
+def stored(pvf_campaign: Path, tiny: str) -> Path:
+    """The store of that campaign and its report, in the current folder."""
+    for file in pvf_campaign.glob("s.*"):
         shutil.copy(file, ".")
     return Path("s.sqlite")
 

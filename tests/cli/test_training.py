@@ -31,15 +31,19 @@ def trials(path):
         return {row.trial: row.content() for row in store.rows()}
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """A folder with a campaign, and what the command said."""
-    folder = tmp_path_factory.mktemp("training")
+def campaign(folder):
     write_loop(folder)
     done = in_process("training", *ASK, "--trials", 16, "--guard", "--quiet", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    return folder, parsed(done.stdout)
+    (folder / "printed.json").write_text(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def ran(made_once):
+    """A folder with a campaign, and what the command said."""
+    folder = made_once("training", campaign)
+    return folder, parsed((folder / "printed.json").read_text())
 
 
 @pytest.fixture

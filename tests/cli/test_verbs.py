@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +16,11 @@ from conftest import command, in_process
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory):
-    """One campaign of the tiny workload: its folder and what the command printed as JSON."""
-    from conftest import TINY
-
+def campaign(pvf_campaign, tmp_path_factory):
+    """A campaign of the tiny workload: a copy of its folder, and what the command printed as JSON."""
     folder = tmp_path_factory.mktemp("campaign")
-    (folder / "tiny.py").write_text(TINY)
-    done = in_process(
-        "pvf", "tiny.py:make", "--trials", 40, "--flips", "1,8", "--store", "s.sqlite", "--json", cwd=folder
-    )
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout)
+    shutil.copytree(pvf_campaign, folder, dirs_exist_ok=True)
+    return folder, json.loads((folder / "printed.json").read_text())
 
 
 def test_json_holds_what_the_design_promises(campaign):
