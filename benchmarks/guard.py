@@ -149,8 +149,8 @@ def _recover(guard: Guard, subject: Subject, now: Clock, step: np.ndarray, times
     assert guard.recoveries == times
     both = np.median(whole, axis=0)
     print(
-        f"recovery: {np.median(back) * 1e3:.2f} ms to put the state back; with the steps executed again {both[0] * 1e3:.1f} ms wall, "
-        f"{both[1] * 1e3:.1f} ms CPU ({both[1] / step[1]:.2f} steps)"
+        f"recovery: {np.median(back) * 1e3:.2f} ms to put the state back; with the steps executed again "
+        f"{both[0] * 1e3:.1f} ms wall, {both[1] * 1e3:.1f} ms CPU ({both[1] / step[1]:.2f} steps)"
     )
 
 

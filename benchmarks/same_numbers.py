@@ -1,0 +1,83 @@
+"""Two checkouts of the source run the same six campaigns: are trials, estimates and intervals the same, digit for digit?
+
+git worktree add /tmp/before COMMIT
+python -m benchmarks.same_numbers /tmp/before .       # some minutes; exit status 1 where a number differs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CAMPAIGNS: dict[str, tuple[str, ...]] = {
+    "pvf, parameters": ("pvf", "digits-cnn", "--trials", "150", "--flips", "1,8", "--jobs", "2"),
+    "pvf, operations": ("pvf", "digits-cnn", "--at", "op:*", "--trials", "100"),
+    "pvf, exhaustive": ("pvf", "digits-cnn", "--at", "*.bias", "--fault", "bitflip:bits=28-31", "--exhaustive"),
+    "pvf, one batch": ("pvf", "chargpt", "--one-batch", "--trials", "60"),
+    "training": ("training", "train-resnet", "--trials", "24", "--horizon", "20", "--guard"),
+    "noise": ("noise", "train-resnet", "--replicas", "3", "--variants", "control,algo+impl", "--steps", "60"),
+}
+NUMBERS = ("estimate", "low", "high", "n")
+
+
+def main() -> int:
+    """Run both, print what is the same and what is not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trees", nargs=2, type=Path, metavar="CHECKOUT")
+    parser.add_argument("--only", choices=CAMPAIGNS, action="append")
+    asked = parser.parse_args()
+    differ = False
+    for name in asked.only or CAMPAIGNS:
+        (trials, numbers), (trials_again, numbers_again) = (_run(tree, CAMPAIGNS[name]) for tree in asked.trees)
+        same = trials == trials_again and numbers == numbers_again
+        differ |= not same
+        print(
+            f"{name}: {len(trials)} trials and {sum(numbers.values())} estimates, {'the same' if same else 'DIFFERENT'}"
+        )
+        for kind, one, other in (("trial", trials, trials_again), ("estimate", numbers, numbers_again)):
+            first = [(f"only before: {kind}", x) for x in list(one - other)[:3]]
+            for where, found in first + [(f"only after: {kind}", x) for x in list(other - one)[:3]]:
+                print(f"  {where} {found}")
+    return int(differ)
+
+
+def _run(tree: Path, words: tuple[str, ...]) -> tuple[Counter[str], Counter[Any]]:
+    """Rows of the export as text, and all estimates of the JSON object."""
+    environment = {**os.environ, "PYTHONPATH": str((tree / "src").resolve())}
+    with tempfile.TemporaryDirectory() as folder:
+
+        def unsilent(*arguments: str) -> str:
+            command = [sys.executable, "-m", "unsilent", *arguments]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{tree}: unsilent {' '.join(arguments)}: {done.stderr}")
+            return done.stdout
+
+        found = json.loads(unsilent(*words, "--json", "--quiet", "--store", "s.sqlite"))
+        rows = [] if words[0] == "noise" else unsilent("export", "s.sqlite", "--canonical").splitlines()
+    return Counter(rows), Counter(_estimates(found))
+
+
+def _estimates(found: Any) -> Iterator[tuple[Any, ...]]:
+    """Every object that has an estimate with limits, as what it is called and its numbers."""
+    if isinstance(found, dict):
+        if set(NUMBERS) <= found.keys():
+            called = (found.get(key) for key in ("variant", "measure", "target", "level", "flips", "name"))
+            yield (*(c for c in called if c is not None), *(found[key] for key in NUMBERS))
+        for value in found.values():
+            yield from _estimates(value)
+    elif isinstance(found, list):
+        for value in found:
+            yield from _estimates(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
