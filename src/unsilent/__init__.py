@@ -13,7 +13,7 @@ from unsilent.version import __version__
 if TYPE_CHECKING:
     from unsilent.faults import Fault, FaultModel, fault_model
     from unsilent.outcomes import decide, judge
-    from unsilent.report.html import write_html
+    from unsilent.render.html import write_html
     from unsilent.sites import inject
     from unsilent.studies.pvf import pvf
     from unsilent.workloads import Workload, load
@@ -30,7 +30,7 @@ _LAZY = {
     "Workload": "unsilent.workloads",
     "Training": "unsilent.workloads.trainings",
     "pvf": "unsilent.studies.pvf",
-    "write_html": "unsilent.report.html",
+    "write_html": "unsilent.render.html",
 }
 
 __all__ = [

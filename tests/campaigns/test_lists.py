@@ -21,7 +21,7 @@ from unsilent.campaigns import Store
 from unsilent.campaigns.export import export_store
 from unsilent.cli.main import run
 from unsilent.errors import StoreError, UsageError
-from unsilent.report.headline import sentence
+from unsilent.render.headline import sentence
 from unsilent.studies.comparison import compare
 from unsilent.studies.tallies import Question
 

@@ -9,7 +9,7 @@ import pytest
 
 from cli.test_bad_input import refused
 from conftest import TINY, in_process
-from unsilent.report.pages import is_ours
+from unsilent.render.pages import is_ours
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,13 @@ import pytest
 from conftest import in_process
 from replicas.subjects import LOOP
 from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
-from unsilent.report.noise_figures import figures
-from unsilent.report.noise_html import page
-from unsilent.report.noise_info import findings, headline, limits
+from unsilent.render.report_page import page
+from unsilent.report.text import limits
 from unsilent.statistics.intervals import Interval
 from unsilent.statistics.replicas import greatest_sd
 from unsilent.studies.noise import Asked, read_noise
+from unsilent.studies.noise.figures import figures
+from unsilent.studies.noise.report import findings, headline, report
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_plain_table_and_page(ran):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("#") and line]
-    assert lines[0] == ["variant", "measure", "of", "estimate", "low", "high", "n"]
+    assert lines[0] == ["variant", "measure", "target", "estimate", "low", "high", "n"]
     assert {len(line) for line in lines} == {7}
     assert ["CONTROL", "churn", "all", "0"] in [line[:4] for line in lines]
     told = {(line[0], line[1], line[2]) for line in lines[1:]}
@@ -149,7 +150,7 @@ def test_a_training_without_a_name_is_told_by_its_file(result):
     assert "loop.py:make" not in headline(result)
     nameless = replace(result, workload="custom")
     assert "Two runs of loop.py:make with" in headline(nameless)
-    assert page(nameless)["title"] == "Run-to-run variation of loop.py:make"
+    assert page(report(nameless))["title"] == "Run-to-run variation of loop.py:make"
     assert "Two runs of made:up with" in headline(replace(nameless, spec={"workload": "made:up"}))
 
 

@@ -20,7 +20,7 @@ from unsilent.engine.partial import NOT_CHEAPER, OTHER_BITS
 from unsilent.engine.reach import costs
 from unsilent.explained import SCHEMA, Explanation, Holding, Reason, Shortcut, Work
 from unsilent.faults import Region
-from unsilent.report.explain import render_explanation
+from unsilent.render.explain import render_explanation
 from unsilent.sites.targets import Target, make_targets
 
 

@@ -11,7 +11,8 @@ import pytest
 from replicas.subjects import LOOP
 from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.errors import UnsilentError, UsageError
-from unsilent.studies.noise import Asked, name_of, read_noise, run_noise
+from unsilent.studies.noise import Asked, read_noise, run_noise
+from unsilent.studies.noise.study import name_of
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from report.test_report_html import BROWSER, Page, check_harmless, opened
 from unsilent.campaigns.spec import CampaignSpec
-from unsilent.report.card_html import render_card_html, write_card_page
-from unsilent.report.card_terminal import PLAIN, ordered, render_card
+from unsilent.render.card_html import render_card_html, write_card_page
+from unsilent.render.card_terminal import PLAIN, ordered, render_card
 from unsilent.studies.card import Card, CardRow
 
 

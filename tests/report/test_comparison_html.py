@@ -6,7 +6,7 @@ import pytest
 
 from report.test_report_html import BROWSER, Page, check_harmless, opened
 from unsilent.errors import UsageError
-from unsilent.report.comparison_html import (
+from unsilent.render.comparison_html import (
     HIGHER,
     LOWER,
     SAME,
@@ -15,8 +15,8 @@ from unsilent.report.comparison_html import (
     render_comparison_html,
     write_comparison,
 )
-from unsilent.report.info import BARS
-from unsilent.report.pages import is_ours
+from unsilent.render.info import BARS
+from unsilent.render.pages import is_ours
 
 
 def test_hostile_names_are_only_text(comparisons, hostile_names):

@@ -2,7 +2,7 @@
 
 import json
 
-from unsilent.report.comparison_json import SCHEMA, comparison_json
+from unsilent.render.comparison_json import SCHEMA, comparison_json
 
 ESTIMATE = {"estimate", "low", "high", "confidence", "n", "unit"}
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from rich.console import Console
 
 from report.test_report_html import Page
-from unsilent.report.comparison_html import render_comparison_html
-from unsilent.report.comparison_info import how_many, pairing, top_rows
-from unsilent.report.comparison_terminal import PLAIN, render_comparison
+from unsilent.render.comparison_html import render_comparison_html
+from unsilent.render.comparison_info import how_many, pairing, top_rows
+from unsilent.render.comparison_terminal import PLAIN, render_comparison
 from unsilent.report.text import chance, factor, signed
 
 

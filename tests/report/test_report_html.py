@@ -15,10 +15,10 @@ from dataclasses import replace
 import pytest
 
 from unsilent.errors import UsageError
-from unsilent.report.fit import MIXED
-from unsilent.report.html import figures, render_html, write_html
-from unsilent.report.pages import as_script, is_ours
-from unsilent.report.tables import result_columns
+from unsilent.render.fit import MIXED
+from unsilent.render.html import figures, render_html, write_html
+from unsilent.render.pages import as_script, is_ours
+from unsilent.render.tables import result_columns
 from unsilent.studies.records import HeatMap
 from unsilent.version import __version__
 
@@ -283,7 +283,7 @@ def test_counts_that_are_not_weighted_are_called_so(result, row):
 
 def test_heavy_packages_are_imported_late():
     code = (
-        "import sys, unsilent.report.html, unsilent.report.terminal, unsilent.report.jsonout;"
+        "import sys, unsilent.render.html, unsilent.render.terminal, unsilent.render.jsonout;"
         "print([m for m in ('plotly', 'jinja2', 'rich', 'numpy', 'torch') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from unsilent.errors import UsageError
-from unsilent.report.fit import MIXED, check_rate, fit_rows, surprise
-from unsilent.report.headline import sentence
-from unsilent.report.html import render_html
-from unsilent.report.info import (
+from unsilent.render.fit import MIXED, check_rate, fit_rows, surprise
+from unsilent.render.headline import sentence
+from unsilent.render.html import render_html
+from unsilent.render.info import (
     BARS,
     SERIES,
     curves,

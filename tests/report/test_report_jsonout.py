@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from unsilent.report.jsonout import SCHEMA, to_json
+from unsilent.render.jsonout import SCHEMA, to_json
 from unsilent.strictjson import strict
 
 TOP_KEYS = {"schema", "command", "spec", "seed", "seconds", "cpu_seconds", "store", "versions", "results"}

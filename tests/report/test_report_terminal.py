@@ -8,9 +8,9 @@ from rich.console import Console
 
 from report.test_report_html import Page
 from unsilent.errors import UsageError
-from unsilent.report.fit import MIXED
-from unsilent.report.html import render_html
-from unsilent.report.terminal import TOP, due_text, render
+from unsilent.render.fit import MIXED
+from unsilent.render.html import render_html
+from unsilent.render.terminal import TOP, due_text, render
 
 
 def text_of(result, plain=False, width=120, **more):

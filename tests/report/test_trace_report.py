@@ -10,10 +10,10 @@ from rich.console import Console
 
 from report.conftest import HOSTILE
 from report.test_report_html import BROWSER, Page, check_harmless, opened
-from unsilent.report.pages import is_ours
-from unsilent.report.trace_figures import LOOKS, relative_figure, share_figure
-from unsilent.report.trace_html import ROWS, figures, render_trace_html, write_trace
-from unsilent.report.trace_info import (
+from unsilent.render.pages import is_ours
+from unsilent.render.trace_figures import LOOKS, relative_figure, share_figure
+from unsilent.render.trace_html import ROWS, figures, render_trace_html, write_trace
+from unsilent.render.trace_info import (
     MOST,
     PHASE_NAMES,
     Gap,
@@ -25,7 +25,7 @@ from unsilent.report.trace_info import (
     share_text,
     worst,
 )
-from unsilent.report.trace_terminal import render_trace
+from unsilent.render.trace_terminal import render_trace
 from unsilent.traced import BEFORE, PHASES, Change, Parting, Placed, Trace, TraceRow
 
 

@@ -23,11 +23,11 @@ from report.test_training_info import (
     result,
 )
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.report.pages import is_ours
-from unsilent.report.training_conditions import LEAST, MOST, conditions_figure, drawn
-from unsilent.report.training_curves import THIN, decades, loss_figure, metric_figure, peaks, thinned
-from unsilent.report.training_figures import LOOKS, ROWS, classes_figure, parts_figure
-from unsilent.report.training_html import SHAPES, facts, figures, numbers, render_training_html, write_training
+from unsilent.render.pages import is_ours
+from unsilent.render.training_conditions import LEAST, MOST, conditions_figure, drawn
+from unsilent.render.training_curves import THIN, decades, loss_figure, metric_figure, peaks, thinned
+from unsilent.render.training_figures import LOOKS, ROWS, classes_figure, parts_figure
+from unsilent.render.training_html import SHAPES, facts, figures, numbers, render_training_html, write_training
 from unsilent.studies.trainings.records import Point
 
 EVERYTHING = replace(CORNERS["guard"], parts=parts())

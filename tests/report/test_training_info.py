@@ -12,11 +12,11 @@ from rich.console import Console
 from report.conftest import HOSTILE
 from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
-from unsilent.report.training_beside import beside_json, render_beside
-from unsilent.report.training_cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
-from unsilent.report.training_info import findings, headline, how
-from unsilent.report.training_json import training_json
-from unsilent.report.training_terminal import GROUPS, PLAIN, render_training
+from unsilent.render.training_beside import beside_json, render_beside
+from unsilent.render.training_cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
+from unsilent.render.training_info import findings, headline, how
+from unsilent.render.training_json import training_json
+from unsilent.render.training_terminal import GROUPS, PLAIN, render_training
 from unsilent.statistics.comparing import difference, joint_differences
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.trainings.beside import SAME, beside

@@ -10,7 +10,7 @@ import pytest
 from unsilent.campaigns.reading import Allowance, Damaged
 from unsilent.campaigns.replicas import Looked
 from unsilent.campaigns.replicas.looks import Operation, read_look
-from unsilent.studies.noise_parting import DATA, KERNEL, MOVED, PATH, RANDOM, START, first_operation
+from unsilent.studies.noise.parting import DATA, KERNEL, MOVED, PATH, RANDOM, START, first_operation
 
 
 def op(name, reads, gives, phase="fwd", draws=False, moves=False):

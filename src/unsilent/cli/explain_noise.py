@@ -50,7 +50,7 @@ def explain_loop(
     }
     from rich.console import Console
 
-    from unsilent.report import noise_explained as report
+    from unsilent.render import noise_explained as report
 
     found: Controlled | Explained
     search = explaining.control if control else explaining.explain

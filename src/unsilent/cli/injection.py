@@ -31,7 +31,7 @@ def replay_csv(
     from unsilent.cli.progress import make_observer
     from unsilent.cli.tracing import show_trace, trace_path
     from unsilent.faults.injections import read_injection
-    from unsilent.report.trace_info import TraceInfo
+    from unsilent.render.trace_info import TraceInfo
     from unsilent.studies.injection import replay_injection
 
     injection = read_injection(file)

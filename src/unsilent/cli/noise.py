@@ -116,7 +116,7 @@ def noise(
         )
     from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore
     from unsilent.cli.paths import default_store, report_path
-    from unsilent.studies.noise import Asked, run_noise
+    from unsilent.studies.noise import Asked, report, run_noise
 
     if jobs < 1 or every < 1 or (steps is not None and steps < 1) or seed < 0:
         raise UsageError("--jobs, --every and --steps are numbers from 1 on, --seed from 0 on")
@@ -127,20 +127,20 @@ def noise(
     path = store or Path(default_store("noise", spec.identity()))
     page = report_path(path, html)
     with showing(quiet, plain or as_json) as told, ReplicaStore(path, write=True) as opened:
-        result = run_noise(asked, opened, jobs=jobs, deadline=deadline, command=command_line(), told=told)
+        found = report(run_noise(asked, opened, jobs=jobs, deadline=deadline, command=command_line(), told=told))
     if as_json:
-        from unsilent.report.noise_json import noise_json
+        from unsilent.render.report_json import report_json
 
-        print(json.dumps({**noise_json(result), "report": str(page)}, indent=2))
+        print(json.dumps({**report_json(found), "report": str(page)}, indent=2))
     else:
         from rich.console import Console
 
-        from unsilent.report.noise_terminal import render_noise
+        from unsilent.render.report_terminal import render_report
 
-        render_noise(result, Console(), plain)
-    from unsilent.report.noise_html import write_noise
+        render_report(found, Console(), plain)
+    from unsilent.render.report_page import write_report
 
-    write_noise(result, page)
+    write_report(found, page)
     if not as_json:
         mark = "# " if plain else ""
         print(f"\n{mark}Report: {page}\n{mark}Store:  {path}")

@@ -26,7 +26,7 @@ def report_path(store: Path, html: Path | None) -> Path:
 
     Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
     """
-    from unsilent.report.pages import is_ours
+    from unsilent.render.pages import is_ours
 
     path = html or report_beside(store)
     if os.path.realpath(path) == os.path.realpath(store):

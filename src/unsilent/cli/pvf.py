@@ -131,7 +131,7 @@ def pvf(
     """
     from unsilent.campaigns import Budget, Store, make_executor
     from unsilent.cli.progress import make_observer
-    from unsilent.report.fit import check_rate
+    from unsilent.render.fit import check_rate
     from unsilent.studies.gates import Gate
     from unsilent.studies.precision import Precision
     from unsilent.studies.pvf import EACH, MOST, make_spec, run_pvf
@@ -204,7 +204,7 @@ def show_explanation(executor: Executor, as_json: bool, plain: bool) -> int:
     from rich.console import Console
 
     from unsilent.explained import Explanation
-    from unsilent.report.explain import render_explanation
+    from unsilent.render.explain import render_explanation
 
     with executor:
         said = executor.explain()
@@ -226,18 +226,18 @@ def show(
 ) -> None:
     """Print a result (table or JSON) and write its HTML report, where one is wanted."""
     if as_json:
-        from unsilent.report.jsonout import to_json
+        from unsilent.render.jsonout import to_json
 
         told = to_json(result, fit_per_bit=fit_per_bit)
         print(json.dumps({**told, "report": page and str(page), "failed_assertions": list(failures)}, indent=2))
     else:
         from rich.console import Console
 
-        from unsilent.report.terminal import render
+        from unsilent.render.terminal import render
 
         render(result, Console(), plain=plain, fit_per_bit=fit_per_bit)
     if page is not None:
-        from unsilent.report.html import write_html
+        from unsilent.render.html import write_html
 
         write_html(result, page, fit_per_bit=fit_per_bit)
 

@@ -15,7 +15,7 @@ from unsilent.errors import UsageError
 if TYPE_CHECKING:
     from unsilent.campaigns.replay import Replay
     from unsilent.faults.receipts import Receipt
-    from unsilent.report.trace_info import TraceInfo
+    from unsilent.render.trace_info import TraceInfo
 
 OF_TRACES = ("batch", "html")
 """Parameters that mean nothing without --trace."""
@@ -179,8 +179,8 @@ def write_log(path: Path, receipt: Receipt) -> None:
 
 def _info(store: object, again: Replay) -> TraceInfo | None:
     from unsilent.campaigns import Store
+    from unsilent.render.trace_info import TraceInfo
     from unsilent.report.text import counted
-    from unsilent.report.trace_info import TraceInfo
 
     if again.trace is None:
         return None

@@ -23,20 +23,20 @@ CARDS = (
 def compare_stores(store: Path, other: Path, question: Question, html: Path | None, as_json: bool, plain: bool) -> None:
     """Print how B differs from A and write the HTML page."""
     from unsilent.campaigns import Store
-    from unsilent.report.comparison_html import write_comparison
+    from unsilent.render.comparison_html import write_comparison
     from unsilent.studies.comparison import compare
 
     page = comparison_path(store, other, html)
     with Store(store) as one, Store(other) as two:
         found = compare(one, two, question)
     if as_json:
-        from unsilent.report.comparison_json import comparison_json
+        from unsilent.render.comparison_json import comparison_json
 
         print(json.dumps({**comparison_json(found), "report": str(page)}, indent=2))
     else:
         from rich.console import Console
 
-        from unsilent.report.comparison_terminal import render_comparison
+        from unsilent.render.comparison_terminal import render_comparison
 
         render_comparison(found, Console(), plain)
     write_comparison(found, page)
@@ -58,7 +58,7 @@ def card_paths(store: Path, card: Path) -> tuple[Path, Path]:
     Raises ``UsageError`` for a name that does not end in ``.json``, the store itself or its report, a folder that is not
     there, or a page of somebody else in the way.
     """
-    from unsilent.report.pages import is_ours
+    from unsilent.render.pages import is_ours
 
     if card.suffix != ".json":
         raise UsageError(
@@ -79,8 +79,8 @@ def card_paths(store: Path, card: Path) -> tuple[Path, Path]:
 def write_card(store: Path, question: Question, card: Path, page: Path) -> None:
     """Write a card and its page."""
     from unsilent.campaigns import Store
-    from unsilent.report.card_html import write_card_page
-    from unsilent.report.pages import write_file
+    from unsilent.render.card_html import write_card_page
+    from unsilent.render.pages import write_file
     from unsilent.studies.card import card_text, make_card
 
     with Store(store) as opened:
@@ -99,6 +99,6 @@ def show_card(path: Path, as_json: bool, plain: bool) -> None:
     else:
         from rich.console import Console
 
-        from unsilent.report.card_terminal import render_card
+        from unsilent.render.card_terminal import render_card
 
         render_card(card, Console(), plain)

@@ -46,7 +46,7 @@ def report(
     from unsilent.cli.paths import report_path
     from unsilent.cli.pvf import show
     from unsilent.cli.struck import is_training, show_beside, show_stored
-    from unsilent.report.fit import check_rate
+    from unsilent.render.fit import check_rate
     from unsilent.studies.analysis import analyse
     from unsilent.studies.card import is_card
     from unsilent.studies.tallies import Question

@@ -58,7 +58,7 @@ def replay_training(
 def show_beside(one: Path, other: Path, confidence: float, as_json: bool, plain: bool) -> None:
     """``unsilent report`` of two such stores."""
     from unsilent.campaigns.trainings.store import TrainingStore
-    from unsilent.report.training_beside import beside_json, render_beside
+    from unsilent.render.training_beside import beside_json, render_beside
     from unsilent.studies.trainings.beside import beside
     from unsilent.studies.trainings.training import Reading, read_training
 
@@ -75,16 +75,16 @@ def show_beside(one: Path, other: Path, confidence: float, as_json: bool, plain:
 
 def show(result: TrainingResult, page: Path, as_json: bool, plain: bool) -> None:
     """Tables or JSON on stdout, and the page."""
-    from unsilent.report.training_html import write_training
+    from unsilent.render.training_html import write_training
 
     if as_json:
-        from unsilent.report.training_json import training_json
+        from unsilent.render.training_json import training_json
 
         print(json.dumps({**training_json(result), "report": str(page)}, indent=2))
     else:
         from rich.console import Console
 
-        from unsilent.report.training_terminal import render_training
+        from unsilent.render.training_terminal import render_training
 
         render_training(result, Console(), plain)
     write_training(result, page)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.report.trace_info import TraceInfo
+    from unsilent.render.trace_info import TraceInfo
 
 
 def show_trace(info: TraceInfo, page: Path, as_json: bool, plain: bool) -> None:
     """The table of a trace (unless JSON says all) and its page."""
-    from unsilent.report.trace_html import write_trace
+    from unsilent.render.trace_html import write_trace
 
     if not as_json:
         from rich.console import Console
 
-        from unsilent.report.trace_terminal import render_trace
+        from unsilent.render.trace_terminal import render_trace
 
         print("#" if plain else "")
         render_trace(info, Console(), plain)

@@ -1,1 +1,1 @@
-"""Results shown: a table in the terminal, one self-contained HTML file, one JSON object. Reads records only."""
+"""What a report consists of, without a word on how it is shown: `model`, numbers and names as text, the look of figures."""

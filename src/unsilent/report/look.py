@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from unsilent.report.text import clean, distinct, short
-from unsilent.studies.records import LookupRow, PvfRow
 
 Figure = dict[str, Any]
 
@@ -45,14 +44,6 @@ def label(name: str, width: int = 30) -> str:
 def labels(names: Sequence[str], width: int = 30) -> list[str]:
     """`label` for the names of one axis, cut so that they stay apart."""
     return [html.escape(name, quote=False) for name in distinct([clean(name) for name in names], width)]
-
-
-def bottom_of(rows: Sequence[PvfRow] | Sequence[LookupRow]) -> float:
-    """Where the logarithmic axis of PVF starts: below every estimate and upper limit, and the lower limits if near."""
-    seen = [row.estimate or row.high for row in rows if row.estimate is not None and row.high > 0]
-    low = min(seen, default=0.01)
-    lowest = max(min((r.low for r in rows if r.low > 0), default=low), low / 20)
-    return 10.0 ** math.floor(math.log10(min(lowest, low)))
 
 
 def floor_of(values: Sequence[float]) -> float:

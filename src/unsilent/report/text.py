@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 from unsilent.printable import clean as clean
+from unsilent.statistics.intervals import Interval
 
 NO_TRIAL = "no trial"
 _PLACES = 6
@@ -61,6 +62,20 @@ def shown(estimate: float | None, low: float, high: float, scale: float = 100.0)
     if estimate == 0 and top > 0:
         return Shown(f"< {upper}", lower, upper)
     return Shown(_text(estimate * scale, places, ROUND_HALF_EVEN), lower, upper)
+
+
+def limits(interval: Interval, scale: float = 1.0, most: float = math.inf) -> str:
+    """``1.2 [1.0, 1.5]``; ``–`` in place of an upper limit that says nothing: one at ``most``, the greatest there can be."""
+    if interval.high >= most * (1 - 1e-9):
+        if interval.estimate == 0:
+            return "0 [0, –]"
+        # Digits as if the upper limit were as far off as the lower one.
+        text = shown(interval.estimate, interval.low, 2 * (interval.estimate or 0.0) - interval.low, scale)
+        return f"{text.estimate} [{text.low}, –]"
+    text = shown(interval.estimate, interval.low, interval.high, scale)
+    if interval.estimate == 0 and not text.exact:
+        return f"0 {text.limits}"  # a spread of nothing, not a count of no events
+    return f"{text.estimate}{text.behind}"
 
 
 def signed(estimate: float | None, low: float, high: float, scale: float = 100.0) -> Shown:

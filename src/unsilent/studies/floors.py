@@ -11,7 +11,7 @@ from unsilent.campaigns.replicas import Replica, ReplicaRow, ReplicaStore, Switc
 from unsilent.errors import UsageError
 from unsilent.statistics.distances import distance
 from unsilent.statistics.nulls import Compared, Null
-from unsilent.studies.noise_effects import same
+from unsilent.studies.noise.effects import same
 
 ACCURACY, LOSS, CHURN, UNIT = "accuracy", "loss", "churn", "unit"
 """Measures: differences of accuracy (a share) and loss on held-out samples; share of predictions that differ, and distance of

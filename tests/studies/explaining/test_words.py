@@ -11,7 +11,7 @@ from rich.console import Console
 
 from unsilent.cli.explain_noise import explain_loop
 from unsilent.cli.main import _interrupted
-from unsilent.report.noise_explained import controlled_json, explained_json, render_controlled, render_explained
+from unsilent.render.noise_explained import controlled_json, explained_json, render_controlled, render_explained
 from unsilent.studies.explaining.results import Controlled, Explained, Finding, Machine, Parting, Place
 
 MACHINE = Machine({}, 1, None)

@@ -1,0 +1,128 @@
+"""Self-contained HTML files that work offline: what all pages share.
+
+Everything is inlined once: style, the figures as JSON, plotly.js where a page has figures. Names are hostile: jinja2 escapes
+every value, figures are stored as JSON with ``<``, ``>`` and ``&`` written as ``\\\\uXXXX`` and are parsed, not
+executed, and a content security policy allows exactly the scripts written here (by hash) and no
+connection at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unsilent.errors import UsageError
+from unsilent.report.look import Figure
+from unsilent.report.text import clean
+from unsilent.strictjson import strict
+from unsilent.version import __version__
+
+GENERATOR = "Unsilent"
+_MARK = f'<meta name="generator" content="{GENERATOR} '.encode()
+_HEAD = 4096
+
+
+def render_page(template: str, values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
+    """A page as text: ``template`` lies in this folder, ``figures`` are drawn at the places named ``figure-NAME``."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("unsilent", "render"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["clean"] = clean
+    script = environment.get_template("page.js.jinja").render()
+    library = _plotly() if figures else ""
+    return environment.get_template(template).render(
+        **values,
+        generator=f"{GENERATOR} {__version__}",
+        figures=figures,
+        figure_data=Markup(as_script(figures)),  # noqa: S704 - see as_script
+        plotly=Markup(library),  # noqa: S704 - plotly's own file
+        script=Markup(script),  # noqa: S704 - ours, holds no value
+        hashes=[_hash(text) for text in (library, script) if text],
+    )
+
+
+def write_page(page: str, path: str | os.PathLike[str]) -> Path:
+    """Write a page to ``path`` (replacing it in one step) and return the path; see `write_file`."""
+    return write_file(page.encode("utf-8", "backslashreplace"), path, "the report")
+
+
+def write_file(content: bytes, path: str | os.PathLike[str], what: str) -> Path:
+    """Write a file in one step and return its path.
+
+    Raises ``UsageError`` where it cannot be written; a file that was there before is then untouched.
+    """
+    target = Path(path)
+    try:
+        _replace(target, content)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"cannot write {what} to {str(target)!r}: {reason}; choose another path") from None
+    return target
+
+
+def is_ours(path: str | os.PathLike[str]) -> bool:
+    """Whether the file there is a page of ours, by the mark in its first 4 KB; False where no file can be read."""
+    file = Path(path)
+    try:
+        if not file.is_file():  # opening a pipe would wait
+            return False
+        with open(file, "rb") as opened:
+            return _MARK in opened.read(_HEAD)
+    except (OSError, ValueError):
+        return False
+
+
+def as_script(value: Any) -> str:
+    """JSON that is safe inside a script element: no character is left that HTML would read.
+
+    >>> as_script("</script>")
+    '"\\\\u003c/script\\\\u003e"'
+    """
+    text = json.dumps(strict(value), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def capitalised(text: str) -> str:
+    """The text with a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    # A browser reads \r\n as \n before it hashes; the hash must be that of what it sees.
+    return str(get_plotlyjs()).replace("\r\n", "\n")
+
+
+def _hash(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _replace(target: Path, content: bytes) -> None:
+    """Write beside the target, then rename: a reader sees the old file or the new one, never half of one."""
+    beside = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(beside, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

@@ -1,0 +1,30 @@
+"""A report as one JSON object: what its study says of itself, and ``results``, an object for each estimate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unsilent.report.model import Report, Row, Shown, Table
+from unsilent.statistics.intervals import Interval
+from unsilent.strictjson import strict
+
+FIELDS = ("estimate", "low", "high", "confidence", "n", "method")
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """The object that ``--json`` prints; limits that nothing bounds are null."""
+    results = [row_object(report.estimates, row) for row in report.estimates.rows]
+    plain = strict({"schema": report.schema, **report.data, "results": results})
+    assert isinstance(plain, dict)
+    return plain
+
+
+def row_object(table: Table, row: Row) -> dict[str, Any]:
+    """Names of columns and their values; an estimate is spread out into its fields."""
+    found: dict[str, Any] = {}
+    for column, cell in zip(table.columns, row.cells, strict=True):
+        if isinstance(cell, Interval):
+            found |= {name: getattr(cell, name) for name in FIELDS}
+        elif cell is not None:
+            found[column.name] = cell.text if isinstance(cell, Shown) else cell
+    return found

@@ -1,0 +1,198 @@
+"""Figures of run-to-run variation as plain plotly dicts: distributions, churn of all pairs, how runs part, parts of the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from unsilent.report.look import GREY, HEAT, INK, MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, labels
+from unsilent.statistics.groups import GroupSpread
+from unsilent.studies.noise.records import ChurnMatrix, LossSpread, NoiseResult, VariantNoise
+
+CALLED = 0.05
+"""Corrected p value below which a group is said to vary more than others of its size."""
+
+
+def identical(found: VariantNoise) -> bool:
+    """Whether all replicas ended in the same bits: then nothing differs, and nothing is estimated."""
+    return found.distinct == 1
+
+
+def called(group: GroupSpread) -> bool:
+    """Whether it varies more than random groups of its size do."""
+    return group.corrected < CALLED
+
+
+def distribution_figure(variants: Sequence[VariantNoise], what: str) -> Figure:
+    """One dot a replica, one row a variant, a bar at the mean; ``what`` is accuracy or loss."""
+    traces = []
+    for number, one in enumerate(variants):
+        values = [100 * v for v in one.accuracies] if what == "accuracy" else list(one.losses)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": values,
+                "y": _spread_out(number, len(values)),
+                "marker": {"color": _colour(number), "symbol": _marker(number), "size": 8, "opacity": 0.7},
+                "name": label(one.name),
+                "hoverinfo": "text",
+                "text": [f"{label(one.name)}, replica {r}: {v:.4g}" for r, v in enumerate(values)],
+                "showlegend": False,
+            }
+        )
+    unit = "accuracy on held-out samples, %" if what == "accuracy" else "loss on held-out samples"
+    names = labels([one.name for one in variants])
+    rows = {
+        "tickvals": list(range(len(names))),
+        "ticktext": names,
+        "range": [len(names) - 0.5, -0.5],
+        "automargin": True,
+    }
+    return figure(traces, 110 + 60 * len(names), xaxis={"title": {"text": unit}}, yaxis=rows)
+
+
+def churn_figure(matrix: ChurnMatrix) -> Figure:
+    """Share of predictions that differ, of all pairs; replicas in the order of variants."""
+    count = len(matrix.churn)
+    owners = [(name, r) for name, n in matrix.variants for r in range(n)]
+    starts = [sum(n for _, n in matrix.variants[:i]) for i in range(len(matrix.variants))]
+    middles = [start + (n - 1) / 2 for start, (_, n) in zip(starts, matrix.variants, strict=True)]
+    text = [
+        [f"{label(a)} {i} and {label(b)} {j}: {100 * value:.3g} %" for (b, j), value in zip(owners, line, strict=True)]
+        for (a, i), line in zip(owners, matrix.churn, strict=True)
+    ]
+    trace = {
+        "type": "heatmap",
+        "z": [[100 * value for value in line] for line in matrix.churn],
+        "zmin": 0,
+        "colorscale": HEAT,
+        "colorbar": {"title": {"text": "%"}, "thickness": 12, "outlinewidth": 0},
+        "hoverinfo": "text",
+        "text": text,
+    }
+    lines = [
+        {"type": "line", "x0": a, "x1": b, "y0": c, "y1": d, "line": {"color": INK, "width": 1}}
+        for start in starts[1:]
+        for a, b, c, d in (
+            (start - 0.5, start - 0.5, -0.5, count - 0.5),
+            (-0.5, count - 0.5, start - 0.5, start - 0.5),
+        )
+    ]
+    names = labels([name for name, _ in matrix.variants], 16)
+    axis = {"tickvals": middles, "ticktext": names, "showgrid": False, "automargin": True}
+    return figure(
+        [trace],
+        560,
+        margin={"l": 90, "r": 20, "t": 24, "b": 40},
+        xaxis=axis,
+        yaxis={**axis, "autorange": "reversed"},
+        shapes=lines,
+    )
+
+
+def parting_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Figure:
+    """Spread of the training loss against the step, both logarithmic: from where runs part, and how far it grows.
+
+    Steps count from 0, which no logarithmic axis has: they lie one further and are labelled as they are.
+    """
+    traces = []
+    for curve in curves:
+        number = list(order).index(curve.variant)
+        points = [(s + 1, v) for s, v in zip(curve.steps, curve.sd, strict=True) if v > 0 and math.isfinite(v)]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [x for x, _ in points],
+                "y": [y for _, y in points],
+                "hoverinfo": "text",
+                "text": [f"{label(curve.variant)}, step {x - 1}: {y:.3g}" for x, y in points],
+                "line": {"color": _colour(number), "width": 2, "dash": _DASHES[number % len(_DASHES)]},
+                "name": label(curve.variant),
+            }
+        )
+    last = max((curve.steps[-1] for curve in curves), default=0)
+    steps = [0, *(k * 10**power for power in range(len(str(last))) for k in (1, 2, 5) if k * 10**power <= last)]
+    ticks = {"tickvals": [step + 1 for step in steps], "ticktext": [f"{step:,}" for step in steps]}
+    return figure(
+        traces,
+        420,
+        xaxis={"type": "log", "title": {"text": "step, from 0"}} | ticks,
+        yaxis={"type": "log", "title": {"text": "sd of the training loss"}, "exponentformat": "power"},
+    )
+
+
+def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
+    """The sd of each group's error against that of a random group of its size; filled where it varies more."""
+    traces = []
+    top = max((g.sd.high for one in variants for g in one.groups if not identical(one)), default=0.01)
+    for number, one in enumerate(variants):
+        if not one.groups or identical(one):
+            continue
+        symbol = _marker(number)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": [100 * g.by_size for g in one.groups],
+                "y": [100 * (g.sd.estimate or 0) for g in one.groups],
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [100 * (g.sd.high - (g.sd.estimate or 0)) for g in one.groups],
+                    "arrayminus": [100 * ((g.sd.estimate or 0) - g.sd.low) for g in one.groups],
+                    "color": _colour(number),
+                    "thickness": 1,
+                    "width": 0,
+                },
+                "marker": {
+                    "color": _colour(number),
+                    "symbol": [symbol if called(g) else f"{symbol}-open" for g in one.groups],
+                    "size": 9,
+                },
+                "name": label(one.name),
+                "hoverinfo": "text",
+                "text": [f"{label(one.name)}, {label(g.name)}, {g.n} samples" for g in one.groups],
+            }
+        )
+    widest = max((g.by_size for one in variants for g in one.groups), default=0.01)
+    end = 100 * 1.05 * min(widest, top)
+    line = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"color": SOFT, "dash": "dot", "width": 1}}
+    return figure(
+        traces,
+        440,
+        shapes=[line],
+        xaxis={"title": {"text": "sd of a random group of its size, points"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": "sd of the group's error, points"}, "rangemode": "tozero"},
+    )
+
+
+def figures(result: NoiseResult) -> dict[str, Figure]:
+    """The figures that have something to show, by the id of their place in the page."""
+    found = {"accuracy": distribution_figure(result.variants, "accuracy")} if result.variants else {}
+    if result.variants and all(one.loss is not None for one in result.variants):
+        found["loss"] = distribution_figure(result.variants, "loss")
+    if len(result.matrix.churn) > 1:
+        found["churn"] = churn_figure(result.matrix)
+    if result.curves:
+        found["parting"] = parting_figure(result.curves, [one.name for one in result.variants])
+    if any(one.groups and not identical(one) for one in result.variants):
+        found["groups"] = groups_figure(result.variants)
+    return found
+
+
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+
+
+def _spread_out(row: int, count: int) -> list[float]:
+    """Places of dots in one row, so that equal values do not hide each other."""
+    return [row + 0.3 * ((7 * i % count) / max(count - 1, 1) - 0.5) for i in range(count)]
+
+
+def _colour(number: int) -> str:
+    return SERIES_COLOURS[number % len(SERIES_COLOURS)] if number < 21 else GREY
+
+
+def _marker(number: int) -> str:
+    return MARKERS[number % len(MARKERS)]

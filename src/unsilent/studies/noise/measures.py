@@ -1,0 +1,135 @@
+"""Rows of replicas -> how much they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.campaigns.replicas import Replica, ReplicaRow, ReplicaStore, Switches, Trained
+from unsilent.errors import UsageError
+from unsilent.statistics.distances import Distances, distance, weight_distances
+from unsilent.statistics.groups import GroupSpread, group_spread
+from unsilent.statistics.intervals import Interval
+from unsilent.statistics.replicas import differing, median_parting, over_pairs, parting, spread
+from unsilent.studies.noise.records import ChurnMatrix, LossSpread, VariantNoise
+
+HELD = 2**30
+"""Bytes of weights that are held in memory together; more are read pair by pair."""
+POINTS = 240
+"""Of a curve over steps."""
+
+
+def measure(
+    name: str,
+    switches: Switches,
+    rows: Sequence[ReplicaRow],
+    twin: ReplicaRow,
+    trained: Trained,
+    store: ReplicaStore,
+    training: str,
+    every: int,
+    confidence: float,
+) -> VariantNoise:
+    """All measures of one variant; at least 3 rows."""
+    predictions = _predictions(rows, trained)
+    wrong = predictions != trained.labels
+    accuracies = 1 - wrong.mean(axis=1)
+    losses = [row.loss for row in rows]
+    distances, twins, told = _distances(rows, switches, store, training)
+    steps = [_parting(twin, row, every, trained.steps) for row in rows]
+    finite = all(map(math.isfinite, losses))
+    notes = [*told, *([] if finite else ["a loss on held-out samples is not finite, so its spread is not told"])]
+    return VariantNoise(
+        name=name,
+        switches=str(switches),
+        n=len(rows),
+        fixed=not switches.varies,
+        distinct=len({row.final for row in rows}),
+        accuracy=spread(accuracies, confidence, most=1.0),
+        loss=spread(losses, confidence) if finite else None,
+        churn=over_pairs(differing(predictions), confidence, most=1.0),
+        raw=None if distances is None else distances.mean_raw(confidence),
+        unit=None if distances is None else distances.mean_unit(confidence),
+        groups=tuple(_groups(wrong, trained.groups, confidence)),
+        parting=_median(steps, confidence),
+        partings=tuple(steps),
+        accuracies=tuple(map(float, accuracies)),
+        losses=tuple(losses),
+        twin_churn=tuple(float((p != twin.predictions).mean()) for p in predictions),
+        twin_unit=twins,
+        seconds=float(np.mean([row.seconds for row in rows])),
+        notes=tuple(notes),
+    )
+
+
+def _predictions(rows: Sequence[ReplicaRow], trained: Trained) -> NDArray[np.int64]:
+    for row in rows:
+        if row.predictions.shape != trained.labels.shape:
+            raise UsageError(
+                f"replica {row.replica} has {row.predictions.size} predictions where {trained.labels.size} samples are held "
+                "out; evaluate on the same samples in the same order at every call"
+            )
+    return np.stack([row.predictions for row in rows])
+
+
+def _parting(twin: ReplicaRow, row: ReplicaRow, every: int, steps: int) -> int | None:
+    """The first step (from 0) after which hashes of the weights differ; of a coarser series the last it can be."""
+    index = parting(twin.hashes.tolist(), row.hashes.tolist())
+    return None if index is None else min((index + 1) * every, steps) - 1
+
+
+def _median(steps: Sequence[int | None], confidence: float) -> Interval:
+    return median_parting(steps, confidence)
+
+
+def _distances(
+    rows: Sequence[ReplicaRow], switches: Switches, store: ReplicaStore, training: str
+) -> tuple[Distances | None, tuple[float, ...], list[str]]:
+    """Of all pairs, and of each from the clean twin on the unit sphere; None with a note where there are none."""
+    twin = store.weights(training, Replica(Switches(), 0))
+    if twin is None:
+        return None, (), ["final weights are too large to be kept, so distances are not told"]
+    held: dict[int, NDArray[Any]] = {}
+    keep = twin.nbytes * len(rows) <= HELD
+
+    def load(index: int) -> NDArray[Any]:
+        found = held.get(index)
+        if found is None:
+            found = store.weights(training, rows[index].replica)
+            assert found is not None
+            if keep:
+                held[index] = found
+        return found
+
+    distances = weight_distances(load, len(rows))
+    twins = tuple(distance(twin, load(index))[1] for index in range(len(rows)))
+    if not np.isfinite(distances.raw).all():
+        return None, (), ["a run ended with weights that are not finite, so distances are not told"]
+    return distances, twins, []
+
+
+def _groups(wrong: NDArray[np.bool_], groups: Mapping[str, NDArray[np.bool_]], confidence: float) -> list[GroupSpread]:
+    """Of all groups with two samples or more."""
+    large = {name: members for name, members in groups.items() if members.sum() >= 2}
+    return group_spread(wrong, large, confidence) if large else []
+
+
+def churn_matrix(found: Sequence[tuple[str, Sequence[ReplicaRow]]]) -> ChurnMatrix:
+    """Of all pairs of replicas of all variants."""
+    rows = [row for _, mine in found for row in mine]
+    churn = differing(np.stack([row.predictions for row in rows]))
+    return ChurnMatrix(tuple((name, len(mine)) for name, mine in found), [list(map(float, line)) for line in churn])
+
+
+def loss_spread(name: str, rows: Sequence[ReplicaRow]) -> LossSpread:
+    """Spread of the training loss at each step; steps are thinned evenly on a logarithmic scale, which shows how runs part."""
+    losses = np.stack([row.losses for row in rows])
+    last = losses.shape[1]
+    steps = np.unique(np.round(np.geomspace(1, last, min(POINTS, last))).astype(int) - 1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sd = losses[:, steps].std(axis=0, ddof=1)
+    return LossSpread(name, tuple(map(int, steps)), tuple(map(float, sd)))

@@ -1,0 +1,129 @@
+"""What the noise study found: frozen records that reports read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unsilent.statistics.groups import GroupSpread
+from unsilent.statistics.intervals import Interval
+from unsilent.statistics.replicas import Spread
+
+
+@dataclass(frozen=True, slots=True)
+class FirstOperation:
+    """Which operation makes a replica part from the clean twin: see `parting`.
+
+    Attributes:
+        replica: which one was looked at. step: from 0. kernel, module, phase: what ran, where; empty where there is none.
+        kind: ``kernel`` (other bits for the same values), ``random`` (it draws), ``moved`` (it takes other elements of the same
+        tensor), ``dealt`` (the same random numbers meet other elements), ``data`` (it is given something else from outside of
+        the step), ``path`` (another operation runs), ``start`` (the weights differ before the step).
+    """
+
+    replica: str
+    step: int
+    kind: str
+    kernel: str = ""
+    module: str = ""
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Whether one switch alone changes bits here.
+
+    Attributes:
+        changes: None where it cannot be tried here. how: one sentence without its subject. first: where it makes runs part.
+    """
+
+    switch: str
+    kind: str
+    text: str
+    changes: bool | None
+    how: str
+    first: FirstOperation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VariantNoise:
+    """How much replicas of one set of switches differ.
+
+    Attributes:
+        n: replicas. fixed: nothing is drawn, so all of them should be the same run. distinct: different final states.
+        accuracy, loss: on held-out samples; the loss is None where one is not finite. churn, raw, unit: of pairs; distances are
+        None where weights were not kept or are not finite. groups: classes and sub-groups. parting: median step, from 0, at
+        which replicas part from the clean twin. twin_churn, twin_unit, partings, accuracies, losses: of each replica, by number.
+        seconds: of one run, mean. first: the operation at which the replica parts that parts first; None where it was not told.
+    """
+
+    name: str
+    switches: str
+    n: int
+    fixed: bool
+    distinct: int
+    accuracy: Spread
+    loss: Spread | None
+    churn: Interval
+    raw: Interval | None
+    unit: Interval | None
+    groups: tuple[GroupSpread, ...]
+    parting: Interval
+    partings: tuple[int | None, ...]
+    accuracies: tuple[float, ...]
+    losses: tuple[float, ...]
+    twin_churn: tuple[float, ...]
+    twin_unit: tuple[float, ...]
+    seconds: float
+    first: FirstOperation | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpread:
+    """Standard deviation over replicas of the training loss of each step, thinned; steps from 0."""
+
+    variant: str
+    steps: tuple[int, ...]
+    sd: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChurnMatrix:
+    """Share of predictions that differ, of all pairs of replicas of all variants; ``variants``: (name, replicas) in order."""
+
+    variants: tuple[tuple[str, int], ...]
+    churn: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseResult:
+    """All that the study found.
+
+    ``level``: that was asked of a rank test (None: none); ``smallest_p``: the least p value such a test can give.
+    """
+
+    workload: str
+    command: str
+    spec: Mapping[str, Any]
+    seed: int
+    training: str
+    steps: int
+    samples: int
+    parameters: int
+    device: str
+    confidence: float
+    level: float | None
+    smallest_p: float
+    variants: tuple[VariantNoise, ...]
+    effects: tuple[Effect, ...]
+    matrix: ChurnMatrix
+    curves: tuple[LossSpread, ...]
+    store: str
+    seconds: float
+    cpu_seconds: float
+    versions: Mapping[str, str]
+    machine: Mapping[str, str]
+    info: Mapping[str, Any]
+    notes: tuple[str, ...] = ()

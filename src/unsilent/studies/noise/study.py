@@ -1,0 +1,256 @@
+"""The noise study: how much do fault-free runs of one training differ, and why?
+
+Replicas of each variant (a set of switches) are run where the store does not hold them; then everything is read from the
+store. CONTROL is always run: its replicas must agree to the last bit, or nothing that differs could be put down to a switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from unsilent.campaigns.replicas import (
+    Look,
+    Replica,
+    ReplicaRow,
+    ReplicaSpec,
+    ReplicaStore,
+    Switches,
+    Trained,
+    run_replicas,
+)
+from unsilent.campaigns.replicas.run import Told
+from unsilent.campaigns.replicas.switches import CONTROL, VARIANTS
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.statistics.floor import replicas_needed
+from unsilent.statistics.replicas import LEAST, enough, parting
+from unsilent.studies.noise.effects import RACES, effect, impossible, probes, same
+from unsilent.studies.noise.measures import churn_matrix, loss_spread, measure
+from unsilent.studies.noise.parting import first_seen, parts_first
+from unsilent.studies.noise.records import Effect, NoiseResult
+
+DEFAULT = tuple(VARIANTS)
+"""Variants that are run where none is asked for."""
+REPEATS = LEAST
+"""Runs of a variant in which nothing is drawn: they should be one and the same run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is run and how it is read. ``level``: of a rank test that these replicas are to serve; None: not said."""
+
+    spec: ReplicaSpec
+    variants: tuple[Switches, ...]
+    replicas: int = 20
+    confidence: float = 0.95
+    level: float | None = None
+
+    def __post_init__(self) -> None:
+        enough(self.replicas)
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"confidence is {self.confidence}; expected a number between 0 and 1")
+        if self.level is None:
+            return
+        if not 0 < self.level < 1:
+            raise UsageError(f"level is {self.level}; expected a number between 0 and 1")
+        needed = replicas_needed(self.level)
+        if self.replicas < needed:
+            raise UsageError(
+                f"{self.replicas} replicas cannot call anything at level {self.level:g}: the smallest p value of a rank test "
+                f"is 1/{self.replicas + 1}; at least {needed} are needed: --replicas {needed}"
+            )
+
+    def count(self, switches: Switches) -> int:
+        """Replicas of a variant."""
+        return self.replicas if switches.varies or str(switches) == CONTROL else REPEATS
+
+    def wanted(self, trained: Trained) -> Iterator[Replica]:
+        """All runs, those of the clean twin first; raises ``UsageError`` where no variant can be run."""
+        nothing_to_run(self, trained)
+        yield Replica(Switches(), 0)
+        yield Replica(Switches(), 1)
+        for part in self.parts():
+            yield from probes(part, trained)
+        for switches in self.possible(trained):
+            yield from (Replica(switches, number) for number in range(self.count(switches)))
+
+    def parts(self) -> list[Switches]:
+        """Every switch that occurs, alone."""
+        return list(dict.fromkeys(part for switches in self.variants for part in switches.parts()))
+
+    def possible(self, trained: Trained) -> list[Switches]:
+        """Variants that can be run here: one is left out where none of its switches can do anything, or one cannot be set."""
+        return [switches for switches in self.variants if not _left_out(switches, trained)]
+
+
+def _left_out(switches: Switches, trained: Trained) -> str:
+    """Why a variant is not run; a stream that has no effect does not keep the others of its set from having one."""
+    whys = {str(part): impossible(part, trained) for part in switches.parts()}
+    if not any(whys.values()):
+        return ""
+    blocked = [name for name, why in whys.items() if why and name not in ALWAYS]
+    if blocked or all(whys.values()):
+        return next(why for why in whys.values() if why)
+    return ""
+
+
+ALWAYS = ("init", "order", "augment", "dropout", "within")
+"""Switches that can be set in every training, even where they have no effect."""
+
+
+def nothing_to_run(asked: Asked, trained: Trained) -> None:
+    """Raise ``UsageError`` where no variant can be run."""
+    if not asked.possible(trained):
+        whys = "; ".join(f"{name_of(switches)}: {_left_out(switches, trained)}" for switches in asked.variants)
+        raise UsageError(f"no variant can be run here ({whys}); ask for another --switch")
+
+
+def run_noise(
+    asked: Asked,
+    store: ReplicaStore,
+    *,
+    jobs: int = 1,
+    deadline: float | None = None,
+    command: str = "",
+    told: Told = lambda done, total, row: None,
+) -> NoiseResult:
+    """Run what is missing and read what was found; raises ``UnsilentError`` where clean twins differ."""
+    twins: list[ReplicaRow] = []
+
+    def watch(done: int, total: int, row: ReplicaRow | None) -> None:
+        told(done, total, row)
+        if row is not None and str(row.replica.switches) == CONTROL:
+            twins.append(row)
+            check_control(twins, asked.spec.workload)  # at once: what follows would be worth nothing
+
+    def looks(training: str) -> Iterator[Look]:
+        return looks_at(asked, store, training)
+
+    training, _ = run_replicas(asked.spec, asked.wanted, store, jobs=jobs, deadline=deadline, told=watch, looks=looks)
+    return read_noise(asked, store, training, command)
+
+
+def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = "") -> NoiseResult:
+    """The result from what is stored alone."""
+    trained = store.trained(training)
+    missing = set(asked.wanted(trained)) - store.done(training)
+    if missing:
+        first = min(missing, key=lambda replica: (str(replica.switches), replica.number))
+        raise UsageError(
+            f"{store.path} lacks replica {first} of {trained.name}; run the study, which makes what is missing"
+        )
+    clean = list(store.rows(training, Switches(), asked.count(Switches())))
+    check_control(clean, asked.spec.workload)
+    twin, found, variants = clean[0], [], []
+    for switches in asked.possible(trained):
+        name = name_of(switches)
+        rows = list(store.rows(training, switches, asked.count(switches)))
+        found.append((name, rows))
+        variants.append(
+            replace(
+                measure(name, switches, rows, twin, trained, store, training, asked.spec.every, asked.confidence),
+                first=first_seen(rows, twin, store, training),
+            )
+        )
+    seconds, cpu_seconds = store.usage()
+    return NoiseResult(
+        workload=trained.name,
+        command=command,
+        spec={**asdict(asked.spec), "variants": [str(s) for s in asked.variants], "replicas": asked.replicas},
+        seed=asked.spec.seed,
+        training=training,
+        steps=trained.steps,
+        samples=len(trained.labels),
+        parameters=trained.parameters,
+        device=trained.device,
+        confidence=asked.confidence,
+        level=asked.level,
+        smallest_p=1 / (asked.replicas + 1),
+        variants=tuple(variants),
+        effects=tuple(_effect(part, trained, store, training) for part in asked.parts()),
+        matrix=churn_matrix(found or [(CONTROL, clean)]),
+        curves=tuple(loss_spread(name, rows) for name, rows in found if any(not same(row, rows[0]) for row in rows)),
+        store=str(store.path),
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        versions=trained.versions,
+        machine=trained.machine,
+        info=trained.info,
+        notes=tuple(_notes(asked, trained, [*clean, *(row for _, rows in found for row in rows)])),
+    )
+
+
+def looks_at(asked: Asked, store: ReplicaStore, training: str) -> Iterator[Look]:
+    """The steps at which runs part: of each variant, and of each switch alone, the replica that parts first, and the twin."""
+    trained = store.trained(training)
+    twin = next(store.rows(training, Switches(), 1))
+    for switches in dict.fromkeys([*asked.possible(trained), *asked.parts()]):
+        rows = list(store.rows(training, switches, asked.count(switches)))
+        if asked.spec.every == 1 and (look := parts_first(rows, twin)) is not None:
+            yield look
+            yield look._replace(replica=twin.replica)
+
+
+def _effect(part: Switches, trained: Trained, store: ReplicaStore, training: str) -> Effect:
+    found = effect(part, trained, store, training)
+    if not found.changes:
+        return found
+    twin = next(store.rows(training, Switches(), 1))
+    return replace(found, first=first_seen(list(store.rows(training, part, RACES)), twin, store, training))
+
+
+def name_of(switches: Switches) -> str:
+    """A variant's name in capitals where it has one, else its switches."""
+    return next((name.upper() for name, own in VARIANTS.items() if own == switches), str(switches))
+
+
+def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
+    """Raise ``UnsilentError`` that names the first step and tensor unless clean twins have the same bits, and sound ones."""
+    lost = np.flatnonzero(~np.isfinite(rows[0].losses))
+    if len(lost):
+        raise UnsilentError(
+            f"{workload}: the clean twin's loss is {rows[0].losses[lost[0]]} in step {lost[0]}; a floor is made of sound runs: "
+            "mend the training (a lower learning rate, clipping, another dtype) and run again"
+        )
+    for row in rows[1:]:
+        if same(row, rows[0]):
+            continue
+        raise UnsilentError(
+            f"{workload}: clean twins {rows[0].replica} and {row.replica} differ {_where(rows[0], row)}; a training that is not "
+            f"bit-identical has no floor by source: unsilent noise --control {workload} says what makes it differ (where that "
+            "finds nothing, a run leaves something behind for the next one in the same process: a global, a model made once)"
+        )
+
+
+def _where(one: ReplicaRow, other: ReplicaRow) -> str:
+    """How two runs differ, as far as it is known: first step of loss and weights, first tensor at the end."""
+    found = []
+    losses = parting(one.losses.tolist(), other.losses.tolist())
+    weights = parting(one.hashes.tolist(), other.hashes.tolist())
+    if losses is not None:
+        found.append(f"in the loss from step {losses} on")
+    if weights is not None:
+        found.append(f"in the weights from hash {weights} of {len(one.hashes)} on")
+    pairs = zip(one.finals, other.finals, strict=False)
+    tensor = next((mine[0] for mine, theirs in pairs if mine != theirs), None)
+    if tensor is not None:
+        found.append(f"at the end first in {tensor}")
+    return "; ".join(found) or "in what they give for held-out samples, with the same weights: is evaluate random?"
+
+
+def _notes(asked: Asked, trained: Trained, rows: Sequence[ReplicaRow]) -> Iterator[str]:
+    for switches in asked.variants:
+        if why := _left_out(switches, trained):
+            yield f"{name_of(switches)} was not run: {why}"
+    yield from sorted({note for row in rows for note in row.notes})
+    if any("within" in switches for switches in asked.variants) and trained.draws:
+        yield (
+            "forward passes of this training draw random numbers by the place in the batch, so in-batch permutations (IMPL) also "
+            "deal other dropout masks: what they show is more than rounding"
+        )
+    if asked.spec.every > 1:
+        yield "the operation at which runs part is told with --every 1 alone"
+    if asked.spec.steps is not None:
+        yield f"runs end after {trained.steps} steps; the workload's own schedule may be longer (--with steps=N sets it)"
