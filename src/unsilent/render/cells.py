@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unsilent.interval import Interval
 from unsilent.report.model import Cell, Column, Row, Shown
 from unsilent.report.text import clean, limits
-from unsilent.statistics.intervals import Interval
 
 NOTHING = "–"
 

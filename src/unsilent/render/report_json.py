@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from unsilent.interval import Interval
 from unsilent.report.model import Report, Row, Shown, Table
-from unsilent.statistics.intervals import Interval
 from unsilent.strictjson import strict
 
 FIELDS = ("estimate", "low", "high", "confidence", "n", "method")

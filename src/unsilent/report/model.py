@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from unsilent.interval import Interval
 from unsilent.report.look import Figure
-from unsilent.statistics.intervals import Interval
 
 Kind = Literal["text", "number", "estimate"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
+from unsilent.interval import Interval
 from unsilent.printable import clean as clean
-from unsilent.statistics.intervals import Interval
 
 NO_TRIAL = "no trial"
 _PLACES = 6

@@ -9,26 +9,10 @@ bound above 0; no data gives estimate None and [0, 1]; swapping right and wrong 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from scipy.special import betaincinv, ndtri
 
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimate with two-sided limits; ``n`` counts independent trials; None where n is 0."""
-
-    estimate: float | None
-    low: float
-    high: float
-    confidence: float
-    n: int
-    method: str
-
-    @property
-    def half_width(self) -> float:
-        """Half the distance between the limits: what a requested precision is compared with."""
-        return (self.high - self.low) / 2
+from unsilent.interval import Interval as Interval
 
 
 def wilson(events: float, n: float, confidence: float = 0.95) -> Interval:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from unsilent.campaigns.replicas import Replica, ReplicaRow, ReplicaStore, Switches, Trained
 from unsilent.errors import UsageError
+from unsilent.interval import Interval
 from unsilent.statistics.distances import Distances, distance, weight_distances
 from unsilent.statistics.groups import GroupSpread, group_spread
-from unsilent.statistics.intervals import Interval
 from unsilent.statistics.replicas import differing, median_parting, over_pairs, parting, spread
 from unsilent.studies.noise.records import ChurnMatrix, LossSpread, VariantNoise
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unsilent.interval import Interval
 from unsilent.statistics.groups import GroupSpread
-from unsilent.statistics.intervals import Interval
 from unsilent.statistics.replicas import Spread
 
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
+from unsilent.interval import Interval
 from unsilent.report.model import Cell, Column, Plot, Report, Row, Section, Shown, Table
 from unsilent.report.text import amount, chance, clean, counted, limits, listed, seconds
 from unsilent.sites.calls import OUTSIDE
-from unsilent.statistics.intervals import Interval
 from unsilent.statistics.replicas import FEW, greatest_sd
 from unsilent.studies.noise.figures import CALLED, called, figures, identical
 from unsilent.studies.noise.parting import DATA, DEALT, MOVED, PATH, RANDOM, START
