@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from conftest import few
 from unsilent.errors import UsageError
 from unsilent.workloads import chargpt, load
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet
@@ -23,7 +24,7 @@ def test_digits_split_is_disjoint_and_complete():
     assert np.bincount(data.test_labels).min() > 40
 
 
-@pytest.mark.parametrize("name", ["digits-cnn", "digits-vit"])
+@pytest.mark.parametrize("name", few(["digits-cnn", "digits-vit"], "digits-cnn"))
 def test_digits_accuracy_is_that_of_the_model(zoo, name):
     data, model = digits(), zoo(name).model()
     with torch.no_grad():
@@ -38,6 +39,7 @@ def test_speaking_module_names(zoo):
     assert [name for name, _ in zoo("digits-cnn").model().named_children()] == ["stem", "block1", "block2", "head"]
 
 
+@pytest.mark.slow
 def test_chargpt_never_looks_ahead(zoo):
     workload = zoo("chargpt")
     model, tokens = workload.model(), workload.batches()[0][:4]
@@ -51,6 +53,7 @@ def test_chargpt_never_looks_ahead(zoo):
             assert not torch.equal(output[:, at:], golden[:, at:])
 
 
+@pytest.mark.slow
 def test_chargpt_head_is_tied(zoo):
     model = zoo("chargpt").model()
     assert model.head.weight is model.embedding.weight
@@ -71,6 +74,7 @@ def test_chargpt_encoding():
     assert chargpt.encode("\n ~é").tolist() == [0, 1, 95, 96]
 
 
+@pytest.mark.slow
 def test_chargpt_accuracy_is_that_of_the_model(zoo):
     data, model = chargpt.text(), zoo("chargpt").model()
     right = total = 0
