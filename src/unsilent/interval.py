@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+COUNTED = "counted"
+"""The method of a number without limits: nothing was estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +24,8 @@ class Interval:
     def half_width(self) -> float:
         """Half the distance between the limits: what a requested precision is compared with."""
         return (self.high - self.low) / 2
+
+
+def counted(value: float, n: int) -> Interval:
+    """A number that is known, of ``n`` trials; its limits are NaN."""
+    return Interval(value, math.nan, math.nan, 1.0, n, COUNTED)

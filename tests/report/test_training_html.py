@@ -24,11 +24,22 @@ from report.test_training_info import (
 )
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.render.pages import is_ours
-from unsilent.render.training_conditions import LEAST, MOST, conditions_figure, drawn
-from unsilent.render.training_curves import THIN, decades, loss_figure, metric_figure, peaks, thinned
-from unsilent.render.training_figures import LOOKS, ROWS, classes_figure, parts_figure
-from unsilent.render.training_html import SHAPES, facts, figures, numbers, render_training_html, write_training
+from unsilent.render.report_page import figures as figures_of
+from unsilent.render.report_page import report_html, write_report
+from unsilent.studies.trainings.conditions_figure import LEAST, MOST, conditions_figure, drawn
+from unsilent.studies.trainings.curves import THIN, decades, loss_figure, metric_figure, peaks, thinned
+from unsilent.studies.trainings.figures import LOOKS, ROWS, classes_figure, parts_figure
 from unsilent.studies.trainings.records import Point
+from unsilent.studies.trainings.report import SHAPES, facts, numbers, report
+
+
+def render_training_html(found):
+    return report_html(report(found))
+
+
+def figures(found):
+    return figures_of(report(found))
+
 
 EVERYTHING = replace(CORNERS["guard"], parts=parts())
 
@@ -51,7 +62,7 @@ def test_everything_is_there():
     page = Page(render_training_html(EVERYTHING))
     check_harmless(page)
     for wanted in (
-        "has the highest estimate", "What foretells harm", "Training PVF", "Under the guard", "How it was judged", "c0ffee",
+        "has the highest estimate", "What foretells harm", "Training PVF", "Under the guard", "How to read it", "c0ffee",
         "unsilent training train-toy", "torch 2.13.0", "a toy", "latent harm", "random/x/3: RD at op:conv", "grad_wt",
         "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within", "not seen (each at most 3.7 %)", "seed of the faults",
     ):  # fmt: skip
@@ -239,15 +250,15 @@ def test_the_table_of_groups_has_a_column_for_each_class_seen():
     text = render_training_html(
         replace(found, groups={"layer": (group("a", {"low-test": 1}), group("b", {"masked-benign": 3}))})
     )
-    table = text[text.index('id="all-rows"') :]
+    table = text[text.index("<h2>All groups") :]
     heads = re.findall(r'<button type="button">([^<]+)</button>', table)
     assert heads == ["group", "by", "trials", "different %", "harmful %", "latent %", "masked-benign", "low-test"]
-    row = re.search(r'<tr title="1×low-test"><td>a</td>(.*?)</tr>', table)[1]
+    row = re.search(r'<tr title="1×low-test"><td class="text">a</td>(.*?)</tr>', table)[1]
     assert re.findall(r">([^<]+)</td>", row) == ["layer", "1", *["100 [2, 100]"] * 3, "0", "1"]
 
 
 def test_the_page_is_written_whole(tmp_path):
-    path = write_training(EVERYTHING, tmp_path / "t.html")
+    path = write_report(report(EVERYTHING), tmp_path / "t.html")
     assert is_ours(path)
     assert path.stat().st_size < 6_000_000
 
@@ -257,7 +268,7 @@ def test_the_page_is_written_whole(tmp_path):
 @pytest.mark.slow
 def test_a_browser_draws_it_without_a_word(name, tmp_path):
     found = {"everything": EVERYTHING, **CORNERS}[name]
-    text, console = opened(write_training(found, tmp_path / "t.html"), tmp_path / "profile")
+    text, console = opened(write_report(report(found), tmp_path / "t.html"), tmp_path / "profile")
     assert console == []
     for figure in figures(found):
         start = text.index(f'id="figure-{figure}"')

@@ -12,14 +12,13 @@ from rich.console import Console
 from report.conftest import HOSTILE
 from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.render.report_json import report_json
+from unsilent.render.report_terminal import render_report
 from unsilent.render.training_beside import beside_json, render_beside
-from unsilent.render.training_cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
-from unsilent.render.training_info import findings, headline, how
-from unsilent.render.training_json import training_json
-from unsilent.render.training_terminal import GROUPS, PLAIN, render_training
 from unsilent.statistics.comparing import difference, joint_differences
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.trainings.beside import SAME, beside
+from unsilent.studies.trainings.cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
 from unsilent.studies.trainings.conditions import FACTORS
 from unsilent.studies.trainings.records import (
     Caught,
@@ -34,7 +33,10 @@ from unsilent.studies.trainings.records import (
     Point,
     TrainingResult,
 )
+from unsilent.studies.trainings.report import GROUPS, report
+from unsilent.studies.trainings.sentences import findings, headline, how
 
+PLAIN = ["group", "target", "measure", "estimate", "low", "high", "n"]
 CLASSES = [str(outcome) for outcome in TrainingOutcome]
 STEPS = 200
 MIXED = {"masked-bitwise": 20, "masked-benign": 60, "immediate-nan": 4, "slow-degrade": 5, "low-test": 10, "crashed": 1}
@@ -197,8 +199,12 @@ CORNERS = {
 
 def shown(found, width=100, plain=False):
     file = io.StringIO()
-    render_training(found, Console(file=file, width=width, force_terminal=False), plain)
+    render_report(report(found), Console(file=file, width=width, force_terminal=False), plain)
     return file.getvalue()
+
+
+def to_json(found):
+    return report_json(report(found))
 
 
 def text_of(found):
@@ -364,7 +370,7 @@ def test_tables_have_rows_for_what_was_found():
 @pytest.mark.parametrize("name", CORNERS)
 def test_plain_lines_are_columns(name):
     lines = [line for line in shown(CORNERS[name], plain=True).splitlines() if not line.startswith("#")]
-    assert lines[0].split() == list(PLAIN)
+    assert lines[0].split() == PLAIN
     assert {len(line.split()) for line in lines} == {len(PLAIN)}
 
 
@@ -388,7 +394,7 @@ def test_plain_lines_have_every_estimate_and_count():
 @pytest.mark.parametrize("name", CORNERS)
 def test_json_is_strict(name):
     found = CORNERS[name]
-    back = json.loads(json.dumps(training_json(found), allow_nan=False))
+    back = json.loads(json.dumps(to_json(found), allow_nan=False))
     assert back["schema"] == "unsilent/training/1"
     assert back["classes"] == {g.name: g.n for g in found.classes}
     assert len(back["points"]) == len(found.points)
@@ -397,7 +403,7 @@ def test_json_is_strict(name):
 
 def test_json_tells_what_is_no_number_from_what_is_missing():
     found = result(points=(Point("a", "immediate-nan", (math.inf, None, 2.0)),), parts=parts(), guard=guarded())
-    told = training_json(found)
+    told = to_json(found)
     assert told["points"] == [
         {
             "trial": "a",
@@ -424,7 +430,7 @@ def test_json_tells_what_is_no_number_from_what_is_missing():
     assert told["least_accuracy_different"] == pytest.approx(0.92)
     assert next(r for r in told["results"] if r["measure"] == "training_pvf_different")["estimate"] == 0.09
     assert told["thresholds"]["gap"] == 0.02
-    assert training_json(result())["guard"] is None
+    assert to_json(result())["guard"] is None
 
 
 def test_a_comparison_of_two_stores_has_both_shares():

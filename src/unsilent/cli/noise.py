@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -128,19 +127,9 @@ def noise(
     page = report_path(path, html)
     with showing(quiet, plain or as_json) as told, ReplicaStore(path, write=True) as opened:
         found = report(run_noise(asked, opened, jobs=jobs, deadline=deadline, command=command_line(), told=told))
-    if as_json:
-        from unsilent.render.report_json import report_json
+    from unsilent.cli.reporting import show_report
 
-        print(json.dumps({**report_json(found), "report": str(page)}, indent=2))
-    else:
-        from rich.console import Console
-
-        from unsilent.render.report_terminal import render_report
-
-        render_report(found, Console(), plain)
-    from unsilent.render.report_page import write_report
-
-    write_report(found, page)
+    show_report(found, page, as_json, plain)
     if not as_json:
         mark = "# " if plain else ""
         print(f"\n{mark}Report: {page}\n{mark}Store:  {path}")

@@ -75,19 +75,10 @@ def show_beside(one: Path, other: Path, confidence: float, as_json: bool, plain:
 
 def show(result: TrainingResult, page: Path, as_json: bool, plain: bool) -> None:
     """Tables or JSON on stdout, and the page."""
-    from unsilent.render.training_html import write_training
+    from unsilent.cli.reporting import show_report
+    from unsilent.studies.trainings.report import report
 
-    if as_json:
-        from unsilent.render.training_json import training_json
-
-        print(json.dumps({**training_json(result), "report": str(page)}, indent=2))
-    else:
-        from rich.console import Console
-
-        from unsilent.render.training_terminal import render_training
-
-        render_training(result, Console(), plain)
-    write_training(result, page)
+    show_report(report(result), page, as_json, plain)
 
 
 def tell_example(found: Example, as_json: bool) -> int:

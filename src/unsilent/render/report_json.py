@@ -1,11 +1,11 @@
-"""A report as one JSON object: what its study says of itself, and ``results``, an object for each estimate."""
+"""A report as one JSON object: what its study says of itself, and ``results``, an object for each estimate with limits."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from unsilent.interval import Interval
-from unsilent.report.model import Report, Row, Shown, Table
+from unsilent.interval import COUNTED, Interval
+from unsilent.report.model import Cell, Report, Row, Shown, Table
 from unsilent.strictjson import strict
 
 FIELDS = ("estimate", "low", "high", "confidence", "n", "method")
@@ -13,7 +13,8 @@ FIELDS = ("estimate", "low", "high", "confidence", "n", "method")
 
 def report_json(report: Report) -> dict[str, Any]:
     """The object that ``--json`` prints; limits that nothing bounds are null."""
-    results = [row_object(report.estimates, row) for row in report.estimates.rows]
+    rows = [row for row in report.estimates.rows if not any(map(_is_counted, row.cells))]
+    results = [row_object(report.estimates, row) for row in rows]
     plain = strict({"schema": report.schema, **report.data, "results": results})
     assert isinstance(plain, dict)
     return plain
@@ -28,3 +29,7 @@ def row_object(table: Table, row: Row) -> dict[str, Any]:
         elif cell is not None:
             found[column.name] = cell.text if isinstance(cell, Shown) else cell
     return found
+
+
+def _is_counted(cell: Cell) -> bool:
+    return isinstance(cell, Interval) and cell.method == COUNTED

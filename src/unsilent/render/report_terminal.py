@@ -8,7 +8,7 @@ from unsilent.render.cells import head, texts
 from unsilent.render.console import print_columns, print_lines, room
 from unsilent.render.report_json import row_object
 from unsilent.report.model import Report, Row, Table
-from unsilent.report.text import clean, counted
+from unsilent.report.text import clean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ def _table(table: Table, console: Console) -> None:
         drawn.add_row(*(Text(cells[number], style="bold" if row.strong else "") for number in kept))
     console.print(drawn)
     if len(table.rows) > len(rows):
-        print_lines(console, [f"and {counted(len(table.rows) - len(rows), 'row')} more in the report"], False)
+        print_lines(console, [table.cut.format(shown=len(rows), left=len(table.rows) - len(rows))], False)
 
 
 def _fitting(table: Table, rows: tuple[Row, ...], console: Console) -> list[int]:

@@ -38,12 +38,17 @@ class Column:
     left: bool = False
 
 
+Mark = tuple[str, str]
+"""A colour like ``#0072B2`` and a sign like ``●``: what stands for something in a figure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A cell that is shown as ``text`` whatever its column says, and sorted by ``key`` (None: by the text)."""
+    """A cell that is shown as ``text`` whatever its column says, sorted by ``key`` (None: by the text), on a page with a mark."""
 
     text: str
     key: float | None = None
+    mark: Mark | None = None
 
 
 Cell = str | int | float | bool | Interval | Shown | None
@@ -52,10 +57,11 @@ Cell = str | int | float | bool | Interval | Shown | None
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Cells in the order of columns; ``strong`` rows stand out."""
+    """Cells in the order of columns; ``strong`` rows stand out; ``hint`` is shown when a page's row is pointed at."""
 
     cells: tuple[Cell, ...]
     strong: bool = False
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +69,18 @@ class Table:
     """Rows of typed columns.
 
     Attributes:
-        title: one line above it. terminal_rows: most rows in a terminal, which says how many there are besides; 0: this table
-        is left to the page. long: the page lets the reader sort and filter it. sentence: in plain mode, where only estimates
-        are a table, each row is a line of this form, with cells by number (``switch {0}: {1}``); empty: it is left out.
+        title: one line above it. terminal_rows: most rows in a terminal; 0: this table is left to the page. cut: what a terminal
+        says where there are more, of ``{shown}`` and ``{left}`` rows. on_page: False where a page shows the same otherwise.
+        long: the page lets the reader sort and filter it. sentence: in plain mode, where only estimates are a table, each row is
+        a line of this form, with cells by number (``switch {0}: {1}``); empty: it is left out.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     title: str = ""
     terminal_rows: int = 40
+    cut: str = "and {left:,} more in the report"
+    on_page: bool = True
     long: bool = False
     sentence: str = ""
 
@@ -85,12 +94,34 @@ class Plot:
     figure: Figure
 
 
-Part = Table | Plot
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Lines for the page, each with a mark or None: what the marks of a figure mean, or a few sentences."""
+
+    lines: tuple[tuple[Mark | None, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A smaller heading within a section, and what is set smaller behind it."""
+
+    title: str
+    small: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Parts that stand side by side where there is room."""
+
+    parts: tuple[Table | Plot | Text | Heading, ...]
+
+
+Part = Table | Plot | Text | Heading | Grid
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, a few sentences for the page, and tables and figures."""
+    """A heading, a few sentences for the page, and parts of the page; a terminal shows its tables."""
 
     title: str
     lead: str
@@ -103,10 +134,9 @@ class Report:
 
     Attributes:
         schema: of the JSON object, like ``unsilent/noise/1``. kicker: what kind of report it is. numbers: term, text, and what
-        is set smaller. estimates: one row for each estimate, the table of machines: lines of plain mode, ``results`` of JSON.
-        facts: how it was made, term and text. notes: how to read the tables, without full stops. method: how it was made, in
-        sentences. data: further fields of the JSON
-        object, of any depth.
+        is set smaller. estimates: one row for each estimate, the table for machines: lines of plain mode, ``results`` of JSON.
+        sections: their figures have names of their own. facts: how it was made, term and text. notes: how to read the tables,
+        without full stops. method: how it was made, in sentences. data: further fields of the JSON object, of any depth.
     """
 
     schema: str

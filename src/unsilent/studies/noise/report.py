@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from unsilent.interval import Interval
+from unsilent.interval import counted as count
 from unsilent.report.model import Cell, Column, Plot, Report, Row, Section, Shown, Table
 from unsilent.report.text import amount, chance, clean, counted, limits, listed, seconds
 from unsilent.sites.calls import OUTSIDE
@@ -134,33 +135,29 @@ def estimates(result: NoiseResult) -> Table:
 
 def _values(one: VariantNoise) -> Iterator[tuple[str, str, Interval]]:
     """Measure, what it is of, and its estimate."""
-
-    def counted_of(value: float) -> Interval:
-        return Interval(value, math.nan, math.nan, one.churn.confidence, one.n, "counted")
-
-    yield "distinct_states", "all", counted_of(one.distinct)
-    yield "accuracy_mean", "all", counted_of(one.accuracy.mean)
+    yield "distinct_states", "all", count(one.distinct, one.n)
+    yield "accuracy_mean", "all", count(one.accuracy.mean, one.n)
     yield "accuracy_sd", "all", one.accuracy.sd
     if one.loss is not None:
-        yield "loss_mean", "all", counted_of(one.loss.mean)
+        yield "loss_mean", "all", count(one.loss.mean, one.n)
         yield "loss_sd", "all", one.loss.sd
     yield "churn", "all", one.churn
-    yield "churn_twin_least", "all", counted_of(min(one.twin_churn))
-    yield "churn_twin_most", "all", counted_of(max(one.twin_churn))
+    yield "churn_twin_least", "all", count(min(one.twin_churn), one.n)
+    yield "churn_twin_most", "all", count(max(one.twin_churn), one.n)
     if one.unit is not None and one.raw is not None:
         yield "distance_unit", "all", one.unit
         yield "distance_raw", "all", one.raw
     yield "parting_step", "all", one.parting
     for group in one.groups:
-        yield "group_samples", group.name, counted_of(group.n)
-        yield "group_error", group.name, counted_of(group.error)
+        yield "group_samples", group.name, count(group.n, one.n)
+        yield "group_error", group.name, count(group.error, one.n)
         yield "group_error_sd", group.name, group.sd
         yield "group_error_sd_common", group.name, group.common
-        yield "group_by_size", group.name, counted_of(group.by_size)
-        yield "group_p", group.name, counted_of(group.p)
-        yield "group_p_corrected", group.name, counted_of(group.corrected)
-        yield "group_p_corrected_error", group.name, counted_of(group.error_p)
-        yield "group_draws", group.name, counted_of(group.draws)
+        yield "group_by_size", group.name, count(group.by_size, one.n)
+        yield "group_p", group.name, count(group.p, one.n)
+        yield "group_p_corrected", group.name, count(group.corrected, one.n)
+        yield "group_p_corrected_error", group.name, count(group.error_p, one.n)
+        yield "group_draws", group.name, count(group.draws, one.n)
 
 
 def _variant(one: VariantNoise) -> dict[str, Any]:
@@ -178,6 +175,12 @@ def _variant(one: VariantNoise) -> dict[str, Any]:
         "twin_unit",
     )
     found = {name: getattr(one, name) for name in (*names, "seconds", "notes")}
+    found |= {"accuracy_mean": one.accuracy.mean, "loss_mean": None if one.loss is None else one.loss.mean}
+    found["groups"] = [
+        {"name": g.name, "samples": g.n, "error": g.error, "by_size": g.by_size, "p": g.p, "p_corrected": g.corrected}
+        | {"p_corrected_error": g.error_p, "draws": g.draws}
+        for g in one.groups
+    ]
     return found | {"first": None if one.first is None else asdict(one.first)}
 
 

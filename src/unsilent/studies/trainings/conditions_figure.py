@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from unsilent.campaigns.trainings.spec import WATCHED
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.render.training_curves import power
-from unsilent.render.training_figures import look
-from unsilent.render.training_info import FACTOR
 from unsilent.report.look import INK, SOFT, Figure, figure, label
+from unsilent.studies.trainings.curves import power
+from unsilent.studies.trainings.figures import look
 from unsilent.studies.trainings.records import Point
+from unsilent.studies.trainings.sentences import FACTOR
 
 HISTORY, MOVING = (WATCHED.index("first"), WATCHED.index("second")), (WATCHED.index("moving"),)
 TITLES = {

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.render.training_cells import events, ordered_groups, worst_first
 from unsilent.report.look import (
     MARKERS,
     SERIES_COLOURS,
@@ -22,6 +21,7 @@ from unsilent.report.look import (
 )
 from unsilent.report.text import shown
 from unsilent.statistics.intervals import Interval
+from unsilent.studies.trainings.cells import events, ordered_groups, worst_first
 from unsilent.studies.trainings.records import Caught, Group, Part, TrainingResult
 
 LOOKS = {

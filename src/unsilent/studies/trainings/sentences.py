@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from unsilent.campaigns.trainings.reading import FloorValues
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.render.training_cells import (
+from unsilent.report.text import clean, counted, seconds, signed
+from unsilent.studies.trainings.cells import (
     ANY,
     KINDS,
     counts_text,
@@ -18,7 +19,6 @@ from unsilent.render.training_cells import (
     seen,
     top,
 )
-from unsilent.report.text import clean, counted, seconds, signed
 from unsilent.studies.trainings.floor import least_accuracies
 from unsilent.studies.trainings.records import Contrast, TrainingResult
 
