@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from conftest import in_process
+from conftest import few, in_process
 
 MINE = ("--workload", "tiny.py:make")
 
@@ -34,11 +34,10 @@ def traced(store, trial, *words, cwd="."):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("store", "trial", "kind"), [
-    ("p.sqlite", "block2/x1/0", "param"),
-    ("o.sqlite", "block1/x1/1", "op"),
-    ("i.sqlite", "input/x1/0", "input"),
-])  # fmt: skip
+KINDS = [("p.sqlite", "block2/x1/0", "param"), ("o.sqlite", "block1/x1/1", "op"), ("i.sqlite", "input/x1/0", "input")]
+
+
+@pytest.mark.parametrize(("store", "trial", "kind"), few(KINDS, KINDS[1]))
 def test_trials_of_every_kind(digits, store, trial, kind):
     told = traced(store, trial, "--log", "log.txt", cwd=digits)
     check_log(digits / "log.txt", told["faults"][0])

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from campaigns.struck import write_loop
-from conftest import in_process
+from conftest import few, in_process
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.outcomes.training import TrainingOutcome
 
@@ -245,42 +245,42 @@ def test_user_code_is_not_run_unasked(copied):
 # -- mistakes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "no training was named; give one like train-resnet"),
-        (["train-resnet", "--example", "slow"], "unknown class of outcomes 'slow'; did you mean 'slow-degrade'"),
-        (["train-resnet", "--phase", "backward"], "unknown phase 'backward'"),
-        (["train-resnet", "--fault", "RDX"], "unknown fault model 'RDX'"),
-        (["train-resnet", "--fault", "0*RD"], "--fault 0*RD has weight 0; expected more than 0"),
-        (["train-resnet", "--threshold", "gab=1"], "unknown threshold 'gab'; did you mean 'gap'"),
-        (["train-resnet", "--threshold", "gap"], "--threshold 'gap': expected a number, like gap=0.02"),
-        (["train-resnet", "--threshold", "window=1.5"], "expected a whole number, like window=10"),
-        (["train-resnet", "--threshold", "gap=-1"], "threshold gap is -1.0; expected more than 0"),
-        (["train-resnet", "--trials", 0], "--trials is 0"),
-        (["train-resnet", "--steps", 0], "--steps is 0; expected 1 or more"),
-        (["train-resnet", "--horizon", 1], "--horizon is 1; expected 2 or more"),
-        (["train-resnet", "--seed", -1], "--seed is -1"),
-        (["train-resnet", "--per", "layer", "--margin", 2], "margin is 2.0; expected a share"),
-        (["train-resnet", "--confidence", 2], "confidence is 2.0; expected a share between 0 and 1"),
-        (["train-resnet", "--replicas", 5], "--replicas is 5; a floor at level 0.05 needs at least 20"),
-        (["train-resnet", "--noise", "control"], "--noise control is the same run each time"),
-        (["train-resnet", "--noise", "algo"], "has other seeds (init, order, augment, dropout), which are the second floor"),
-        (["train-resnet", "--noise", "treads"], "did you mean 'threads"),
-        (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per strikes parameters and optimizer state"),
-        (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per strikes parameters and optimizer state"),
-        (["train-resnet", "--with", "steps"], "expected key=value"),
-        (["train-resnet", "--html", "nowhere/x.html"], "no such folder"),
-        (["train-resnet", "--jobs", 0], "--jobs is 0"),
-        (["train-resnet", "--jobs", 2, "--executor", "serial"], "--executor serial runs one job"),
-        (["train-resnet", "--executor", "thread"], "unknown executor 'thread'"),
-        (["train-resnet", "--deadline", -1], "--deadline is -1"),
-        (["train-resnet", "--ray", "here:1", "--executor", "serial"], "leave one of them out"),
-        (["--file", "inj.csv"], "give its images: --data CIFAR.npz"),
-        (["train-resnet", "--file", "inj.csv", "--data", "x.npz"], "a published injection says what is struck"),
-        (["--file", "inj.csv", "--data", "x.npz", "--trials", 3], "--trials"),
-    ],
-)  # fmt: skip
+MISTAKES = [
+    ([], "no training was named; give one like train-resnet"),
+    (["train-resnet", "--example", "slow"], "unknown class of outcomes 'slow'; did you mean 'slow-degrade'"),
+    (["train-resnet", "--phase", "backward"], "unknown phase 'backward'"),
+    (["train-resnet", "--fault", "RDX"], "unknown fault model 'RDX'"),
+    (["train-resnet", "--fault", "0*RD"], "--fault 0*RD has weight 0; expected more than 0"),
+    (["train-resnet", "--threshold", "gab=1"], "unknown threshold 'gab'; did you mean 'gap'"),
+    (["train-resnet", "--threshold", "gap"], "--threshold 'gap': expected a number, like gap=0.02"),
+    (["train-resnet", "--threshold", "window=1.5"], "expected a whole number, like window=10"),
+    (["train-resnet", "--threshold", "gap=-1"], "threshold gap is -1.0; expected more than 0"),
+    (["train-resnet", "--trials", 0], "--trials is 0"),
+    (["train-resnet", "--steps", 0], "--steps is 0; expected 1 or more"),
+    (["train-resnet", "--horizon", 1], "--horizon is 1; expected 2 or more"),
+    (["train-resnet", "--seed", -1], "--seed is -1"),
+    (["train-resnet", "--per", "layer", "--margin", 2], "margin is 2.0; expected a share"),
+    (["train-resnet", "--confidence", 2], "confidence is 2.0; expected a share between 0 and 1"),
+    (["train-resnet", "--replicas", 5], "--replicas is 5; a floor at level 0.05 needs at least 20"),
+    (["train-resnet", "--noise", "control"], "--noise control is the same run each time"),
+    (["train-resnet", "--noise", "algo"], "has other seeds (init, order, augment, dropout), which are the second floor"),
+    (["train-resnet", "--noise", "treads"], "did you mean 'threads"),
+    (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per strikes parameters and optimizer state"),
+    (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per strikes parameters and optimizer state"),
+    (["train-resnet", "--with", "steps"], "expected key=value"),
+    (["train-resnet", "--html", "nowhere/x.html"], "no such folder"),
+    (["train-resnet", "--jobs", 0], "--jobs is 0"),
+    (["train-resnet", "--jobs", 2, "--executor", "serial"], "--executor serial runs one job"),
+    (["train-resnet", "--executor", "thread"], "unknown executor 'thread'"),
+    (["train-resnet", "--deadline", -1], "--deadline is -1"),
+    (["train-resnet", "--ray", "here:1", "--executor", "serial"], "leave one of them out"),
+    (["--file", "inj.csv"], "give its images: --data CIFAR.npz"),
+    (["train-resnet", "--file", "inj.csv", "--data", "x.npz"], "a published injection says what is struck"),
+    (["--file", "inj.csv", "--data", "x.npz", "--trials", 3], "--trials"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "said"), few(MISTAKES, *MISTAKES[::3]))
 def test_mistakes_are_one_line(tmp_path, words, said):
     done = in_process("training", *words, "--quiet", cwd=tmp_path)
     assert done.returncode == 2, done.stdout

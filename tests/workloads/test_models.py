@@ -129,6 +129,7 @@ def test_option_a_shortcut():
     assert not out[:, 24:].any()
 
 
+@pytest.mark.slow
 def test_seed_trains_another_model(zoo):
     other = load("digits-cnn", {"seed": "1"})
     assert other.info["accuracy"]["value"] >= 0.97
