@@ -121,9 +121,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if wanted.startswith("slow") and "mark.slow" not in text and "@given" not in text else None
 
 
-def few(rows: Iterable[Any], *fast: Any) -> list[Any]:
-    """Rows of a parametrized test, of which the fast tier takes these alone."""
-    return [row if row in fast else pytest.param(row, marks=pytest.mark.slow) for row in rows]
+def few(rows: Iterable[Any], *fast: Any, several: bool = False) -> list[Any]:
+    """Rows of a parametrized test, of which the fast tier takes these alone; ``several``: each has several parameters."""
+    slow = pytest.mark.slow
+    return [row if row in fast else pytest.param(*(row if several else (row,)), marks=slow) for row in rows]
 
 
 def spread(columns: Iterable[Any], values: Iterable[Any]) -> list[Any]:

@@ -37,7 +37,7 @@ def traced(store, trial, *words, cwd="."):
 KINDS = [("p.sqlite", "block2/x1/0", "param"), ("o.sqlite", "block1/x1/1", "op"), ("i.sqlite", "input/x1/0", "input")]
 
 
-@pytest.mark.parametrize(("store", "trial", "kind"), few(KINDS, KINDS[1]))
+@pytest.mark.parametrize(("store", "trial", "kind"), few(KINDS, KINDS[1], several=True))
 def test_trials_of_every_kind(digits, store, trial, kind):
     told = traced(store, trial, "--log", "log.txt", cwd=digits)
     check_log(digits / "log.txt", told["faults"][0])

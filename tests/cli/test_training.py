@@ -280,7 +280,7 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "said"), few(MISTAKES, *MISTAKES[::3]))
+@pytest.mark.parametrize(("words", "said"), few(MISTAKES, *MISTAKES[::3], several=True))
 def test_mistakes_are_one_line(tmp_path, words, said):
     done = in_process("training", *words, "--quiet", cwd=tmp_path)
     assert done.returncode == 2, done.stdout
