@@ -50,7 +50,7 @@ def root(
 
 
 def _register() -> None:
-    from unsilent.cli import listing, merge, noise, pvf, replay, stored, training
+    from unsilent.cli import listing, merge, noise, pvf, replay, status, stored, training
 
     if app.registered_commands:  # by an earlier command in this process
         return
@@ -58,6 +58,7 @@ def _register() -> None:
     app.command("noise", short_help="Measure how much fault-free runs differ.")(noise.noise)
     app.command("training", short_help="Strike trainings, and see what becomes of them.")(training.training)
     app.command("report", short_help="Show a stored campaign again.")(stored.report)
+    app.command("status", short_help="Say what stores hold and how far they are.")(status.status)
     app.command("replay", short_help="Run one stored trial again.")(replay.replay)
     app.command("export", short_help="Export the trials of a campaign.")(stored.export)
     app.command("merge", short_help="Join stores of one campaign.")(merge.merge)
