@@ -83,6 +83,21 @@ def test_json_and_table_from_the_store(ran):
         assert word in table
 
 
+def test_a_store_is_shown_again(ran, tmp_path):
+    folder, words, _ = ran
+    before = json.loads(in_process("noise", "loop.py:make", *words, "--json", cwd=folder).stdout)
+    done = in_process("report", "s.sqlite", "--json", "--html", tmp_path / "again.html", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    again = json.loads(done.stdout)
+    assert again["results"] == before["results"]
+    assert again["loss_spread"] == before["loss_spread"]
+    assert (tmp_path / "again.html").stat().st_size > 1e6
+    for more, said in (["--unit", "batch"], "no such reading"), (["s.sqlite"], "cannot be compared"):
+        refused = in_process("report", "s.sqlite", *more, cwd=folder)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert said in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import few
 from unsilent.engine.trace import trace
 from unsilent.errors import UsageError
 from unsilent.faults.injections import parse_injection
@@ -104,34 +105,34 @@ def test_the_step_can_be_traced(images):
     assert first.change.changed == 16  # a 1x1 kernel: one pixel, all 16 channels of the input
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"stage": "fwrd_inject", "fmodel": "RD", "target_layer": "basicblock_2_basic_0_conv2", "inj_pos": "1/5/2/7"},
-        {"stage": "fwrd_inject", "fmodel": "WT", "target_layer": "basicblock_4_basic_0_conv2", "inj_pos": "1/0/20/7"},
-        {"stage": "fwrd_inject", "fmodel": "N64_INPUT", "target_layer": "conv1", "inj_pos": "1/31/31/2"},
-        {"fmodel": "RBFLIP", "target_layer": "conv1_grad_in", "inj_pos": "1/31/31/2"},
-        {"fmodel": "WT", "target_layer": "conv1_grad_wt", "inj_pos": "1/31/1/2"},
-        {
-            "fmodel": "ZERO",
-            "target_layer": "basicblock_1_basic_1_conv2_grad_wt",
-            "inj_pos": "3/2/0/1",
-            "inj_values": "0",
-        },
-        {
-            "model": "resnet18_nobn",
-            "fmodel": "WT",
-            "target_layer": "basicblock_2_basic_1_conv2_grad_in",
-            "inj_pos": "0/0/6/4",
-        },
-        {
-            "model": "resnet18_sgd",
-            "fmodel": "WT",
-            "target_layer": "basicblock_1_basic_0_conv1_grad_in",
-            "inj_pos": "2/2/3/1",
-        },
-    ],
-)
+LANDING = [
+    {"stage": "fwrd_inject", "fmodel": "RD", "target_layer": "basicblock_2_basic_0_conv2", "inj_pos": "1/5/2/7"},
+    {"stage": "fwrd_inject", "fmodel": "WT", "target_layer": "basicblock_4_basic_0_conv2", "inj_pos": "1/0/20/7"},
+    {"stage": "fwrd_inject", "fmodel": "N64_INPUT", "target_layer": "conv1", "inj_pos": "1/31/31/2"},
+    {"fmodel": "RBFLIP", "target_layer": "conv1_grad_in", "inj_pos": "1/31/31/2"},
+    {"fmodel": "WT", "target_layer": "conv1_grad_wt", "inj_pos": "1/31/1/2"},
+    {
+        "fmodel": "ZERO",
+        "target_layer": "basicblock_1_basic_1_conv2_grad_wt",
+        "inj_pos": "3/2/0/1",
+        "inj_values": "0",
+    },
+    {
+        "model": "resnet18_nobn",
+        "fmodel": "WT",
+        "target_layer": "basicblock_2_basic_1_conv2_grad_in",
+        "inj_pos": "0/0/6/4",
+    },
+    {
+        "model": "resnet18_sgd",
+        "fmodel": "WT",
+        "target_layer": "basicblock_1_basic_0_conv1_grad_in",
+        "inj_pos": "2/2/3/1",
+    },
+]
+
+
+@pytest.mark.parametrize("changed", few(LANDING, *LANDING[::3]))
 def test_every_kind_lands(images, tmp_path, changed):
     one = {"inj_values": "0.75", **changed}
     done = replay_injection(given(**one), images, steps=0, log=tmp_path / "log", **SMALL)

@@ -136,6 +136,34 @@ def noise(
     return 0
 
 
+def is_noise(store: Path) -> bool:
+    """Whether a file is a store of replicas."""
+    from unsilent.campaigns.filed import application_of
+    from unsilent.campaigns.replicas import ReplicaStore
+
+    return application_of(store) == ReplicaStore.application
+
+
+def show_noise(store: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
+    """``unsilent report`` of such a store: of the one training that it holds."""
+    from unsilent.campaigns.replicas import ReplicaStore
+    from unsilent.cli.paths import report_path
+    from unsilent.cli.reporting import show_report
+    from unsilent.studies.noise import asked_of, read_noise, report
+
+    page = report_path(store, html)
+    with ReplicaStore(store) as opened:
+        trainings = opened.trainings()
+        if len(trainings) != 1:
+            raise UsageError(
+                f"{store} holds {len(trainings)} trainings; unsilent noise WORKLOAD --store {store} shows that of one"
+            )
+        found = report(read_noise(asked_of(opened, trainings[0], confidence), opened, trainings[0]))
+    show_report(found, page, as_json, plain)
+    if not as_json:
+        print(f"\n{'# ' if plain else ''}Report: {page}")
+
+
 def chosen(variants: str | None, switches: list[str]) -> tuple[Switches, ...]:
     """The variants that were asked for, each once; all named ones where nothing was said."""
     from unsilent.campaigns.replicas import VARIANTS, Switches

@@ -14,7 +14,7 @@ from unsilent.errors import UsageError
 OF_STORES = ("unit", "confidence", "interval", "fit_per_bit", "card", "html")
 """Parameters that mean nothing where a card is shown."""
 OF_PVF = ("unit", "interval", "fit_per_bit", "card")
-"""Parameters that mean nothing where a training campaign is shown."""
+"""Parameters that mean nothing where another kind of campaign is shown."""
 
 
 def report(
@@ -43,9 +43,10 @@ def report(
     """
     from unsilent.campaigns import Store
     from unsilent.cli import showing
+    from unsilent.cli.noise import is_noise
     from unsilent.cli.paths import report_path
     from unsilent.cli.pvf import show
-    from unsilent.cli.struck import is_training, show_beside, show_stored
+    from unsilent.cli.struck import is_training
     from unsilent.render.fit import check_rate
     from unsilent.studies.analysis import analyse
     from unsilent.studies.card import is_card
@@ -57,13 +58,9 @@ def report(
         o.refuse(context, OF_STORES, "a card is shown as it is, it holds no trials")
         showing.show_card(store, as_json, plain)
         return 0
-    if is_training(store):
-        o.refuse(context, OF_PVF, "a training campaign has no such reading")
-        if other is not None:
-            o.refuse(context, ("html",), "two training campaigns are compared in a table")
-            show_beside(store, other, confidence, as_json, plain)
-            return 0
-        show_stored(store, confidence, html, as_json, plain)
+    if is_training(store) or is_noise(store):
+        o.refuse(context, OF_PVF, "stores of unsilent training and unsilent noise have no such reading")
+        _of_trainings(context, store, other, confidence, html, as_json, plain)
         return 0
     question = Question(unit, confidence, interval)
     if other is not None and is_card(other):
@@ -87,6 +84,29 @@ def report(
         paths = {"Report": page, "Card": card, "Page": made and made[1]}
         print("\n" + "\n".join(f"{'# ' if plain else ''}{name}: {path}" for name, path in paths.items() if path))
     return 0
+
+
+def _of_trainings(
+    context: typer.Context,
+    store: Path,
+    other: Path | None,
+    confidence: float,
+    html: Path | None,
+    as_json: bool,
+    plain: bool,
+) -> None:
+    """Show a campaign of trainings, or two of them, or replicas."""
+    from unsilent.cli.noise import is_noise, show_noise
+    from unsilent.cli.struck import show_beside, show_stored
+
+    if other is None:
+        show = show_noise if is_noise(store) else show_stored
+        show(store, confidence, html, as_json, plain)
+    elif is_noise(store):
+        raise UsageError(f"{store} holds replicas of unsilent noise, and two such stores cannot be compared")
+    else:
+        o.refuse(context, ("html",), "two training campaigns are compared in a table")
+        show_beside(store, other, confidence, as_json, plain)
 
 
 def export(

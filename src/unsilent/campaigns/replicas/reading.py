@@ -49,8 +49,8 @@ class Shape:
     parameters: int
 
 
-def read_training(row: Sequence[Any], allowance: Allowance) -> tuple[Trained, Shape]:
-    """A training from its row: its hash must be that of what the row says."""
+def read_training(row: Sequence[Any], allowance: Allowance) -> tuple[Trained, Shape, ReplicaSpec]:
+    """A training from its row: its hash must be that of what the row says. Paths in the spec lack their folders."""
     training, spec, found, labels, groups = row
     if not isinstance(training, str) or not _HASH.fullmatch(training):
         raise Damaged("a training has no hash")
@@ -74,7 +74,7 @@ def read_training(row: Sequence[Any], allowance: Allowance) -> tuple[Trained, Sh
         right = False
     if not right:
         raise Damaged(f"training {training[:8]} is not the one that its hash stands for")
-    return trained, Shape(trained.steps, -(-trained.steps // own.every), count, trained.parameters)
+    return trained, Shape(trained.steps, -(-trained.steps // own.every), count, trained.parameters), own
 
 
 def _check_told(told: Mapping[str, Any]) -> None:

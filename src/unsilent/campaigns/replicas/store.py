@@ -83,11 +83,16 @@ class ReplicaStore(StoreFile):
         Which runs of it there are is checked, too: what cannot be read must not look as if it had not been run.
         """
         with self._errors():
-            trained, shape = self._training(training)
+            trained, shape, _ = self._training(training)
             self._check(training, shape)
             return trained
 
-    def _training(self, training: str) -> tuple[Trained, Shape]:
+    def spec(self, training: str) -> ReplicaSpec:
+        """What was trained, by whoever stored it first; paths lack their folders."""
+        with self._errors():
+            return self._training(training)[2]
+
+    def _training(self, training: str) -> tuple[Trained, Shape, ReplicaSpec]:
         row = self._one_of(f"SELECT {_TRAINING} FROM training WHERE hash = ?", training)  # noqa: S608 - a constant
         if row is None:
             raise UsageError(self._unknown(training))

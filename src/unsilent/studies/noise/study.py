@@ -6,6 +6,7 @@ store. CONTROL is always run: its replicas must agree to the last bit, or nothin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -180,6 +181,19 @@ def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = 
         info=trained.info,
         notes=tuple(_notes(asked, trained, [*clean, *(row for _, rows in found for row in rows)])),
     )
+
+
+def asked_of(store: ReplicaStore, training: str, confidence: float) -> Asked:
+    """The question that a store answers: the sets of switches with the most replicas, and the clean twin's.
+
+    Raises ``UsageError`` where there are fewer replicas than a study needs.
+    """
+    counts = Counter(replica.switches for replica in store.done(training))
+    most = max((count for switches, count in counts.items() if switches.varies), default=REPEATS)
+    chosen = [switches for switches, count in counts.items() if switches.varies and count == most]
+    named = [switches for switches in VARIANTS.values() if switches in chosen]
+    others = sorted((switches for switches in chosen if switches not in named), key=str)
+    return Asked(store.spec(training), (Switches(), *named, *others), most, confidence)
 
 
 def looks_at(asked: Asked, store: ReplicaStore, training: str) -> Iterator[Look]:
