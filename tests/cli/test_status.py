@@ -41,7 +41,7 @@ def test_a_folder_lists_its_stores(folder):
     code, out, err = told(folder)
     assert (code, err) == (0, "")
     assert [block.split(":")[0] for block in out.split("\n\n")] == ["floor.sqlite", "pvf.sqlite", "training.sqlite"]
-    assert "pvf.sqlite: pvf of tiny\n  240 of 240 trials, complete\n  found: A random single-bit flip" in out
+    assert "pvf.sqlite: pvf of tiny.py:make\n  240 of 240 trials, complete\n  found: A " in out
     assert "training.sqlite: training of tiny\n  16 of 16 trials, complete\n  found: " in out
     assert "floor.sqlite: noise of tiny" in out
 
@@ -73,6 +73,6 @@ def test_what_cannot_be_read_is_said(folder):
 def test_mistakes_are_one_line(folder, tmp_path):
     code, out, err = told(folder, "nothing.sqlite")
     assert (code, out) == (2, "")
-    assert err == "unsilent: there is no store nothing.sqlite; check the name\n"
+    assert err == "unsilent: error: there is no store nothing.sqlite; check the name\n"
     (tmp_path / "empty").mkdir()
     assert told(folder, "empty") == (0, "no store in empty\n", "")
