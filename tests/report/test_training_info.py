@@ -13,12 +13,12 @@ from report.conftest import HOSTILE
 from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.render.report_json import report_json
+from unsilent.render.report_page import report_html
 from unsilent.render.report_terminal import render_report
-from unsilent.render.training_beside import beside_json, render_beside
 from unsilent.statistics.comparing import difference, joint_differences
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.trainings.beside import SAME, beside
 from unsilent.studies.trainings.cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
+from unsilent.studies.trainings.comparison import SAME, compare, comparison_report
 from unsilent.studies.trainings.conditions import FACTORS
 from unsilent.studies.trainings.records import (
     Caught,
@@ -274,17 +274,18 @@ def test_several_comparisons_say_what_holds_together():
 def test_two_campaigns_are_compared_with_limits_that_hold_together():
     law = dict.fromkeys(SAME, "the same")
     one, other = result(spec=law), result({"masked-bitwise": 40, "slow-degrade": 10}, spec=law)
-    found = beside(one, other)
+    found = compare(one, other)
     assert [c.name for c in found] == ["different", "harmful", "latent", *(name for name in CLASSES if name in MIXED)]
     told = [((10, 50), (26, 100)), ((10, 50), (20, 100)), ((10, 50), (15, 100))]
     gaps = joint_differences([*told, *[((0, 1), (0, 1))] * (len(found) - 3)])
     for contrasted, gap in zip(found[:3], gaps, strict=False):
         assert (contrasted.difference.low, contrasted.difference.high) == (gap.low, gap.high)
         assert (contrasted.one.n, contrasted.other.n) == (100, 50)
+    shown_report = comparison_report(found, one, other)
     out = io.StringIO()
-    render_beside(found, Console(file=out, width=200), plain=False)
+    render_report(shown_report, Console(file=out, width=200), plain=False)
     assert f"those of B - A hold for all {len(found)} rows together (95 %, Bonferroni)" in out.getvalue()
-    assert f"joint over {len(found)}" in beside_json(found)["method"]
+    assert f"joint over {len(found)}" in report_json(shown_report)["method"]
 
 
 def test_conditions_are_told_with_sensitivity_or_not_at_all():
@@ -435,13 +436,18 @@ def test_json_tells_what_is_no_number_from_what_is_missing():
 
 def test_a_comparison_of_two_stores_has_both_shares():
     spec = dict.fromkeys(SAME)
-    found = beside(result(spec=spec), result({"masked-benign": 90, "low-test": 10}, spec=spec))
+    one, other = result(spec=spec), result({"masked-benign": 90, "low-test": 10}, spec=spec)
+    found = compare(one, other)
     assert [c.name for c in found[:3]] == ["different", "harmful", "latent"]
-    rows = {row["outcome"]: row for row in beside_json(found)["rows"]}
-    assert (rows["different"]["a"]["estimate"], rows["different"]["b"]["estimate"]) == (0.26, 0.19)
-    assert (rows["harmful"]["a"]["estimate"], rows["harmful"]["b"]["estimate"]) == (0.2, 0.1)
-    assert rows["different"]["difference"]["estimate"] == pytest.approx(-0.07)
-    file = io.StringIO()
-    render_beside(found, Console(file=file, width=100), plain=False)
-    assert "different" in file.getvalue()
-    assert "harmful" in file.getvalue()
+    told = comparison_report(found, one, other)
+    rows = {(row["outcome"], row["of"]): row["estimate"] for row in report_json(told)["results"]}
+    assert (rows["different", "A"], rows["different", "B"]) == (0.26, 0.19)
+    assert (rows["harmful", "A"], rows["harmful", "B"]) == (0.2, 0.1)
+    assert rows["different", "B - A"] == pytest.approx(-0.07)
+    assert told.headline == "B has more masked-benign and less masked-bitwise than A"
+    for plain in (False, True):
+        file = io.StringIO()
+        render_report(told, Console(file=file, width=100), plain)
+        assert "different" in file.getvalue()
+        assert "harmful" in file.getvalue()
+    assert "figure-shares" in report_html(told)

@@ -60,7 +60,7 @@ def report(
         return 0
     if is_training(store) or is_noise(store):
         o.refuse(context, OF_PVF, "stores of unsilent training and unsilent noise have no such reading")
-        _of_trainings(context, store, other, confidence, html, as_json, plain)
+        _of_trainings(store, other, confidence, html, as_json, plain)
         return 0
     question = Question(unit, confidence, interval)
     if other is not None and is_card(other):
@@ -87,7 +87,6 @@ def report(
 
 
 def _of_trainings(
-    context: typer.Context,
     store: Path,
     other: Path | None,
     confidence: float,
@@ -97,7 +96,7 @@ def _of_trainings(
 ) -> None:
     """Show a campaign of trainings, or two of them, or replicas."""
     from unsilent.cli.noise import is_noise, show_noise
-    from unsilent.cli.struck import show_beside, show_stored
+    from unsilent.cli.struck import show_comparison, show_stored
 
     if other is None:
         show = show_noise if is_noise(store) else show_stored
@@ -105,8 +104,7 @@ def _of_trainings(
     elif is_noise(store):
         raise UsageError(f"{store} holds replicas of unsilent noise, and two such stores cannot be compared")
     else:
-        o.refuse(context, ("html",), "two training campaigns are compared in a table")
-        show_beside(store, other, confidence, as_json, plain)
+        show_comparison(store, other, confidence, html, as_json, plain)
 
 
 def export(

@@ -55,22 +55,20 @@ def replay_training(
             return tell_example(repeat(wanted, executor, opened, Reading()), as_json)
 
 
-def show_beside(one: Path, other: Path, confidence: float, as_json: bool, plain: bool) -> None:
+def show_comparison(one: Path, other: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
     """``unsilent report`` of two such stores."""
     from unsilent.campaigns.trainings.store import TrainingStore
-    from unsilent.render.training_beside import beside_json, render_beside
-    from unsilent.studies.trainings.beside import beside
+    from unsilent.cli.reporting import show_report
+    from unsilent.cli.showing import comparison_path
+    from unsilent.studies.trainings.comparison import compare, comparison_report
     from unsilent.studies.trainings.training import Reading, read_training
 
+    page = comparison_path(one, other, html)
     with TrainingStore(one) as first, TrainingStore(other) as second:
         results = [read_training(opened, Reading(confidence=confidence)) for opened in (first, second)]
-    found = beside(*results)
-    if as_json:
-        print(json.dumps(beside_json(found), indent=2))
-    else:
-        from rich.console import Console
-
-        render_beside(found, Console(), plain)
+    show_report(comparison_report(compare(*results), *results), page, as_json, plain)
+    if not as_json:
+        print(f"\n{'# ' if plain else ''}Report: {page}")
 
 
 def show(result: TrainingResult, page: Path, as_json: bool, plain: bool) -> None:
