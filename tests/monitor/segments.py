@@ -11,5 +11,5 @@ def oldest_kept(step, every=EVERY):
 
 
 def executed_again(step, every=EVERY):
-    """Steps that a fault of this step leads to: those since the oldest state, twice where it is the only one."""
-    return (step + 1 - oldest_kept(step, every)) * (2 if step < every else 1)
+    """Steps that a fault of this step leads to: those since the oldest state, twice."""
+    return (step + 1 - oldest_kept(step, every)) * 2

@@ -162,7 +162,7 @@ def enumerated_outside(training):
 
 def slow_schedule(training):
     for i, x in enumerate(training.over(X.repeat(3, 1).split(8))):
-        training.optimizer.param_groups[0]["lr"] = 1e-2 * 0.1 ** (i // 20)
+        training.optimizer.param_groups[0]["lr"] = 1e-2 * 0.1 ** (i // 22)
         training.update(x)
 
 

@@ -32,13 +32,14 @@ def clones(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return [t.detach().clone() for t in tensors]
 
 
+_PLAIN = (bool, int, float, str, type(None))
+
+
 class HeldTraining:
     """A copy of the state.
 
     Args:
         others: schedulers, scalers and the like: whatever has ``state_dict`` and ``load_state_dict``. gradients: hold those, too.
-            copy_gradients: False: hold the tensors themselves, which is enough where a training replaces gradients and never
-            writes to those it has (``zero_grad`` does so by default); see `gradients_written`.
         copies: where copies are kept. generators: random generators besides the global ones.
 
     Attributes:
@@ -52,7 +53,6 @@ class HeldTraining:
         others: Sequence[Any] = (),
         *,
         gradients: bool = True,
-        copy_gradients: bool = True,
         copies: Copies = clones,
         generators: Sequence[Any] = (),
     ) -> None:
@@ -64,16 +64,18 @@ class HeldTraining:
         groups = [group for o in optimizers for group in o.param_groups]
         self._tables = [(table, dict(table)) for table in (*of_modules, *states, *entries, *groups)]
         self._roots = {id(table) for table in (*of_modules, *states, *groups)}
+        # Plain attributes of modules (``training``, counters), which parameters are trained, and groups, which may be added.
+        self._attributes = [
+            (m.__dict__, {k: v for k, v in m.__dict__.items() if isinstance(v, _PLAIN)}) for m in modules
+        ]
+        self._groups = [(o.param_groups, list(o.param_groups)) for o in optimizers]
         stepped = [p for group in groups for p in group["params"]]
         own = [p for m in modules for p in m._parameters.values() if p is not None]
         leaves = {id(p): p for p in (*own, *stepped)}
+        self._trained = [(p, p.requires_grad) for p in leaves.values()]
         self._gradients = [(p, p.grad) for p in leaves.values()] if gradients else []
         live = {**leaves, **{id(b): b for m in modules for b in m._buffers.values() if b is not None}}
-        there = [g for _, g in self._gradients if g is not None]
-        self._versions = [(g, g._version) for g in there]
-        self._copied = copy_gradients
-        if copy_gradients:
-            live.update((id(g), g) for g in there)
+        live.update((id(g), g) for _, g in self._gradients if g is not None)
         settings = [(key, value) for table in (*entries, *groups) for key, value in table.items() if key != "params"]
         live.update((id(t), t) for _, value in settings for t in _tensors(value))
         # What is no tensor and can be changed in place is copied as it is; tensors in it are put back by their content.
@@ -84,14 +86,6 @@ class HeldTraining:
         self._kept = copies(self._live)
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
         self.generators = held_generators(generators)
-
-    def gradients_written(self) -> bool | None:
-        """Whether a gradient that was there has been written to since; None: there was none."""
-        return any(g._version != version for g, version in self._versions) if self._versions else None
-
-    def is_whole(self) -> bool:
-        """Whether all that is held still has its bits: gradients that were not copied may have been written to."""
-        return self._copied or not self.gradients_written()
 
     def matches(self) -> bool:
         """Whether parameters, buffers, gradients, optimizers and schedulers have the bits that were held."""
@@ -119,6 +113,12 @@ class HeldTraining:
 
     def restore(self) -> None:
         """Put everything back."""
+        for attributes, kept_attributes in self._attributes:
+            for new in [k for k, v in attributes.items() if isinstance(v, _PLAIN) and k not in kept_attributes]:
+                del attributes[new]
+            attributes.update(kept_attributes)
+        for live_groups, kept_groups in self._groups:
+            live_groups[:] = kept_groups
         for now, then in self._tables:
             now.clear()
             now.update(then)
@@ -135,6 +135,8 @@ class HeldTraining:
                 tensor.data = kept.to(tensor.device, copy=True)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
+        for parameter, trained in self._trained:
+            parameter.requires_grad_(trained)
         for other, state in self._others:
             other.load_state_dict(copy.deepcopy(state))
         self.generators()

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from unsilent.errors import UnsilentError
 
+LEFT = (
+    "the loop was left while steps were executed again after the alarm at {}: it has ended some steps early (a counter that is "
+    "not put back decides when it ends: take it from the batch, guard.over(enumerate(loader)))"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Alarm:

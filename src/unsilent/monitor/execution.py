@@ -16,14 +16,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from unsilent.monitor.loop_state import Variables
 from unsilent.outcomes.tensors import leaves, words_of
 from unsilent.workloads.trainings.randomness import state_of
 
+CHUNK = 1 << 20
+"""Words of a tensor that are worked on at once."""
 SAMPLE = 16384
 """Elements of an input that its fingerprint is made of, evenly spread where there are more."""
+
+
+class Begun(NamedTuple):
+    """What an iteration began with."""
+
+    batch: Tensor
+    settings: list[dict[str, Any]]
+    gradients: int
+    schedules: dict[str, int | float]
 
 
 @dataclass(eq=False)
@@ -31,11 +44,13 @@ class Execution:
     """One execution of some steps.
 
     Attributes:
-        inputs: of each forward pass of the model a fingerprint, int64 tensors. settings: at each optimizer step the optimizer's
-            number and, of each parameter group, its settings. generators: states at the end, by name. numbers: of the loop at the
-            end, by name.
+        begun: of each iteration a fingerprint of its batch, the settings of all parameter groups, how many parameters have a
+            gradient, and numbers of schedulers. inputs: of each forward pass of the model a fingerprint, int64 tensors. settings:
+            at each optimizer step the optimizer's number and, of each parameter group, its settings. generators: states at the
+            end, by name. numbers: of the loop at the end, by name.
     """
 
+    begun: list[Begun] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     settings: list[tuple[int, list[Mapping[str, Any]]]] = field(default_factory=list)
     generators: dict[str, Any] = field(default_factory=dict)
@@ -48,12 +63,6 @@ class Execution:
         self.generators["numpy's global generator"] = np.random.get_state()
         self.generators["Python's global generator"] = random.getstate()
         self.numbers = dict(numbers)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Execution]) -> Execution:
-        """One execution of what was recorded in parts."""
-        inputs, settings = [i for part in parts for i in part.inputs], [s for part in parts for s in part.settings]
-        return cls(inputs, settings, parts[-1].generators, parts[-1].numbers)
 
 
 class Iteration(NamedTuple):
@@ -109,15 +118,41 @@ def given_differently(first: Execution, again: Execution) -> Iterator[str]:
             "the model received other inputs (the loop changes data in place, or draws them from a generator that was not found: "
             "give it to Guard)"
         )
-    if first.settings and again.settings:
-        (_, groups), (_, groups_again) = first.settings[0], again.settings[0]
-        for number, (one, other) in enumerate(zip(groups, groups_again, strict=True)):
-            for key in one:
-                if not _same(one[key], other.get(key)):
-                    yield (
-                        f"parameter group {number} had {key}={_text(other.get(key))} instead of {_text(one[key])} (give Guard "
-                        "the scheduler, or take the number that it follows from the batch)"
-                    )
+    if len(first.settings) == len(again.settings):  # a loss scaler may have left out a step of a faulty execution
+        for (_, groups), (_, groups_again) in zip(first.settings, again.settings, strict=True):
+            for text in _settings_differ(groups, groups_again):
+                yield f"{text} (give Guard the scheduler, or take the number that it follows from the batch)"
+    for one, other in zip(first.begun, again.begun, strict=False):
+        yield from _begun_differently(one, other)
+
+
+BETWEEN = "what is done between steps is not done again: make it part of the step"
+
+
+def _begun_differently(one: Begun, other: Begun) -> Iterator[str]:
+    """How what an iteration began with differs, in words."""
+    if int(one.batch) != int(other.batch):
+        yield "a batch was changed in place (copy it before it is changed)"
+    for text in _settings_differ(one.settings, other.settings):
+        yield f"before a step {text} ({BETWEEN})"
+    if one.gradients != other.gradients:
+        yield (
+            f"before a step {other.gradients} parameters had gradients instead of {one.gradients} (zero_grad() outside of the "
+            "step is not done again: make it part of the step)"
+        )
+    for name, number in one.schedules.items():
+        if not _same(number, now := other.schedules.get(name, number)):
+            yield f"before a step {name} was {now!r} instead of {number!r} ({BETWEEN})"
+
+
+def _settings_differ(groups: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if len(groups) != len(again):
+        yield f"there were {len(again)} parameter groups instead of {len(groups)}"
+        return
+    for number, (one, other) in enumerate(zip(groups, again, strict=True)):
+        for key in one:
+            if not _same(one[key], other.get(key)):
+                yield f"parameter group {number} had {key}={_text(other.get(key))} instead of {_text(one[key])}"
 
 
 def generators_that_differ(first: Execution, again: Execution) -> list[str]:
@@ -132,6 +167,30 @@ def numbers_that_differ(first: Execution, again: Execution) -> list[str]:
     return [f"{name} was {now!r} instead of {then!r}" for name, then, now in pairs if not _same(then, now)]
 
 
+def not_repeated(
+    first: Sequence[Segment], second: Sequence[Segment], third: Sequence[Segment], same_end: bool
+) -> list[str]:
+    """Why three executions of the same segments are not the same, in words; empty where they are.
+
+    The first one may be faulty, so that it is compared by what it was given alone, and in the random generators that it left
+    before its last segment. ``same_end``: the second and the third ended with the same bits.
+    """
+    causes: list[str] = []
+    for one, other in zip(first, second, strict=True):
+        causes += given_differently(one.execution, other.execution)
+    for one, other in zip(first[:-1], second, strict=False):
+        causes += generators_that_differ(one.execution, other.execution)
+    for one, other in zip(second, third, strict=True):
+        causes += given_differently(one.execution, other.execution)
+        causes += generators_that_differ(one.execution, other.execution)
+    if not causes and not same_end:
+        causes.append(
+            "the same steps from the same state ended with other bits (it depends on an object that Guard was not given, on "
+            "randomness that was not found, or on operations that are not deterministic)"
+        )
+    return list(dict.fromkeys(causes))
+
+
 class Recorder:
     """Records executions of a model's training steps, from `begin` to `end`; removes its hooks on `close`.
 
@@ -142,9 +201,25 @@ class Recorder:
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self.now = Execution()
         self.updates = 0
+        self._optimizers = list(optimizers)
         self._hooks: list[Any] = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
         for number, optimizer in enumerate(optimizers):
             self._hooks.append(optimizer.register_step_pre_hook(self._settings_of(number)))
+
+    def begin(self, item: Any, others: Sequence[Any]) -> None:
+        """An iteration begins, with this batch; ``others``: schedulers and the like."""
+        settings = [_settings(group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        gradients = sum(
+            p.grad is not None for optimizer in self._optimizers for g in optimizer.param_groups for p in g["params"]
+        )
+        schedules = {
+            f"{type(other).__name__} {key}": value
+            for other in others
+            if isinstance(other, (LRScheduler, GradScaler))
+            for key, value in other.state_dict().items()
+            if type(value) in (int, float)
+        }
+        self.now.begun.append(Begun(fingerprint(list(leaves(item))), settings, gradients, schedules))
 
     def close(self) -> None:
         """Record no more."""
@@ -174,6 +249,25 @@ def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
     total = found[0]
     for one in found[1:]:
         total = total * 31 + one.to(total.device)
+    return total
+
+
+@torch.no_grad()
+def digests_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[int]:
+    """Numbers that stand for the bits of parameters, buffers, gradients and states of optimizers, all of them."""
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    stepped = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+    tensors += [*stepped.values(), *(p.grad for p in stepped.values() if p.grad is not None)]
+    tensors += [t for o in optimizers for state in o.state.values() for t in leaves(state)]
+    return [int(_of_all(t.detach())) for t in tensors if t.layout is torch.strided and t.numel()]
+
+
+def _of_all(tensor: Tensor) -> Tensor:
+    """A number that stands for all bits of a tensor, int64[]; not sampled."""
+    words = words_of(tensor.contiguous()).reshape(-1)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for part in words.split(CHUNK):
+        total = total * 31 + (part.to(torch.int64) * _factors(len(part), part.device)).sum()
     return total
 
 

@@ -25,20 +25,18 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 from torch import nn
-from torch.amp import GradScaler
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from unsilent.detectors.gradient_history import FACTOR, Floats
-from unsilent.engine.holding import HeldTraining
 from unsilent.errors import UsageError
-from unsilent.monitor.alarms import Alarm, GuardStop, NotRepeatable, RepeatabilityWarning, Spent
+from unsilent.monitor.alarms import LEFT, Alarm, GuardStop, NotRepeatable, RepeatabilityWarning, Spent
 from unsilent.monitor.analytic import RULE, Analytic, Positions, analytic_bounds
 from unsilent.monitor.bounds import Bounds
 from unsilent.monitor.execution import (
@@ -46,12 +44,27 @@ from unsilent.monitor.execution import (
     Iteration,
     Recorder,
     Segment,
-    generators_that_differ,
-    given_differently,
+    digests_of,
+    not_repeated,
     numbers_that_differ,
 )
-from unsilent.monitor.history import Remembered, has_history, magnitudes_of, remembered, unchanged, watched
-from unsilent.monitor.loop_state import Variables, find_objects, numbers, variables_of_function, variables_of_loop
+from unsilent.monitor.history import (
+    Remembered,
+    has_history,
+    magnitudes_of,
+    remembered,
+    unchanged,
+    watched,
+    without_history,
+)
+from unsilent.monitor.loop_state import (
+    Variables,
+    find_objects,
+    is_put_back,
+    numbers,
+    variables_of_function,
+    variables_of_loop,
+)
 from unsilent.monitor.reading import Ranks, Reading, any_rank, check_alike, group_of
 from unsilent.recovery.ring import Ring, Where
 from unsilent.workloads.trainings.randomness import GENERATORS, held_generators, state_of
@@ -62,14 +75,8 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 EVERY = 4
 """Steps from one state that is kept to the next."""
-GRADIENTS_LOST = (
-    "the loop added to gradients that it used to replace, and so they were not copied (begin every step with zero_grad(), or use "
-    "zero_grad(set_to_none=False), for which they are)"
-)
 SEARCHES = 2
 """Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
-Redone = Generator[Any, None, tuple[list[str], list[str]]]
-"""Yields what iterations begin with; returns why the loop is not repeatable, and which of its numbers went on counting."""
 LOGGER = "unsilent.guard"
 log = logging.getLogger(LOGGER)
 _guarded: weakref.WeakSet[nn.Module | Optimizer] = weakref.WeakSet()
@@ -125,6 +132,10 @@ class Guard:
                 raise UsageError(
                     f"this {type(part).__name__} is guarded already; make one Guard for a training, or close() the first"
                 )
+        if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+            raise UsageError(
+                "the model has parameters without a shape (lazy modules); run one batch through it before Guard"
+            )
         self._on_alarm, self._ranks, self._strict = on_alarm, ranks, strict
         group_of(ranks)
         self._late = any(p.is_cuda for p in model.parameters()) if late is None else late
@@ -143,6 +154,8 @@ class Guard:
         self._searches = 0
         self._segments: list[Segment] = []
         self._unread: Reading | None = None
+        self._returned: Any = None
+        self._left: Alarm | None = None
         self._in_loop = self._loop_was_left = self._closed = False
         self._positions = Positions(model) if self._analytic else None
         self._recorder = Recorder(model, self._optimizers)
@@ -217,23 +230,26 @@ class Guard:
                 after = held_generators(self._ring.generators)  # the loader may have drawn at its end
                 yield from self._recover(alarm)
                 after()
+            self.forget()  # batches and states
         except GeneratorExit:  # by break, return or an exception in the body
             self._loop_was_left = True
+            if self._left is not None:
+                warnings.warn(LEFT.format(self._left), RepeatabilityWarning, stacklevel=2)
             raise
         finally:
             self._in_loop = False
 
     def step(self, run: Callable[..., Result], *arguments: Any) -> Result:
         """One step, ``run(*arguments)``, that can be run again with the same arguments; returns what it returned last."""
-        results: list[Result] = []
 
         def again() -> None:
-            results.append(run(*arguments))
+            self._returned = run(*arguments)
 
         self.begin(again, variables=run)
         again()
         self.end()
-        return results[-1]
+        result, self._returned = self._returned, None
+        return cast(Result, result)
 
     def begin(self, again: Callable[[], object], variables: Callable[..., Any] | None = None) -> None:
         """A step begins; ``again`` would do all of it once more. For loops that report the beginning and the end of a step.
@@ -257,11 +273,17 @@ class Guard:
         """
         self._require_open()
         if self._in_loop:
-            raise UsageError("settle() was called inside the loop of guard.over; call it after the loop")
+            raise UsageError(
+                "settle() was called inside the loop of guard.over; call it after the loop (an iterator of guard.over that has a "
+                "name and was left: close() it first)"
+            )
         if not self._loop_was_left:
             self._run_again(self._last())
             return
         self._loop_was_left = False
+        left, self._left = self._left, None
+        if left is not None and self._strict:
+            self._give_up(NotRepeatable(LEFT.format(left)))
         if self._segments and (alarm := self._check(late=False)) is not None:
             self._report(alarm)
             self._give_up(GuardStop(alarm, alarm))
@@ -289,19 +311,23 @@ class Guard:
         self.forget()  # what a user does between two epochs cannot be executed again
         self._variables, self._searches = variables, 0
 
-    def _begin(self, item: Any) -> None:
+    def _begin(self, item: Any, fresh: bool | None = None) -> None:
+        """An iteration begins; ``fresh``: with a state that is kept (None: where it is time for one)."""
         begun = time.perf_counter()
         if self._searches < SEARCHES:
             self._searches += 1
             self._search()
         updates = self._updates()
-        if not self._segments or self._segments[-1].ended(updates) >= self._every:
+        if fresh is None:
+            fresh = not self._segments or self._segments[-1].ended(updates) >= self._every
+        if fresh:
             put_back = self._ring.keep().generators
             self._recorder.now = Execution()
             self._segments = [*self._segments, Segment(self._recorder.now, updates)][-self._depth :]
         else:
             put_back = held_generators(self._ring.generators)
         self._segments[-1].begin(Iteration(item, put_back, self._variables), updates)
+        self._recorder.begin(item, self._ring.others)
         self.spent.snapshot += time.perf_counter() - begun
 
     def _end(self, late: bool | None = None) -> Alarm | None:
@@ -320,7 +346,7 @@ class Guard:
         """Find the random generators, schedulers and scalers that the loop can reach, so that they are put back with the rest."""
         known = {id(generator) for generator in self._generators.values()}
         known |= {id(other) for other in self._ring.others}
-        for name, used in find_objects(self._variables(), self._belongs_to_training).items():
+        for name, used in find_objects(self._variables(), lambda value: is_put_back(value, self._optimizers)).items():
             if id(used) in known:
                 continue
             if not isinstance(used, GENERATORS):
@@ -334,83 +360,65 @@ class Guard:
             self._generators[name] = used
             self._ring.generators.append(used)
 
-    def _belongs_to_training(self, value: Any) -> bool:
-        """Whether it is a random generator, a scheduler of one of the optimizers, or a loss scaler."""
-        if isinstance(value, LRScheduler):
-            return value.optimizer in self._optimizers
-        return isinstance(value, (*GENERATORS, GradScaler))
-
     # -- recovery ----------------------------------------------------------------------------------------------
 
     def _recover(self, first: Alarm) -> Iterator[Any]:
-        """Goes back to the oldest state and yields what the iterations since then began with, each to be executed again."""
+        """Goes back to the oldest state and yields what the iterations since then began with, to be executed again, twice.
+
+        The first execution may be faulty; what it was given is compared with what the second one is given. The second and the
+        third are compared in all that they leave: neither has the fault.
+        """
         self._report(first)
         self.recoveries += 1
-        segments, after = self._go_back()
-        count = sum(len(segment.iterations) for segment in segments)
-        lost = [] if self._ring.whole else [GRADIENTS_LOST]
-        yield from self._again(segments[0], first, count)
-        causes, counted = yield from self._compare(segments[0], after, first, count)
-        causes = [*lost, *causes]
-        if causes:
-            self._not_repeatable(causes, first)
+        causes = self._found_late()
+        try:
+            segments = self._go_back()
+            count = sum(len(segment.iterations) for segment in segments)
+            yield from self._again(segments, first, count)
+            digests = digests_of(self._model, self._optimizers)
+            second = self._go_back()
+            yield from self._again(second, first, count)
+        except GeneratorExit:
+            self._left = first
+            raise
+        third = self._segments
+        causes += not_repeated(segments, second, third, digests == digests_of(self._model, self._optimizers))
+        counted = numbers_that_differ(segments[-1].execution, third[-1].execution)
+        if self._any_rank(bool(causes)):
+            self._not_repeatable(
+                list(dict.fromkeys(causes)) or ["another rank says that its steps were not the same"], first
+            )
         if counted:
             text = f"variables of the loop are not put back: {'; '.join(counted)}. Where the training depends on one, take it "
             warnings.warn(text + "from the batch: guard.over(enumerate(loader))", RepeatabilityWarning, stacklevel=2)
-        for segment in segments[1:]:
-            yield from self._again(segment, first, count)
-        log.warning(
-            "%s: went back %d iteration%s and executed them again%s",
-            first, count, "s" if count > 1 else "", "; not exact, see the warning" if causes else "",
-        )  # fmt: skip
+        what = f"{count} iterations and executed them" if count > 1 else "1 iteration and executed it"
+        log.warning("%s: went back %s again%s", first, what, "; not exact, see the warning" if causes else "")
 
-    def _go_back(self) -> tuple[list[Segment], list[HeldTraining]]:
-        """Put the oldest state back; the segments since then, and the states after each of them but the last."""
+    def _found_late(self) -> list[str]:
+        """Schedulers and scalers that are not in the states, because they are newer than the loop."""
+        known = {id(other) for other in self._ring.others}
+        self._search()
+        names = [type(other).__name__ for other in self._ring.others if id(other) not in known]
+        return [f"{', '.join(names)} was made after the loop began (give it to Guard)"] if names else []
+
+    def _go_back(self) -> list[Segment]:
+        """Put the oldest state back; the segments since then."""
         begun = time.perf_counter()
-        after = self._ring.back(len(self._ring))
+        self._ring.back(len(self._ring))
         segments, self._segments = self._segments, []
         self._unread = None
         self.spent.steps -= sum(len(segment.iterations) for segment in segments)
         self.spent.recovery += time.perf_counter() - begun
-        return segments, after
+        return segments
 
-    def _again(self, segment: Segment, first: Alarm, count: int) -> Iterator[Any]:
-        for item, put_back, self._variables in segment.iterations:
-            put_back()
-            self._begin(item)
-            yield item
-            if (alarm := self._end(late=False)) is not None:
-                self._give_up(GuardStop(alarm, first, count))
-
-    def _compare(self, segment: Segment, after: list[HeldTraining], first: Alarm, count: int) -> Redone:
-        """Compare the second execution of the oldest segment with its first one.
-
-        Returns what makes the loop not repeatable, and which numbers of the loop went on counting.
-
-        Where they end with other bits (the first one may have been faulty), it is executed a third time, and the second and
-        third execution are compared: neither has the fault.
-        """
-        again = Execution.joined([part.execution for part in self._segments])
-        causes = list(given_differently(segment.execution, again))
-        same = bool(after) and len(self._segments) == 1 and after[0].matches()
-        if not self._any_rank(not same):
-            causes += generators_that_differ(segment.execution, again)
-            return causes, numbers_that_differ(segment.execution, again)
-        if len(self._segments) > 1:  # the fault had kept an optimizer from making its step
-            return causes, []
-        second = self._ring.keep()
-        self._ring.back(2)
-        self._segments = []
-        self.spent.steps -= len(segment.iterations)
-        yield from self._again(segment, first, count)
-        third = self._segments[-1].execution
-        causes += [*given_differently(again, third), *generators_that_differ(again, third)]
-        if self._any_rank(not causes and not second.matches()):
-            causes.append(
-                "the same steps from the same state ended with other bits (it depends on an object that Guard was not given, on "
-                "randomness that was not found, or on operations that are not deterministic)"
-            )
-        return list(dict.fromkeys(causes)), numbers_that_differ(again, third)
+    def _again(self, segments: Sequence[Segment], first: Alarm, count: int) -> Iterator[Any]:
+        for segment in segments:
+            for number, (item, put_back, self._variables) in enumerate(segment.iterations):
+                put_back()
+                self._begin(item, fresh=number == 0)
+                yield item
+                if (alarm := self._end(late=False)) is not None:
+                    self._give_up(GuardStop(alarm, first, count))
 
     def _any_rank(self, flag: bool) -> bool:
         return any_rank(flag, group_of(self._ranks), next(self._model.parameters()).device)
@@ -480,13 +488,13 @@ class Guard:
         parts = watched(self._model, self._optimizers)
         for optimizer in self._optimizers:
             if optimizer.state and not has_history(optimizer):
-                raise UsageError(_without(optimizer))
+                raise UsageError(without_history(optimizer))
         if (
             not any(o.state for o in self._optimizers)
             and not remembered(self._model, self._optimizers)
             and self._stepped()
         ):
-            raise UsageError(_without(self._optimizers[0]))
+            raise UsageError(without_history(self._optimizers[0]))
         others = self._bounds.know(parts)
         if others and (group := group_of(self._ranks)) is not None:
             check_alike(parts, group)
@@ -498,10 +506,3 @@ class Guard:
 
     def _stepped(self) -> bool:
         return bool(self._segments) and self._segments[-1].ended(self._updates()) > 0
-
-
-def _without(optimizer: Optimizer) -> str:
-    return (
-        f"{type(optimizer).__name__} remembers no gradients, so there is nothing to watch; "
-        "train with momentum, or with an optimizer that keeps moments (Adam, AdamW, RMSprop)"
-    )

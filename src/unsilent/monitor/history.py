@@ -146,3 +146,11 @@ def _largest_here(tensors: Sequence[Tensor], squares: NDArray[np.bool_]) -> Tens
         ends = [end.to(torch.float64) for end in ends] if len({end.dtype for end in ends}) > 1 else ends
         least[rest], most[rest] = torch.stack(ends).to(torch.float64).view(-1, 2).numpy().T
     return torch.from_numpy(np.where(squares & (least < 0), least, np.maximum(-least, most)))
+
+
+def without_history(optimizer: Optimizer) -> str:
+    """Why a training with this optimizer cannot be guarded."""
+    return (
+        f"{type(optimizer).__name__} remembers no gradients, so there is nothing to watch; "
+        "train with momentum, or with an optimizer that keeps moments (Adam, AdamW, RMSprop)"
+    )

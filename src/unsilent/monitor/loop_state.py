@@ -11,7 +11,7 @@ import random
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -19,6 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from unsilent.workloads.trainings.randomness import GENERATORS
 
 DEPTH = 4
 """Attributes, elements and closures between a variable of the loop and a generator that is still found."""
@@ -72,6 +77,13 @@ def variables_of_function(function: Callable[..., Any]) -> Variables:
 def numbers(variables: Variables) -> dict[str, int | float]:
     """The whole numbers and fractions among variables."""
     return {name: value for name, value in variables.items() if type(value) in (int, float)}
+
+
+def is_put_back(value: Any, optimizers: Sequence[Optimizer]) -> bool:
+    """Whether it is a random generator, a scheduler of one of the optimizers, or a loss scaler."""
+    if isinstance(value, LRScheduler):
+        return value.optimizer in optimizers
+    return isinstance(value, (*GENERATORS, GradScaler))
 
 
 def find_objects(variables: Variables, wanted: Callable[[Any], bool]) -> dict[str, Any]:

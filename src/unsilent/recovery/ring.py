@@ -6,7 +6,6 @@ after a gradient of 1e6, in float32).
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -23,8 +22,6 @@ from unsilent.sizes import human_bytes
 from unsilent.workloads.trainings.randomness import GENERATORS, state_of
 
 Where = Literal["device", "host", "file"]
-CERTAIN = 8
-"""States whose gradients were only ever replaced, never written to, after which gradients are no longer copied."""
 PLACES = ("device", "host", "file")
 
 
@@ -34,12 +31,10 @@ class Ring:
     Args:
         others: schedulers, scalers and the like, with ``state_dict`` and ``load_state_dict``, and random generators besides the
             global ones. depth: states that are held. where: on the device of each tensor, in (pinned) memory of the host, or in
-            a file. gradients: hold those, too (copied only where the training writes to gradients that are there already);
-            without, a step has to begin by setting them to zero.
+            a file. gradients: hold those, too; without, a step has to begin by setting them to zero.
 
     Attributes:
         generators: the random generators besides the global ones. others: schedulers and the like. More may be added to both.
-        whole: whether the state that was put back last was so with its gradients; they may have been written to since.
 
     Raises:
         UsageError: bad arguments; at `keep`, a ring that does not fit.
@@ -75,8 +70,6 @@ class Ring:
         self._slots += [_Slot(where, self._slots) for _ in range(depth)]
         self._held: list[HeldTraining] = []
         self._next = 0
-        self._unwritten = 0.0
-        self.whole = True
 
     def __len__(self) -> int:
         """States that can be put back."""
@@ -89,15 +82,12 @@ class Ring:
         ``generators`` can be put back at any time.
         """
         slot = self._slots[self._next % len(self._slots)]
-        if self._held and (written := self._held[-1].gradients_written()) is not None:
-            self._unwritten += -math.inf if written else 1
         if len(self._held) == len(self._slots):
             self._held.pop(0)
         held = HeldTraining(
             *self._parts,
             self.others,
             gradients=self._gradients,
-            copy_gradients=self._unwritten < CERTAIN,
             copies=slot,
             generators=self.generators,
         )
@@ -109,12 +99,10 @@ class Ring:
         """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget it and those after it.
 
         Returns those after it, the oldest first; the next calls of `keep` write over them in that order, after the one put back.
-        `whole` then tells whether gradients came back as well.
         """
         if not 1 <= count <= len(self._held):
             raise UsageError(f"the ring holds {len(self._held)} states; asked for the one {count} ago")
         held, *after = self._held[-count:]
-        self.whole = held.is_whole()
         held.restore()
         del self._held[-count:]
         self._next -= count
@@ -143,6 +131,10 @@ class _Slot:
         return sum(t.numel() * t.element_size() for t in self._buffers)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        if any(t.layout is not torch.strided for t in tensors):
+            raise UsageError(
+                "a state with sparse tensors (sparse=True of an embedding) cannot be kept; use dense gradients"
+            )
         kinds = [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
         if kinds != self._kinds:
             self._buffers = []
