@@ -92,7 +92,7 @@ def test_a_store_is_shown_again(ran, tmp_path):
     assert again["results"] == before["results"]
     assert again["loss_spread"] == before["loss_spread"]
     assert (tmp_path / "again.html").stat().st_size > 1e6
-    for more, said in (["--unit", "batch"], "no such reading"), (["s.sqlite"], "cannot be compared"):
+    for more, said in (["--unit", "batch"], "belongs to stores of unsilent pvf"), (["s.sqlite"], "are not compared"):
         refused = in_process("report", "s.sqlite", *more, cwd=folder)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
         assert said in refused.stderr

@@ -249,6 +249,7 @@ MISTAKES = [
     ([], "no training was named; give one like train-resnet"),
     (["train-resnet", "--example", "slow"], "unknown class of outcomes 'slow'; did you mean 'slow-degrade'"),
     (["train-resnet", "--phase", "backward"], "unknown phase 'backward'"),
+    (["train-resnet", "--per", "kind", "--moment", "beginning"], "unknown moment 'beginning'"),
     (["train-resnet", "--fault", "RDX"], "unknown fault model 'RDX'"),
     (["train-resnet", "--fault", "0*RD"], "--fault 0*RD has weight 0; expected more than 0"),
     (["train-resnet", "--threshold", "gab=1"], "unknown threshold 'gab'; did you mean 'gap'"),

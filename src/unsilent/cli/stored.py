@@ -59,7 +59,7 @@ def report(
         showing.show_card(store, as_json, plain)
         return 0
     if is_training(store) or is_noise(store):
-        o.refuse(context, OF_PVF, "stores of unsilent training and unsilent noise have no such reading")
+        o.refuse(context, OF_PVF, "that belongs to stores of unsilent pvf")
         _of_trainings(store, other, confidence, html, as_json, plain)
         return 0
     question = Question(unit, confidence, interval)
@@ -102,7 +102,7 @@ def _of_trainings(
         show = show_noise if is_noise(store) else show_stored
         show(store, confidence, html, as_json, plain)
     elif is_noise(store):
-        raise UsageError(f"{store} holds replicas of unsilent noise, and two such stores cannot be compared")
+        raise UsageError(f"{store} holds replicas of unsilent noise, which are not compared with another store")
     else:
         show_comparison(store, other, confidence, html, as_json, plain)
 

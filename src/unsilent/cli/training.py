@@ -74,8 +74,8 @@ def training(
     moment: Annotated[
         str,
         typer.Option(
-            help="When memory is struck: at the start of a step (after the guard's snapshot), before the update, at the end "
-            "(before the guard's check), or between that and the next snapshot."
+            help="When memory is struck: start (of a step, after the guard's snapshot), update (before it), end (before the "
+            "guard's check), between (that and the next snapshot)."
         ),
     ] = "start",
     steps: Annotated[int | None, typer.Option(help="Steps of each run.", show_default="all of the training")] = None,
@@ -200,11 +200,13 @@ def spec_of(
     steps: int | None,
 ) -> TrainingSpec:
     """What was asked, checked as far as that is possible without the training."""
-    from unsilent.campaigns.trainings.spec import PHASES, TrainingSpec
+    from unsilent.campaigns.trainings.spec import MOMENTS, PHASES, TrainingSpec
 
     for name in phases or ():
         if name not in PHASES:
             raise unknown("phase", name, PHASES)
+    if moment not in MOMENTS:
+        raise unknown("moment", moment, MOMENTS)
     return TrainingSpec(
         workload,
         options,

@@ -6,16 +6,12 @@
 
 After each iteration the largest magnitude of every moment, moving statistic and parameter is compared with its bound. Beyond it,
 the oldest state kept is put back bit for bit (parameters, buffers, gradients, optimizers, schedulers, random generators), and the
-batches since then come again, each with the generators as they were. A step that is a function is guarded by
+batches since then come again, twice, each with the generators as they were. A step that is a function is guarded by
 ``guard.step(function)``. If a bound is passed again meanwhile: `GuardStop`, with the oldest state put back.
 
-The state is kept before every fourth step. A step is what ends with an optimizer's step: iterations that only accumulate
-gradients belong to the step after them.
-
-The second execution is compared with the first. Where the loop turns out not to be repeatable, which it must be for an exact
-recovery, a `RepeatabilityWarning` names the cause (with ``strict=True``: `NotRepeatable`).
-
-Late: on CUDA the magnitudes of a step are read after the next one, so that nothing waits for the device; one more state is kept.
+The state is kept before every fourth step; iterations that only accumulate gradients belong to the step after them. Where a
+loop turns out not to be repeatable, a `RepeatabilityWarning` names the cause (with ``strict=True``: `NotRepeatable`). Late, on
+CUDA: the magnitudes of a step are read after the next one, so that nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -189,7 +185,7 @@ class Guard:
 
     @property
     def nbytes(self) -> int:
-        """Memory that all states take."""
+        """Memory that all states take, but for what ``others`` hold."""
         return self._ring.nbytes
 
     def names(self) -> list[str]:
@@ -289,7 +285,7 @@ class Guard:
             self._give_up(GuardStop(alarm, alarm))
 
     def forget(self) -> None:
-        """Forget states, not bounds: what was done to the training since the last step cannot be executed again."""
+        """Forget states, not bounds: what was done since the last step cannot be executed again."""
         self._ring.clear()
         self._segments.clear()
         self._unread, self._parts = None, []
@@ -344,8 +340,7 @@ class Guard:
 
     def _search(self) -> None:
         """Find the random generators, schedulers and scalers that the loop can reach, so that they are put back with the rest."""
-        known = {id(generator) for generator in self._generators.values()}
-        known |= {id(other) for other in self._ring.others}
+        known = {id(one) for one in (*self._generators.values(), *self._ring.others)}
         for name, used in find_objects(self._variables(), lambda value: is_put_back(value, self._optimizers)).items():
             if id(used) in known:
                 continue
@@ -405,8 +400,7 @@ class Guard:
         """Put the oldest state back; the segments since then."""
         begun = time.perf_counter()
         self._ring.back(len(self._ring))
-        segments, self._segments = self._segments, []
-        self._unread = None
+        segments, self._segments, self._unread = self._segments, [], None
         self.spent.steps -= sum(len(segment.iterations) for segment in segments)
         self.spent.recovery += time.perf_counter() - begun
         return segments
@@ -430,10 +424,8 @@ class Guard:
 
     def _not_repeatable(self, causes: Sequence[str], alarm: Alarm | None = None) -> None:
         """Warn, or in strict mode put the oldest state back and raise."""
-        what = "this loop is not repeatable"
-        if alarm is not None:
-            what = f"after the alarm at {alarm}, steps were executed again, but not as before"
-        text = f"{what}: {'; '.join(causes)}"
+        after = f"after the alarm at {alarm}, steps were executed again, but not as before"
+        text = f"{after if alarm else 'this loop is not repeatable'}: {'; '.join(causes)}"
         if not self._strict:
             warnings.warn(text, RepeatabilityWarning, stacklevel=2)
             return

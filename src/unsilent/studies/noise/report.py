@@ -114,7 +114,7 @@ def report(result: NoiseResult) -> Report:
         numbers=tuple(_numbers(result)),
         findings=tuple(findings(result)),
         sections=tuple(_sections(result)),
-        facts=tuple((term, str(text)) for term, text in facts.items()),
+        facts=tuple((term, str(text)) for term, text in facts.items() if text != ""),
         notes=tuple(how(result)),
         method=METHOD,
         data=data,
