@@ -150,8 +150,21 @@ def _noise(path: Path) -> Status:
         trainings = store.trainings()
         names = [store.trained(training).name for training in trainings]
         done = [store.done(training) for training in trainings]
+        specs = [store.spec(training) for training in trainings]
     variants = {replica.switches for own in done for replica in own}
-    told = f"replicas of {len(variants)} sets of switches; `unsilent noise WORKLOAD --store {shlex.quote(str(path))}` reads them"
+    told = f"replicas of {len(variants)} sets of switches"
+    if len(specs) == 1:
+        (spec,) = specs
+        words = [
+            "unsilent",
+            "noise",
+            spec.workload,
+            *(w for name, value in spec.options for w in ("--with", f"{name}={value}")),
+        ]
+        words += ["--steps", str(spec.steps)] if spec.steps else []
+        words += ["--data", spec.data] if spec.data else []
+        words += ["--seed", str(spec.seed)] if spec.seed else []
+        told += f"; {clean(shlex.join([*words, '--store', str(path)]))} studies this training with them"
     subject = ", ".join(map(clean, names)) or "no training yet"
     return Status(str(path), "noise", subject, sum(map(len, done)), None, "", told)
 

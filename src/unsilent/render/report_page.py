@@ -43,7 +43,7 @@ def page(report: Report) -> dict[str, Any]:
             {
                 "title": clean(s.title),
                 "lead": clean(s.lead),
-                "parts": [_part(part) for part in s.parts if _on_page(part)],
+                "parts": [_part(part, s.title) for part in s.parts if _on_page(part)],
             }
             for s in report.sections
             if any(map(_on_page, s.parts))
@@ -66,7 +66,7 @@ def _on_page(part: Part) -> bool:
     return not isinstance(part, Table) or part.on_page
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: Part, section: str) -> dict[str, Any]:
     if isinstance(part, Plot):
         return {"kind": "plot", "name": part.name, "label": clean(part.label)}
     if isinstance(part, Text):
@@ -74,10 +74,11 @@ def _part(part: Part) -> dict[str, Any]:
     if isinstance(part, Heading):
         return {"kind": "heading", "title": clean(part.title), "small": clean(part.small)}
     if isinstance(part, Grid):
-        return {"kind": "grid", "parts": [_part(inner) for inner in part.parts]}
+        return {"kind": "grid", "parts": [_part(inner, section) for inner in part.parts]}
     heads = [(head(column), bool(column.left) or not number) for number, column in enumerate(part.columns)]
     rows = [_row(part, row) for row in part.rows]
-    return {"kind": "table", "title": clean(part.title), "heads": heads, "rows": rows, "long": part.long}
+    title = "" if part.title.lower() == section.lower() else capitalised(clean(part.title))
+    return {"kind": "table", "title": title, "heads": heads, "rows": rows, "long": part.long}
 
 
 def _row(table: Table, row: Row) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def _variant(one: VariantNoise) -> dict[str, Any]:
 
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
-    yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {result.steps:,} steps"
+    yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {result.steps:,} steps each"
     for one in spreading(result)[:4]:
         yield f"churn, {one.name}", f"{100 * (one.churn.estimate or 0):.2g} %", ""
     yield "parameters", f"{result.parameters:,}", ""

@@ -77,7 +77,7 @@ def report(result: TrainingResult) -> Report:
         findings=tuple(findings(result)),
         sections=tuple(section for section in _sections(result) if section.parts),
         facts=tuple(facts(result)),
-        notes=(*how(result), f"thresholds: {given}; the page says what they are"),
+        notes=(*how(result), f"thresholds: {given}"),
         method=METHOD,
         data=_data(result),
     )
@@ -190,7 +190,7 @@ def _fields(row: Any) -> dict[str, Any]:
 
 def numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
-    yield "struck trainings", f"{result.n:,}", f"of {result.steps:,} steps"
+    yield "struck trainings", f"{result.n:,}", f"of {result.steps:,} steps each"
     whole = result.whole
     shares = [("different", whole.different), ("harmful", whole.harmful), ("latent", whole.latent)]
     if result.parts:
