@@ -234,14 +234,14 @@ def test_a_damaged_store_is_named_and_left_alone(capsys, stored):
 
 
 def test_another_question_under_the_same_name(stored, tiny):
-    done = in_process("pvf", f"{tiny}:make", "--trials", 5, "--quiet", "--store", stored, "--seed", 9)
+    done = in_process("pvf", f"{tiny}:make", "--trials", 5, "--flips", "1,8", "--quiet", "--store", stored, "--seed", 9)
     assert done.returncode == 2
     assert "holds another campaign (seed: 0 there, 9 now)" in done.stderr
 
 
 def test_an_edited_file_is_another_campaign(stored, tiny):
     Path(tiny).write_text(Path(tiny).read_text() + "\n# edited\n")
-    done = in_process("pvf", f"{tiny}:make", "--trials", 5, "--quiet", "--store", stored)
+    done = in_process("pvf", f"{tiny}:make", "--trials", 5, "--flips", "1,8", "--quiet", "--store", stored)
     assert done.returncode == 2
     assert "holds another campaign (code changed)" in done.stderr
     unasked = in_process("replay", stored, "first/x1/0")
