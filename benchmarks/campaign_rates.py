@@ -21,11 +21,13 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TypeVar
 
-from unsilent.campaigns import CampaignSpec, Store, TrialId, TrialRow, ray_executor
+from unsilent.campaigns import TrialId, ray_executor
 from unsilent.campaigns.line import Line, Message
 from unsilent.campaigns.observer import Silent
-from unsilent.campaigns.runner import TrialRunner
 from unsilent.campaigns.spec import Means
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.runner import TrialRunner
+from unsilent.studies.pvf.spec import CampaignSpec, TrialRow
 
 Item = TypeVar("Item")
 SPEC = CampaignSpec("digits-cnn", options=(("eval", "64"),))
@@ -58,7 +60,7 @@ def _pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 def _store(path: Path, runner: TrialRunner, real: Sequence[TrialRow]) -> None:
     rows = list(_many(real, STORED))
-    with Store(path, write=True) as store:
+    with PvfStore(path, write=True) as store:
         store.bind(SPEC, runner.describe())
         cpu, wall = time.process_time(), time.perf_counter()
         for some in _pieces(rows, 500):
@@ -66,7 +68,7 @@ def _store(path: Path, runner: TrialRunner, real: Sequence[TrialRow]) -> None:
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     print(f"store: {STORED / wall:,.0f} rows/s ({1e6 * cpu / STORED:.0f} us of CPU each)")
     print(f"store: {path.stat().st_size / STORED:.0f} bytes each on disk")
-    with Store(path) as store:
+    with PvfStore(path) as store:
         wall = time.perf_counter()
         store.done()
         print(f"store: what is done is read at {STORED / (time.perf_counter() - wall):,.0f} trials/s")
@@ -115,7 +117,7 @@ def _driver(path: Path, runner: TrialRunner, real: Sequence[TrialRow]) -> None:
     ray_executor.Link = _Answering  # type: ignore[assignment, misc]
     trials = [row.trial for row in _many(real, DRIVEN)]
     executor = ray_executor.RayExecutor(SPEC, jobs=16, deadline=None, observer=Silent(), means=Means())
-    with Store(path, write=True) as store, executor:
+    with PvfStore(path, write=True) as store, executor:
         store.bind(SPEC, executor.describe())
         cpu, wall = time.process_time(), time.perf_counter()
         for rows in executor.run(trials):

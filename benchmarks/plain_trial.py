@@ -15,10 +15,11 @@ import unsilent
 from benchmarks import peers
 from benchmarks.models import calibrated
 from benchmarks.timing import Figure, interleave, table
-from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec, TrialId
+from unsilent.campaigns.spec import TrialId
 from unsilent.faults import fault_model
 from unsilent.sites import Parameters
+from unsilent.studies.pvf.runner import TrialRunner
+from unsilent.studies.pvf.spec import CampaignSpec
 
 
 def trial_cost(stem: str, rounds: int, device: str) -> dict[str, Figure]:

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 from benchmarks import peers
-from unsilent.campaigns import Store
 from unsilent.statistics import wilson
-from unsilent.studies.precision import FLOOR
-from unsilent.studies.pvf import pvf
-from unsilent.studies.rows import target_groups
-from unsilent.studies.stored import Stored
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.precision import FLOOR
+from unsilent.studies.pvf.rows import target_groups
+from unsilent.studies.pvf.stored import Stored
+from unsilent.studies.pvf.study import pvf
 from unsilent.workloads import load
 
 RELATIVE, CONFIDENCE = 0.2, 0.95
@@ -68,7 +68,7 @@ def ours(files: dict[str, Any], seed: int) -> Run:
         store = Path(folder) / "campaign.sqlite"
         asked = {"rel": RELATIVE, "at": AT, "options": {"batch": BATCH}, "one_batch": True, "seed": seed}
         result = pvf("cifar-resnet32", store=store, **asked, **files)
-        with Store(store) as opened:
+        with PvfStore(store) as opened:
             return Run(
                 seed, result.cpu_seconds, Stored(opened, "sample"), {(r.level, r.target): r for r in result.rows}
             )

@@ -16,16 +16,16 @@ import conftest
 from campaigns.struck import Here, running, write_loop
 from replicas.subjects import LOOP
 from unsilent.campaigns.driver import Budget, run_campaign, run_trials
-from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
-from unsilent.campaigns.replicas.runner import ReplicaRunner
+from unsilent.campaigns.reading import parsed
 from unsilent.campaigns.spec import TrialId, campaign_hash
-from unsilent.campaigns.store import Store
-from unsilent.campaigns.trainings.reading import Floors, FloorValues
-from unsilent.campaigns.trainings.spec import TrainingSpec
-from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.cli import main
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
+from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.noise import Asked, looks_at, read_noise
+from unsilent.studies.registered import kind_of
+from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore
+from unsilent.studies.training.spec import TrainingSpec
 
 SECONDS, BYTES = 10, 2**30
 """Of the processor (six times as long by the clock, for other processes run as well), and memory beyond what was there."""
@@ -73,12 +73,12 @@ def make_replicas(folder):
 def repair(path):
     """The campaign's hash where spec or fingerprint were changed, so that what is behind that check is reached as well."""
     with closing(sqlite3.connect(path)) as db, db:
-        kind = {cls.application: cls for cls in (Store, TrainingStore)}[
-            db.execute("PRAGMA application_id").fetchone()[0]
-        ]
+        kind = kind_of(path)
         spec, text = db.execute("SELECT spec, description FROM campaign").fetchone()
-        reader = kind.__new__(kind)
-        found = campaign_hash(reader._read_spec(spec), reader._read_description(text).fingerprint)
+        spec, described = parsed(kind.spec, spec, "spec"), parsed(kind.baseline, text, "description")
+        kind.check_spec(spec)
+        kind.check_baseline(described)
+        found = campaign_hash(spec, described.fingerprint)
         db.execute("UPDATE campaign SET hash = ?, description = json_set(description, '$.campaign', ?)", (found, found))
 
 
@@ -184,7 +184,7 @@ def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
 
 def _noise(path, asked, training, write=False):
     """What ``unsilent noise`` asks of a store."""
-    from unsilent.campaigns.replicas import Look
+    from unsilent.replicas import Look
 
     def call():
         with ReplicaStore(path, write=write) as store:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from unsilent.outcomes import decide, judge
     from unsilent.render.html import write_html
     from unsilent.sites import inject
-    from unsilent.studies.pvf import pvf
+    from unsilent.studies.pvf.study import pvf
     from unsilent.workloads import Workload, load
     from unsilent.workloads.trainings import Training
 
@@ -29,7 +29,7 @@ _LAZY = {
     "load": "unsilent.workloads",
     "Workload": "unsilent.workloads",
     "Training": "unsilent.workloads.trainings",
-    "pvf": "unsilent.studies.pvf",
+    "pvf": "unsilent.studies.pvf.study",
     "write_html": "unsilent.render.html",
 }
 

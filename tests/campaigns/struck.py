@@ -6,7 +6,7 @@ from __future__ import annotations
 from contextlib import closing, contextmanager
 from unittest import mock
 
-from unsilent.campaigns.trainings.spec import TrainingSpec
+from unsilent.studies.training.spec import TrainingSpec
 
 USER = "_unsilent_user_struck_loop"
 LOOP = '''
@@ -122,7 +122,7 @@ def running(spec: TrainingSpec):
     What identifies a campaign, and so draws its faults, is all code that is loaded and not installed: here what a worker has.
     """
     from unsilent.campaigns import code
-    from unsilent.campaigns.trainings.runner import TrainingRunner
+    from unsilent.studies.training.runner import TrainingRunner
 
     loaded = code._user_modules
 

@@ -9,8 +9,8 @@ import pytest
 
 import unsilent
 from conftest import in_process
-from unsilent.campaigns import Store
 from unsilent.campaigns.export import canonical_lines
+from unsilent.studies.pvf.kind import PvfStore
 from unsilent.workloads import load
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ CHOICES = ("auto", "plain")
 
 
 def canonical(path: Path) -> list[str]:
-    with Store(path) as store:
+    with PvfStore(path) as store:
         return list(canonical_lines(store))
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import unsilent
 from conftest import in_process
-from unsilent.campaigns import Store
 from unsilent.errors import InjectionError, StoreError, UsageError
+from unsilent.studies.pvf.kind import PvfStore
 
 
 def net():
@@ -42,7 +42,7 @@ def test_what_a_run_leaves_in_a_buffer_is_put_back(tmp_path):
     def rows(trials):
         path = tmp_path / f"{trials}.sqlite"
         unsilent.pvf(unsilent.Workload(Peak(True), batches()), trials=trials, at="net.*", store=path)
-        with Store(path) as store:
+        with PvfStore(path) as store:
             return {r.trial: r.content() for r in store.rows()}
 
     many, few = rows(300), rows(20)
@@ -54,7 +54,7 @@ def test_state_that_leaks_from_trial_to_trial_is_refused_and_not_stored(tmp_path
     workload = unsilent.Workload(Peak(), batches())
     with pytest.raises((UsageError, InjectionError), match="differ|before|not independent"):
         unsilent.pvf(workload, trials=300, at="net.*", store=tmp_path / "s.sqlite")
-    with Store(tmp_path / "s.sqlite") as store:
+    with PvfStore(tmp_path / "s.sqlite") as store:
         rows = list(store.rows())
     again = unsilent.pvf(unsilent.Workload(net(), batches()), trials=1)
     assert again.trials_done == 2

@@ -17,13 +17,13 @@ import torch
 import unsilent
 from campaigns.test_survival import canonical, stored, wait_until
 from conftest import command, in_process
-from unsilent.campaigns import Store
 from unsilent.campaigns.export import export_store
 from unsilent.cli.main import run
 from unsilent.errors import StoreError, UsageError
 from unsilent.render.headline import sentence
-from unsilent.studies.comparison import compare
-from unsilent.studies.tallies import Question
+from unsilent.studies.pvf.comparison import compare
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.tallies import Question
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +137,7 @@ def pvf(*words):
 @pytest.mark.parametrize("write", [scifi, alfi, own])
 def test_each_fault_is_struck_and_ends_as_by_hand(net, write):
     out = pvf(*write(), "--store", "s.sqlite", "--per", "tensor")
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         rows = {row.trial: row for row in store.rows()}
         assert store.spec.enumerated
     assert len(rows) == len(STRUCK)
@@ -205,11 +205,11 @@ def test_shards_join_to_the_whole_and_a_part_claims_no_more_than_it_knows(net):
 )
 def test_what_was_exported_runs_again_as_a_list(net, ask):
     def content(name):
-        with Store(name) as store:
+        with PvfStore(name) as store:
             return store.spec.transient, sorted((r.faults, r.codes, r.incorrect_batches) for r in store.rows())
 
     unsilent.pvf(live(), store="drawn.sqlite", **ask)
-    with Store("drawn.sqlite") as drawn:
+    with PvfStore("drawn.sqlite") as drawn:
         for name, more in {"plain.jsonl": {}, "canonical.jsonl": {"canonical": True}, "whole.json": {}}.items():
             export_store(drawn, Path(name), **more)
             unsilent.pvf(live(), faults=name, store=f"{name}.sqlite")
@@ -219,7 +219,7 @@ def test_what_was_exported_runs_again_as_a_list(net, ask):
 def test_the_command_in_the_store_makes_it_again(net):
     ask = [*alfi(), "--per", "layer", "--seed", "5"]
     pvf(*ask, "--store", "s.sqlite")
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         words = shlex.split(store.budget()[1])
     assert words == ["unsilent", "pvf", "net.py:make", *alfi(), "--per", "layer", "--seed", "5"]
     assert in_process(*words[1:], "--store", "again.sqlite", "--quiet").returncode == 0
@@ -265,7 +265,7 @@ def test_a_fault_of_several_tensors_is_one_trial(net):
     Path("list.jsonl").write_text(json.dumps([three[0], three[1]]) + "\n" + json.dumps(three[2]) + "\n")
     result = unsilent.pvf(live(), faults="list.jsonl", per="layer", store="s.sqlite")
     assert {r.target: r.n for r in result.rows if r.level == "layer"} == {"head+stem": 1, "stem": 1}
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         both = next(r for r in store.rows() if r.trial.target == "head+stem")
     assert [f["site"] for f in json.loads(both.faults)] == ["param:head.weight", "param:stem.weight"]
 
@@ -274,7 +274,7 @@ def test_two_models_compare_exactly_on_one_list(net):
     own()
     unsilent.pvf(live(), faults="list.jsonl", store="a.sqlite")
     unsilent.pvf(live(seed=33), faults="list.jsonl", store="b.sqlite")
-    with Store("a.sqlite") as one, Store("b.sqlite") as two:
+    with PvfStore("a.sqlite") as one, PvfStore("b.sqlite") as two:
         found = compare(one, two, Question())
     assert any(row.difference.estimate for row in found.rows)
     for row in found.rows:
@@ -283,7 +283,7 @@ def test_two_models_compare_exactly_on_one_list(net):
         assert row.difference.low == row.difference.high == row.difference.estimate
     Path("list.jsonl").write_text("".join(reversed(Path("list.jsonl").read_text().splitlines(keepends=True))))
     unsilent.pvf(live(seed=33), faults="list.jsonl", store="c.sqlite")
-    with Store("a.sqlite") as one, Store("c.sqlite") as two:
+    with PvfStore("a.sqlite") as one, PvfStore("c.sqlite") as two:
         found = compare(one, two, Question())
     assert not any(row.paired for row in found.rows if row.a.n > 1), "trials of the same name with other faults"
 
@@ -296,9 +296,9 @@ def test_halves_of_one_list_are_paired_within_the_bounds_of_the_whole(net):
         words = [f"{name}.py:make" if word == "net.py:make" else word for word in ask]
         pvf(*words, "--store", f"{name}.sqlite")
         pvf(*words, "--shard", "1/2", "--store", f"{name}-1.sqlite")
-    with Store("net.sqlite") as one, Store("other.sqlite") as two:
+    with PvfStore("net.sqlite") as one, PvfStore("other.sqlite") as two:
         exact = {row.target: row.difference.estimate for row in compare(one, two, Question()).rows}
-    with Store("net-1.sqlite") as one, Store("other-1.sqlite") as two:
+    with PvfStore("net-1.sqlite") as one, PvfStore("other-1.sqlite") as two:
         rows = compare(one, two, Question()).rows
     assert any(row.difference.low < row.difference.high for row in rows)
     for row in rows:
@@ -344,7 +344,7 @@ def test_what_does_not_fit_the_workload_is_one_line(net, capsys):
     large = record(*STRUCK[0]) | {"elements": list(range(81)), "operands": ["0x00000001"] * 81}
     Path("large.jsonl").write_text("\n".join([json.dumps(large)] * 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unsilent.campaigns.runner.MAX_STORED_ELEMENTS", 80)
+        patch.setattr("unsilent.studies.pvf.runner.MAX_STORED_ELEMENTS", 80)
         with pytest.raises(UsageError, match=r"large.jsonl line 1: strikes 81 elements, of which 80 are stored"):
             unsilent.pvf(live(), faults="large.jsonl")
     assert run(["pvf", net, "--faults-as", "sci-fi", "--quiet", "--store", "s.sqlite"]) == 2
@@ -398,7 +398,7 @@ def test_values_of_a_run_are_struck_as_listed(net):
     Path("run.jsonl").write_text("\n".join(map(json.dumps, found)))
     result = unsilent.pvf(live(), faults="run.jsonl", per="tensor", store="s.sqlite")
     assert (result.measure, result.unit) == ("P(incorrect)", "batch")
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         rows = {json.loads(r.faults)[0]["site"]: r for r in store.rows()}
     work = live()
     for site, _, step in sites:

@@ -18,13 +18,15 @@ from torch import nn
 
 import unsilent
 from conftest import TINY, in_process, unsilent_cli
-from unsilent.campaigns import Budget, CampaignSpec, Store, run_campaign
-from unsilent.campaigns.driver import plan
+from unsilent.campaigns import Budget, run_campaign
+from unsilent.campaigns.driver import ROUND, plan
 from unsilent.campaigns.export import canonical_lines
-from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
-from unsilent.campaigns.rounds import CellPlan
 from unsilent.errors import StoreError, UsageError
+from unsilent.studies.pvf.kind import PVF, PvfStore
+from unsilent.studies.pvf.rounds import CellPlan
+from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.study import live_executor
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +60,7 @@ def copied(source, name, sql=None):
 
 
 def content(path):
-    with Store(path) as store:
+    with PvfStore(path) as store:
         return list(canonical_lines(store))
 
 
@@ -80,7 +82,7 @@ def halves(whole):
 
 def test_parts_that_overlap_join_to_the_whole(tmp_path, whole, halves):
     some = copied(whole, "some.sqlite", "DELETE FROM trial WHERE k > 3 OR flips = 4")
-    merged = merge_stores(tmp_path / "out.sqlite", [*halves, some])
+    merged = merge_stores(tmp_path / "out.sqlite", [*halves, some], PVF)
     assert content(tmp_path / "out.sqlite") == content(whole)
     told = [(p.trials, p.new, p.duplicates) for p in merged.parts]
     assert told == [(24, 24, 0), (24, 24, 0), (8, 0, 8)]
@@ -89,7 +91,7 @@ def test_parts_that_overlap_join_to_the_whole(tmp_path, whole, halves):
 
 
 def test_the_order_of_the_stores_changes_no_row(tmp_path, whole, halves):
-    merge_stores(tmp_path / "out.sqlite", halves[::-1])
+    merge_stores(tmp_path / "out.sqlite", halves[::-1], PVF)
     assert content(tmp_path / "out.sqlite") == content(whole)
 
 
@@ -98,22 +100,22 @@ def test_where_a_fault_model_says_how_many(tmp_path):
     whole = tmp_path / "whole.sqlite"
     unsilent.pvf(live(), trials=9, fault="bitflip:rate=0.01", per="tensor", store=whole)
     parts = [copied(whole, f"{n}.sqlite", f"DELETE FROM trial WHERE k % 3 = {n}") for n in range(3)]
-    merged = merge_stores(tmp_path / "out.sqlite", parts)
+    merged = merge_stores(tmp_path / "out.sqlite", parts, PVF)
     assert content(tmp_path / "out.sqlite") == content(whole)
     assert [p.new for p in merged.parts] == [24, 12, 0]
 
 
 def test_a_store_of_the_same_campaign_is_extended(tmp_path, whole, halves):
     first, second = halves
-    with Store(first) as store:
+    with PvfStore(first) as store:
         before = {row.trial: row for row in store.rows()}
     change(second, "UPDATE trial SET worker = 7")
-    merged = merge_stores(first, [second])
+    merged = merge_stores(first, [second], PVF)
     assert (merged.before, merged.parts[0].new, merged.trials) == (24, 24, 48)
     assert content(first) == content(whole)
-    with Store(first) as store:
+    with PvfStore(first) as store:
         assert {row.trial: row for row in store.rows() if row.worker != 7} == before
-    again = merge_stores(first, [second])
+    again = merge_stores(first, [second], PVF)
     assert (again.before, again.parts[0].new, again.parts[0].duplicates) == (48, 0, 24)
     assert files(tmp_path) == {"whole.sqlite", "0.sqlite", "1.sqlite"}
 
@@ -122,23 +124,23 @@ def test_time_is_summed_over_the_stores_that_gave_trials(tmp_path, whole, halves
     for path, seconds in zip((*halves, whole), (10, 200, 3000), strict=True):
         change(path, "UPDATE usage SET seconds = ?, cpu_seconds = ?", seconds, seconds + 1)
     out = tmp_path / "out.sqlite"
-    merge_stores(out, [*halves, whole])
-    with Store(out) as store:
+    merge_stores(out, [*halves, whole], PVF)
+    with PvfStore(out) as store:
         assert store.usage() == (210, 212)
-    merge_stores(out, [whole])
-    with Store(out) as store:
+    merge_stores(out, [whole], PVF)
+    with PvfStore(out) as store:
         assert store.usage() == (210, 212), "a store that adds nothing was counted"
 
 
 def test_the_largest_budget_comes_with_its_command_and_without_its_part(tmp_path, halves):
     out = tmp_path / "out.sqlite"
     change(halves[0], "INSERT INTO budget (trials, command) VALUES (70, 'unsilent pvf x --trials 70 --shard 2/3')")
-    merge_stores(out, halves)
-    with Store(out) as store:
+    merge_stores(out, halves, PVF)
+    with PvfStore(out) as store:
         assert store.budget() == (70, "unsilent pvf x --trials 70")
     change(halves[1], "INSERT INTO budget (trials, command) VALUES (80, 'none')")
-    merge_stores(out, [halves[1]])
-    with Store(out) as store:
+    merge_stores(out, [halves[1]], PVF)
+    with PvfStore(out) as store:
         assert store.budget() == (70, "unsilent pvf x --trials 70"), "of a store that added nothing"
 
 
@@ -150,9 +152,9 @@ def plans(look, **more):
 
 
 def decided(path, *rounds):
-    with Store(path, write=True) as store:
+    with PvfStore(path, write=True) as store:
         for cells in rounds:
-            store.add_round(cells)
+            store.add_record(ROUND, [cell.to_json() for cell in cells])
 
 
 def test_decisions_of_looks_are_carried_over(tmp_path, halves):
@@ -162,19 +164,19 @@ def test_decisions_of_looks_are_carried_over(tmp_path, halves):
     decided(halves[1], first, second)
     out = tmp_path / "out.sqlite"
     for stores in (halves, halves[1:]):
-        merge_stores(out, stores)
-        with Store(out) as store:
-            assert store.rounds() == [first, second]
+        merge_stores(out, stores, PVF)
+        with PvfStore(out) as store:
+            assert store.records(ROUND) == [first, second]
     decided(halves[0], plans(1, centre={"0": 0.3, "2": 0.5}))
     before = content(out)
-    with pytest.raises(StoreError, match=r"0.sqlite and .*1.sqlite hold rounds that were decided differently"):
-        merge_stores(tmp_path / "more.sqlite", halves)
-    with pytest.raises(StoreError, match=r"out.sqlite and .*0.sqlite hold rounds that were decided differently"):
-        merge_stores(out, [halves[0]])
+    with pytest.raises(StoreError, match=r"0.sqlite and .*1.sqlite hold records of round that differ"):
+        merge_stores(tmp_path / "more.sqlite", halves, PVF)
+    with pytest.raises(StoreError, match=r"out.sqlite and .*0.sqlite hold records of round that differ"):
+        merge_stores(out, [halves[0]], PVF)
     decided(halves[1], third)
-    merge_stores(out, [halves[1]])
-    with Store(out) as store:
-        assert store.rounds() == [first, second, third]
+    merge_stores(out, [halves[1]], PVF)
+    with PvfStore(out) as store:
+        assert store.records(ROUND) == [first, second, third]
     assert content(out) == before
     assert not (tmp_path / "more.sqlite").exists()
 
@@ -202,7 +204,7 @@ def test_one_trial_with_two_ends_is_named_and_nothing_is_written(tmp_path, whole
     with pytest.raises(
         StoreError, match=rf"trial 2/x4/5 .*whole.sqlite and .*other.sqlite \(column {column}\)"
     ) as caught:
-        merge_stores(out, [whole, other])
+        merge_stores(out, [whole, other], PVF)
     assert "\n" not in str(caught.value)
     assert files(tmp_path) == before
     if extend:
@@ -223,7 +225,7 @@ def test_other_campaigns_are_told_apart(tmp_path, whole):
         other = tmp_path / f"{name}.sqlite"
         for out, stores in ((tmp_path / "out.sqlite", [whole, other]), (whole, [other])):
             with pytest.raises(StoreError, match=rf"whole.sqlite and .*{name}.sqlite hold different campaigns {told}"):
-                merge_stores(out, stores)
+                merge_stores(out, stores, PVF)
     assert files(tmp_path) == before
 
 
@@ -256,7 +258,7 @@ def test_a_damaged_or_hostile_store_is_one_line_and_writes_nothing(tmp_path, who
     before, rows = files(tmp_path), content(held)
     for out in (tmp_path / "out.sqlite", held):
         with pytest.raises(StoreError, match=said) as caught:
-            merge_stores(out, [whole, bad])
+            merge_stores(out, [whole, bad], PVF)
         assert "\n" not in str(caught.value)
         assert "bad.sqlite" in str(caught.value)
     assert files(tmp_path) == before
@@ -266,42 +268,42 @@ def test_a_damaged_or_hostile_store_is_one_line_and_writes_nothing(tmp_path, who
 def test_names_that_cannot_be(tmp_path, whole, halves):
     out = tmp_path / "out.sqlite"
     with pytest.raises(UsageError, match="0.sqlite is named twice; once is enough"):
-        merge_stores(out, [halves[0], halves[1], tmp_path / "." / "0.sqlite"])
+        merge_stores(out, [halves[0], halves[1], tmp_path / "." / "0.sqlite"], PVF)
     with pytest.raises(UsageError, match="is what the others are joined into"):
-        merge_stores(whole, [halves[0], whole])
+        merge_stores(whole, [halves[0], whole], PVF)
     with pytest.raises(StoreError, match="check that its folder exists"):
-        merge_stores(tmp_path / "no" / "out.sqlite", halves)
+        merge_stores(tmp_path / "no" / "out.sqlite", halves, PVF)
     with pytest.raises(StoreError, match="is a folder"):
-        merge_stores(tmp_path, halves)
+        merge_stores(tmp_path, halves, PVF)
     for ending in ("-wal", "-journal"):
         left = tmp_path / f"out.sqlite{ending}"
         left.write_bytes(b"of a store that was removed")
         with pytest.raises(StoreError, match=f"out.sqlite{ending} is in the way"):
-            merge_stores(out, halves)
+            merge_stores(out, halves, PVF)
         left.unlink()
     assert not out.exists()
 
 
 def test_a_store_that_is_written_to_is_waited_for(whole, halves):
-    with Store(whole, write=True), pytest.raises(StoreError, match="is in use by process"):
-        merge_stores(whole, halves)
+    with PvfStore(whole, write=True), pytest.raises(StoreError, match="is in use by process"):
+        merge_stores(whole, halves, PVF)
 
 
 def test_rows_stream(tmp_path, whole):
     """Twenty megabytes of rows in two stores; a tenth of them would be seen."""
-    with Store(whole) as store:
+    with PvfStore(whole) as store:
         row = next(store.rows())
         spec, description = store.spec, store.description
     paths = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
     for part, path in enumerate(paths):
-        with Store(path, write=True) as store:
+        with PvfStore(path, write=True) as store:
             store.bind(spec, description)
             store.add(
                 replace(row, trial=row.trial._replace(k=k), error=f"{k:010000}") for k in range(2000) if k % 3 != part
             )
     tracemalloc.start()
     try:
-        merged = merge_stores(tmp_path / "out.sqlite", paths)
+        merged = merge_stores(tmp_path / "out.sqlite", paths, PVF)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -311,7 +313,7 @@ def test_rows_stream(tmp_path, whole):
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_shards_are_disjoint_even_and_whole(tmp_path, whole, parts):
-    with Store(whole) as store:
+    with PvfStore(whole) as store:
         spec, description = store.spec, store.description
     everything = list(plan(spec, description, Budget(TRIALS)))
     shards = [list(plan(spec, description, Budget(TRIALS, (i, parts)))) for i in range(1, parts + 1)]
@@ -325,12 +327,12 @@ def test_shards_run_apart_join_to_the_whole(tmp_path):
     spec = CampaignSpec("live", flips=(1, 4))
     paths = [tmp_path / f"{i}.sqlite" for i in (1, 2)]
     for i, path in enumerate(paths, 1):
-        with InlineExecutor(spec, live()) as executor, Store(path, write=True) as store:
+        with live_executor(spec, live()) as executor, PvfStore(path, write=True) as store:
             run_campaign(spec, Budget(TRIALS, (i, 2)), executor, store)
             assert len(store.done()) == TRIALS * 2
-    with InlineExecutor(spec, live()) as executor, Store(tmp_path / "whole.sqlite", write=True) as store:
+    with live_executor(spec, live()) as executor, PvfStore(tmp_path / "whole.sqlite", write=True) as store:
         run_campaign(spec, Budget(TRIALS), executor, store)
-    merge_stores(tmp_path / "out.sqlite", paths)
+    merge_stores(tmp_path / "out.sqlite", paths, PVF)
     assert content(tmp_path / "out.sqlite") == content(tmp_path / "whole.sqlite")
 
 

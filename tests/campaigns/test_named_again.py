@@ -14,18 +14,19 @@ from dataclasses import replace
 import pytest
 
 from conftest import in_process
-from unsilent.campaigns import Store
 from unsilent.campaigns.named_again import named_again
-from unsilent.campaigns.spec import CampaignSpec, campaign_hash
-from unsilent.campaigns.trainings.spec import TrainingSpec
+from unsilent.campaigns.spec import campaign_hash
 from unsilent.errors import StoreError, UsageError
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.training.spec import TrainingSpec
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 
 
 def asked(path, **changes):
     """Another spec in a store, with the hash that goes with it."""
-    with Store(path) as store:
+    with PvfStore(path) as store:
         spec, found = replace(store.spec, **changes), store.description
     found = replace(found, campaign=campaign_hash(spec, found.fingerprint))
     with closing(sqlite3.connect(path)) as db, db:
@@ -78,7 +79,7 @@ def test_a_query_ends_with_a_signal(stored):
 
     old = signal.signal(signal.SIGALRM, stop)
     try:
-        with Store(stored, write=True) as store:
+        with PvfStore(stored, write=True) as store:
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(KeyboardInterrupt):
                 store._one(ENDLESS)
@@ -89,7 +90,7 @@ def test_a_query_ends_with_a_signal(stored):
 
 def test_a_query_ends_after_more_steps_than_the_file_is_worth(stored):
     begun = time.process_time()
-    with Store(stored) as store, pytest.raises(StoreError, match="keeps SQLite busier than a store of its size"):
+    with PvfStore(stored) as store, pytest.raises(StoreError, match="keeps SQLite busier than a store of its size"):
         store._one(ENDLESS)
     assert time.process_time() - begun < 20
 
@@ -110,7 +111,7 @@ def test_a_journal_cannot_have_another_file_removed(stored, tiny):
     )
     (stored.parent / "s.sqlite-journal").write_bytes(head.ljust(512, b"\0") + tail)
     with pytest.raises(StoreError, match="names another file that SQLite would remove"):
-        Store(stored, write=True)
+        PvfStore(stored, write=True)
     assert victim.read_text() == "precious"
 
 
@@ -121,7 +122,7 @@ def test_pipes_beside_a_store_or_in_its_place(stored, ending):
     os.mkfifo(path)
     for write in (True,) if ending == ".lock" else (False, True):
         with pytest.raises(StoreError, match="no plain file|not a lock file"):
-            Store(stored, write=write)
+            PvfStore(stored, write=write)
 
 
 def test_cells_that_spreadsheets_would_compute(stored):
@@ -141,10 +142,10 @@ def test_cells_that_spreadsheets_would_compute(stored):
 
 
 def test_names_that_are_no_valid_text_are_refused_before_anything_is_stored(stored, tmp_path):
-    with Store(stored) as store:
+    with PvfStore(stored) as store:
         spec, found = store.spec, store.description
     site = replace(found.tensors[0], site="param:a\udc80.weight")
-    with Store(tmp_path / "new.sqlite", write=True) as store:
+    with PvfStore(tmp_path / "new.sqlite", write=True) as store:
         with pytest.raises(StoreError, match="cannot hold a name that is no valid text"):
             store.bind(spec, replace(found, tensors=(site, *found.tensors[1:])))
         store.bind(spec, found)
@@ -164,7 +165,7 @@ def test_a_link_is_followed_before_the_files_beside_a_store_are_looked_at(stored
     link.symlink_to(tmp_path / "s.sqlite")
     for write in (False, True):
         with pytest.raises(StoreError, match="names another file"):
-            Store(link, write=write)
+            PvfStore(link, write=write)
     assert victim.read_text() == "mine"
     itself = folder / "itself.sqlite"
     itself.symlink_to(itself)
@@ -184,7 +185,7 @@ def test_numbers_that_cannot_be_added_up_are_refused(stored, statement):
 
 
 def test_a_reader_that_stops_early_may_close_the_store(stored):
-    store = Store(stored)
+    store = PvfStore(stored)
     rows = store.rows()
     next(rows)
     store.close()

@@ -23,12 +23,14 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, command, unsilent_cli
-from unsilent.campaigns import CampaignSpec, Store, TrialId, make_executor, ray_bridge, ray_crew, ray_launch
+from unsilent.campaigns import TrialId, make_executor, ray_bridge, ray_crew, ray_launch
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.ray_launch import Cluster
 from unsilent.cli.main import run
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.spec import CampaignSpec
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,13 +62,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def canonical(path: str | Path) -> str:
-    with Store(path) as store:
+    with PvfStore(path) as store:
         return "\n".join(canonical_lines(store))
 
 
 def stored(path: str) -> int:
     """Trials in a store that is being written."""
-    with contextlib.suppress(Exception), Store(path) as store:
+    with contextlib.suppress(Exception), PvfStore(path) as store:
         return len(store.done())
     return 0
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from unsilent.campaigns import CampaignSpec, TrialId, TrialRow, ray_executor, ray_launch
+from unsilent.campaigns import TrialId, ray_executor, ray_launch
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.ray_executor import RayExecutor
-from unsilent.campaigns.spec import Description, Means
+from unsilent.campaigns.spec import Means
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
 
 FOUND = Description(
     campaign="c", fingerprint={"weights": "1"}, targets=(), tensors=(), samples=(1,), golden_seconds=1.0, judge="top1",

@@ -22,7 +22,7 @@ import pytest
 
 from campaigns.forked import forked_workers
 from conftest import TINY, command, in_process, unsilent_cli
-from unsilent.campaigns import Store
+from unsilent.studies.pvf.kind import PvfStore
 
 pytestmark = pytest.mark.slow
 
@@ -131,12 +131,12 @@ def test_interrupt_leaves_a_store_to_resume(tiny):
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert said.strip().endswith("run the same command again to go on")
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         before = len(store.done())
     assert 0 < before < 600
     done = unsilent_cli(*ask)
     assert done.returncode == 0
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         assert len(store.done()) == 600
 
 
@@ -208,7 +208,7 @@ def test_a_worker_killed_from_outside_is_nobodys_outcome(tiny):
     assert process.returncode == 0, said
     assert "died (signal 9)" in said
     assert not codes_of("s.sqlite", "crash")
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         assert len(store.done()) == 180
 
 
@@ -253,7 +253,7 @@ def test_two_processes_on_one_store(tiny):
         f"unsilent: error: store s.sqlite is in use by process {first.pid}; wait for it to end or give another --store\n"
     )
     assert first.wait(timeout=60) == 0
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         assert len(store.done()) == 300
     assert not Path("s.sqlite.lock").exists()
 
@@ -268,11 +268,11 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tiny):
     assert stopped.returncode == 2, stopped.stderr
     assert stopped.stderr.count("\n") == 1
     assert "what was stored is safe: free space and run the same command again" in stopped.stderr
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         kept = store.done()
     done = unsilent_cli(*ask)
     assert done.returncode == 0, done.stderr
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         assert kept <= store.done()
         assert len(store.done()) == 900
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unsilent.campaigns.replicas import SWITCHES, VARIANTS, Replica, Switches
 from unsilent.errors import UsageError
+from unsilent.replicas import SWITCHES, VARIANTS, Replica, Switches
 
 
 @pytest.mark.parametrize("name", SWITCHES)

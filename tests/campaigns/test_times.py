@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.campaigns import Budget, CampaignSpec, Store, make_executor, run_campaign
+from unsilent.campaigns import Budget, make_executor, run_campaign
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.spec import CampaignSpec
 
 
 def usage(path):
-    with Store(path) as store:
+    with PvfStore(path) as store:
         return store.usage()
 
 
@@ -38,7 +40,7 @@ def test_both_clocks_cover_the_same():
 def test_set_up_before_the_campaign_is_in_both(tiny, tmp_path):
     """A worker that has described itself before `run_campaign` (for --assert) has spent wall time, too."""
     spec, path = CampaignSpec(f"{tiny}:make"), tmp_path / "s.sqlite"
-    with Store(path, write=True) as store, make_executor("serial", spec) as executor:
+    with PvfStore(path, write=True) as store, make_executor("serial", spec) as executor:
         start = time.monotonic()
         executor.describe()
         set_up = time.monotonic() - start
@@ -67,12 +69,12 @@ def test_asking_again_for_what_is_there_adds_no_time(name, tiny, tmp_path):
 
 def test_an_executor_is_charged_once(tmp_path):
     """Two campaigns of one executor: the second has not what the first has cost."""
-    from unsilent.campaigns.inline import InlineExecutor
+    from unsilent.studies.pvf.study import live_executor
 
     spec = CampaignSpec("live")
-    with InlineExecutor(spec, live()) as executor:
+    with live_executor(spec, live()) as executor:
         time.sleep(0.3)
         for name in ("a", "b"):
-            with Store(tmp_path / name, write=True) as store:
+            with PvfStore(tmp_path / name, write=True) as store:
                 run_campaign(spec, Budget(3), executor, store)
     assert usage(tmp_path / "a")[0] > 0.3 > usage(tmp_path / "b")[0]

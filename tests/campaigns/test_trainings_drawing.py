@@ -11,14 +11,14 @@ from scipy.stats import chisquare
 
 from campaigns.struck import running, write_loop
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.trainings.drawing import Drawing
-from unsilent.campaigns.trainings.ladders import LADDERS
-from unsilent.campaigns.trainings.made import made
-from unsilent.campaigns.trainings.spec import Horizon, TrainingSpec
 from unsilent.errors import UsageError
 from unsilent.faults import Region
 from unsilent.faults.hardware.presets import PRESETS
 from unsilent.faults.hardware.reading import accelerator
+from unsilent.studies.training.drawing import Drawing
+from unsilent.studies.training.ladders import LADDERS
+from unsilent.studies.training.made import made
+from unsilent.studies.training.spec import Horizon, TrainingSpec
 
 STEPS, DRAWS = 24, 3000
 LEAST = 1e-3

@@ -14,8 +14,8 @@ import pytest
 from campaigns.struck import running, write_loop
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.trainings.spec import TrainingSpec
-from unsilent.campaigns.trainings.store import TrainingStore
+from unsilent.studies.training.kind import TrainingStore
+from unsilent.studies.training.spec import TrainingSpec
 
 pytestmark = pytest.mark.slow
 
@@ -84,8 +84,8 @@ DRIVER = """
 import sys
 from unsilent.campaigns.driver import Budget, run_campaign
 from unsilent.campaigns.executors import make_executor
-from unsilent.campaigns.trainings.spec import TrainingSpec
-from unsilent.campaigns.trainings.store import TrainingStore
+from unsilent.studies.training.spec import TrainingSpec
+from unsilent.studies.training.kind import TrainingStore
 
 if __name__ == "__main__":
     spec = TrainingSpec(sys.argv[1], faults=(("RD", 2.0), ("bitflip:bits=30", 1.0)))
@@ -148,7 +148,7 @@ def _count(path):
 def test_the_faults_are_those_of_another_process_with_other_hashes(spec):
     """What is drawn depends on no order of sets."""
     script = (
-        "import sys; from campaigns.struck import running; from unsilent.campaigns.trainings.spec import TrainingSpec;"
+        "import sys; from campaigns.struck import running; from unsilent.studies.training.spec import TrainingSpec;"
         "from unsilent.campaigns.spec import TrialId\n"
         "with running(TrainingSpec(sys.argv[1])) as r: print([r.draw(TrialId('random', None, k)) for k in range(50)])"
     )

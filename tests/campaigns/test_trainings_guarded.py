@@ -8,14 +8,11 @@ import json
 
 import numpy as np
 import pytest
+from unsilent.campaigns.trainings import guarding
 
 from campaigns.struck import running, write_loop
 from monitor.segments import executed_again, oldest_kept
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.trainings import guarding
-from unsilent.campaigns.trainings.drawing import Drawn
-from unsilent.campaigns.trainings.guarding import AFTER, guarded
-from unsilent.campaigns.trainings.spec import Struck, TrainingSpec
 from unsilent.engine.forking.golden import state_hash
 from unsilent.errors import UsageError
 from unsilent.faults import fault_model
@@ -24,6 +21,9 @@ from unsilent.monitor import Guard, GuardStop
 from unsilent.monitor.bounds import WARM_UP
 from unsilent.monitor.workload import Counters, guard_training
 from unsilent.sites.training.step import Step
+from unsilent.studies.training.drawing import Drawn
+from unsilent.studies.training.guarding import AFTER, guarded
+from unsilent.studies.training.spec import Struck, TrainingSpec
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Seeds
 
@@ -166,7 +166,7 @@ def test_guards_leave_no_trace(adamw):
         row = adamw.run(one._replace(target="guarded:random"))
         assert adamw.run(row.trial).content() == row.content()
         assert row.struck == adamw.run(one).struck
-        assert row.fault == adamw.run(one).fault
+        assert row.faults == adamw.run(one).faults
         assert row.written == adamw.run(one).written
         assert [len(a) for a in (row.losses, row.metric, row.watched)] == [0, 0, 0]
         assert np.isnan([row.test, row.test_loss, row.churn]).all()
@@ -185,7 +185,7 @@ def test_a_row_tells_of_the_alarm(loop):
             assert row.ran == step + 1 - oldest_kept(step) + executed_again(step)
             assert row.written == pytest.approx(2e20)
             assert f"{row.struck.layer}.weight/exp_avg reaches" in row.error
-            assert json.loads(row.fault)[0]["site"] == row.struck.site
+            assert json.loads(row.faults)[0]["site"] == row.struck.site
 
 
 # -- what goes wrong ----------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import pytest
 from campaigns.struck import running, write_loop
 from conftest import few
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.trainings.spec import Horizon, TrainingSpec
 from unsilent.errors import UsageError
 from unsilent.sites.training.step import Step
+from unsilent.studies.training.spec import Horizon, TrainingSpec
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Seeds
 
@@ -230,8 +230,8 @@ def test_what_is_written_to_memory_beside_what_was_there(one, fault):
         now = struck.reshape(-1)[hit.fault.elements.tolist()]
         assert row.usual == usual
         assert row.written == biggest([now])
-        assert json.loads(row.fault)[0]["site"] == row.struck.site
-        assert json.loads(row.fault)[0]["elements"] == hit.fault.elements.tolist()
+        assert json.loads(row.faults)[0]["site"] == row.struck.site
+        assert json.loads(row.faults)[0]["elements"] == hit.fault.elements.tolist()
 
 
 def tensor_of(state, site):

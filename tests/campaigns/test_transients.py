@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -17,13 +16,15 @@ import unsilent
 from conftest import in_process
 from oracles.pvf_oracle import incorrect
 from sites.subjects import generate, gpt, seeded
-from unsilent.campaigns import CampaignSpec, Store, TrialId
-from unsilent.campaigns.reading import Allowance, Damaged, read_row
-from unsilent.campaigns.runner import TrialRunner
+from unsilent.campaigns import TrialId
+from unsilent.campaigns.reading import Damaged
 from unsilent.errors import StoreError
 from unsilent.outcomes import Outcome
-from unsilent.studies.analysis import analyse
-from unsilent.studies.tallies import Question
+from unsilent.studies.pvf.analysis import analyse
+from unsilent.studies.pvf.kind import PvfStore, check_codes
+from unsilent.studies.pvf.runner import TrialRunner
+from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.tallies import Question
 
 pytestmark = pytest.mark.slow
 
@@ -173,7 +174,7 @@ def test_every_level_has_its_rows(per):
 
 def test_units_batch_and_sample_count_the_batch_that_was_struck(tmp_path):
     unsilent.pvf(workload(), at="op:*", trials=300, store=tmp_path / "s.sqlite")
-    with Store(tmp_path / "s.sqlite") as store:
+    with PvfStore(tmp_path / "s.sqlite") as store:
         rows = [r for r in store.rows() if r.trial.target == "last"]
         by_batch, by_sample = (analyse(store, Question(unit=unit)) for unit in ("batch", "sample"))
         assert analyse(store, Question()).rows == by_batch.rows
@@ -194,7 +195,7 @@ def test_a_stored_campaign_goes_on_and_holds_what_a_new_one_would(tmp_path):
     unsilent.pvf(workload(), at="op:*", trials=10, store=first)
     unsilent.pvf(workload(), at="op:*", trials=25, store=first)
     unsilent.pvf(workload(), at="op:*", trials=25, store=tmp_path / "b.sqlite")
-    with Store(first) as a, Store(tmp_path / "b.sqlite") as b:
+    with PvfStore(first) as a, PvfStore(tmp_path / "b.sqlite") as b:
         assert [r.content() for r in a.rows()] == [r.content() for r in b.rows()]
     with pytest.raises(StoreError, match="another campaign"):
         unsilent.pvf(workload(), at="op:first", trials=5, store=first)
@@ -209,16 +210,11 @@ def test_a_generating_model_is_struck_everywhere():
     assert not any("No fault changed" in note for note in result.notes)
 
 
-def row_of(codes):
-    columns = ("[]", zlib.compress(bytes(codes)), 0, 0.0, "", 0.1, 0)
-    return read_row(TrialId("t", 1, 0), columns, (2, 2), Allowance(1000))
-
-
 def test_codes_of_a_store_are_believed_only_where_they_can_be():
-    assert row_of([7, 7, 0, 2]).codes == bytes([7, 7, 0, 2])
-    for codes in ([8, 0, 0, 0], [7, 7, 7, 7], [7, 0, 0, 0], [0, 0, 7, 1]):
+    check_codes(bytes([7, 7, 0, 2]), (2, 2))
+    for codes in ([8, 0, 0, 0], [7, 7, 7, 7], [7, 0, 0, 0], [0, 0, 7, 1], [0, 0, 0]):
         with pytest.raises(Damaged):
-            row_of(codes)
+            check_codes(bytes(codes), (2, 2))
 
 
 def test_the_command_line_from_campaign_to_replay(tiny):

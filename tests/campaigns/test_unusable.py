@@ -18,14 +18,16 @@ import unsilent
 from campaigns.forked import forked_workers
 from campaigns.struck import running, write_loop
 from conftest import TINY, in_process
-from unsilent.campaigns import CampaignSpec, Means, Store, TrialId, TrialRow, make_executor
-from unsilent.campaigns.inline import InlineExecutor
+from unsilent.campaigns import Means, TrialId, make_executor
 from unsilent.campaigns.observer import Silent
-from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.trainings.spec import TrainingSpec
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.outcomes import Outcome
 from unsilent.sites.memory import Memory
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.runner import TrialRunner
+from unsilent.studies.pvf.spec import CampaignSpec, TrialRow
+from unsilent.studies.pvf.study import live_executor
+from unsilent.studies.training.spec import TrainingSpec
 from unsilent.workloads import process
 
 pytestmark = pytest.mark.slow
@@ -169,7 +171,7 @@ def test_a_live_model_cannot_go_on_and_says_so(folder, monkeypatch):
     with pytest.raises(UnsilentError, match="trial last/x1/. .*device-side assert.*FILE.py:NAME") as raised:
         unsilent.pvf(names["device"](), at="last.bias", fault=HUGE, trials=3, engine="plain", store="s.sqlite")
     assert "\n" not in str(raised.value)
-    with Store("s.sqlite") as store:
+    with PvfStore("s.sqlite") as store:
         assert not store.done()
 
 
@@ -316,7 +318,7 @@ def test_a_run_that_forks_and_lets_the_child_return_is_refused(tmp_path, only_fa
 
     with pytest.raises(UsageError, match="workload 'mine' forks a process and lets the child return.*os._exit"):
         unsilent.pvf(net(forks), at="bias", trials=3, engine="plain", store=tmp_path / "s.sqlite")
-    with Store(tmp_path / "s.sqlite") if only_faulty else nullcontext() as store:
+    with PvfStore(tmp_path / "s.sqlite") if only_faulty else nullcontext() as store:
         assert store is None or not store.done()
 
 
@@ -343,7 +345,7 @@ def test_threads_that_only_a_fault_sets_are_said(monkeypatch):
     monkeypatch.setattr(process, "_all", set())
     heard = Heard()
     spec = CampaignSpec("mine", at=("bias",), per="tensor")
-    with InlineExecutor(
+    with live_executor(
         spec, net(lambda faulty: faulty and torch.set_num_threads(2)), heard, Means("plain")
     ) as executor:
         executor.describe()
@@ -362,7 +364,7 @@ def test_a_judge_that_answers_another_question_is_said(monkeypatch, judge, said)
     monkeypatch.setattr(process, "_all", set())
     workload = unsilent.Workload(nn.Linear(4, 3), [torch.randn(5, 4)], judge=judge, name="mine")
     heard, spec = Heard(), CampaignSpec("mine", at=("bias",), per="tensor")
-    with InlineExecutor(spec, workload, heard, Means("plain")) as executor:
+    with live_executor(spec, workload, heard, Means("plain")) as executor:
         found = executor.describe()
         list(executor.run([TrialId("bias", 1, 0)]))
     assert any(said in note for note in (*found.notes, *heard.lines))

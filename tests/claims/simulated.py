@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from unsilent.campaigns import Store
 from unsilent.outcomes.base import Outcome
-from unsilent.studies.precision import PrecisionPlanner
-from unsilent.studies.rows import target_groups
-from unsilent.studies.stored import Stored
-from unsilent.studies.tallies import Question, Sample, Tally, Weighed
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.precision import PrecisionPlanner
+from unsilent.studies.pvf.rows import target_groups
+from unsilent.studies.pvf.stored import Stored
+from unsilent.studies.pvf.tallies import Question, Sample, Tally, Weighed
 
 
 class Table:
@@ -23,12 +23,12 @@ class Table:
     """
 
     def __init__(self, exhaustive: Path, adaptive: Path) -> None:
-        with Store(adaptive) as store:
+        with PvfStore(adaptive) as store:
             self.spec, self.description = store.spec, store.description
         strata = {(t.component, bit): t.name for t in self.description.targets for bit in t.bits or ()}
         owners = {t.site: t.component for t in self.description.tensors}
         found: dict[str, list[np.ndarray]] = {t.name: [] for t in self.description.targets}
-        with Store(exhaustive) as store:
+        with PvfStore(exhaustive) as store:
             for row in store.rows():
                 (fault,) = json.loads(row.faults)
                 bit = int(fault["operands"][0], 16).bit_length() - 1

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from unsilent.campaigns.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
+from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
+from unsilent.replicas.floors import Floor
 from unsilent.statistics.floor import judge
 from unsilent.statistics.nulls import Measure, Null
-from unsilent.studies.floors import Floor
 
 GROUPS, SIZE, LEVEL = 100, 21, 0.05
 WITHIN = Switches.parse("within")

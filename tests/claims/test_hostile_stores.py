@@ -23,7 +23,7 @@ import pytest
 import hostile_stores
 import hostile_verbs as verbs
 from conftest import command
-from unsilent.campaigns import Store
+from unsilent.studies.pvf.kind import PvfStore
 
 EACH = {"pvf": 110, "rounds": 44, "training": 110, "replicas": 110}
 """Damaged stores of each kind; ``rounds``: of unsilent pvf, planned in rounds."""
@@ -90,7 +90,7 @@ def limited(*words, seconds, stop=None):
 
 def bombs(path):
     """Twenty megabytes that unpack to twenty gigabytes, no two alike."""
-    with Store(path) as store:
+    with PvfStore(path) as store:
         found = replace(store.description, samples=(10**7,))
     codes = bytearray(10**7)
     with closing(sqlite3.connect(path)) as db, db:
@@ -147,7 +147,7 @@ def test_sigterm_ends_a_verb(sound, tmp_path, harm):
 def test_a_large_honest_store_is_read(sound, tmp_path, capsys):
     """200,000 trials of 1,000 samples, half of them with outcomes that no other trial has."""
     path = verbs.copy(sound["pvf"][0], tmp_path)
-    with Store(path) as store:
+    with PvfStore(path) as store:
         spec, found = store.spec, replace(store.description, samples=(500, 500))
         old = next(row for row in store.rows() if row.trial.target == "first")
     path.unlink()
@@ -160,11 +160,11 @@ def test_a_large_honest_store_is_read(sound, tmp_path, capsys):
                 codes[rng.integers(0, 1000, 30)] = 1
             yield replace(old, trial=old.trial._replace(k=k), codes=codes.tobytes(), incorrect_batches=0)
 
-    with Store(path, write=True) as store:
+    with PvfStore(path, write=True) as store:
         store.bind(spec, found)
         store.add(rows(200_000))
     begun = time.process_time()
-    with Store(path) as store:
+    with PvfStore(path) as store:
         assert sum(1 for _ in store.rows()) == 200_000
         assert len(store.done()) == 200_000
     with capsys.disabled():

@@ -9,15 +9,15 @@ import pytest
 
 from unsilent.campaigns.driver import Budget
 from unsilent.campaigns.executors import make_executor
-from unsilent.campaigns.replicas import ReplicaStore, Switches
-from unsilent.campaigns.trainings.spec import TrainingSpec
-from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.outcomes.training import Thresholds
+from unsilent.replicas import ReplicaStore, Switches
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.trainings.floor import horizon_of, run_floors
-from unsilent.studies.trainings.judging import Judge
-from unsilent.studies.trainings.records import TrainingResult
-from unsilent.studies.trainings.training import Reading, drawn, run_training
+from unsilent.studies.training.floor import horizon_of, run_floors
+from unsilent.studies.training.judging import Judge
+from unsilent.studies.training.kind import TrainingStore
+from unsilent.studies.training.records import TrainingResult
+from unsilent.studies.training.spec import TrainingSpec
+from unsilent.studies.training.study import Reading, drawn, run_training
 
 pytestmark = pytest.mark.claim
 TRIALS = 400

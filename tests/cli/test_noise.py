@@ -10,8 +10,8 @@ import pytest
 
 from conftest import in_process
 from replicas.subjects import LOOP
-from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.render.report_page import page
+from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.report.text import limits
 from unsilent.statistics.intervals import Interval
 from unsilent.statistics.replicas import greatest_sd

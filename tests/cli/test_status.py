@@ -12,8 +12,6 @@ import pytest
 
 from cli.test_training import campaign
 from conftest import in_process
-from unsilent.campaigns import filed
-from unsilent.cli.status import KINDS
 
 
 @pytest.fixture
@@ -31,10 +29,6 @@ def folder(made_once, pvf_campaign, tmp_path):
 def told(folder, *words):
     done = in_process("status", *words, cwd=folder)
     return done.returncode, done.stdout, done.stderr
-
-
-def test_every_kind_has_a_word():
-    assert set(KINDS) == set(filed.KINDS)
 
 
 def test_a_folder_lists_its_stores(folder):

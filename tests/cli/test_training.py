@@ -10,8 +10,8 @@ import pytest
 
 from campaigns.struck import write_loop
 from conftest import few, in_process
-from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.outcomes.training import TrainingOutcome
+from unsilent.studies.training.kind import TrainingStore
 
 LOOP = ("struck_loop.py:make", "--with", "steps=12", "--floor", "floor.sqlite")
 ASK = (*LOOP, "--store", "s.sqlite")

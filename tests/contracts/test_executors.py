@@ -11,10 +11,11 @@ from typing import NamedTuple
 import pytest
 
 from conftest import TINY
-from unsilent.campaigns import CampaignSpec, Means, TrialId, TrialRow, make_executor
+from unsilent.campaigns import Means, TrialId, make_executor
 from unsilent.campaigns.executors import EXECUTORS as NAMES
 from unsilent.campaigns.executors import Executor
 from unsilent.outcomes import Outcome
+from unsilent.studies.pvf.spec import CampaignSpec, TrialRow
 
 pytestmark = pytest.mark.slow
 

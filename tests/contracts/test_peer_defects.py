@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec, TrialId
+from unsilent.campaigns.spec import TrialId
 from unsilent.faults import fault_model
 from unsilent.sites import Parameters
 from unsilent.statistics import bounded_mean
+from unsilent.studies.pvf.runner import TrialRunner
+from unsilent.studies.pvf.spec import CampaignSpec
 
 
 def convnet() -> nn.Module:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec
 from unsilent.engine import make_engine
 from unsilent.engine.screening import screen
+from unsilent.studies.pvf.runner import TrialRunner
+from unsilent.studies.pvf.spec import CampaignSpec
 
 
 class Tables(nn.Module):

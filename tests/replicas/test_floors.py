@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from replicas.subjects import LOOP
-from unsilent.campaigns.replicas import Replica, ReplicaSpec, ReplicaStore, Switches
-from unsilent.campaigns.replicas.runner import ReplicaRunner
 from unsilent.errors import UsageError
+from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches
+from unsilent.replicas.floors import Floor
+from unsilent.replicas.runner import ReplicaRunner
 from unsilent.statistics.floor import judge
 from unsilent.statistics.nulls import Measure
-from unsilent.studies.floors import Floor
 
 WITHIN = Switches.parse("within")
 

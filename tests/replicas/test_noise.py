@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from replicas.subjects import LOOP
-from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.studies.noise import Asked, read_noise, run_noise
 from unsilent.studies.noise.study import name_of
 

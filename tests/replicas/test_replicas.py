@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from replicas.subjects import LOOP
-from unsilent.campaigns.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
-from unsilent.campaigns.replicas.runner import ReplicaRunner
 from unsilent.errors import StoreError, UnsilentError, UsageError
+from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
+from unsilent.replicas.runner import ReplicaRunner
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Seeds
 
@@ -97,7 +97,7 @@ def test_a_killed_driver_loses_only_runs_in_flight(stored, folder):
     spec, path, training = stored
     killed, wanted = folder / "killed.sqlite", [r for r in ASKED if r.switches in (ALGO, WITHIN)]
     code = (
-        "from unsilent.campaigns.replicas import *\n"
+        "from unsilent.replicas import *\n"
         "asked = [Replica(Switches.parse('within'), k) for k in range(2000)]\n"
         f"with ReplicaStore({str(killed)!r}, write=True) as store:\n"
         f"    run_replicas(ReplicaSpec({spec.workload!r}), lambda t: asked, store)\n"
@@ -152,7 +152,7 @@ def test_another_training_is_another_one(folder):
 def test_settings_are_put_back_and_each_switch_is_applied(folder):
     import torch
 
-    from unsilent.campaigns.replicas.runner import applied
+    from unsilent.replicas.runner import applied
 
     def settings():
         return (
@@ -195,7 +195,7 @@ def test_a_run_that_hangs_is_ended(folder):
 
 def test_threads_of_two_runs_do_not_share_processors(folder):
     """A run of two threads beside another takes a hundred times as long on two processors: they wait busily for each other."""
-    from unsilent.campaigns.replicas.pool import ReplicaPool
+    from unsilent.replicas.pool import ReplicaPool
 
     wide, narrow = Replica(Switches.parse("threads=2"), 0), Replica(Switches(), 0)
     with ReplicaPool(ReplicaSpec(f"{folder}/loop.py:make"), 2) as pool:
@@ -214,10 +214,10 @@ def test_a_store_of_something_else_is_refused(stored, folder):
         db.execute("CREATE TABLE notes (text)")
     with pytest.raises(StoreError, match="database of another program"):
         ReplicaStore(folder / "other.sqlite")
-    from unsilent.campaigns import Store
+    from unsilent.studies.pvf.kind import PvfStore
 
     with pytest.raises(StoreError, match="holds replicas of unsilent noise; unsilent pvf needs a store of a campaign"):
-        Store(path)
+        PvfStore(path)
     shutil.copy(path, folder / "broken.sqlite")
     with sqlite3.connect(folder / "broken.sqlite") as db:
         db.execute("UPDATE replica SET losses = ? WHERE switches = 'control'", (b"\x00" * 9,))

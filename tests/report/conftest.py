@@ -7,8 +7,8 @@ import pytest
 
 from unsilent.statistics import Interval, bounded_mean
 from unsilent.statistics.comparing import difference, ratio
-from unsilent.studies.comparison import Change, ComparedRow, Comparison, Estimated
-from unsilent.studies.records import HeatMap, LookupRow, PvfResult, PvfRow
+from unsilent.studies.pvf.comparison import Change, ComparedRow, Comparison, Estimated
+from unsilent.studies.pvf.records import HeatMap, LookupRow, PvfResult, PvfRow
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from report.test_report_html import BROWSER, Page, check_harmless, opened
-from unsilent.campaigns.spec import CampaignSpec
 from unsilent.render.card_html import render_card_html, write_card_page
 from unsilent.render.card_terminal import PLAIN, ordered, render_card
-from unsilent.studies.card import Card, CardRow
+from unsilent.studies.pvf.card import Card, CardRow
+from unsilent.studies.pvf.spec import CampaignSpec
 
 
 def make_card(names=("emb", "top"), bad=None, flips=(1, 8), **more):

@@ -19,7 +19,7 @@ from unsilent.render.fit import MIXED
 from unsilent.render.html import figures, render_html, write_html
 from unsilent.render.pages import as_script, is_ours
 from unsilent.render.tables import result_columns
-from unsilent.studies.records import HeatMap
+from unsilent.studies.pvf.records import HeatMap
 from unsilent.version import __version__
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

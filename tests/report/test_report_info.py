@@ -24,7 +24,7 @@ from unsilent.render.info import (
     pooled,
     split_rows,
 )
-from unsilent.studies.records import HeatMap
+from unsilent.studies.pvf.records import HeatMap
 
 
 def wilson(hits, trials, z):

@@ -26,11 +26,11 @@ from unsilent.outcomes.training import TrainingOutcome
 from unsilent.render.pages import is_ours
 from unsilent.render.report_page import figures as figures_of
 from unsilent.render.report_page import report_html, write_report
-from unsilent.studies.trainings.conditions_figure import LEAST, MOST, conditions_figure, drawn
-from unsilent.studies.trainings.curves import THIN, decades, loss_figure, metric_figure, peaks, thinned
-from unsilent.studies.trainings.figures import LOOKS, ROWS, classes_figure, parts_figure
-from unsilent.studies.trainings.records import Point
-from unsilent.studies.trainings.report import SHAPES, facts, numbers, report
+from unsilent.studies.training.conditions_figure import LEAST, MOST, conditions_figure, drawn
+from unsilent.studies.training.curves import THIN, decades, loss_figure, metric_figure, peaks, thinned
+from unsilent.studies.training.figures import LOOKS, ROWS, classes_figure, parts_figure
+from unsilent.studies.training.records import Point
+from unsilent.studies.training.report import SHAPES, facts, numbers, report
 
 
 def render_training_html(found):

@@ -10,17 +10,17 @@ import pytest
 from rich.console import Console
 
 from report.conftest import HOSTILE
-from unsilent.campaigns.trainings.reading import Floors, FloorValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.render.report_json import report_json
 from unsilent.render.report_page import report_html
 from unsilent.render.report_terminal import render_report
 from unsilent.statistics.comparing import difference, joint_differences
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.trainings.cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
-from unsilent.studies.trainings.comparison import SAME, compare, comparison_report
-from unsilent.studies.trainings.conditions import FACTORS
-from unsilent.studies.trainings.records import (
+from unsilent.studies.training.cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
+from unsilent.studies.training.comparison import SAME, compare, comparison_report
+from unsilent.studies.training.conditions import FACTORS
+from unsilent.studies.training.kind import Floors, FloorValues
+from unsilent.studies.training.records import (
     Caught,
     ClassShare,
     Condition,
@@ -33,8 +33,8 @@ from unsilent.studies.trainings.records import (
     Point,
     TrainingResult,
 )
-from unsilent.studies.trainings.report import GROUPS, report
-from unsilent.studies.trainings.sentences import findings, headline, how
+from unsilent.studies.training.report import GROUPS, report
+from unsilent.studies.training.sentences import findings, headline, how
 
 PLAIN = ["group", "target", "measure", "estimate", "low", "high", "n"]
 CLASSES = [str(outcome) for outcome in TrainingOutcome]

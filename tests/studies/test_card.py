@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, in_process
-from unsilent.campaigns import CampaignSpec, Store
 from unsilent.errors import UsageError
-from unsilent.studies.analysis import analyse
-from unsilent.studies.card import (
+from unsilent.studies.pvf.analysis import analyse
+from unsilent.studies.pvf.card import (
     KNOWN,
     MOST_BYTES,
     SCHEMA,
@@ -30,7 +29,9 @@ from unsilent.studies.card import (
     make_card,
     read_card,
 )
-from unsilent.studies.tallies import Question
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.tallies import Question
 
 WORKLOAD = (
     TINY
@@ -83,13 +84,13 @@ def made(folder):
     """A store, its card and the text of it."""
     done = in_process("pvf", *COMMANDS["plain"], "--store", "made.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
-    with Store(folder / "made.sqlite") as store:
+    with PvfStore(folder / "made.sqlite") as store:
         card = make_card(store, Question())
     return folder / "made.sqlite", card, card_text(card)
 
 
 def contents(path):
-    with Store(path) as store:
+    with PvfStore(path) as store:
         return store.description.campaign, [row.content() for row in store.rows()]
 
 
@@ -103,7 +104,7 @@ def test_the_command_of_a_card_makes_the_same_rows_and_the_same_card(folder, mad
     """On a fresh store, by the command line alone, from what the card says and nothing else."""
     first, again = f"{name[:4]}.sqlite", f"{name[:4]}-again.sqlite"
     if name == "list":
-        with Store(made[0]) as store:
+        with PvfStore(made[0]) as store:
             (folder / "faults.jsonl").write_text("".join(f"{row.faults}\n" for row in store.rows()))
     reading = ("--confidence", 0.9) if name == "precise" else ()
     done = in_process("pvf", *COMMANDS[name], "--store", first, "--quiet", cwd=folder)
@@ -120,14 +121,14 @@ def test_the_command_of_a_card_makes_the_same_rows_and_the_same_card(folder, mad
     assert campaign == told["campaign"]
     assert len(rows) == told["trials"] > 0
     assert rows == contents(folder / first)[1]
-    with Store(folder / again) as store:
+    with PvfStore(folder / again) as store:
         unit, confidence = told["unit"], told["confidence"]
         assert card_json(make_card(store, Question(unit=unit, confidence=confidence))) == told
 
 
 def test_it_says_all_that_was_asked_and_found(made):
     path, card, _ = made
-    with Store(path) as store:
+    with PvfStore(path) as store:
         result, description = analyse(store, Question()), store.description
     told = card_json(card)
     assert (told["schema"], told["version"]) == (SCHEMA, 1)
@@ -289,7 +290,7 @@ def test_half_a_campaign_has_no_card(made, tmp_path):
     with closing(sqlite3.connect(part)) as db, db:
         db.execute("DELETE FROM trial WHERE k = 29")
     with (
-        Store(part) as store,
+        PvfStore(part) as store,
         pytest.raises(
             UsageError, match="174 of 180 planned trials.*finish it first: unsilent pvf .*--store .*part.sqlite"
         ),
@@ -303,20 +304,20 @@ def test_a_part_is_merged_before_it_has_a_card(folder, made, tmp_path):
     for number, part in enumerate(parts, 1):
         done = in_process("pvf", *words, "--shard", f"{number}/2", "--store", part, "--quiet", cwd=folder)
         assert done.returncode == 0, done.stderr
-    with Store(Path(parts[0])) as store, pytest.raises(UsageError) as error:
+    with PvfStore(Path(parts[0])) as store, pytest.raises(UsageError) as error:
         make_card(store, Question())
     assert "it is part 1 of 2, and done" in str(error.value)
     assert f"unsilent merge ALL.sqlite {parts[0]} …" in str(error.value)
     with closing(sqlite3.connect(parts[1])) as db, db:
         db.execute("DELETE FROM trial WHERE k = 29")
-    with Store(Path(parts[1])) as store, pytest.raises(UsageError, match="finish it first: .*--shard 2/2 --store"):
+    with PvfStore(Path(parts[1])) as store, pytest.raises(UsageError, match="finish it first: .*--shard 2/2 --store"):
         make_card(store, Question())
     done = in_process("pvf", *words, "--shard", "2/2", "--store", parts[1], "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert in_process("merge", "all.sqlite", *parts, cwd=folder).returncode == 0
     done = in_process("pvf", *words, "--shard", "2/2", "--store", parts[0], "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
-    with Store(folder / "all.sqlite") as joined, Store(Path(parts[0])) as both, Store(made[0]) as whole:
+    with PvfStore(folder / "all.sqlite") as joined, PvfStore(Path(parts[0])) as both, PvfStore(made[0]) as whole:
         assert make_card(joined, Question()) == make_card(both, Question()) == make_card(whole, Question())
 
 
@@ -324,7 +325,7 @@ def test_a_part_is_merged_before_it_has_a_card(folder, made, tmp_path):
 def test_a_precise_campaign_is_read_as_it_was_planned(folder):
     done = in_process("pvf", "tiny.py:make", "--ci", "9%", "--store", "ci.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
-    with Store(folder / "ci.sqlite") as store:
+    with PvfStore(folder / "ci.sqlite") as store:
         first = make_card(store, Question())
         for other in (Question(confidence=0.9), Question(unit="batch")):
             with pytest.raises(
@@ -334,11 +335,11 @@ def test_a_precise_campaign_is_read_as_it_was_planned(folder):
     for looser in (("--ci", "15%"), ("--rel", "90%", "--ci", "12%")):
         done = in_process("pvf", "tiny.py:make", *looser, "--store", "ci.sqlite", "--quiet", cwd=folder)
         assert done.returncode == 0, done.stderr
-        with Store(folder / "ci.sqlite") as store:
+        with PvfStore(folder / "ci.sqlite") as store:
             assert make_card(store, Question()) == first, "what runs nothing changes nothing"
     done = in_process("pvf", "tiny.py:make", "--ci", "4%", "--store", "ci.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
-    with Store(folder / "ci.sqlite") as store, pytest.raises(UsageError) as error:
+    with PvfStore(folder / "ci.sqlite") as store, pytest.raises(UsageError) as error:
         make_card(store, Question())
     assert "was planned for ±9 points at 0.95 per sample, then for ±4 points at 0.95 per sample" in str(error.value)
     assert str(error.value).endswith("unsilent pvf tiny.py:make --seed 0 --ci 0.04 --store NEW.sqlite")

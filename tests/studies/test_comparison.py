@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.campaigns import Store
+from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.spec import campaign_hash
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Outcome
-from unsilent.studies import tallies
-from unsilent.studies.comparison import Side, compare, compared_rows, differences_at, shares_faults
-from unsilent.studies.records import PvfRow
-from unsilent.studies.tallies import Question, Sample, Tally, Weighed
+from unsilent.studies.pvf import tallies
+from unsilent.studies.pvf.comparison import Side, compare, compared_rows, differences_at, shares_faults
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.records import PvfRow
+from unsilent.studies.pvf.tallies import Question, Sample, Tally, Weighed
 
 UNITS = 20
 QUESTION = Question(unit="sample")
@@ -323,7 +324,7 @@ def stored(path, workload=None, **more):
 
 def twin(source, path, alter):
     """Another campaign, as of the same model behind some protection, whose trials have the same faults and other ends."""
-    with Store(source) as old, Store(path, write=True) as new:
+    with PvfStore(source) as old, PvfStore(path, write=True) as new:
         print_ = {**old.description.fingerprint, "code": "another"}
         campaign = campaign_hash(old.spec, print_)
         new.bind(old.spec, replace(old.description, campaign=campaign, fingerprint=print_))
@@ -339,7 +340,7 @@ def protected(row):
 
 
 def together(one, other, question=None):
-    with Store(one) as a, Store(other) as b:
+    with PvfStore(one) as a, PvfStore(other) as b:
         return compare(a, b, question or Question())
 
 
@@ -355,7 +356,7 @@ def test_shared_faults_are_compared_trial_by_trial(plain, tmp_path):
     with closing(sqlite3.connect(plain)) as db:
         trials = db.execute("SELECT target, flips, k FROM trial").fetchall()
     assert len(trials) == 60 * 2 * 2
-    with Store(plain) as store:
+    with PvfStore(plain) as store:
         wrong = {tuple(r.trial): sum(2 <= c <= 6 for c in r.codes) / len(r.codes) for r in store.rows()}
         shares = {t.name: t.share for t in store.description.targets}
     for r in found.rows:
@@ -420,8 +421,8 @@ def test_precise_campaigns_are_compared_by_the_trials_that_count(tmp_path):
     found = together(a, a)
     assert all(r.paired for r in found.rows)
     assert all("look" in r.a.method for r in found.rows if r.level != "layer")
-    with Store(a) as store:
-        pilots = sum(n for cells in store.rounds()[:1] for cell in cells for n in cell.start.values())
+    with PvfStore(a) as store:
+        pilots = sum(n for cells in store.records(ROUND)[:1] for cell in cells for n in cell.start.values())
     model = next(r for r in found.rows if r.level == "model")
     assert model.a.n == found.a.trials_done - pilots
     other = together(a, twin(a, tmp_path / "b.sqlite", protected))

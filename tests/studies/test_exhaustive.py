@@ -11,9 +11,10 @@ import torch
 import unsilent
 from conftest import in_process
 from studies.test_truth import row, sizes, truth, workload  # noqa: F401 - fixtures
-from unsilent.campaigns import Store
+from unsilent.campaigns.driver import ROUND
 from unsilent.errors import UsageError
-from unsilent.studies.precision import PILOT, Precision
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.precision import PILOT, Precision
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ def test_all_flips_are_the_truth(workload, truth, sizes, tmp_path):  # noqa: F81
         assert got.method == "exhaustive"
     assert result.trials_done == result.trials_planned == len(truth)
     assert f"model x1: {row(result, 'model', 'model').estimate:.3g} exact, n {len(truth)}" in str(result)
-    with Store(tmp_path / "all.sqlite") as store:
+    with PvfStore(tmp_path / "all.sqlite") as store:
         struck = {(f["site"], f["elements"][0], f["operands"][0]) for r in store.rows() for f in json.loads(r.faults)}
     assert len(struck) == len(truth)
 
@@ -39,9 +40,9 @@ def test_part_of_all_flips_is_a_sample_of_them(workload, truth, tmp_path):  # no
     whole = unsilent.pvf(workload, exhaustive=True, store=path)
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM trial WHERE k >= 300")
-    with Store(path) as store:
-        from unsilent.studies.analysis import analyse
-        from unsilent.studies.tallies import Question
+    with PvfStore(path) as store:
+        from unsilent.studies.pvf.analysis import analyse
+        from unsilent.studies.pvf.tallies import Question
 
         part = analyse(store, Question())
     for name in ("first", "norm", "last"):
@@ -89,8 +90,8 @@ def test_more_precision_goes_on_and_less_runs_nothing(workload, tmp_path):  # no
     finer = unsilent.pvf(workload, ci="1.5%", store=path)
     assert finer.trials_done > 1.5 * first.trials_done
     assert all((r.high - r.low) / 2 <= 0.015 for r in finer.rows if r.level in ("model", "component"))
-    with Store(path) as store:
-        rounds = store.rounds()
+    with PvfStore(path) as store:
+        rounds = store.records(ROUND)
     assert [bool(cells[0].first) for cells in rounds[:2]] == [False, True]
     assert all(n == PILOT for cell in rounds[0] for n in cell.start.values())
 
@@ -117,7 +118,7 @@ def test_what_the_budget_cannot_reach_is_said_before_it_is_spent(workload, tmp_p
     ) as error:
         unsilent.pvf(workload, ci="0.1%", trials=600, store=path)
     assert "\n" not in str(error.value)
-    with Store(path) as store:
+    with PvfStore(path) as store:
         assert len(store.done()) <= 600 * 3
     reached = float(str(error.value).split("give about ±")[1].split()[0])
     result = unsilent.pvf(workload, ci=f"{1.3 * reached}%", trials=900, store=path)

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec, TrialId
+from unsilent.campaigns.spec import TrialId
 from unsilent.sites import Parameters
 from unsilent.sites.targets import INDEX_BUFFERS
+from unsilent.studies.pvf.runner import TrialRunner
+from unsilent.studies.pvf.spec import CampaignSpec
 
 COUNTER = "norm.num_batches_tracked"
 

@@ -8,8 +8,8 @@ import zlib
 import pytest
 
 from unsilent.campaigns.reading import Allowance, Damaged
-from unsilent.campaigns.replicas import Looked
-from unsilent.campaigns.replicas.looks import Operation, read_look
+from unsilent.replicas import Looked
+from unsilent.replicas.looks import Operation, read_look
 from unsilent.studies.noise.parting import DATA, KERNEL, MOVED, PATH, RANDOM, START, first_operation
 
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.trainings.reading import Floors, FloorValues
-from unsilent.campaigns.trainings.spec import REASONS, Struck, TrainingFound, TrainingRow, TrainingTarget
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.trainings.conditions import ANY, FACTORS, conditions, points
-from unsilent.studies.trainings.floor import Noise
-from unsilent.studies.trainings.judging import Judge, backward_against_forward, group, groups_of
-from unsilent.studies.trainings.records import Judged
-from unsilent.studies.trainings.saved import SIZES, WITHIN, saved, size
-from unsilent.studies.trainings.training import cost, failed
+from unsilent.studies.training.conditions import ANY, FACTORS, conditions, points
+from unsilent.studies.training.floor import Noise
+from unsilent.studies.training.judging import Judge, backward_against_forward, group, groups_of
+from unsilent.studies.training.kind import Floors, FloorValues
+from unsilent.studies.training.records import Judged
+from unsilent.studies.training.saved import SIZES, WITHIN, saved, size
+from unsilent.studies.training.spec import REASONS, Struck, TrainingFound, TrainingRow, TrainingTarget
+from unsilent.studies.training.study import cost, failed
 
 STEPS = 40
 CONFIDENCE = 0.95
@@ -63,7 +63,7 @@ def row(k=0, step=10, reason="end", ran=None, metric=None, losses=None, test=0.8
     given = {
         "trial": TrialId("random", None, k),
         "struck": Struck(step, "op:fc#addmm.0/fwd/out", "fwd", "fc", "RD"),
-        "fault": "[]",
+        "faults": "[]",
         "written": 5.0,
         "usual": 2.0,
         "reason": reason,

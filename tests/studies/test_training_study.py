@@ -13,16 +13,13 @@ import pytest
 
 from campaigns.struck import Here, running, write_loop
 from unsilent.campaigns.driver import Budget
-from unsilent.campaigns.replicas import Replica, ReplicaStore, Switches
-from unsilent.campaigns.replicas.runner import ReplicaRunner
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.trainings.ladders import LADDERS
-from unsilent.campaigns.trainings.spec import GUARDED, MADE, TrainingSpec
-from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
-from unsilent.studies.trainings import floor as floor_module
-from unsilent.studies.trainings.floor import (
+from unsilent.replicas import Replica, ReplicaStore, Switches
+from unsilent.replicas.runner import ReplicaRunner
+from unsilent.studies.training import floor as floor_module
+from unsilent.studies.training.floor import (
     SEEDS,
     SLACK,
     WINDOW,
@@ -32,8 +29,11 @@ from unsilent.studies.trainings.floor import (
     replica_spec,
     run_floors,
 )
-from unsilent.studies.trainings.judging import Judge
-from unsilent.studies.trainings.training import Reading, example, read_training, repeat, run_training
+from unsilent.studies.training.judging import Judge
+from unsilent.studies.training.kind import TrainingStore
+from unsilent.studies.training.ladders import LADDERS
+from unsilent.studies.training.spec import GUARDED, MADE, TrainingSpec
+from unsilent.studies.training.study import Reading, example, read_training, repeat, run_training
 
 pytestmark = pytest.mark.slow
 

@@ -358,7 +358,7 @@ def test_generation_that_cannot_be(models, name, tokens, message):
 
 @pytest.mark.claim
 def test_the_cache_is_a_site_of_what_is_generated_and_the_engines_agree(models):
-    from unsilent.studies.pvf import pvf
+    from unsilent.studies.pvf.study import pvf
 
     ref, fault = f"hf:{models / 'gpt2'}", "bitflip:bits=exponent_msb"
     options = {"generate": 4, "eval": 2, "length": 6}

@@ -14,7 +14,7 @@ from unsilent.errors import UsageError
 from unsilent.faults.hardware import reading as accelerators
 from unsilent.faults.injections import read_injection
 from unsilent.faults.lists.files import read_file
-from unsilent.studies.card import read_card
+from unsilent.studies.pvf.card import read_card
 from unsilent.workloads import load
 from unsilent.workloads.cifar_files import read_images, read_weights
 from unsilent.workloads.click_csv import from_csv

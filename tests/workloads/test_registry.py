@@ -231,7 +231,7 @@ def test_five_lines_are_enough():
     assert workload.run(workload.model(), workload.batches()[0]).shape == (4, 2)
 
 
-@pytest.mark.parametrize("module", ["unsilent.campaigns.worker", "unsilent.campaigns.replicas.worker"])
+@pytest.mark.parametrize("module", ["unsilent.campaigns.worker", "unsilent.replicas.worker"])
 @pytest.mark.parametrize(
     ("ref", "name"),
     [("~/mine.py:make", "mine.py"), ("package.mine:make", "package.mine"), ("digits-cnn", "digits-cnn")],
@@ -249,7 +249,7 @@ def test_user_code_in_a_worker_sees_no_arguments_of_ours(monkeypatch, module, re
 
     monkeypatch.setattr(sys, "argv", ["worker.py", "7", "4242"])
     monkeypatch.setattr("unsilent.campaigns.kinds.make_runner", load_it)
-    monkeypatch.setattr("unsilent.campaigns.replicas.runner.ReplicaRunner", load_it)
+    monkeypatch.setattr("unsilent.replicas.runner.ReplicaRunner", load_it)
     start = ("start", SimpleNamespace(workload=ref), None)
     with pytest.raises(EOFError):
         worker._serve(SimpleNamespace(recv=lambda: start if "replicas" not in module else start[:2]))

@@ -7,6 +7,7 @@ site-packages, this package), and the functions a live workload holds, with thei
 from __future__ import annotations
 
 import functools
+import platform
 import sys
 import sysconfig
 import types
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+
+from unsilent.version import __version__
 
 _INSTALLED = tuple(
     str(Path(p).resolve())
@@ -40,6 +43,19 @@ def code_fingerprint(workload: str, live: Any, judge: Any) -> str:
     for part in (getattr(live, "_run", None), getattr(type(live), "run", None), judge, *functions):
         digest.update(_describe(part, 0).encode())
     return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions a report names; loads torch."""
+    import numpy as np
+    import torch
+
+    return {
+        "unsilent": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # a class of its own: who unpickles it loads torch
+        "numpy": np.__version__,
+    }
 
 
 def _user_modules() -> dict[str, Path]:

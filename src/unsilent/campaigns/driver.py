@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Protocol
 
 from unsilent.campaigns.executors import Executor
-from unsilent.campaigns.kinds import Found, Spec, TrialFile
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.rounds import Planner, current, trials_of
-from unsilent.campaigns.spec import Description, TrialId
+from unsilent.campaigns.spec import Baseline, Json, Spec, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
-from unsilent.sizes import lasting
 
-MOST_EXHAUSTIVE = 20_000_000
-"""Trials of an exhaustive campaign at most: a store of some ten gigabytes."""
-PROBES = 16
-"""Trials of each target that its time is estimated from."""
+ROUND = "round"
+"""The name of records of what a planner decided."""
+AnyStore = Store[Any, Any, Any]
+
+
+class Planner(Protocol):
+    """Decides, from completed rounds alone, what a campaign runs next."""
+
+    def trials(self, store: Any) -> Iterable[TrialId]:
+        """All trials that the rounds so far ask for."""
+        ...
+
+    def decide(self, store: Any) -> list[Json]:
+        """The next round, to be stored; empty when the campaign has come to its end."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Budget:
             raise UsageError(f"--shard {part}/{parts} of --trials {self.trials} is empty; ask for fewer parts")
 
 
-def plan(spec: Spec, description: Found, budget: Budget) -> Iterator[TrialId]:
+def plan(spec: Spec, description: Baseline, budget: Budget) -> Iterator[TrialId]:
     """All trials, one of every stratum after the other, so that a campaign cut short is even over its strata."""
     part, parts = budget.shard
     ends = [
@@ -58,7 +65,7 @@ def run_campaign(
     spec: Spec,
     budget: Budget,
     executor: Executor,
-    store: TrialFile,
+    store: AnyStore,
     *,
     planner: Planner | None = None,
     observer: Observer | None = None,
@@ -75,57 +82,28 @@ def run_campaign(
     description = executor.describe()
     store.bind(spec, description)
     if planner is None:
-        if any(store.rounds()):
+        if store.records(ROUND):
             raise UsageError(
                 "this store holds a campaign that was run until it was precise, whose looks say which trials count; go on with "
                 "--ci or --rel, or give another --store"
             )
         store.note_budget(budget.trials, command)
-    if spec.enumerated:
-        _probe(spec, description, budget, executor, store, watcher)
     if planner is None:
         run_trials(plan(spec, description, budget), executor, store, watcher)
         return
     noted = False
     while True:
-        run_trials(trials_of(current(store.rounds()).values()), executor, store, watcher)
-        decided = planner.decide(cast(Description, description), cast(Store, store))  # planners are for these alone
+        run_trials(planner.trials(store), executor, store, watcher)
+        decided = planner.decide(store)
         if not decided:
             return
         if not noted:  # a command that decides nothing does not make these trials
             store.note_budget(budget.trials, command)
             noted = True
-        store.add_round(decided)
+        store.add_record(ROUND, decided)
 
 
-def _probe(
-    spec: Spec, description: Found, budget: Budget, executor: Executor, store: TrialFile, watcher: Observer
-) -> None:
-    """Say how long all faults will take, from a few trials of each target; refuse what is more than can be stored."""
-    total = sum(t.slots for t in description.targets)
-    if total > MOST_EXHAUSTIVE:
-        plain = total * description.golden_seconds
-        raise UsageError(
-            f"--exhaustive would run {total:,} trials (at most {lasting(plain)} of CPU time), {MOST_EXHAUSTIVE:,} is the most; "
-            "narrow it with --at or --fault bitflip:bits=30, or sample: --rel 20%"
-        )
-    begun = time.perf_counter()
-    part, parts = budget.shard
-    first = [
-        TrialId(t.name, spec.flips[0], k) for t in description.targets for k in range(part - 1, t.slots, parts)[:PROBES]
-    ]
-    new = run_trials(first, executor, store, watcher)
-    if new:
-        each = (time.perf_counter() - begun) / new
-        left = total // parts - len(first)
-        watcher.say(
-            f"{total:,} faults: about {lasting(max(0, left) * each)} more, at {1e3 * each:.2g} ms each ({new} tried)"
-        )
-
-
-def run_trials(
-    trials: Iterable[TrialId], executor: Executor, store: TrialFile, observer: Observer | None = None
-) -> int:
+def run_trials(trials: Iterable[TrialId], executor: Executor, store: AnyStore, observer: Observer | None = None) -> int:
     """Run and store the trials that are not there yet, in a store that is bound already; how many those were."""
     watcher = observer or Silent()
     done = store.done()

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import Json, Means, TrialId
+from unsilent.campaigns.spec import Baseline, Json, Means, Row, Spec, TrialId
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ INSIDE = "UNSILENT_INSIDE_WORKER"
 class Executor(Protocol):
     """Runs trials of one campaign; a context manager that ends its workers."""
 
-    def describe(self) -> Found:
+    def describe(self) -> Baseline:
         """Load the workload (once) and say what was found."""
         ...
 

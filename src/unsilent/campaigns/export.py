@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from unsilent.campaigns.driver import AnyStore
 from unsilent.campaigns.filed import temporary_name
-from unsilent.campaigns.replay import outcome_counts
-from unsilent.campaigns.spec import TrialRow, canonical
-from unsilent.campaigns.store import Store
-from unsilent.campaigns.trainings.spec import GUARDED, MADE, TrainingRow
-from unsilent.campaigns.trainings.store import TrainingStore
+from unsilent.campaigns.spec import Json, canonical
 from unsilent.errors import UsageError
 
-AnyStore = Store | TrainingStore
-_DIGITS = b"0123456789abcdef".ljust(256, b"?")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """What begins a formula in a spreadsheet."""
 FORMATS = (".csv", ".json", ".jsonl", ".parquet")
@@ -68,92 +62,37 @@ def _write(store: AnyStore, file: IO[str], suffix: str, plain: bool) -> None:
 
 
 def canonical_lines(store: AnyStore) -> Iterator[str]:
-    """The canonical export, line by line."""
-    description = store.description
-    samples = {} if isinstance(store, TrainingStore) else {"samples": list(store.description.samples)}
-    head = {"campaign": description.campaign, "spec": store.spec.identity()}
-    yield canonical({**head, "fingerprint": dict(description.fingerprint), **samples})
-    for values in _records(store):
-        if values["target"].startswith((GUARDED, MADE)):
-            continue  # asked for afterwards, no part of the campaign
-        for key in ("seconds", "worker"):
-            del values[key]
-        yield _line(values, canonical)
+    """The canonical export, line by line; without trials that were asked for afterwards."""
+    found = store.description
+    head = {"campaign": found.campaign, "spec": store.spec.identity(), "fingerprint": dict(found.fingerprint)}
+    yield canonical(head)
+    for row in store.rows():
+        if store.kind.planned(row.trial):
+            yield _line(store, store.codec.record(row, canonical=True), canonical)
 
 
-def record(row: TrialRow) -> dict[str, Any]:
-    """One trial as JSON values; ``codes`` is one hex digit a sample."""
-    return {
-        "trial": str(row.trial),
-        "target": row.trial.target,
-        "flips": row.trial.flips,
-        "k": row.trial.k,
-        **outcome_counts(row),
-        "incorrect_batches": row.incorrect_batches,
-        "severity": row.severity if row.severity != float("inf") else "inf",
-        "error": row.error,
-        "codes": row.codes.translate(_DIGITS).decode(),
-        "faults": json.loads(row.faults),
-        "seconds": row.seconds,
-        "worker": row.worker,
-    }
+def _records(store: AnyStore) -> Iterator[Json]:
+    return map(store.codec.record, store.rows())
 
 
-def training_record(row: TrainingRow) -> dict[str, Any]:
-    """One struck training as JSON values: curves as lists, ``inf`` as text, null for what is not known."""
-    struck = row.struck
-    return {
-        "trial": str(row.trial),
-        "target": row.trial.target,
-        "k": row.trial.k,
-        **struck._asdict(),
-        "written": _number(row.written),
-        "usual": _number(row.usual),
-        "reason": row.reason,
-        "ran": row.ran,
-        "bits": row.bits,
-        "test": _number(row.test),
-        "test_loss": _number(row.test_loss),
-        "churn": _number(row.churn),
-        "caught": row.caught,
-        "error": row.error,
-        "losses": [_number(x) for x in row.losses.tolist()],
-        "metric": [_number(x) for x in row.metric.tolist()],
-        "watched": [[_number(x) for x in step] for step in row.watched.tolist()],
-        "faults": json.loads(row.fault),
-        "seconds": row.seconds,
-        "worker": row.worker,
-    }
-
-
-def _number(value: float) -> float | str | None:
-    return None if math.isnan(value) else value if math.isfinite(value) else str(value)
-
-
-def _records(store: AnyStore) -> Iterator[dict[str, Any]]:
-    if isinstance(store, TrainingStore):
-        return map(training_record, store.rows())
-    return map(record, store.rows())
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
+def _flat(store: AnyStore) -> Iterator[Json]:
     """For tables: what is nested as JSON text, numbers as numbers."""
-    flat = {k: json.dumps(v) if isinstance(v, (list, dict)) else v for k, v in values.items()}
-    for key in ("severity", "written", "usual", "test_loss"):
-        if isinstance(flat.get(key), str):
-            flat[key] = float(flat[key])
-    return flat
+    for values in _records(store):
+        flat = {k: json.dumps(v) if isinstance(v, (list, dict)) else v for k, v in values.items()}
+        for key in store.codec.numbers:
+            if isinstance(flat.get(key), str):
+                flat[key] = float(flat[key])
+        yield flat
 
 
-def _line(values: dict[str, Any], dumps: Callable[[Any], str]) -> str:
-    """One record as JSON. ``codes`` come last and as they are: escaping them is most of the time of a large export."""
-    codes = values.pop("codes", None)
-    text = dumps(values)
-    return text if codes is None else f'{text[:-1]},"codes":"{codes}"}}'
+def _line(store: AnyStore, values: Json, dumps: Callable[[Any], str]) -> str:
+    """One record as JSON. Bytes come last and as they are: escaping them is most of the time of a large export."""
+    digits = {name: values.pop(name) for name in store.codec.digits}
+    return dumps(values)[:-1] + "".join(f',"{name}":"{text}"' for name, text in digits.items()) + "}"
 
 
 def _lines(store: AnyStore, file: IO[str], plain: bool) -> None:
-    for line in canonical_lines(store) if plain else (_line(values, json.dumps) for values in _records(store)):
+    for line in canonical_lines(store) if plain else (_line(store, values, json.dumps) for values in _records(store)):
         file.write(line + "\n")
 
 
@@ -162,13 +101,13 @@ def _json(store: AnyStore, file: IO[str]) -> None:
     file.write(f'{head[:-1]}, "trials": [')
     for number, record in enumerate(_records(store)):
         file.write(", " if number else "")
-        file.write(_line(record, json.dumps))
+        file.write(_line(store, record, json.dumps))
     file.write("]}")
 
 
 def _csv(store: AnyStore, file: IO[str]) -> None:
     writer = None
-    for values in map(_flat, _records(store)):
+    for values in _flat(store):
         if writer is None:
             writer = csv.DictWriter(file, list(values))
             writer.writeheader()
@@ -186,4 +125,4 @@ def _parquet(store: AnyStore, path: Path) -> None:
         import pyarrow.parquet as parquet
     except ImportError:
         raise UsageError("Parquet needs an extra: pip install 'unsilent[parquet]'") from None
-    parquet.write_table(arrow.Table.from_pylist([_flat(values) for values in _records(store)]), path)
+    parquet.write_table(arrow.Table.from_pylist(list(_flat(store))), path)

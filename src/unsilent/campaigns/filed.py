@@ -30,12 +30,11 @@ from unsilent.campaigns.opening import (
 from unsilent.campaigns.reading import Allowance, Damaged, is_real
 from unsilent.errors import StoreError
 
-KINDS = {
-    0x556E7369: ("a campaign of unsilent pvf", "unsilent pvf needs a store of a campaign"),
-    0x556E7374: ("a campaign of unsilent training", "unsilent training needs a store of such a campaign"),
-    0x556E7372: ("replicas of unsilent noise", "unsilent noise needs a store of replicas"),
-}
-"""Our own files by application id: what they hold, and who needs one."""
+HELD: dict[int, tuple[str, str]] = {}
+"""Our own files by application id: what they hold, and who needs one. Kinds are added when they are made."""
+OTHER = ("what another command of unsilent made", "this one needs its own")
+OURS = int.from_bytes(b"Uns", "big")
+"""What all our application ids begin with; a letter for the kind follows."""
 _LONGEST = 200
 MOST_SECONDS = 1e12
 """Of one session."""
@@ -64,10 +63,10 @@ class StoreFile:
         StoreError: not such a file, corrupt, of another schema, in use by another writer, or not writable.
     """
 
-    application: ClassVar[int]
+    application: int
     """SQLite's application id: what kind of file it is."""
-    version: ClassVar[int]
-    schema: ClassVar[str]
+    version: int
+    schema: str
     owner: ClassVar[str]
     """The table that is empty as long as the file holds nothing."""
     longest: ClassVar[int] = TEXT_BYTES
@@ -128,8 +127,8 @@ class StoreFile:
         """Check a file before a row of it is read; whether it is empty. The order matters: see `opening`."""
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if application in KINDS and application != self.application:
-            held, needed = KINDS[application][0], KINDS[self.application][1]
+        if application >> 8 == OURS and application != self.application:
+            held, needed = HELD.get(application, OTHER)[0], HELD.get(self.application, OTHER)[1]
             raise StoreError(f"{self.path} holds {held}; {needed}: give another --store")
         found = schema_of(db)
         empty = not (found or application or version)

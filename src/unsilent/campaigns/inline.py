@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from unsilent.campaigns.kinds import Found, Row, Spec, make_runner
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec, Json, Means, RunAlone, TrialId
+from unsilent.campaigns.spec import Baseline, Json, Means, Row, RunAlone, Runner, Spec, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import ProcessUnusable, UnsilentError
 from unsilent.faults.receipts import Receipt
 from unsilent.traced import Trace
-from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.process import take_notes
+from unsilent.workloads.training import Progress
 from unsilent.workloads.trainings.randomness import held_generators
 
 
@@ -26,31 +24,27 @@ class InlineExecutor:
     """Runs trials here. Threads, settings of determinism and random generators are put back by ``close``.
 
     Args:
-        workload: a live one, for ``pvf``; None: the one that the spec names is loaded.
+        make_runner: of a live workload; None: what the spec names is loaded. release: called at the end.
     """
 
     def __init__(
         self,
         spec: Spec,
-        workload: InferenceWorkload | None = None,
+        make_runner: Callable[[Progress, Means], Runner] | None = None,
         observer: Observer | None = None,
         means: Means | None = None,
+        release: Callable[[], None] | None = None,
     ) -> None:
         self._watch = Stopwatch()
         self._threads, self._generators = torch.get_num_threads(), held_generators()
         self._held: list[Row] = []
-        self._release = getattr(workload, "release", None)
+        self._release = release
         self._observer = observer or Silent()
-        means = means or Means()
-        self.runner: Any = (
-            make_runner(spec, self._observer.loading, means)
-            if workload is None
-            else TrialRunner(cast("CampaignSpec", spec), workload, self._observer.loading, means)
-        )
+        self.runner: Any = (make_runner or spec.make_runner)(self._observer.loading, means or Means())
 
-    def describe(self) -> Found:
+    def describe(self) -> Baseline:
         """What the runner found."""
-        found: Found = self.runner.describe()
+        found: Baseline = self.runner.describe()
         return found
 
     def explain(self) -> Json:

@@ -1,47 +1,59 @@
-"""The kinds of campaigns there are, for what runs them without caring which: executors, workers, the driver.
-
-A spec says what its runner is (`make_runner`), a description which campaign it is and what trials are drawn for, a row which
-trial it is of and how long that took.
-"""
+"""What a study registers of its campaigns, so that stores, exports and merges know how to read them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
-from unsilent.campaigns.rounds import CellPlan
-from unsilent.campaigns.spec import CampaignSpec, Description, Means, TrialId, TrialRow
-from unsilent.campaigns.trainings.spec import TrainingFound, TrainingRow, TrainingSpec
+from unsilent.campaigns.codec import Shape
+from unsilent.campaigns.filed import HELD
+from unsilent.campaigns.spec import Baseline, Row, Spec, TrialId
 
-Spec = CampaignSpec | TrainingSpec
-Found = Description | TrainingFound
-Row = TrialRow | TrainingRow
-
-
-class TrialFile(Protocol):
-    """A store as the driver sees it; rows and descriptions are those of its kind."""
-
-    def bind(self, spec: Any, description: Any) -> None: ...
-
-    def note_budget(self, trials: int, command: str) -> None: ...
-
-    def note_usage(self, seconds: float, cpu_seconds: float) -> None: ...
-
-    def rounds(self) -> list[list[CellPlan]]: ...
-
-    def add_round(self, cells: Sequence[CellPlan]) -> None: ...
-
-    def done(self) -> set[TrialId]: ...
-
-    def add(self, rows: Iterable[Any]) -> None: ...
+S = TypeVar("S", bound=Spec)
+B = TypeVar("B", bound=Baseline)
+R = TypeVar("R", bound=Row)
 
 
-def make_runner(spec: Spec, told: Any, means: Means) -> Any:
-    """What runs trials of this campaign, in a worker: it loads torch."""
-    if isinstance(spec, TrainingSpec):
-        from unsilent.campaigns.trainings.runner import TrainingRunner
+def of_its_targets(trial: TrialId, spec: Spec, targets: frozenset[str]) -> bool:
+    """Whether a trial is of one of the campaign's targets, with one of its numbers of flips."""
+    return trial.target in targets and trial.flips in spec.flips
 
-        return TrainingRunner(spec, told, means)
-    from unsilent.campaigns.runner import TrialRunner
 
-    return TrialRunner(spec, progress=told, means=means)
+def nothing(*_: Any) -> None:
+    """Finds nothing wrong."""
+
+
+@dataclass(frozen=True)
+class Kind(Generic[S, B, R]):
+    """A kind of campaigns. What a file says is believed once its own checks have not raised ``Damaged``.
+
+    Attributes:
+        name: of the verb, and of the kind. application: of SQLite files, as four letters. version: of what is stored.
+        spec, baseline, row: its records. check_spec, check_baseline, check_row (with the baseline): of values that types do
+            not limit.
+        shapes: by the baseline and the scalars of a row, the shapes of its arrays.
+        has: whether a campaign with this spec and these names of targets may hold a trial.
+        planned: whether a trial is part of the campaign, not asked for afterwards.
+        records: further records by name -> how their text is read, with spec and baseline.
+        fixed: fields of the baseline that are equal in all stores of one campaign.
+    """
+
+    name: str
+    application: int
+    spec: type[S]
+    baseline: type[B]
+    row: type[R]
+    version: int = 3
+    check_spec: Callable[[S], None] = nothing
+    check_baseline: Callable[[B], None] = nothing
+    check_row: Callable[[R, B], None] = nothing
+    shapes: Callable[[B, Mapping[str, Any]], Mapping[str, Shape]] = lambda baseline, values: {}
+    has: Callable[[TrialId, S, frozenset[str]], bool] = of_its_targets
+    planned: Callable[[TrialId], bool] = lambda trial: True
+    records: Mapping[str, Callable[[str, S, B], Any]] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ("targets",)
+
+    def __post_init__(self) -> None:
+        verb = f"unsilent {self.name}"
+        HELD[self.application] = (f"a campaign of {verb}", f"{verb} needs a store of its own campaigns")

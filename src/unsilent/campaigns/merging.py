@@ -18,15 +18,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from unsilent.campaigns.driver import AnyStore
 from unsilent.campaigns.filed import temporary_name
+from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.locking import FileLock
-from unsilent.campaigns.rounds import CellPlan
-from unsilent.campaigns.spec import TrialId, TrialRow, differences, value_text
+from unsilent.campaigns.spec import Row, TrialId, differences, value_text
 from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
 
-CONTENT = ("trial", "faults", "codes", "incorrect_batches", "severity", "error")
-"""Names of what `TrialRow.content` holds."""
 _SHARD = re.compile(r" --shard (\d{1,9})/(\d{1,9})")
 Order = tuple[str, bool, int, int]
 
@@ -79,7 +78,7 @@ class Merged:
         return "\n".join([*lines, f"{self.store}: {self.trials} trials{held}"])
 
 
-def merge_stores(out: Path, paths: Sequence[Path]) -> Merged:
+def merge_stores(out: Path, paths: Sequence[Path], kind: Kind[Any, Any, Any]) -> Merged:
     """Join the stores ``paths`` into ``out``, which is made, or extended where it is a store of the same campaign.
 
     Raises:
@@ -88,14 +87,14 @@ def merge_stores(out: Path, paths: Sequence[Path]) -> Merged:
     """
     _check_names(out, paths)
     with ExitStack() as stack:
-        sources = [stack.enter_context(Store(path)) for path in paths]
+        sources = [stack.enter_context(Store(path, kind)) for path in paths]
         if not out.exists():
             _check_campaigns(sources)
             return _make(out, sources)
-        with Store(out) as held:
+        with Store(out, kind) as held:
             _check_campaigns([held, *sources])
         # The writer closes last, so that it can fold its log into the file.
-        with Store(out, write=True) as target, Store(out) as held:
+        with Store(out, kind, write=True) as target, Store(out, kind) as held:
             merged = _fill(target, out, [held, *sources])
         return Merged(out, merged.campaign, merged.parts[0].trials, merged.parts[1:])
 
@@ -110,7 +109,7 @@ def _check_names(out: Path, paths: Sequence[Path]) -> None:
         seen.add(os.path.realpath(path))
 
 
-def _check_campaigns(stores: Sequence[Store]) -> None:
+def _check_campaigns(stores: Sequence[AnyStore]) -> None:
     """Raise ``StoreError`` unless all stores hold the same campaign."""
     first, *others = [(store.path, store.spec, store.description) for store in stores]
     for path, spec, found in others:
@@ -123,20 +122,20 @@ def _check_campaigns(stores: Sequence[Store]) -> None:
                 f"{first[0]} and {path} hold different campaigns ({'; '.join(told)}); "
                 "only trials of one campaign can be joined"
             )
-        for part in ("samples", "targets", "tensors"):
+        for part in stores[0].kind.fixed:
             if getattr(found, part) != getattr(first[2], part):
                 raise StoreError(
                     f"{first[0]} and {path} name the same campaign with other {part}, so one of them is damaged; restore a copy"
                 )
 
 
-def _make(out: Path, sources: Sequence[Store]) -> Merged:
+def _make(out: Path, sources: Sequence[AnyStore]) -> Merged:
     """A new store, which has its name once it is whole."""
     lock, temporary = FileLock(out), temporary_name(out)
     beside = [temporary.with_name(temporary.name + ending) for ending in ("", "-wal", "-shm", "-journal")]
     try:
         _check_free(out)
-        with Store(temporary, write=True) as target:
+        with Store(temporary, sources[0].kind, write=True) as target:
             target.bind(sources[0].spec, sources[0].description)
             merged = _fill(target, out, sources)
         if any(path.exists() for path in beside[1:]):
@@ -160,19 +159,19 @@ def _check_free(out: Path) -> None:
             raise StoreError(f"{path} is in the way of the new store {out}; move it away or choose another name")
 
 
-def _fill(target: Store, out: Path, sources: Sequence[Store]) -> Merged:
+def _fill(target: AnyStore, out: Path, sources: Sequence[AnyStore]) -> Merged:
     """Add to ``target`` what it lacks; where it is the first of ``sources`` itself, what the others hold beyond it."""
     parts = tuple(Part(store.path) for store in sources)
     extends = sources[0].path == target.path
-    rounds = _rounds(sources)
+    records = {name: _records(sources, name) for name in target.kind.records}
     target.add(row for number, row in _union(sources, parts) if number or not extends)
     _carry_books(target, [s for s, part in zip(sources, parts, strict=True) if part.new and s.path != target.path])
-    for decided in rounds[len(target.rounds()) :]:
-        target.add_round(decided)
+    for name, values in records.items():
+        target.replace_records(name, values)
     return Merged(out, target.description.campaign, 0, parts)
 
 
-def _carry_books(target: Store, sources: Sequence[Store]) -> None:
+def _carry_books(target: AnyStore, sources: Sequence[AnyStore]) -> None:
     """Time spent, of every store that gave a trial, and the largest budget that any of them was asked."""
     seconds = [store.usage() for store in sources]
     if seconds:
@@ -193,23 +192,23 @@ def shard_of(command: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (1, 1)
 
 
-def _rounds(stores: Sequence[Store]) -> list[list[CellPlan]]:
-    """What the looks of the campaign decided: of the store that went furthest, where the others stopped on the same way.
+def _records(stores: Sequence[AnyStore], name: str) -> list[Any]:
+    """Records of one name: of the store that has most of them, where those of the others are its first ones.
 
-    Raises ``StoreError`` where they parted: a decision holds for all trials of a campaign.
+    Raises ``StoreError`` where they are not: what a look decided, say, holds for all trials of a campaign.
     """
-    decided = [store.rounds() for store in stores]
-    most = max(range(len(stores)), key=lambda i: len(decided[i]))
-    for store, rounds in zip(stores, decided, strict=True):
-        if rounds != decided[most][: len(rounds)]:
+    found = [store.record_values(name) for store in stores]
+    most = max(range(len(stores)), key=lambda i: len(found[i]))
+    for store, values in zip(stores, found, strict=True):
+        if values != found[most][: len(values)]:
             raise StoreError(
-                f"{stores[most].path} and {store.path} hold rounds that were decided differently, by another precision or "
+                f"{stores[most].path} and {store.path} hold records of {name} that differ, by another precision, noise floor or "
                 "other trials; join stores before the campaign goes on, or leave one out"
             )
-    return decided[most]
+    return found[most]
 
 
-def _union(sources: Sequence[Store], parts: Sequence[Part]) -> Iterator[tuple[int, TrialRow]]:
+def _union(sources: Sequence[AnyStore], parts: Sequence[Part]) -> Iterator[tuple[int, Row]]:
     """Every trial once, in canonical order, with the number of the first store that holds it; ``parts`` are counted."""
     with ExitStack() as stack:  # a query that is left open after an error would hold its file
         streams = [stack.enter_context(closing(_rows(store, number))) for number, store in enumerate(sources)]
@@ -223,7 +222,7 @@ def _union(sources: Sequence[Store], parts: Sequence[Part]) -> Iterator[tuple[in
             yield number, row
 
 
-def _rows(store: Store, number: int) -> Generator[tuple[Order, int, TrialRow], None, None]:
+def _rows(store: AnyStore, number: int) -> Generator[tuple[Order, int, Row], None, None]:
     """The trials of a store in ascending order."""
     for row in store.rows():
         yield _order(row.trial), number, row
@@ -234,10 +233,11 @@ def _order(trial: TrialId) -> Order:
     return trial.target, trial.flips is not None, trial.flips or 0, trial.k
 
 
-def _check_equal(one: TrialRow, two: TrialRow, where: Path, other: Path) -> None:
+def _check_equal(one: Row, two: Row, where: Path, other: Path) -> None:
     """Raise ``StoreError`` for one trial with two ends."""
-    for column, a, b in zip(CONTENT, one.content(), two.content(), strict=True):
-        if a != b:
+    again = two.content()
+    for column, value in one.content().items():
+        if value != again[column]:
             raise StoreError(
                 f"trial {one.trial} differs between {where} and {other} (column {column}), so a machine does not compute "
                 "what the campaign's fingerprint says; replay it on both and leave one store out"

@@ -8,14 +8,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from unsilent.campaigns.spec import CampaignSpec
-from unsilent.campaigns.trainings.spec import TrainingSpec
+from unsilent.campaigns.spec import Spec
 from unsilent.errors import UsageError
 from unsilent.printable import clean
 
-S = TypeVar("S", CampaignSpec, TrainingSpec)
+S = TypeVar("S", bound=Spec)
 
 
 def named_again(
@@ -50,4 +49,4 @@ def named_again(
         raise UsageError(f"a store runs no code and opens no file by itself; to run it again add {' '.join(missing)}")
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     changes["options"] = tuple(sorted({**dict(spec.options), **dict(options)}.items()))
-    return replace(spec, **changes)
+    return replace(cast(Any, spec), **changes)  # type: ignore[no-any-return]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from unsilent.campaigns.kinds import Row
-from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.spec import Row, TrialId
 
 
 class Observer(Protocol):

@@ -19,9 +19,8 @@ from types import TracebackType
 from typing import Any
 
 from unsilent.campaigns.children import ended, started
-from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.spec import Json, Means, RunAlone, TrialId
+from unsilent.campaigns.spec import Baseline, Json, Means, Row, RunAlone, Spec, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.faults.receipts import Receipt
@@ -90,7 +89,7 @@ class ProcessExecutor:
         """Trials of which one may have ended a worker, or that ran out of memory: each is run again alone."""
         self._backlog: deque[TrialId] = deque()
         self._workers: list[_Worker] = []
-        self._description: Found | None = None
+        self._description: Baseline | None = None
         self._count = 0
         self._cpu = self._told = 0.0
         self._watch = Stopwatch()
@@ -111,7 +110,7 @@ class ProcessExecutor:
         self._cpu += worker.cpu
         ended(worker.process, worker.connection)
 
-    def describe(self) -> Found:
+    def describe(self) -> Baseline:
         """Start the first worker, let it load the workload, and return what it found."""
         if self._description is None:
             self._await_ready(self._spawn())
@@ -172,7 +171,7 @@ class ProcessExecutor:
             self._means = replace(self._means, engine="plain")
         return lost.shortcuts
 
-    def _welcome(self, worker: _Worker, description: Found) -> None:
+    def _welcome(self, worker: _Worker, description: Baseline) -> None:
         if self._description is None:
             self._description = description
             self._pace = max(description.golden_seconds, 1e-4)
@@ -240,7 +239,7 @@ class ProcessExecutor:
             self._suspects.add(row.trial)
             self._backlog.appendleft(row.trial)
             return
-        worker.held.append(replace(row, worker=worker.number))
+        worker.held.append(row.by_worker(worker.number))
         self._pace = 0.9 * self._pace + 0.1 * max(row.seconds, 1e-5)
         self._observer.trial(worker.held[-1])
 

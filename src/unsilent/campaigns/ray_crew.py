@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.ray_launch import Cluster
-from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.spec import Baseline, Row, Spec, TrialId
 from unsilent.errors import UnsilentError, UsageError
 
 PATIENCE = 120.0
@@ -53,7 +52,7 @@ class Crew:
     def __init__(self, spec: Spec, jobs: int, cluster: Cluster, observer: Observer, send: Callable[..., None]) -> None:
         self._spec, self._jobs, self._cluster, self._observer, self._send = spec, jobs, cluster, observer, send
         self.members: dict[int, Member] = {}
-        self.description: Found | None = None
+        self.description: Baseline | None = None
         self.pack = 1
         self._gang = 1
         self._count = self._refused = self._stillborn = 0
@@ -82,7 +81,7 @@ class Crew:
         self.members[number] = Member(number)
         self._send("hire", number, self._gang * self._spec.threads)
 
-    def welcome(self, one: Member, found: Found, pack: int, node: str) -> None:
+    def welcome(self, one: Member, found: Baseline, pack: int, node: str) -> None:
         """It has loaded the workload. The first one says what the campaign is; who finds something else is refused."""
         one.node = node
         if self.description is None:
@@ -98,7 +97,7 @@ class Crew:
             return
         one.ready, one.pace, self._stillborn = True, max(found.golden_seconds, 1e-4), 0
 
-    def _measure_gang(self, one: Member, found: Found) -> int:
+    def _measure_gang(self, one: Member, found: Baseline) -> int:
         """A workload that says ``world_size`` starts so many processes itself: its node must have CPUs for them all."""
         self._gang = found.info.get("world_size", 1)
         if not isinstance(self._gang, int) or self._gang < 1:

@@ -17,14 +17,13 @@ from dataclasses import replace
 from itertools import islice
 from types import TracebackType
 
-from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.line import Message
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.processes import SALVAGE_SECONDS, Refillable
 from unsilent.campaigns.ray_crew import Crew, Member
 from unsilent.campaigns.ray_launch import Cluster, Link, check_address
 from unsilent.campaigns.ray_supervisor import Event, Job, given
-from unsilent.campaigns.spec import Json, Means, TrialId
+from unsilent.campaigns.spec import Baseline, Json, Means, Row, Spec, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import UnsilentError
 
@@ -62,7 +61,7 @@ class RayExecutor:
         self._bridge_cpu = self._told = 0.0
         self._watch = Stopwatch()
 
-    def describe(self) -> Found:
+    def describe(self) -> Baseline:
         """Join the cluster, let a first worker load the workload, and return what it found."""
         if self._crew.description is None:
             self._link = self._link or Link(self._cluster, self._job)
@@ -155,7 +154,7 @@ class RayExecutor:
     def _note(self, one: Member, row: Row) -> None:
         """A row that is not proven yet. Workers are numbered over all supervisors."""
         number = self._numbers.setdefault((one.number, row.worker), len(self._numbers))
-        one.held[row.trial] = row = replace(row, worker=number)
+        one.held[row.trial] = row = row.by_worker(number)
         one.pace = 0.9 * one.pace + 0.1 * max(row.seconds, 1e-5)
         self._observer.trial(row)
 

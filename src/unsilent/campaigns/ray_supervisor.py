@@ -19,10 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unsilent.campaigns.kinds import Row, Spec
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import Means, TrialId
+from unsilent.campaigns.spec import Means, Row, Spec, TrialId
 from unsilent.campaigns.worker import portable
 
 Event = tuple[Any, ...]

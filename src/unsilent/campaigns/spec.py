@@ -1,92 +1,27 @@
-"""What was asked (`CampaignSpec`), what is run (`TrialId`), what was found out before the first trial (`Description`) and
-what happened (`TrialRow`): frozen records with a JSON form.
+"""What campaigns of all kinds have: what was asked (`Spec`), what was found out before the first trial (`Baseline`), what is run
+(`TrialId`) by whom (`Runner`), and what happened (`Row`).
 
-A campaign's identity is the hash of its spec and of the fingerprint of weights, inputs, golden outputs, judge, device
-kind, threads and versions. A trial's randomness derives from that hash, the seed, its stratum and its number alone, so
-any trial replays alone, anywhere, in any order.
+A campaign's identity is the hash of its spec and of the fingerprint of all that its rows depend on. A trial's randomness derives
+from that hash, the seed, its stratum and its number alone, so any trial replays alone, anywhere, in any order.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import PurePath
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import xxhash
 
 from unsilent.errors import UsageError
-from unsilent.faults.naming import is_transient, parse_site
+
+if TYPE_CHECKING:
+    from unsilent.workloads.training import Progress
 
 Json = dict[str, Any]
-LISTED = "list"
-"""Stands for the fault model and the sampling law where faults are given, not drawn."""
 _NUMBER = re.compile(r"[0-9]{1,15}")
-
-
-@dataclass(frozen=True, slots=True)
-class CampaignSpec:
-    """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row."""
-
-    workload: str
-    options: tuple[tuple[str, str], ...] = ()
-    data: str | None = None
-    weights: str | None = None
-    fault: str = "bitflip"
-    flips: tuple[int | None, ...] = (1,)
-    """Faults per trial; (None,) where the fault model itself says how many (a rate, a run)."""
-    at: tuple[str, ...] = ("param:*",)
-    per: str = "component"
-    law: str = "per-element"
-    judge: str | None = None
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str | None = None
-    threads: int = 1
-    study: str = "pvf"
-    strata: str = "none"
-    """``bits``: trials are drawn in classes of bits of every target, so that each can be given its own number of them;
-    ``risk``: by predicted risk of elements as well; ``dtype``: in each of its dtypes."""
-
-    one_batch: bool = False
-    """A trial evaluates one batch, drawn with its fault, instead of all."""
-    exhaustive: bool = False
-    """Every fault there is once, instead of drawn ones."""
-    faults: str | None = None
-    """A file of given faults, each once, instead of drawn ones; ``fault`` and ``law`` are `LISTED` then."""
-    faults_as: str | None = None
-    """How that file is read, where its content does not say it: the name of a format, like ``sci-fi``."""
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-    @property
-    def transient(self) -> bool:
-        """Whether faults strike values of one evaluation (operations, inputs, caches) rather than parameters."""
-        return any(map(is_transient, self.at))
-
-    @property
-    def enumerated(self) -> bool:
-        """Whether all its trials are known beforehand: every fault there is, or those of a list."""
-        return self.exhaustive or self.faults is not None
-
-    def identity(self) -> Json:
-        """The spec without the folders its files happen to lie in, and the kind of device without its index."""
-        values = self.to_json()
-        file, colon, name = self.workload.rpartition(":")
-        if colon and file.endswith(".py"):
-            values["workload"] = f"{PurePath(file).name}:{name}"
-        elif self.workload.startswith("hf:"):
-            values["workload"] = f"hf:{PurePath(self.workload[3:]).name}"
-        elif self.workload.endswith(".pt2"):
-            values["workload"] = PurePath(self.workload).name
-        for key in ("data", "weights", "faults"):
-            values[key] = PurePath(values[key]).name if values[key] else None
-        values["device"] = self.device.partition(":")[0]
-        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,90 +56,6 @@ class TrialId(NamedTuple):
         return cls(target, int(flips) if flips else None, int(k))
 
 
-@dataclass(frozen=True, slots=True)
-class TargetInfo:
-    """One target as the driver knows it: names, size and its share of the sampling law."""
-
-    name: str
-    level: str
-    component: str
-    layer: str
-    share: float
-    elements: int
-    bits_by_width: tuple[tuple[int, int], ...]
-    """Pairs of an element width and the bits that may be struck in elements of it."""
-    group: str = ""
-    """What is reported: itself, or the target that it is a stratum of."""
-    bits: tuple[int, ...] | None = None
-    """Bits that are struck; None for all of them."""
-    dtype: str = ""
-    """The only dtype, where that is known."""
-    parts: Mapping[str, int] = field(default_factory=dict)
-    """Elements of each site, where a stratum takes some of them."""
-    slots: int = 0
-    """Faults there are, where they are all to be tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One struck tensor, for sorting trials by layer and bit afterwards."""
-
-    site: str
-    component: str
-    dtype: str
-    shape: tuple[int, ...]
-    """The largest over the batches, where the tensor is there once in each."""
-    elements: int
-    """Elements that may be struck, over all batches."""
-    width: int
-    """Bits of one element."""
-
-    @property
-    def layer(self) -> str:
-        """What the tensor belongs to: a module, an input, a layer of the cache."""
-        return parse_site(self.site).layer
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """Everything a worker finds out before the first trial."""
-
-    campaign: str
-    fingerprint: Mapping[str, str]
-    targets: tuple[TargetInfo, ...]
-    tensors: tuple[TensorInfo, ...]
-    samples: tuple[int, ...]
-    golden_seconds: float
-    judge: str
-    info: Mapping[str, Any]
-    versions: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    lookups: Mapping[str, list[int]] = field(default_factory=dict)
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class TrialRow:
-    """What happened in one trial. ``codes`` is one `Outcome` byte a sample; time and worker are not part of its content."""
-
-    trial: TrialId
-    faults: str
-    """JSON list of resolved faults (or their digest where there are very many elements)."""
-    codes: bytes
-    incorrect_batches: int
-    severity: float
-    error: str
-    seconds: float
-    worker: int = 0
-
-    def content(self) -> tuple[Any, ...]:
-        """What must be equal when the trial is run again."""
-        return (self.trial, self.faults, self.codes, self.incorrect_batches, self.severity, self.error)
-
-
 class RunAlone(NamedTuple):
     """A trial that ran out of memory, which others may have taken: it has no outcome before it has run alone."""
 
@@ -217,19 +68,138 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
-class Identified(Protocol):
-    """Any spec of a campaign."""
+class Spec(Protocol):
+    """What was asked of a campaign, a frozen dataclass. Budget, jobs and executor are no part of it: they change no row."""
 
-    def identity(self) -> Json: ...
+    @property
+    def workload(self) -> str: ...
+
+    @property
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """Of the workload."""
+        ...
+
+    @property
+    def flips(self) -> tuple[int | None, ...]:
+        """Faults of a trial; (None,) where something else says how many."""
+        ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def enumerated(self) -> bool:
+        """Whether all trials are known beforehand, each target's as many as its ``slots``, instead of drawn."""
+        ...
+
+    def identity(self) -> Json:
+        """What the campaign's name derives from: without the folders that its files happen to lie in."""
+        ...
+
+    def to_json(self) -> Json: ...
+
+    def make_runner(self, told: Progress | None, means: Means) -> Runner:
+        """What runs trials, in a worker: it may load torch."""
+        ...
 
 
-def campaign_hash(spec: Identified, fingerprint: Mapping[str, str]) -> str:
+class Target(Protocol):
+    """What trials are drawn for."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def slots(self) -> int:
+        """Trials there are, where all are to be run."""
+        ...
+
+
+class Baseline(Protocol):
+    """What a worker finds out before the first trial, a frozen dataclass."""
+
+    @property
+    def campaign(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]: ...
+
+    @property
+    def targets(self) -> Sequence[Target]: ...
+
+    @property
+    def golden_seconds(self) -> float:
+        """Of one fault-free run."""
+        ...
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the workload says of itself."""
+        ...
+
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+
+    def to_json(self) -> Json: ...
+
+
+class Row(Protocol):
+    """What happened in one trial: a frozen dataclass whose columns `unsilent.campaigns.codec` reads off its fields."""
+
+    @property
+    def trial(self) -> TrialId: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def worker(self) -> int: ...
+
+    def content(self) -> dict[str, Any]: ...
+
+    def by_worker(self, number: int) -> Self: ...
+
+    def derived(self) -> dict[str, Any]: ...
+
+
+class Runner(Protocol):
+    """Runs trials of one campaign in this process.
+
+    Attributes:
+        pack: trials that are run together at most. unproven: rows that no proof covers yet.
+    """
+
+    pack: int
+    unproven: int
+
+    @property
+    def workload(self) -> Any:
+        """What is loaded, by its ``name``."""
+        ...
+
+    def describe(self) -> Any: ...
+
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]: ...
+
+    def lost(self, trial: TrialId, ended: Any, seconds: float, reason: str) -> Any:
+        """The row of a trial whose process was lost."""
+        ...
+
+    def prove(self) -> None:
+        """Raises where trials left something behind."""
+        ...
+
+
+def campaign_hash(spec: Spec, fingerprint: Mapping[str, str]) -> str:
     """32 hex digits that name the campaign."""
     return xxhash.xxh3_128_hexdigest(canonical({"spec": spec.identity(), "fingerprint": dict(fingerprint)}).encode())
 
 
 def differences(
-    there: tuple[CampaignSpec, Description], here: tuple[CampaignSpec, Description]
+    there: tuple[Spec, Baseline], here: tuple[Spec, Baseline]
 ) -> Iterator[tuple[str, tuple[Any, Any] | None]]:
     """What makes two campaigns two: values of the spec that differ with both values, then keys of the fingerprint with None."""
     (old, then), (new, now) = ((spec.identity(), found.fingerprint) for spec, found in (there, here))

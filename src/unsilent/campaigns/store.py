@@ -1,104 +1,183 @@
 """The campaign store: one SQLite file (WAL) that holds one campaign; one writer at a time, any number of readers.
 
-Rows are committed in groups; a kill loses at most the group in flight, and those trials run again on resume. Content that
-must be equal between two runs of a campaign is in columns of its own, apart from time and worker.
+What it is, what was asked of it and what it took; its trials, by the codec of its kind; and further records of its kind. Rows are
+committed in groups; a kill loses at most the group in flight, and those trials run again on resume.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import json
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Generic
 
-from unsilent.campaigns.bound import TABLES, CampaignFile
+from unsilent.campaigns.codec import codec
+from unsilent.campaigns.filed import StoreFile
+from unsilent.campaigns.kinds import B, Kind, R, S
 from unsilent.campaigns.reading import (
+    MOST_TRIALS,
+    Damaged,
     ascending,
-    read_description,
-    read_round,
-    read_row,
-    read_spec,
-    read_trial,
+    is_whole,
+    parsed,
+    read_budget,
+    shown,
     stored_json,
 )
-from unsilent.campaigns.rounds import CellPlan
-from unsilent.campaigns.spec import CampaignSpec, Description, TrialId, TrialRow
+from unsilent.campaigns.spec import TrialId, campaign_hash, differences, value_text
 from unsilent.errors import StoreError
+from unsilent.printable import clean
 
-APPLICATION_ID = 0x556E7369  # "Unsi"
-SCHEMA_VERSION = 2
-_SCHEMA = """
-CREATE TABLE trial (
-    target TEXT NOT NULL, flips INTEGER, k INTEGER NOT NULL,
-    faults TEXT NOT NULL, codes BLOB NOT NULL, incorrect_batches INTEGER NOT NULL, severity REAL NOT NULL, error TEXT NOT NULL,
-    seconds REAL NOT NULL, worker INTEGER NOT NULL
+_LONGEST = 80
+"""Characters of a value in a message."""
+LISTED = 8
+"""Targets that a message names."""
+TABLES = """
+CREATE TABLE campaign (
+    id INTEGER PRIMARY KEY CHECK (id = 1), hash TEXT NOT NULL, spec TEXT NOT NULL, description TEXT NOT NULL
 );
-CREATE UNIQUE INDEX trial_identity ON trial (target, IFNULL(flips, 0), k);
-CREATE TABLE round (cells TEXT NOT NULL);
+CREATE TABLE budget (trials INTEGER NOT NULL, command TEXT NOT NULL, created TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
+CREATE TABLE usage (seconds REAL NOT NULL, cpu_seconds REAL NOT NULL);
+CREATE TABLE record (name TEXT NOT NULL, value TEXT NOT NULL);
 """
 
 
-class Store(CampaignFile[CampaignSpec, Description]):
-    """An open campaign store."""
+class Store(StoreFile, Generic[S, B, R]):
+    """An open store of one kind; see `StoreFile` for ``path``, ``write`` and errors."""
 
-    application, version, schema = APPLICATION_ID, SCHEMA_VERSION, TABLES + _SCHEMA
+    owner = "campaign"
 
-    def _read_spec(self, text: Any) -> CampaignSpec:
-        return read_spec(text)
+    def __init__(self, path: str | Path, kind: Kind[S, B, R], *, write: bool = False) -> None:
+        self.kind, self.codec = kind, codec(kind.row)
+        self.application, self.version = kind.application, kind.version
+        self.schema = TABLES + self.codec.schema
+        self._read: tuple[tuple[Any, ...], tuple[S, B]] | None = None
+        super().__init__(path, write=write)
 
-    def _read_description(self, text: Any) -> Description:
-        return read_description(text)
+    # -- the campaign --------------------------------------------------------------------------------------------
 
-    def add_round(self, cells: Sequence[CellPlan]) -> None:
-        """Remember what a look decided, before any trial of it is run."""
+    def bind(self, spec: S, description: B) -> None:
+        """Make this store that campaign's, or check that it is; raises ``StoreError`` when it holds another one."""
+        if self._one("SELECT hash FROM campaign") is not None:
+            self.check(spec, description)
+            return
+        values = (description.campaign, stored_json(spec.to_json()), stored_json(description.to_json()))
         with self._errors(), self._db:
-            self._db.execute("INSERT INTO round VALUES (?)", (stored_json([c.to_json() for c in cells]),))
+            self._db.execute("INSERT INTO campaign VALUES (1, ?, ?, ?)", values)
 
-    def rounds(self) -> list[list[CellPlan]]:
-        """All decisions, the first one first; none in a campaign that was planned at once."""
-        with self._errors():
-            names, _ = self._strata()
-            return [read_round(row[0], names) for row in self._db.execute("SELECT cells FROM round ORDER BY rowid")]
-
-    # -- trials ------------------------------------------------------------------------------------------------
-
-    def add(self, rows: Iterable[TrialRow]) -> None:
-        """Commit rows together, taking one at a time; raises ``StoreError`` on a full disk, keeping what was committed before."""
-        with self._together():
-            self._db.executemany(
-                "INSERT INTO trial VALUES (?,?,?,?,?,?,?,?,?,?)",
-                (
-                    (
-                        *r.trial,
-                        r.faults,
-                        zlib.compress(r.codes, 1),
-                        r.incorrect_batches,
-                        r.severity,
-                        r.error,
-                        r.seconds,
-                        r.worker,
-                    )
-                    for r in rows
-                ),
+    def check(self, spec: S, description: B) -> None:
+        """Raise ``StoreError`` with what differs where this store holds another campaign."""
+        known = self._one("SELECT hash FROM campaign")
+        if known is None or known[0] != description.campaign:
+            raise StoreError(
+                f"{self.path} holds another campaign ({self._difference(spec, description)}); "
+                "give another --store, or remove the file"
             )
+
+    def _difference(self, spec: S, description: B) -> str:
+        found = islice(differences((self.spec, self.description), (spec, description)), 4)
+        told = (
+            f"{key}: {_short(key, v[0])} there, {_short(key, v[1])} now" if v else f"{key} changed" for key, v in found
+        )
+        return "; ".join(told) or "unknown difference"
+
+    @property
+    def spec(self) -> S:
+        """The campaign's spec; raises ``StoreError`` when the store is empty."""
+        return self._campaign()[0]
+
+    @property
+    def description(self) -> B:
+        """What was found out before the first trial."""
+        return self._campaign()[1]
+
+    def _campaign(self) -> tuple[S, B]:
+        """Spec and description, which must belong to each other; read again only where the file says something else."""
+        with self._errors():
+            row = self._one("SELECT hash, spec, description FROM campaign")
+            if row is None:
+                raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
+            if self._read is None or self._read[0] != row:
+                spec, found = parsed(self.kind.spec, row[1], "spec"), parsed(self.kind.baseline, row[2], "description")
+                self.kind.check_spec(spec)
+                self.kind.check_baseline(found)
+                if not row[0] == found.campaign == campaign_hash(spec, found.fingerprint):
+                    raise Damaged("its campaign is not the one that its spec makes")
+                self._read = row, (spec, found)
+            return self._read[1]
+
+    def note_budget(self, trials: int, command: str) -> None:
+        """Remember what budget was asked with which command (a campaign may be extended)."""
+        with self._errors(), self._db:
+            self._db.execute("INSERT INTO budget (trials, command) VALUES (?, ?)", (trials, clean(command)))
+
+    def budget(self) -> tuple[int, str]:
+        """Largest number of trials a stratum asked so far, and the command that asked it."""
+        with self._errors():
+            found = [read_budget(*row) for row in self._db.execute("SELECT trials, command FROM budget ORDER BY rowid")]
+        return max(reversed(found), key=itemgetter(0), default=(0, ""))
+
+    # -- further records -----------------------------------------------------------------------------------------
+
+    def records(self, name: str) -> list[Any]:
+        """All records of this name, the first one first, each as its kind reads it."""
+        return [value for _, value in self._records(name)]
+
+    def record_values(self, name: str) -> list[Any]:
+        """All records of this name as plain JSON values, once their kind has read them."""
+        return [json.loads(text) for text, _ in self._records(name)]
+
+    def _records(self, name: str) -> list[tuple[str, Any]]:
+        with self._errors():
+            rows = self._db.execute("SELECT value FROM record WHERE name = ? ORDER BY rowid", (name,)).fetchall()
+            if not rows:
+                return []
+            allowance = self._allowance()
+            allowance.read(*(row[0] for row in rows))
+            read, (spec, found) = self.kind.records[name], self._campaign()
+            return [(row[0], read(row[0], spec, found)) for row in rows]
+
+    def add_record(self, name: str, value: Any) -> None:
+        """Remember one more, as JSON."""
+        with self._errors(), self._db:
+            self._db.execute("INSERT INTO record VALUES (?, ?)", (name, stored_json(value)))
+
+    def replace_records(self, name: str, values: Iterable[Any]) -> None:
+        """Remember these in place of all others of their name."""
+        with self._together():
+            self._db.execute("DELETE FROM record WHERE name = ?", (name,))
+            self._db.executemany("INSERT INTO record VALUES (?, ?)", [(name, stored_json(value)) for value in values])
+
+    # -- trials --------------------------------------------------------------------------------------------------
+
+    def add(self, rows: Iterable[R]) -> None:
+        """Commit rows together, taking one at a time; raises ``StoreError`` on a full disk, keeping what was committed before."""
+        names = self.codec.columns
+        statement = f"INSERT INTO trial ({', '.join(names)}) VALUES ({','.join('?' * len(names))})"  # noqa: S608 - constants
+        with self._together():
+            self._db.executemany(statement, map(self.codec.encode, rows))
 
     def done(self) -> set[TrialId]:
         """Identities of all stored trials."""
         with self._errors():
-            names, counts = self._strata()
-            rows = self._db.execute("SELECT target, flips, k FROM trial")
-            return {read_trial(target, flips, k, names, counts) for target, flips, k in rows}
+            known = self._known()
+            return {self._trial(known, *cells) for cells in self._db.execute("SELECT target, flips, k FROM trial")}
 
-    def rows(self) -> Iterator[TrialRow]:
-        """All trials in canonical order (target, flips, k), each of them one that the campaign has."""
+    def rows(self, *, without: Collection[str] = ()) -> Iterator[R]:
+        """All trials in canonical order (target, flips, k), each one that the campaign has; arrays ``without`` are empty."""
         # By the index: sorting cannot be interrupted.
         with self._errors():
-            yield from ascending(self._select("ORDER BY target, IFNULL(flips, 0), k"))
+            yield from ascending(self._select("ORDER BY target, IFNULL(flips, 0), k", without=without))
 
-    def row(self, trial: TrialId) -> TrialRow:
+    def row(self, trial: TrialId) -> R:
         """One trial; raises ``StoreError`` when it was not run."""
         found = list(self._select("WHERE target = ? AND flips IS ? AND k = ?", tuple(trial)))
         if not found:
-            targets = ", ".join(list(dict.fromkeys(t.name for t in self.description.targets))[:8])
+            targets = ", ".join(t.name for t in self.description.targets[:LISTED])
             flips = ", ".join(f"x{f or ''}" for f in self.spec.flips)
             most = max(t.slots for t in self.description.targets) if self.spec.enumerated else self.budget()[0]
             raise StoreError(
@@ -107,16 +186,49 @@ class Store(CampaignFile[CampaignSpec, Description]):
             )
         return found[0]
 
-    def _select(self, clause: str, values: tuple[Any, ...] = ()) -> Iterator[TrialRow]:
-        columns = "target, flips, k, faults, codes, incorrect_batches, severity, error, seconds, worker"
+    def _select(self, clause: str, values: tuple[Any, ...] = (), without: Collection[str] = ()) -> Iterator[R]:
+        columns = ", ".join("NULL" if name in without else name for name in self.codec.columns)
         query = f"SELECT {columns} FROM trial {clause}"  # noqa: S608 - constants
         with self._errors():
-            samples, allowance = self.description.samples, self._allowance()
-            names, counts = self._strata()
-            with self._query(query, values) as found:
-                for target, flips, k, *rest in found:
-                    yield read_row(read_trial(target, flips, k, names, counts), rest, samples, allowance)
+            found, known, allowance = self.description, self._known(), self._allowance()
+            shapes = partial(self.kind.shapes, found)
+            with self._query(query, values) as cursor:
+                for cells in cursor:
+                    self._trial(known, *cells[:3])
+                    row = self.codec.decode(cells, shapes, allowance)
+                    try:
+                        self.kind.check_row(row, found)
+                    except Damaged as wrong:
+                        raise Damaged(f"trial {shown(str(row.trial))} {wrong}") from None
+                    yield row
 
-    def _strata(self) -> tuple[set[str], tuple[int | None, ...]]:
-        """Names of targets and numbers of flips that trials have."""
-        return {target.name for target in self.description.targets}, self.spec.flips
+    def _known(self) -> tuple[S, frozenset[str]]:
+        """The spec, and names of targets."""
+        return self.spec, frozenset(target.name for target in self.description.targets)
+
+    def _trial(self, known: tuple[S, frozenset[str]], target: Any, flips: Any, k: Any) -> TrialId:
+        """A trial that the campaign has; raises ``Damaged``."""
+        if not isinstance(target, str) or not is_whole(k) or not (flips is None or is_whole(flips)):
+            raise Damaged(f"trial {shown(target)}/{shown(k)} has columns of other types")
+        trial = TrialId(target, flips, k)
+        if not 0 <= k < MOST_TRIALS or not self.kind.has(trial, *known):
+            raise Damaged(f"its campaign has no trial {shown(str(trial))}")
+        return trial
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What is written inside is committed at the end, or not at all."""
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+
+def _short(key: str, value: Any) -> str:
+    text = value_text(key, value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

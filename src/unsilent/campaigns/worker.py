@@ -66,7 +66,6 @@ class _Own(Connection):
 
 
 def _serve(connection: Connection) -> None:
-    from unsilent.campaigns.kinds import make_runner
     from unsilent.workloads.process import take_notes
     from unsilent.workloads.user import set_arguments
 
@@ -77,7 +76,7 @@ def _serve(connection: Connection) -> None:
     def told(description: str, done: float, total: float) -> None:
         connection.send(("loading", description, done, total))
 
-    runner = make_runner(spec, told, means)
+    runner = spec.make_runner(told, means)
     connection.send(("ready", runner.describe(), time.process_time(), runner.pack))
     while True:
         message: tuple[Any, ...] = connection.recv()

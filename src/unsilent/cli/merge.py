@@ -23,7 +23,8 @@ def merge(
     Nothing is written when the stores hold different campaigns, or one trial with different ends.
     """
     from unsilent.campaigns.merging import merge_stores
+    from unsilent.studies.registered import kind_of
 
-    merged = merge_stores(out, stores)
+    merged = merge_stores(out, stores, kind_of(stores[0]))
     print(json.dumps(merged.to_json(), indent=2) if as_json else merged)
     return 0

@@ -16,8 +16,8 @@ from unsilent.cli import options as o
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replicas import ReplicaRow, Switches
-    from unsilent.campaigns.replicas.run import Told
+    from unsilent.replicas import ReplicaRow, Switches
+    from unsilent.replicas.run import Told
 
 LINE_SECONDS = 10.0
 OF_EXPLAINING = ("runs",)
@@ -113,8 +113,8 @@ def noise(
         raise UsageError(
             "no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP"
         )
-    from unsilent.campaigns.replicas import ReplicaSpec, ReplicaStore
     from unsilent.cli.paths import default_store, report_path
+    from unsilent.replicas import ReplicaSpec, ReplicaStore
     from unsilent.studies.noise import Asked, report, run_noise
 
     if jobs < 1 or every < 1 or (steps is not None and steps < 1) or seed < 0:
@@ -139,16 +139,16 @@ def noise(
 def is_noise(store: Path) -> bool:
     """Whether a file is a store of replicas."""
     from unsilent.campaigns.filed import application_of
-    from unsilent.campaigns.replicas import ReplicaStore
+    from unsilent.replicas import ReplicaStore
 
     return application_of(store) == ReplicaStore.application
 
 
 def show_noise(store: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
     """``unsilent report`` of such a store: of the one training that it holds."""
-    from unsilent.campaigns.replicas import ReplicaStore
     from unsilent.cli.paths import report_path
     from unsilent.cli.reporting import show_report
+    from unsilent.replicas import ReplicaStore
     from unsilent.studies.noise import asked_of, read_noise, report
 
     page = report_path(store, html)
@@ -166,8 +166,8 @@ def show_noise(store: Path, confidence: float, html: Path | None, as_json: bool,
 
 def chosen(variants: str | None, switches: list[str]) -> tuple[Switches, ...]:
     """The variants that were asked for, each once; all named ones where nothing was said."""
-    from unsilent.campaigns.replicas import VARIANTS, Switches
     from unsilent.errors import unknown
+    from unsilent.replicas import VARIANTS, Switches
 
     names = [name.strip().lower() for name in variants.split(",")] if variants is not None else []
     for name in names:

@@ -12,8 +12,7 @@ from unsilent.campaigns.observer import Observer, Silent
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from unsilent.campaigns.kinds import Row
-    from unsilent.campaigns.spec import TrialId
+    from unsilent.campaigns.spec import Row, TrialId
 
 LINE_SECONDS = 10.0
 

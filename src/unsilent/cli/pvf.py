@@ -18,8 +18,8 @@ from unsilent.errors import UsageError, unknown
 if TYPE_CHECKING:
     from unsilent.campaigns import Means
     from unsilent.campaigns.executors import Executor
-    from unsilent.campaigns.spec import Description
-    from unsilent.studies.records import PvfResult
+    from unsilent.studies.pvf.records import PvfResult
+    from unsilent.studies.pvf.spec import Description
 
 ENGINES = ("auto", "plain")
 
@@ -129,13 +129,14 @@ def pvf(
 
     Resumable: the same command goes on where it stopped, more --trials extend it. Ends in a table and an HTML report.
     """
-    from unsilent.campaigns import Budget, Store, make_executor
+    from unsilent.campaigns import Budget, make_executor
     from unsilent.cli.progress import make_observer
     from unsilent.render.fit import check_rate
-    from unsilent.studies.gates import Gate
-    from unsilent.studies.precision import Precision
-    from unsilent.studies.pvf import EACH, MOST, make_spec, run_pvf
-    from unsilent.studies.tallies import Question
+    from unsilent.studies.pvf.gates import Gate
+    from unsilent.studies.pvf.kind import PvfStore
+    from unsilent.studies.pvf.precision import Precision
+    from unsilent.studies.pvf.study import EACH, MOST, make_spec, run_pvf
+    from unsilent.studies.pvf.tallies import Question
 
     if explain:
         o.refuse(context, OF_TRIALS, "--explain runs no trial")
@@ -170,7 +171,7 @@ def pvf(
     observer = make_observer(quiet=quiet, plain=plain or as_json)
     with (
         observer,
-        Store(path, write=True) as opened,
+        PvfStore(path, write=True) as opened,
         make_executor(
             executor, spec, jobs=jobs, deadline=deadline, observer=observer, means=means, address=ray
         ) as running,

@@ -13,9 +13,9 @@ from unsilent.cli import options as o
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import Replay
     from unsilent.faults.receipts import Receipt
     from unsilent.render.trace_info import TraceInfo
+    from unsilent.studies.pvf.replay import Replay
 
 OF_TRACES = ("batch", "html")
 """Parameters that mean nothing without --trace."""
@@ -147,13 +147,14 @@ def replay_stored(
     plain: bool,
 ) -> int:
     """A trial of a campaign; ``given`` and ``named`` (options of the workload): see `named_again`."""
-    from unsilent.campaigns import Store, TrialId
-    from unsilent.campaigns.replay import replay_trial
+    from unsilent.campaigns import TrialId
     from unsilent.cli.tracing import show_trace, trace_path
+    from unsilent.studies.pvf.kind import PvfStore
+    from unsilent.studies.pvf.replay import replay_trial
 
     number = TrialId.parse(trial)
     page = trace_path(store, str(number), html) if trace else None
-    with Store(store) as opened:
+    with PvfStore(store) as opened:
         again = replay_trial(opened, number, **given, options=named, trace=trace, batch=batch, receipt=log is not None)
         info = _info(opened, again)
     if log is not None and again.receipt is not None:
@@ -178,13 +179,13 @@ def write_log(path: Path, receipt: Receipt) -> None:
 
 
 def _info(store: object, again: Replay) -> TraceInfo | None:
-    from unsilent.campaigns import Store
     from unsilent.render.trace_info import TraceInfo
     from unsilent.report.text import counted
+    from unsilent.studies.pvf.kind import PvfStore
 
     if again.trace is None:
         return None
-    assert isinstance(store, Store)
+    assert isinstance(store, PvfStore)
     spec, found = store.spec, store.description
     trial, samples = str(again.stored.trial), found.samples[again.batch or 0]
     facts = (

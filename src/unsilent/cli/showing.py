@@ -11,7 +11,7 @@ from unsilent.cli.paths import report_beside, report_path
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.studies.tallies import Question
+    from unsilent.studies.pvf.tallies import Question
 
 
 CARDS = (
@@ -22,12 +22,12 @@ CARDS = (
 
 def compare_stores(store: Path, other: Path, question: Question, html: Path | None, as_json: bool, plain: bool) -> None:
     """Print how B differs from A and write the HTML page."""
-    from unsilent.campaigns import Store
     from unsilent.render.comparison_html import write_comparison
-    from unsilent.studies.comparison import compare
+    from unsilent.studies.pvf.comparison import compare
+    from unsilent.studies.pvf.kind import PvfStore
 
     page = comparison_path(store, other, html)
-    with Store(store) as one, Store(other) as two:
+    with PvfStore(store) as one, PvfStore(other) as two:
         found = compare(one, two, question)
     if as_json:
         from unsilent.render.comparison_json import comparison_json
@@ -78,12 +78,12 @@ def card_paths(store: Path, card: Path) -> tuple[Path, Path]:
 
 def write_card(store: Path, question: Question, card: Path, page: Path) -> None:
     """Write a card and its page."""
-    from unsilent.campaigns import Store
     from unsilent.render.card_html import write_card_page
     from unsilent.render.pages import write_file
-    from unsilent.studies.card import card_text, make_card
+    from unsilent.studies.pvf.card import card_text, make_card
+    from unsilent.studies.pvf.kind import PvfStore
 
-    with Store(store) as opened:
+    with PvfStore(store) as opened:
         made = make_card(opened, question)
     write_file(card_text(made).encode(), card, "the card")
     write_card_page(made, page)
@@ -91,7 +91,7 @@ def write_card(store: Path, question: Question, card: Path, page: Path) -> None:
 
 def show_card(path: Path, as_json: bool, plain: bool) -> None:
     """Print a card that somebody shared."""
-    from unsilent.studies.card import card_json, read_card
+    from unsilent.studies.pvf.card import card_json, read_card
 
     card = read_card(path)
     if as_json:

@@ -15,8 +15,6 @@ from unsilent.cli import options as o
 from unsilent.errors import StoreError, UnsilentError, UsageError
 from unsilent.printable import clean
 
-KINDS = {0x556E7369: "pvf", 0x556E7374: "training", 0x556E7372: "noise"}
-"""The verb that makes a store, by application id."""
 MOST = 1000
 """Stores of a folder that are listed."""
 
@@ -63,25 +61,31 @@ def status(
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Files that were named, and the stores of ours in folders that were."""
-    from unsilent.campaigns.filed import application_of
-
     for path in given:
         if not path.is_dir():
             if not path.exists():
                 raise UsageError(f"there is no store {path}; check the name")
             yield path
             continue
-        ours = [file for file in sorted(path.iterdir()) if application_of(file) in KINDS]
+        ours = [file for file in sorted(path.iterdir()) if _verb(file)]
         if len(ours) > MOST:
             raise UsageError(f"{path} has {len(ours):,} stores; name some of them, at most {MOST:,}")
         yield from ours
 
 
+def _verb(path: Path) -> str:
+    """The verb that made a store; empty for what is none of ours."""
+    from unsilent.campaigns.filed import application_of
+    from unsilent.replicas import ReplicaStore
+    from unsilent.studies.registered import KINDS
+
+    verbs = {kind.application: kind.name for kind in KINDS} | {ReplicaStore.application: "noise"}
+    return verbs.get(application_of(path), "")
+
+
 def status_of(path: Path) -> Status:
     """The status of one store; what is wrong with it is part of that."""
-    from unsilent.campaigns.filed import application_of
-
-    kind = KINDS.get(application_of(path), "")
+    kind = _verb(path)
     read = {"pvf": _pvf, "training": _training, "noise": _noise}.get(kind)
     if read is None:
         return Status(str(path), error="this is no store of unsilent pvf, training or noise")
@@ -104,12 +108,12 @@ def lines(found: Status) -> list[str]:
 
 
 def _pvf(path: Path) -> Status:
-    from unsilent.campaigns import Store
     from unsilent.render.headline import sentence
-    from unsilent.studies.analysis import analyse
-    from unsilent.studies.tallies import Question
+    from unsilent.studies.pvf.analysis import analyse
+    from unsilent.studies.pvf.kind import PvfStore
+    from unsilent.studies.pvf.tallies import Question
 
-    with Store(path) as store:
+    with PvfStore(path) as store:
         result = analyse(store, Question())
         command = store.budget()[1]
     return Status(
@@ -124,10 +128,10 @@ def _pvf(path: Path) -> Status:
 
 
 def _training(path: Path) -> Status:
-    from unsilent.campaigns.trainings.spec import GUARDED, MADE
-    from unsilent.campaigns.trainings.store import TrainingStore
-    from unsilent.studies.trainings.sentences import headline
-    from unsilent.studies.trainings.training import Reading, read_training
+    from unsilent.studies.training.kind import TrainingStore
+    from unsilent.studies.training.sentences import headline
+    from unsilent.studies.training.spec import GUARDED, MADE
+    from unsilent.studies.training.study import Reading, read_training
 
     with TrainingStore(path) as store:
         budget, command = store.budget()
@@ -144,7 +148,7 @@ def _training(path: Path) -> Status:
 
 
 def _noise(path: Path) -> Status:
-    from unsilent.campaigns.replicas import ReplicaStore
+    from unsilent.replicas import ReplicaStore
 
     with ReplicaStore(path) as store:
         trainings = store.trainings()

@@ -41,16 +41,16 @@ def report(
 
     With two stores: what differs between them. With a card: what it says, once its checksum holds.
     """
-    from unsilent.campaigns import Store
     from unsilent.cli import showing
     from unsilent.cli.noise import is_noise
     from unsilent.cli.paths import report_path
     from unsilent.cli.pvf import show
     from unsilent.cli.struck import is_training
     from unsilent.render.fit import check_rate
-    from unsilent.studies.analysis import analyse
-    from unsilent.studies.card import is_card
-    from unsilent.studies.tallies import Question
+    from unsilent.studies.pvf.analysis import analyse
+    from unsilent.studies.pvf.card import is_card
+    from unsilent.studies.pvf.kind import PvfStore
+    from unsilent.studies.pvf.tallies import Question
 
     if is_card(store):
         if other is not None:
@@ -73,7 +73,7 @@ def report(
     page = report_path(store, html) if html or not card else None
     if made and page and os.path.realpath(page) == os.path.realpath(made[1]):
         raise UsageError(f"the card's page and the report would both be {page}; give another --html")
-    with Store(store) as opened:
+    with PvfStore(store) as opened:
         if fit_per_bit is not None:
             check_rate(fit_per_bit, opened.spec.transient)
         result = analyse(opened, question)
@@ -120,11 +120,10 @@ def export(
     ] = False,
 ) -> int:
     """Export every trial of a campaign."""
-    from unsilent.campaigns import Store
     from unsilent.campaigns.export import export_store
-    from unsilent.campaigns.trainings.store import TrainingStore
-    from unsilent.cli.struck import is_training
+    from unsilent.campaigns.store import Store
+    from unsilent.studies.registered import kind_of
 
-    with TrainingStore(store) if is_training(store) else Store(store) as opened:
+    with Store(store, kind_of(store)) as opened:
         export_store(opened, to, canonical=canonical)
     return 0

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 from unsilent.cli.paths import report_path
 
 if TYPE_CHECKING:
-    from unsilent.studies.trainings.records import TrainingResult
-    from unsilent.studies.trainings.training import Example
+    from unsilent.studies.training.records import TrainingResult
+    from unsilent.studies.training.study import Example
 
 
 def is_training(store: Path) -> bool:
     """Whether a file is the store of a training campaign."""
-    from unsilent.campaigns.filed import application_of
-    from unsilent.campaigns.trainings.store import TrainingStore
+    from unsilent.studies.registered import kind_of
+    from unsilent.studies.training.kind import TRAINING
 
-    return application_of(store) == TrainingStore.application
+    return kind_of(store) is TRAINING
 
 
 def show_stored(store: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
     """``unsilent report`` of such a store."""
-    from unsilent.campaigns.trainings.store import TrainingStore
-    from unsilent.studies.trainings.training import Reading, read_training
+    from unsilent.studies.training.kind import TrainingStore
+    from unsilent.studies.training.study import Reading, read_training
 
     page = report_path(store, html)
     with TrainingStore(store) as opened:
@@ -43,9 +43,9 @@ def replay_training(
     from unsilent.campaigns.executors import make_executor
     from unsilent.campaigns.named_again import named_again
     from unsilent.campaigns.spec import TrialId
-    from unsilent.campaigns.trainings.store import TrainingStore
     from unsilent.faults.hardware.reading import SHIPPED
-    from unsilent.studies.trainings.training import Reading, repeat
+    from unsilent.studies.training.kind import TrainingStore
+    from unsilent.studies.training.study import Reading, repeat
     from unsilent.workloads.zoo import TRAININGS
 
     with TrainingStore(store) as opened:
@@ -57,11 +57,11 @@ def replay_training(
 
 def show_comparison(one: Path, other: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
     """``unsilent report`` of two such stores."""
-    from unsilent.campaigns.trainings.store import TrainingStore
     from unsilent.cli.reporting import show_report
     from unsilent.cli.showing import comparison_path
-    from unsilent.studies.trainings.comparison import compare, comparison_report
-    from unsilent.studies.trainings.training import Reading, read_training
+    from unsilent.studies.training.comparison import compare, comparison_report
+    from unsilent.studies.training.kind import TrainingStore
+    from unsilent.studies.training.study import Reading, read_training
 
     page = comparison_path(one, other, html)
     with TrainingStore(one) as first, TrainingStore(other) as second:
@@ -74,7 +74,7 @@ def show_comparison(one: Path, other: Path, confidence: float, html: Path | None
 def show(result: TrainingResult, page: Path, as_json: bool, plain: bool) -> None:
     """Tables or JSON on stdout, and the page."""
     from unsilent.cli.reporting import show_report
-    from unsilent.studies.trainings.report import report
+    from unsilent.studies.training.report import report
 
     show_report(report(result), page, as_json, plain)
 
@@ -90,7 +90,7 @@ def tell_example(found: Example, as_json: bool) -> int:
     if as_json:
         told = {
             "class": curve.outcome, "trial": curve.trial, "made_by_hand": curve.made, "same_bits": found.same,
-            "step": row.struck.step, "site": row.struck.site, "fault_model": row.struck.model, "fault": json.loads(row.fault),
+            "step": row.struck.step, "site": row.struck.site, "fault_model": row.struck.model, "fault": json.loads(row.faults),
             "written": _number(row.written), "usual": _number(row.usual), "steps_run": row.ran, "reason": row.reason,
             "losses": list(curve.losses), "metric": list(curve.metric), "golden": list(curve.golden), "test": curve.test,
         }  # fmt: skip

@@ -17,9 +17,9 @@ from unsilent.cli.struck import show, tell_example
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.trainings.reading import Floors
-    from unsilent.campaigns.trainings.spec import TrainingSpec
     from unsilent.outcomes.training import Thresholds
+    from unsilent.studies.training.kind import Floors
+    from unsilent.studies.training.spec import TrainingSpec
 
 CLASSES = (
     "masked", "immediate-nan", "short-term-nan", "slow-degrade", "sharp-degrade", "sharp-slow-degrade", "low-test",
@@ -150,11 +150,11 @@ def training(
         o.refuse(context, ("moment",), "--moment is of faults in memory, which --per strikes")
     from unsilent.campaigns.driver import Budget
     from unsilent.campaigns.executors import checked, make_executor
-    from unsilent.campaigns.trainings.store import TrainingStore
     from unsilent.cli.progress import make_observer
-    from unsilent.studies.trainings.floor import horizon_of
-    from unsilent.studies.trainings.training import Reading, run_training
-    from unsilent.studies.trainings.training import example as find_example
+    from unsilent.studies.training.floor import horizon_of
+    from unsilent.studies.training.kind import TrainingStore
+    from unsilent.studies.training.study import Reading, run_training
+    from unsilent.studies.training.study import example as find_example
 
     check_numbers(steps, horizon, seed, init)
     checked(executor, jobs=jobs, deadline=deadline, address=ray)
@@ -200,7 +200,7 @@ def spec_of(
     steps: int | None,
 ) -> TrainingSpec:
     """What was asked, checked as far as that is possible without the training."""
-    from unsilent.campaigns.trainings.spec import MOMENTS, PHASES, TrainingSpec
+    from unsilent.studies.training.spec import MOMENTS, PHASES, TrainingSpec
 
     for name in phases or ():
         if name not in PHASES:
@@ -283,9 +283,9 @@ def floors_of(
     spec: TrainingSpec, floor: Path | None, noise: str, replicas: int, jobs: int, quiet: bool, lines: bool
 ) -> Floors:
     """The fault-free runs of both floors, in the file that ``unsilent noise`` keeps them in."""
-    from unsilent.campaigns.replicas import ReplicaStore, Switches
     from unsilent.cli.noise import showing
-    from unsilent.studies.trainings.floor import replica_spec, run_floors
+    from unsilent.replicas import ReplicaStore, Switches
+    from unsilent.studies.training.floor import replica_spec, run_floors
 
     switches = Switches.parse(noise)
     path = floor or Path(default_store("noise", replica_spec(spec).identity()))

@@ -1,10 +1,14 @@
-"""Memory that runs out: which exceptions say so, and giving back what is only kept for later."""
+"""Memory that runs out: which exceptions say so, and giving back what is only kept for later; processes that cannot go on."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+
+from unsilent.errors import ProcessUnusable, UnsilentError, kind_and_line
 
 _TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
@@ -21,3 +25,21 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def unusable_if_raised(reason: str = "", known: bool = False) -> Iterator[None]:
+    """Raise ``ProcessUnusable`` for whatever raises inside that we do not raise on purpose.
+
+    Args:
+        reason: What the trial before had raised. known: Whether it is then certain that this trial did it.
+    """
+    try:
+        yield
+    except ProcessUnusable as error:
+        known = error.known or (known and not out_of_memory(error.__cause__))
+        raise ProcessUnusable(reason or str(error), known, error.shortcuts) from error
+    except (UnsilentError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ProcessUnusable(reason or kind_and_line(error), known and not out_of_memory(error)) from error

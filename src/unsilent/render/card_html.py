@@ -12,7 +12,7 @@ from unsilent.render.pages import render_page, write_page
 from unsilent.render.tables import Cell, Line
 from unsilent.render.terminal import accuracy_text
 from unsilent.report.text import clean, counted, flips_count, flips_text, share, shown
-from unsilent.studies.card import Card, CardRow
+from unsilent.studies.pvf.card import Card, CardRow
 
 TEMPLATE = "card.html.jinja"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from unsilent.render.console import print_columns, print_lines, print_table
 from unsilent.render.info import limits_text
 from unsilent.report.text import clean, counted, flips_count, share, shown
-from unsilent.studies.card import Card, CardRow
+from unsilent.studies.pvf.card import Card, CardRow
 
 if TYPE_CHECKING:
     from rich.console import Console

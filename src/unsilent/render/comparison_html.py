@@ -28,8 +28,8 @@ from unsilent.render.tables import Cell, Line
 from unsilent.render.terminal import dtype_text, meaning
 from unsilent.report.look import INK, SERIES_COLOURS, Figure, figure, label, labels
 from unsilent.report.text import chance, clean, counted, factor, flips_count, flips_text, shown, signed
-from unsilent.studies.comparison import ComparedRow, Comparison
-from unsilent.studies.records import PvfResult
+from unsilent.studies.pvf.comparison import ComparedRow, Comparison
+from unsilent.studies.pvf.records import PvfResult
 
 TEMPLATE = "comparison.html.jinja"
 HIGHER, LOWER, SAME = SERIES_COLOURS[1], SERIES_COLOURS[0], "#8a97a3"

@@ -8,7 +8,7 @@ from unsilent.render.headline import Part
 from unsilent.render.info import EVERYTHING, first_flips, limits_text, main_level, rows_of
 from unsilent.report.text import chance, clean, factor, flips_text, shown, signed
 from unsilent.statistics import Interval
-from unsilent.studies.comparison import ComparedRow, Comparison
+from unsilent.studies.pvf.comparison import ComparedRow, Comparison
 
 NAMED = 4
 """Targets that a sentence names."""

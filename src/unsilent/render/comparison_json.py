@@ -10,8 +10,8 @@ from typing import Any
 
 from unsilent.render.comparison_info import headline, second_line, sentence
 from unsilent.strictjson import strict
-from unsilent.studies.comparison import ComparedRow, Comparison, Estimated
-from unsilent.studies.records import PvfResult, PvfRow
+from unsilent.studies.pvf.comparison import ComparedRow, Comparison, Estimated
+from unsilent.studies.pvf.records import PvfResult, PvfRow
 
 SCHEMA = "unsilent/comparison/1"
 _COMMON = ("fault", "law", "per", "unit", "judge", "confidence")

@@ -22,8 +22,8 @@ from unsilent.render.console import NAME_LEAST, print_columns, print_lines, prin
 from unsilent.render.info import itself, name_of
 from unsilent.render.terminal import meaning
 from unsilent.report.text import clean, counted, factor, flips_count, short, shown, signed
-from unsilent.studies.comparison import Change, ComparedRow, Comparison
-from unsilent.studies.records import PvfResult
+from unsilent.studies.pvf.comparison import Change, ComparedRow, Comparison
+from unsilent.studies.pvf.records import PvfResult
 
 if TYPE_CHECKING:
     from rich.console import Console

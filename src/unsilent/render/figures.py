@@ -32,7 +32,7 @@ from unsilent.report.look import (
     triangle,
 )
 from unsilent.report.text import flips_text, shown
-from unsilent.studies.records import LookupRow, PvfRow
+from unsilent.studies.pvf.records import LookupRow, PvfRow
 
 Rows = Sequence[PvfRow] | Sequence[LookupRow]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from unsilent.errors import UsageError
 from unsilent.render.info import main_level, rows_of
 from unsilent.report.text import Shown, clean, shown
-from unsilent.studies.records import PvfResult, PvfRow
+from unsilent.studies.pvf.records import PvfResult, PvfRow
 
 NEEDS = "FIT needs PVF of single flips of any bit of parameters, drawn per element (--fault bitflip --flips 1 --law per-element)"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from unsilent.render.info import PLACES, first_flips, is_bounded, is_drawn, is_exact, main_level, rank, rows_of
 from unsilent.report.text import clean, shown
-from unsilent.studies.records import PvfResult, PvfRow
+from unsilent.studies.pvf.records import PvfResult, PvfRow
 
 
 @dataclass(frozen=True, slots=True)

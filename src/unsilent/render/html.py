@@ -26,7 +26,7 @@ from unsilent.render.tables import facts, fit_table, lookup_table, numbers, resu
 from unsilent.render.terminal import meaning
 from unsilent.report.look import Figure
 from unsilent.report.text import clean, counted, listed
-from unsilent.studies.records import PvfResult
+from unsilent.studies.pvf.records import PvfResult
 
 TEMPLATE = "pvf.html.jinja"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unsilent.studies.records import PART, HeatMap, PvfResult, PvfRow
+from unsilent.studies.pvf.records import PART, HeatMap, PvfResult, PvfRow
 
 SERIES = 8
 """Lines that one figure can tell apart."""

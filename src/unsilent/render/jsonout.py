@@ -11,7 +11,7 @@ from typing import Any
 from unsilent.render.fit import fit_rows
 from unsilent.render.headline import sentence
 from unsilent.strictjson import strict
-from unsilent.studies.records import HeatMap, PvfResult
+from unsilent.studies.pvf.records import HeatMap, PvfResult
 
 SCHEMA = "unsilent/pvf/1"
 _SPEC = ("workload", "fault", "at", "per", "law", "unit", "judge", "confidence", "samples", "batches")

@@ -10,7 +10,7 @@ from unsilent.render.fit import FitRow
 from unsilent.render.info import EVERYTHING, first_flips, is_drawn, itself, name_of, rows_of
 from unsilent.render.terminal import accuracy_text, dtype_text
 from unsilent.report.text import amount, clean, counted, flips_text, seconds, share, shown
-from unsilent.studies.records import PvfResult, PvfRow
+from unsilent.studies.pvf.records import PvfResult, PvfRow
 
 
 @dataclass(frozen=True, slots=True)

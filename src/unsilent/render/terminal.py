@@ -16,7 +16,7 @@ from unsilent.render.fit import NEEDS, applies, check_rate, fit_of
 from unsilent.render.headline import sentence
 from unsilent.render.info import is_drawn, itself, limits_text, name_of, pooled, rank, rows_of
 from unsilent.report.text import clean, counted, listed, part, seconds, share, shown
-from unsilent.studies.records import PvfResult, PvfRow
+from unsilent.studies.pvf.records import PvfResult, PvfRow
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -69,7 +69,7 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What a run told: see `running.Run`."""
     import torch
 
-    from unsilent.campaigns.runner import versions
+    from unsilent.campaigns.code import versions
     from unsilent.studies.explaining.finals import Finals
     from unsilent.studies.explaining.frames import Frames
     from unsilent.studies.explaining.loops import run_loop

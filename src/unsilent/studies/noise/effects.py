@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unsilent.campaigns.replicas import SWITCHES, Replica, ReplicaRow, ReplicaStore, Switches, Trained
-from unsilent.campaigns.replicas.switches import RACING
+from unsilent.replicas import SWITCHES, Replica, ReplicaStore, Switches, Trained
+from unsilent.replicas.spec import same
+from unsilent.replicas.switches import RACING
 from unsilent.studies.noise.records import Effect
 
 RACES = 3
@@ -57,11 +58,6 @@ def effect(part: Switches, trained: Trained, store: ReplicaStore, training: str)
         other = "the same bits as" if alike else "other bits than"
         return Effect(*told, changed, f"ends in {other} {_threads(part)}; no operation raced in {RACES} runs")
     return Effect(*told, changed, f"runs of the same seeds agreed ({RACES} runs)")
-
-
-def same(one: ReplicaRow, other: ReplicaRow) -> bool:
-    """Whether two runs have the same bits in all that was written down."""
-    return one.content == other.content
 
 
 def _racing(part: Switches) -> bool:

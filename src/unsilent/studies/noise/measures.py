@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.campaigns.replicas import Replica, ReplicaRow, ReplicaStore, Switches, Trained
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
+from unsilent.replicas import Replica, ReplicaRow, ReplicaStore, Switches, Trained
 from unsilent.statistics.distances import Distances, distance, weight_distances
 from unsilent.statistics.groups import GroupSpread, group_spread
 from unsilent.statistics.replicas import differing, median_parting, over_pairs, parting, spread

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from unsilent.campaigns.replicas import Look, Looked, ReplicaRow, ReplicaStore
-from unsilent.campaigns.replicas.looks import Operation
+from unsilent.replicas import Look, Looked, ReplicaRow, ReplicaStore
+from unsilent.replicas.looks import Operation
 from unsilent.statistics.replicas import parting
 from unsilent.studies.noise.records import FirstOperation
 

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from unsilent.campaigns.replicas import (
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.replicas import (
     Look,
     Replica,
     ReplicaRow,
@@ -22,12 +23,12 @@ from unsilent.campaigns.replicas import (
     Trained,
     run_replicas,
 )
-from unsilent.campaigns.replicas.run import Told
-from unsilent.campaigns.replicas.switches import CONTROL, VARIANTS
-from unsilent.errors import UnsilentError, UsageError
+from unsilent.replicas.run import Told
+from unsilent.replicas.spec import same
+from unsilent.replicas.switches import CONTROL, VARIANTS
 from unsilent.statistics.floor import replicas_needed
 from unsilent.statistics.replicas import LEAST, enough, parting
-from unsilent.studies.noise.effects import RACES, effect, impossible, probes, same
+from unsilent.studies.noise.effects import RACES, effect, impossible, probes
 from unsilent.studies.noise.measures import churn_matrix, loss_spread, measure
 from unsilent.studies.noise.parting import first_seen, parts_first
 from unsilent.studies.noise.records import Effect, NoiseResult

@@ -1,0 +1,287 @@
+"""The codec of trials: one annotated record says which columns they have, how these are written, read and exported.
+
+A row is a dataclass with a field ``trial`` (`TrialId`) and fields of these types: ``str``, ``int``, ``bool``, ``float`` (NaN is
+stored as NULL), ``X | None``, a NamedTuple of those (a column each), ``bytes`` and ``NDArray[float64]`` (compressed). Limits are
+those of `annotated_types` (``Annotated[int, Ge(0)]``); `FAULTS` is JSON, `RUN` belongs to one run and not to the trial.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Generic, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
+import xxhash
+
+from unsilent.campaigns.reading import Allowance, Damaged, check_faults, shown
+from unsilent.campaigns.spec import TrialId, canonical
+from unsilent.faults import Fault
+
+R = TypeVar("R", bound="StoredRow")
+Shape = int | tuple[int, ...]
+FAULTS = "faults"
+"""Marks a text as JSON: a list of faults, or one object in their place (a digest)."""
+MOST_ELEMENTS = 4096
+RUN = "run"
+"""Marks what belongs to one run of a trial: it may differ when the trial is run again, and is in no canonical export."""
+_SQL = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
+_DIGITS = b"0123456789abcdef".ljust(256, b"?")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table; ``hint``: the type that its cells are checked against, ``kind``: that of its values."""
+
+    name: str
+    sql: str
+    hint: Any
+    kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a row. ``parts``: names of the columns of a tuple, which is made by ``make``."""
+
+    name: str
+    kind: type
+    marks: tuple[Any, ...]
+    columns: tuple[Column, ...]
+    make: Callable[..., Any] | None = None
+
+    @property
+    def array(self) -> bool:
+        """Whether it is stored compressed."""
+        return self.kind in (bytes, np.ndarray)
+
+
+class Codec(Generic[R]):
+    """How rows of one type are stored.
+
+    Attributes:
+        schema: of the table ``trial``. columns: names, scalars before arrays.
+    """
+
+    def __init__(self, row: type[R]) -> None:
+        from pydantic import TypeAdapter
+
+        if fields(row)[0].name != "trial":  # type: ignore[arg-type]
+            raise TypeError(f"{row.__name__} begins with {fields(row)[0].name}; expected trial")  # type: ignore[arg-type]
+        hints = get_type_hints(row, include_extras=True)
+        self._row = row
+        self.fields = [_field(one.name, hints[one.name]) for one in fields(row)]  # type: ignore[arg-type]
+        self._scalars = [one for one in self.fields if not one.array]
+        self.arrays = [one for one in self.fields if one.array]
+        self._columns = [column for one in (*self._scalars, *self.arrays) for column in one.columns]
+        hinted = tuple(c.hint for one in self._scalars for c in one.columns)
+        self._checked: TypeAdapter[tuple[Any, ...]] = TypeAdapter(cast("Any", tuple.__class_getitem__(hinted)))
+        self.columns = tuple(column.name for column in self._columns)
+        self.schema = (
+            f"CREATE TABLE trial ({', '.join(f'{c.name} {c.sql}' for c in self._columns)});\n"
+            "CREATE UNIQUE INDEX trial_identity ON trial (target, IFNULL(flips, 0), k);\n"
+        )
+
+    def encode(self, row: R) -> tuple[Any, ...]:
+        """Cells in the order of `columns`."""
+        return tuple(_encoded(row, self._scalars)) + tuple(_packed(getattr(row, one.name)) for one in self.arrays)
+
+    def decode(
+        self, cells: Sequence[Any], shapes: Callable[[Mapping[str, Any]], Mapping[str, Shape]], allowance: Allowance
+    ) -> R:
+        """The row of these cells; raises ``Damaged``.
+
+        Args:
+            shapes: by the scalars, the shape of each array. An array whose cell is None is left empty.
+        """
+        allowance.read(*cells)
+        count = len(cells) - len(self.arrays)
+        try:
+            scalars = iter(self._checked.validate_python(tuple(cells[:count]), strict=True))
+        except ValueError as error:
+            raise Damaged(f"{_named(cells)} has {self._wrong(error)}") from None
+        values: dict[str, Any] = {one.name: _decoded(one, scalars) for one in self._scalars}
+        for one in self._scalars:
+            if FAULTS in one.marks:
+                check_faults(values[one.name], _named(cells))
+        try:
+            known = shapes(values)
+            for one, cell in zip(self.arrays, cells[count:], strict=True):
+                values[one.name] = _unpacked(one, cell, known[one.name], allowance)
+        except Damaged as wrong:
+            raise Damaged(f"{_named(cells)}: {wrong}") from None
+        return self._row(**values)
+
+    def _wrong(self, error: ValueError) -> str:
+        """Which column it is."""
+        found = error.errors()[0] if hasattr(error, "errors") else {}
+        place = found.get("loc", (0,))[0]
+        return f"a column that cannot be: {self.columns[int(place)]} ({shown(str(found.get('msg', error)))})"
+
+    def content(self, row: R) -> dict[str, Any]:
+        """What must be equal when the trial is run again, by field."""
+        return {
+            one.name: getattr(row, one.name).tobytes()
+            if one.kind is np.ndarray
+            else getattr(row, one.name)
+            if one.array
+            else tuple(_encoded(row, [one]))
+            for one in self.fields
+            if RUN not in one.marks
+        }
+
+    def record(self, row: R, *, canonical: bool = False) -> dict[str, Any]:
+        """The row as JSON values; ``canonical``: without what belongs to one run.
+
+        Curves are lists, ``inf`` is text, what is not known is null; bytes are one hex digit each.
+        """
+        found: dict[str, Any] = {}
+        for one in self.fields:
+            if canonical and RUN in one.marks:
+                continue
+            value = getattr(row, one.name)
+            if isinstance(value, TrialId):
+                found["trial"] = str(value)
+            if one.make is not None:
+                found |= {c.name: _plain(part) for c, part in zip(one.columns, value, strict=True)}
+            elif FAULTS in one.marks:
+                found[one.name] = json.loads(value)
+            else:
+                found[one.name] = _plain(value)
+        return found | row.derived()
+
+    @property
+    def digits(self) -> list[str]:
+        """Fields that are exported as hex digits."""
+        return [one.name for one in self.arrays if one.kind is bytes]
+
+    @property
+    def numbers(self) -> set[str]:
+        """Columns of numbers that may be infinite."""
+        return {c.name for c in self._columns if c.sql.startswith("REAL")}
+
+
+def faults_text(faults: Sequence[Fault]) -> str:
+    """Faults as a row holds them: a list; a digest where they touch more than `MOST_ELEMENTS`, which the seed draws again."""
+    text = json.dumps([fault.to_json() for fault in faults], separators=(",", ":"))
+    count = sum(map(len, faults))
+    if count <= MOST_ELEMENTS:
+        return text
+    return canonical({"elements": count, "digest": xxhash.xxh3_128_hexdigest(text.encode())})
+
+
+@cache
+def codec(row: type[R]) -> Codec[R]:
+    """The codec of a type of rows."""
+    return Codec(row)
+
+
+class StoredRow:
+    """A base of rows."""
+
+    __slots__ = ()
+
+    def content(self) -> dict[str, Any]:
+        """What must be equal when the trial is run again, by field."""
+        return codec(cast("Any", type(self))).content(self)
+
+    def derived(self) -> dict[str, Any]:
+        """What an export says beside the fields."""
+        return {}
+
+    def by_worker(self, number: int) -> Self:
+        """It with the number of the worker that ran it."""
+        return cast("Self", replace(cast("Any", self), worker=number))
+
+
+def _field(name: str, hint: Any) -> Field:
+    kind, marks = _taken_apart(hint)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        hints = get_type_hints(kind, include_extras=True)
+        return Field(name, kind, marks, tuple(_column(part, hints[part]) for part in kind._fields), kind)  # type: ignore[attr-defined]
+    if kind is bytes or get_origin(kind) is np.ndarray or kind is np.ndarray:
+        return Field(
+            name, bytes if kind is bytes else np.ndarray, marks, (Column(name, "BLOB NOT NULL", bytes, bytes),)
+        )
+    return Field(name, kind, marks, (_column(name, hint),))
+
+
+def _column(name: str, hint: Any) -> Column:
+    kind, marks = _taken_apart(hint)
+    optional = get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind)
+    plain = next(arg for arg in get_args(kind) if arg is not NoneType) if optional else kind
+    if plain not in _SQL:
+        raise TypeError(f"column {name} is {plain!r}; expected str, int, bool or float")
+    checked: Any = int if plain is bool else plain
+    limits = tuple(mark for mark in marks if not isinstance(mark, str))
+    if plain is bool:
+        from annotated_types import Interval
+
+        limits = (Interval(ge=0, le=1),)
+    if limits:
+        checked = Annotated[(checked, *limits)]
+    null = optional or plain is float
+    return Column(name, _SQL[plain] + ("" if null else " NOT NULL"), checked | None if null else checked, plain)
+
+
+def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type without its annotations, and these."""
+    if get_origin(hint) is Annotated:
+        kind, *marks = get_args(hint)
+        return kind, tuple(marks)
+    return hint, ()
+
+
+def _encoded(row: object, chosen: Sequence[Field]) -> Iterator[Any]:
+    for one in chosen:
+        value = getattr(row, one.name)
+        for part in value if one.make is not None else (value,):
+            yield None if isinstance(part, float) and math.isnan(part) else part
+
+
+def _decoded(one: Field, cells: Iterator[Any]) -> Any:
+    values = [_value(column, next(cells)) for column in one.columns]
+    return values[0] if one.make is None else one.make(*values)
+
+
+def _value(column: Column, cell: Any) -> Any:
+    if cell is None:
+        return math.nan if column.kind is float else None
+    return bool(cell) if column.kind is bool else cell
+
+
+def _packed(array: Any) -> bytes:
+    data = array if isinstance(array, bytes) else np.ascontiguousarray(array, dtype=np.float64).tobytes()
+    return zlib.compress(data, 1)
+
+
+def _unpacked(one: Field, cell: Any, shape: Shape, allowance: Allowance) -> Any:
+    if cell is None:  # not asked for
+        return b"" if one.kind is bytes else np.empty(0)
+    count = shape if isinstance(shape, int) else math.prod(shape)
+    size = count if one.kind is bytes else 8 * count
+    content = allowance.unpack(cell, size)
+    if len(content) != size:
+        raise Damaged(f"{one.name} has an impossible length")
+    return content if one.kind is bytes else np.frombuffer(content, np.float64).reshape(shape)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return value.translate(_DIGITS).decode()
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _named(cells: Sequence[Any]) -> str:
+    """The trial that some cells are of, whatever they hold: the first three are its target, flips and number."""
+    target, flips, k = cells[:3]
+    return f"trial {shown(target)}/x{shown('' if flips is None else flips)}/{shown(k)}"

@@ -1,0 +1,65 @@
+"""The noise floor of a training from its stored replicas: what the test of `unsilent.statistics.floor` judges by.
+
+Any study that trains has the same two questions: which clean runs are there, and how far is this run from the clean twin?
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.replicas import Replica, ReplicaRow, ReplicaStore, Switches
+from unsilent.replicas.spec import same
+from unsilent.statistics.distances import distance
+from unsilent.statistics.nulls import Compared, Null
+
+ACCURACY, LOSS, CHURN, UNIT = "accuracy", "loss", "churn", "unit"
+"""Measures: differences of accuracy (a share) and loss on held-out samples; share of predictions that differ, and distance of
+the weights on the unit sphere (where weights were kept)."""
+
+
+class Floor:
+    """Replicas of one training with the same switches beside its clean twin.
+
+    Args:
+        store, training: where they are. switches: the noise that the runs which are to be judged have met, too.
+
+    Raises:
+        UsageError: the store has no clean twin of this training.
+    """
+
+    def __init__(self, store: ReplicaStore, training: str, switches: Switches) -> None:
+        self._store, self._training, self._switches = store, training, switches
+        self.trained = store.trained(training)
+        twin = next(store.rows(training, Switches(), 1), None)
+        if twin is None:
+            raise UsageError(f"{store.path} has no clean twin of {self.trained.name}; run its replicas first")
+        self.twin = twin
+        self._weights = store.weights(training, twin.replica)
+
+    def null(self, numbers: range) -> Null:
+        """The clean comparisons of the replicas with these numbers; raises ``UsageError`` where one is not stored."""
+        rows = {row.replica.number: row for row in self._store.rows(self._training, self._switches, numbers.stop)}
+        if missing := [number for number in numbers if number not in rows]:
+            raise UsageError(f"replica {Replica(self._switches, missing[0])} is not stored; run it first")
+        return Null([self.compared(rows[number]) for number in numbers])
+
+    def compared(self, row: ReplicaRow) -> Compared:
+        """A run beside the clean twin."""
+        labels = self.trained.labels
+        accuracy, clean = (float((one.predictions == labels).mean()) for one in (row, self.twin))
+        values = {
+            ACCURACY: accuracy - clean,
+            LOSS: row.loss - self.twin.loss,
+            CHURN: float(np.mean(row.predictions != self.twin.predictions)),
+        }
+        own = row.weights if row.weights is not None else self._store.weights(self._training, row.replica)
+        if own is not None and self._weights is not None:
+            values[UNIT] = distance(self._weights, own)[1]
+        return Compared(
+            str(row.replica),
+            str(self.twin.replica),
+            values,
+            source=str(row.replica.switches),
+            same_bits=same(row, self.twin),
+        )

@@ -1,0 +1,300 @@
+"""Runs replicas in this process: seeds and switches set, a training from start to end, everything of before put back.
+
+Lives in a worker: it imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from unsilent.campaigns.code import code_fingerprint, versions
+from unsilent.engine.digests import content_of, digest, digest_unordered
+from unsilent.engine.tracing.flow import Flow, Met
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.replicas.looks import Look, Looked, Operation
+from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
+from unsilent.replicas.switches import Switches
+from unsilent.sites.calls import OUTSIDE
+from unsilent.sites.modules import named_modules
+from unsilent.workloads import load_training
+from unsilent.workloads.process import check_forks, take_notes
+from unsilent.workloads.trainings.base import Seeds, TrainingState
+from unsilent.workloads.trainings.dropout import RowDropout
+from unsilent.workloads.trainings.snapshots import tensors_of
+from unsilent.workloads.user import user_code
+
+PROBED = 2
+"""Steps that are trained before the first run: code and data that user code reads by itself show in them."""
+_CHOOSE = (
+    "ATEN_",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_CBWR",
+    "MKL_ENABLE",
+    "MKL_DEBUG",
+    "NVIDIA_TF32",
+    "CUDNN_",
+    "TORCH_ALLOW_TF32",
+)
+_UNSURE = "does not have a deterministic implementation"
+
+
+class ReplicaRunner:
+    """Runs replicas of one training, one after the other."""
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self._spec = spec
+        self._workload = load_training(spec.workload, dict(spec.options), data=spec.data)
+        self._steps = self._workload.steps if spec.steps is None else spec.steps
+        if not self._steps >= 1:
+            raise UsageError(f"steps is {self._steps}; expected at least 1")
+
+    def describe(self) -> Trained:
+        """What is known before the first run; trains the first steps with the base seed, and evaluates."""
+        with applied(Switches()), _told(), user_code(self._spec.workload):
+            state = self._workload.start(Seeds.all(self._spec.seed))
+            start = digest_of(_all_tensors(self._workload.snapshot(state)))
+            evaluation = self._workload.evaluate(state)
+            draws = self._draws()
+            losses = [self._workload.step(state).loss for _ in range(min(PROBED, self._steps))]
+            first = digest_of(_all_tensors(self._workload.snapshot(state)))
+        parameters = list(state.model.parameters())
+        labels = evaluation.labels
+        masks = {name: np.asarray(mask) for name, mask in evaluation.groups.items()}
+        machine = {
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "processor": _processor(),
+            "onednn": str(torch.backends.mkldnn.is_available()),
+            "mkl": str(torch.backends.mkl.is_available()),
+        }
+        streams = getattr(self._workload, "streams", None)
+        return Trained(
+            name=str(self._workload.name),
+            steps=self._steps,
+            fingerprint={
+                # Now, when the first steps have loaded what they load late.
+                "code": code_fingerprint(self._spec.workload, self._workload, None),
+                "data": _file_hash(self._spec.data),
+                "start": start,
+                "first steps": xxhash.xxh3_64_hexdigest(np.array(losses).tobytes()) + first,
+                "labels": xxhash.xxh3_128_hexdigest(labels.tobytes()),
+                "environment": _environment(),
+                **{name: value for name, value in versions().items() if name != "unsilent"},
+                **machine,
+            },
+            labels=labels,
+            groups=masks,
+            streams=None if streams is None else tuple(streams),
+            layouts=any(p.ndim == 4 and p.shape[1] > 1 for p in parameters),
+            draws=draws,
+            device=parameters[0].device.type if parameters else "cpu",
+            parameters=sum(p.numel() for p in parameters),
+            machine=machine,
+            versions=versions(),
+            info=dict(self._workload.info),
+        )
+
+    def _draws(self) -> bool:
+        """Whether a module draws random numbers in a step that do not go with the rows of the batch."""
+        state = self._workload.start(Seeds.all(self._spec.seed))
+        flow = Flow(state.model)
+        try:
+            with flow:
+                self._workload.step(state)
+        except UnsilentError:  # a compiled model cannot be watched
+            return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in state.model.modules())
+        by_row = {name for name, module in named_modules(state.model) if isinstance(module, RowDropout)}
+        drawn = {met.key.name.partition("#")[0] for met in flow.met if met.draws and met.key is not None}
+        return bool(drawn - by_row - {OUTSIDE})
+
+    def _start(self, replica: Replica) -> TrainingState:
+        state = self._workload.start(Seeds(**replica.seeds(self._spec.seed)))  # type: ignore[arg-type]
+        if "layout" in replica.switches:
+            state.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return state
+
+    def look(self, look: Look) -> Looked:
+        """What every operation of one step reads and gives."""
+        with applied(look.switches), _told(), user_code(self._spec.workload):
+            state = self._start(look.replica)
+            for _ in range(look.step):
+                self._workload.step(state)
+            kind = digest_unordered if look.unordered else _ordered
+            flow, before = Flow(state.model, kind), _digests(state, kind)
+            try:
+                with flow:
+                    self._workload.step(state)
+            except (
+                UnsilentError
+            ) as error:  # what cannot be watched (a compiled model, say) still has its other measures
+                return Looked(note=str(error))
+            after = _digests(state, kind)
+        return Looked(before, after, [_operation(met) for met in flow.met])
+
+    def run(self, replica: Replica) -> ReplicaRow:
+        """One training from start to end."""
+        began = time.perf_counter()
+        losses, hashes = [], []
+        with applied(replica.switches), _told() as notes, user_code(self._spec.workload):
+            state = self._start(replica)
+            for step in range(self._steps):
+                losses.append(self._workload.step(state).loss)
+                if (step + 1) % self._spec.every == 0 or step + 1 == self._steps:
+                    hashes.append(_quick_hash(state))
+            evaluation = self._workload.evaluate(state)
+            snapshot = self._workload.snapshot(state)
+        check_forks(self._workload.name)
+        notes += take_notes(self._workload.name)
+        return ReplicaRow(
+            replica=replica,
+            losses=np.array(losses, dtype=np.float64),
+            hashes=np.array(hashes, dtype=np.uint64),
+            finals=[(name, xxhash.xxh3_64_hexdigest(content_of(t))) for name, t in _all_tensors(snapshot).items()],
+            loss=float(evaluation.loss),
+            metrics={name: float(value) for name, value in evaluation.metrics.items()},
+            predictions=evaluation.predictions,
+            weights=_weights(state),
+            notes=tuple(sorted(set(notes))),
+            seconds=time.perf_counter() - began,
+        )
+
+
+@contextmanager
+def applied(switches: Switches) -> Iterator[None]:
+    """The settings of these switches inside; those of before afterwards. The environment must be set already."""
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    deterministic: Any = torch.utils.deterministic
+    strict, filling = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    free = "race" in switches or "nondeterministic" in switches
+    with ExitStack() as stack:
+        try:
+            torch.set_num_threads(switches.threads)
+            # Memory is filled for debugging only; it would cost time.
+            deterministic.fill_uninitialized_memory = False
+            torch.use_deterministic_algorithms(not free, warn_only=True)
+            torch.backends.cudnn.benchmark = "cudnn-benchmark" in switches
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = "tf32" in switches
+            if "onednn" in switches:
+                # Not `flags`: that would set TF32, too, which warns where there is none.
+                stack.callback(torch.backends.mkldnn.set_flags, torch.backends.mkldnn.set_flags(False)[0])
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            deterministic.fill_uninitialized_memory = filling
+            torch.use_deterministic_algorithms(strict, warn_only=only_warn)
+            torch.backends.cudnn.benchmark = benchmark
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+
+
+@contextmanager
+def _told() -> Iterator[list[str]]:
+    """The operations that torch warned have no deterministic kernel; other warnings go where they go."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+    for one in caught:
+        text = str(one.message)
+        if _UNSURE in text:
+            found.append(f"{text.split(_UNSURE)[0].strip()} has no deterministic kernel")
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """One hash of names and contents."""
+    digest = xxhash.xxh3_128()
+    for name, tensor in tensors.items():
+        digest.update(f"{name};{tensor.dtype};{list(tensor.shape)};".encode())
+        digest.update(content_of(tensor))
+    return digest.hexdigest()
+
+
+def _quick_hash(state: TrainingState) -> int:
+    """64 bits of parameters and buffers."""
+    digest = xxhash.xxh3_64()
+    for tensor in tensors_of(state.model).values():
+        digest.update(content_of(tensor))
+    return digest.intdigest()
+
+
+def _ordered(tensor: Tensor) -> int:
+    return digest([tensor])
+
+
+def _digests(state: TrainingState, digest: Callable[[Tensor], int]) -> tuple[int, ...]:
+    """Of each parameter and buffer."""
+    return tuple(map(digest, tensors_of(state.model).values()))
+
+
+def _operation(met: Met) -> Operation:
+    name, phase = (met.kernel, "") if met.key is None else (met.key.name, met.key.phase)
+    return Operation(name, met.kernel, phase, met.draws, met.moves, met.reads, met.gives)
+
+
+def _all_tensors(value: Any, where: str = "") -> dict[str, Tensor]:
+    """Every tensor of a snapshot by its path."""
+    if isinstance(value, Tensor):
+        return {where: value}
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    found: dict[str, Tensor] = {}
+    for key, item in items:
+        found |= _all_tensors(item, f"{where}/{key}" if where else str(key))
+    return found
+
+
+def _weights(state: TrainingState) -> NDArray[Any] | None:
+    """All parameters one after the other, in float32, or float64 if one of them is; None where they take too much."""
+    parameters = [p.detach() for p in state.model.parameters()]
+    wide = any(p.dtype == torch.float64 for p in parameters)
+    dtype = torch.float64 if wide else torch.float32
+    if sum(p.numel() for p in parameters) * dtype.itemsize > WEIGHT_BYTES or any(p.is_complex() for p in parameters):
+        return None
+    found: NDArray[Any] = torch.cat([p.to("cpu", dtype).contiguous().reshape(-1) for p in parameters]).numpy()
+    return found
+
+
+def _environment() -> str:
+    """The variables by which libraries choose kernels; a hash of all of them."""
+    found = sorted((name, value) for name, value in os.environ.items() if name.startswith(_CHOOSE))
+    return xxhash.xxh3_64_hexdigest(repr(found).encode())
+
+
+def _file_hash(data: str | None) -> str:
+    if data is None or not Path(data).is_file():
+        return ""
+    digest = xxhash.xxh3_128()
+    with Path(data).open("rb") as opened:
+        while piece := opened.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    """The model of the processor: kernels are chosen by it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

@@ -1,0 +1,270 @@
+"""The PVF card: one small JSON file that says what was measured, what came out, and how to measure it again.
+
+A card is a function of its campaign and of how it is read (unit, confidence): it holds no time, host or path of a store, so
+that whoever runs its command again with the same files, versions and kind of device gets the same card, byte for byte. Its
+last field is the SHA-256 of everything else, which finds damage and careless edits; it says nothing of who made the card.
+
+A card may come from anywhere. `read_card` believes nothing of it before it is checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from unsilent.campaigns.driver import ROUND
+from unsilent.campaigns.merging import shard_of
+from unsilent.campaigns.spec import canonical
+from unsilent.errors import UsageError
+from unsilent.plainfiles import read_plain
+from unsilent.strictjson import strict
+from unsilent.studies.pvf.analysis import analyse, reading
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.precision import Precision
+from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.tallies import UNITS, Question
+
+SCHEMA = "unsilent-pvf-card"
+VERSION = 1
+KNOWN = (VERSION,)
+"""Versions that can be read."""
+MEASURES = ("PVF", "P(incorrect)")
+LEVELS = ("model", "component", "layer")
+MOST_BYTES = 16 * 2**20
+_SQLITE = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    """One estimate; see `PvfRow`."""
+
+    level: str
+    target: str
+    parent: str
+    flips: int | None
+    estimate: float | None
+    low: float
+    high: float
+    n: int
+    """Independent trials (faults)."""
+    method: str
+    silent_share: float | None
+    elements: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What is shared of a campaign. ``spec`` is what was asked; the rest is what that came to."""
+
+    schema: str
+    version: int
+    measure: str
+    command: str
+    campaign: str
+    spec: CampaignSpec
+    judge: str
+    unit: str
+    confidence: float
+    samples: int
+    batches: int
+    trials: int
+    info: Mapping[str, Any]
+    fingerprint: Mapping[str, str]
+    """Hashes of weights, inputs, golden outputs and code, and the kind of machine: what the campaign's hash covers."""
+    versions: Mapping[str, str]
+    device: str
+    dtype: str
+    threads: int
+    rows: tuple[CardRow, ...]
+    notes: tuple[str, ...]
+    sha256: str
+    """Of the `canonical` JSON of all other fields."""
+
+
+def make_card(store: PvfStore, question: Question) -> Card:
+    """The card of a stored campaign; raises ``UsageError`` where no single command makes just these trials again."""
+    result, description = analyse(store, question), store.description
+    if result.trials_done < result.trials_planned:
+        raise UsageError(
+            f"{store.path} has {result.trials_done:,} of {result.trials_planned:,} planned trials, and a card is made of "
+            f"all of them; {_missing(store)}"
+        )
+    _check_plan(store, result.command, question.of(store.spec.transient))
+    names = tuple(CardRow.__dataclass_fields__)
+    values = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        **{key: getattr(result, key) for key in ("measure", "command", "campaign", "judge", "unit", "confidence")},
+        **{key: getattr(result, key) for key in ("samples", "batches", "device", "dtype", "threads", "versions")},
+        "spec": store.spec.to_json(),
+        "trials": result.trials_done,
+        "info": result.info,
+        "fingerprint": description.fingerprint,
+        "rows": [{name: getattr(row, name) for name in names} for row in result.rows if row.level in LEVELS],
+        "notes": [*result.notes, *result.short],
+    }
+    card = _typed(json.dumps({**strict(values), "sha256": ""}), f"the card of {store.path}")
+    return replace(card, sha256=checksum(card_json(card)))
+
+
+def _missing(store: PvfStore) -> str:
+    """How the other trials come into a store: those of other parts by merging, once its own part is there."""
+    trials, command = store.budget()
+    spec, targets = store.spec, store.description.targets
+    where = f" --store {shlex.quote(str(store.path))}" if command.startswith("unsilent ") else ""
+    part, parts = shard_of(command)
+    ends = [target.slots if spec.enumerated else trials for target in targets for _ in spec.flips]
+    if parts < 2 or sum(1 for _ in store.rows()) < sum(len(range(part - 1, end, parts)) for end in ends):
+        return f"finish it first: {command}{where}"
+    return (
+        f"it is part {part} of {parts}, and done: join it with the others first, then make the card of what they are joined "
+        f"into: unsilent merge ALL.sqlite {shlex.quote(str(store.path))} …"
+    )
+
+
+def _check_plan(store: PvfStore, command: str, question: Question) -> None:
+    """A campaign in rounds depends on the precision that was asked when it was planned, and on how its trials were read then."""
+    planned = list(dict.fromkeys(plan.asked for cells in store.records(ROUND) for plan in cells))
+    if not planned or not command.startswith("unsilent "):
+        return
+    given = dict(pairwise(shlex.split(command)))
+    precision = str(Precision.parse(given.get("--ci"), given.get("--rel")))
+    if planned == [f"{precision} at {question.confidence:g} per {question.unit}"]:
+        return
+    last = re.fullmatch(r"(.+) at (0\.[0-9]+) per (sample|batch)", planned[-1])
+    if len(planned) == 1 and last and last[1] == precision:
+        raise UsageError(
+            f"{store.path} was planned for {planned[0]}, and is read at {question.confidence:g} per {question.unit}, which "
+            f"no command makes again; read it as it was planned: --confidence {last[2]} --unit {last[3]}"
+        )
+    usual = Question().of(store.spec.transient)
+    more = reading(replace(question, unit=last[3], confidence=float(last[2])), usual) if last else []
+    anew = " ".join([store.budget()[1], *more, "--store NEW.sqlite"])
+    raise UsageError(
+        f"{store.path} was planned for {', then for '.join(planned)}, and no single command makes its trials again; for a "
+        f"card run it anew in a store of its own: {anew}"
+    )
+
+
+def checksum(values: Mapping[str, Any]) -> str:
+    """SHA-256, in hex, of the canonical JSON of a card's fields without this one."""
+    return hashlib.sha256(canonical({k: v for k, v in values.items() if k != "sha256"}).encode()).hexdigest()
+
+
+def card_json(card: Card) -> dict[str, Any]:
+    """Plain JSON values, as in the file."""
+    plain = strict(asdict(card))
+    assert isinstance(plain, dict)
+    return plain
+
+
+def card_text(card: Card) -> str:
+    """What the file holds."""
+    return json.dumps(card_json(card), indent=2, allow_nan=False) + "\n"
+
+
+def is_card(path: Path) -> bool:
+    """Whether a file is meant as a card: it begins as JSON does, or its name says so and it is no store."""
+    try:
+        if not path.is_file():  # opening a pipe would wait
+            return False
+        with open(path, "rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") or (path.suffix == ".json" and head[:16] != _SQLITE)
+
+
+def read_card(path: Path) -> Card:
+    """A card from a file; raises ``UsageError`` for anything that is none, is damaged or of a version not known here."""
+    values = _parsed(content := read_plain(path, MOST_BYTES, f"the card {path}"), path)
+    if values.get("schema") != SCHEMA:
+        raise UsageError(f"{path} is no PVF card: its schema is {_short(values.get('schema'))}, expected {SCHEMA!r}")
+    version = values.get("version")
+    if type(version) is not int or version not in KNOWN:
+        known = ", ".join(map(str, KNOWN))
+        raise UsageError(
+            f"{path} is a card of version {_short(version)}, known are: {known}; read it with the Unsilent that made it"
+        )
+    if values.get("sha256") != checksum(values):
+        raise UsageError(
+            f"{path} does not have the checksum it states: it was changed or cut; get it from its source again"
+        )
+    card = _typed(content.decode(), str(path))
+    if canonical(card_json(card)) != canonical(values):
+        raise UsageError(f"{path} is no valid PVF card: it holds fields or values that no card has")
+    wrong = next(_impossible(card), None)
+    if wrong is not None:
+        raise UsageError(f"{path} is no valid PVF card: {wrong}")
+    return card
+
+
+def _parsed(content: bytes, path: Path) -> dict[str, Any]:
+    """A JSON object with finite numbers, each key once."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a key stands there twice")
+        return dict(pairs)
+
+    def finite(text: str) -> float:
+        if not math.isfinite(float(text)):
+            raise ValueError(f"{text[:20]} is no finite number")
+        return float(text)
+
+    try:
+        values = json.loads(content.decode(), object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is no PVF card, it cannot be read as JSON ({_short(error)}); give a card or a store"
+        ) from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is no PVF card: it holds {type(values).__name__}, expected a JSON object")
+    return values
+
+
+def _typed(text: str, name: str) -> Card:
+    """The card that a JSON text holds, every field of its type."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Card).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{name} is no valid PVF card: {_short(where)}: {_short(first['msg'])}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name} is no valid PVF card: {_short(error)}") from None
+
+
+def _impossible(card: Card) -> Iterator[str]:
+    """What no campaign gives."""
+    if not (0.5 <= card.confidence < 1):
+        yield f"confidence is {card.confidence}"
+    if card.unit not in UNITS:
+        yield f"unit is {_short(card.unit)}"
+    if card.measure not in MEASURES:
+        yield f"measure is {_short(card.measure)}"
+    if min(card.samples, card.batches, card.threads) < 1 or card.trials < 0:
+        yield "samples, batches, threads or trials are below what there can be"
+    for number, row in enumerate(card.rows):
+        inside = 0 <= row.low <= (row.low if row.estimate is None else row.estimate) <= row.high <= 1
+        if row.level not in LEVELS or not inside or row.n < 0 or row.elements < 1 or row.bits < 1:
+            yield f"row {number} holds numbers that no estimate has"
+        if not 0 <= (row.silent_share or 0.0) <= 1 or (row.flips is not None and row.flips < 1):
+            yield f"row {number} holds numbers that no estimate has"
+
+
+def _short(value: object) -> str:
+    """One line of what a file says, whatever it says."""
+    text = value if isinstance(value, str) else repr(value) if not isinstance(value, Exception) else str(value)
+    return text.encode("unicode_escape").decode()[:80]

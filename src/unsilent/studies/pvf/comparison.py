@@ -1,0 +1,362 @@
+"""Two stored campaigns compared, row by row: the difference B - A and the ratio B / A with intervals, and which rows differ.
+
+Limits come from those of the two rows (`statistics.comparing`); where every trial of a row had the same fault in both campaigns
+they come from the differences trial by trial, which vary less. Whether rows differ is said after correction for the number of
+rows of their level (Holm), so that among rows that are alike none is called different but for an error of 1 - confidence.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xxhash
+
+from unsilent.campaigns.spec import differences as changed
+from unsilent.campaigns.spec import value_text
+from unsilent.errors import UsageError
+from unsilent.statistics import Interval
+from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio
+from unsilent.statistics.looks import confidence_at
+from unsilent.studies.pvf.analysis import analyse, dtype_of, reading
+from unsilent.studies.pvf.hits import single_hits
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.records import PART, PvfResult, PvfRow
+from unsilent.studies.pvf.rows import Group, layer_groups, target_groups
+from unsilent.studies.pvf.spec import TrialRow
+from unsilent.studies.pvf.stored import Stored
+from unsilent.studies.pvf.tallies import Question, Sample
+
+Key = tuple[str, str, str, int | None]
+LEAST_CONFIDENCE = 0.5
+"""Of an interval; so a p value above one half is told as 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """A difference or a ratio with its limits; ``high`` may be infinite."""
+
+    estimate: float | None
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """One target at one number of flips in both campaigns."""
+
+    a: PvfRow
+    b: PvfRow
+    difference: Estimated
+    """B - A, from -1 to 1."""
+    ratio: Estimated
+    """B / A; None where A is 0. Its limits take A and B for independent, also where they are paired: then they are wide."""
+    p: float | None
+    """Of the hypothesis that A and B are alike; 1 where it is above 0.5, None where one of them has no estimate."""
+    adjusted: float | None
+    """The same after Holm's correction for all rows of this level."""
+    differs: bool
+    paired: bool
+    """Whether both struck the very same faults, so that the difference is taken trial by trial."""
+    method: str
+
+    @property
+    def level(self) -> str:
+        """Of the target, in A and B."""
+        return self.a.level
+
+    @property
+    def parent(self) -> str:
+        """What the target belongs to."""
+        return self.a.parent
+
+    @property
+    def target(self) -> str:
+        """Its name."""
+        return self.a.target
+
+    @property
+    def flips(self) -> int | None:
+        """Faults drawn per trial."""
+        return self.a.flips
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something about the campaigns that is not the same."""
+
+    what: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison:
+    """Two campaigns and what tells them apart."""
+
+    a: PvfResult
+    b: PvfResult
+    rows: tuple[ComparedRow, ...]
+    changes: tuple[Change, ...]
+    only_a: tuple[PvfRow, ...]
+    only_b: tuple[PvfRow, ...]
+    """Rows that the other campaign lacks."""
+    command: str
+    identical: bool
+    """Whether every trial of one is in the other and ended the same."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def confidence(self) -> float:
+        """Of every interval; rows of a level are called different with an error of at most one minus this."""
+        return self.a.confidence
+
+
+def compare(one: PvfStore, other: PvfStore, question: Question) -> Comparison:
+    """Compare two stores; raises ``UsageError`` where their numbers mean different things."""
+    a, b = analyse(one, question), analyse(other, question)
+    _check(a, b)
+    question = replace(question, unit=a.unit)
+    sides_a, sides_b = _sides(one, question), _sides(other, question)
+    known_a, known_b = {key_of(r): r for r in a.rows}, {key_of(r): r for r in b.rows}
+    shared = [key for key in known_a if key in known_b]
+    rows = compared_rows([(known_a[k], known_b[k], sides_a[k], sides_b[k]) for k in shared], question)
+    same = a.trials_done == b.trials_done and len(shared) == len(known_a) == len(known_b)
+    identical = same and all(_same_outcomes(sides_a[k], sides_b[k]) for k in shared)
+    words = ["unsilent", "report", a.store, b.store]
+    return Comparison(
+        a=a,
+        b=b,
+        rows=tuple(rows),
+        changes=tuple(_changes(one, other)),
+        only_a=tuple(r for k, r in known_a.items() if k not in known_b),
+        only_b=tuple(r for k, r in known_b.items() if k not in known_a),
+        command=" ".join([shlex.join(words), *reading(question, Question().of(a.transient))]),
+        identical=identical,
+        notes=tuple(_notes(a, b, identical)),
+    )
+
+
+def compared_rows(rows: Sequence[tuple[PvfRow, PvfRow, Side, Side]], question: Question) -> list[ComparedRow]:
+    """What is computed for each pair of rows and of what they were made from."""
+    found = [_compared(*row, question) for row in rows]
+    levels: dict[str, dict[int, float]] = defaultdict(dict)
+    for i, row in enumerate(found):
+        if row.p is not None:
+            levels[row.level][i] = row.p
+    for values in levels.values():
+        for i, adjusted in zip(values, holm(list(values.values())), strict=True):
+            found[i] = replace(found[i], adjusted=adjusted, differs=adjusted < 1 - question.confidence)
+    return found
+
+
+def key_of(row: PvfRow) -> Key:
+    """What makes two rows the same one."""
+    return row.level, row.parent, row.target, row.flips
+
+
+# -- one row ---------------------------------------------------------------------------------------------------------
+
+
+def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) -> ComparedRow:
+    interval_at = differences_at(one, other, question)
+    apart = interval_at(question.confidence)
+    times = _combined(ratio, one, other, question)
+    p = None if apart.estimate is None else p_value(interval_at)
+    return ComparedRow(
+        a=a,
+        b=b,
+        difference=Estimated(apart.estimate, apart.low, apart.high),
+        ratio=Estimated(times.estimate, times.low, times.high),
+        p=p,
+        adjusted=p,
+        differs=False,
+        paired=shares_faults(one, other),
+        method=one.sample.complete if _exact(one, other) else apart.method,
+    )
+
+
+def differences_at(one: Side, other: Side, question: Question) -> Callable[[float], Interval]:
+    """The interval of the difference by its confidence; paired where a sample of faults was shared."""
+    drawn = not (one.sample.complete or other.sample.complete or one.sample.left or other.sample.left)
+    if drawn and shares_faults(one, other):
+        return _paired(one.sample, other.sample)
+    return _unpaired(one, other, question)
+
+
+def _unpaired(one: Side, other: Side, question: Question) -> Callable[[float], Interval]:
+    def interval_at(confidence: float) -> Interval:
+        return _combined(difference, one, other, replace(question, confidence=max(confidence, LEAST_CONFIDENCE)))
+
+    return interval_at
+
+
+def _combined(
+    combine: Callable[[Interval, Interval], Interval], one: Side, other: Side, question: Question
+) -> Interval:
+    """Difference or ratio, B against A; limits of a list that was run in part are no matter of chance, both may be at an end."""
+    b, a = question.estimate(other.sample), question.estimate(one.sample)
+    found = combine(b, a)
+    if not (one.sample.left or other.sample.left):
+        return found
+    bounds = combine(replace(b, estimate=None), replace(a, estimate=None))
+    return replace(bounds, estimate=found.estimate, method=f"{found.method}, {PART}")
+
+
+def _paired(one: Sample, other: Sample) -> Callable[[float], Interval]:
+    whole = sum(s.share for s in one.strata)
+    pairs = zip(one.strata, other.strata, strict=True)
+    strata = [(u.share / whole, v.tally.shares - u.tally.shares) for u, v in pairs]
+    looks = [sample.look for sample in (one, other) if sample.look is not None]
+
+    def interval_at(confidence: float) -> Interval:
+        asked = max(confidence, LEAST_CONFIDENCE)
+        return paired_strata(strata, confidence_at(max(looks), asked) if looks else asked)
+
+    return interval_at
+
+
+def shares_faults(one: Side, other: Side) -> bool:
+    """Whether both rest on the very same faults in the same trials, with the same weights: drawn, listed or all there are."""
+    if (
+        len(one.sample.strata) != len(other.sample.strata)
+        or one.sample.left != other.sample.left
+        or one.trials != other.trials
+        or not all(one.trials)
+    ):
+        return False
+    mine, theirs = ([s.share for s in side.sample.strata] for side in (one, other))
+    return bool(np.allclose(np.divide(mine, sum(mine)), np.divide(theirs, sum(theirs)), rtol=1e-12))
+
+
+def _exact(one: Side, other: Side) -> bool:
+    """Whether both tried every fault there is, so that nothing is left to estimate."""
+    return bool(one.sample.complete and other.sample.complete)
+
+
+def _same_outcomes(one: Side, other: Side) -> bool:
+    """Whether all trials are the same ones and ended the same."""
+    pairs = zip(one.sample.strata, other.sample.strata, strict=False)
+    return one.trials == other.trials and all(np.array_equal(u.tally.classes, v.tally.classes) for u, v in pairs)
+
+
+# -- the trials behind a row -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a row of one campaign rests on: its strata, and of each trial that counts in them a digest of identity and faults."""
+
+    sample: Sample
+    trials: tuple[tuple[bytes, ...], ...]
+
+
+def _sides(store: PvfStore, question: Question) -> dict[Key, Side]:
+    """What `analyse` makes rows from, with every trial known."""
+    stored = Stored(store, question.unit or "sample")
+    groups = [g for flips in stored.spec.flips for g in target_groups(stored, flips)]
+    sides = {_key(g): Side(g.sample, tuple(_trials(_counting(stored, g, t.name)) for t in g.targets)) for g in groups}
+    if stored.spec.per == "component" and 1 in stored.spec.flips:
+        rows = (row for (_, flips), mine in stored.rows.items() if flips == 1 for row in mine if stored.counts(row))
+        hits = single_hits(rows, stored.description)
+        fell: dict[tuple[str, str, str], list[TrialRow]] = defaultdict(list)
+        for hit in hits:
+            fell[hit.tensor.component, hit.tensor.layer, hit.row.trial.target].append(hit.row)
+        for group in layer_groups(hits, stored):
+            parts = (fell[group.parent, group.name, target.name] for target in group.targets)
+            sides[_key(group)] = Side(group.sample, tuple(map(_trials, parts)))
+    return sides
+
+
+def _counting(stored: Stored, group: Group, stratum: str) -> list[TrialRow]:
+    rows = stored.rows.get((stratum, group.flips), [])
+    plan = next((p for p in stored.plans.values() if stratum in p.start and p.flips == group.flips), None)
+    return rows if plan is None else [r for r in rows if r.trial.k in plan.counting(stratum, group.sample.look)]
+
+
+def _trials(rows: Sequence[TrialRow]) -> tuple[bytes, ...]:
+    return tuple(xxhash.xxh3_128_digest(f"{row.trial}|{row.faults}".encode()) for row in rows)
+
+
+def _key(group: Group) -> Key:
+    return group.level, group.parent, group.name, group.flips
+
+
+# -- what two campaigns have to have in common, and what they need not -----------------------------------------------
+
+
+def _check(a: PvfResult, b: PvfResult) -> None:
+    """Refuse where a number of A and one of B are answers to different questions."""
+
+    def said(result: PvfResult) -> dict[str, str]:
+        flips = ",".join("as drawn" if f is None else str(f) for f in result.spec["flips"])
+        struck = "values of a run" if result.transient else "parameters"
+        return {
+            "judge": result.judge, "unit": result.unit, "law": result.law, "per": result.per,
+            "fault model": result.fault, "flips": flips, "what is struck": struck,
+        }  # fmt: skip
+
+    mine, theirs = said(a), said(b)
+    apart = [f"{key} is {mine[key]} in A and {theirs[key]} in B" for key in mine if mine[key] != theirs[key]]
+    if apart:
+        raise UsageError(
+            f"{a.store} (A) and {b.store} (B) cannot be compared: {'; '.join(apart)}; "
+            "expected two campaigns that ask the same of different models"
+        )
+
+
+FILES = {"weights": "file of weights", "data": "file of data"}
+REFUSED = ("judge", "law", "per", "fault", "flips")
+
+
+def _changes(one: PvfStore, other: PvfStore) -> list[Change]:
+    """What else was not the same: of what was asked, then of what was found (hashes, versions)."""
+    there, here = one.description, other.description
+    found: dict[str, Change] = {}
+    for key, values in changed((one.spec, there), (other.spec, here)):
+        name = FILES.get(key, key) if values else key
+        if values:
+            both = _dtypes(one, other) if key == "dtype" else (value_text(key, values[0]), value_text(key, values[1]))
+        else:
+            both = _text(there.fingerprint.get(key)), _text(here.fingerprint.get(key))
+        if key not in REFUSED:
+            found.setdefault(name, Change(name, *both))
+    for key in {**there.versions, **here.versions}:
+        a, b = there.versions.get(key), here.versions.get(key)
+        if a != b:
+            found.setdefault(key, Change(key, _text(a), _text(b)))
+    return list(found.values())
+
+
+def _dtypes(one: PvfStore, other: PvfStore) -> tuple[str, str]:
+    """What was asked, else found; as it was asked where that alone is not the same."""
+    asked = value_text("dtype", one.spec.dtype), value_text("dtype", other.spec.dtype)
+    if one.spec.transient or other.spec.transient:  # the values that are struck say nothing of the model
+        return asked
+    found = dtype_of(one.spec, one.description), dtype_of(other.spec, other.description)
+    return found if found[0] != found[1] else asked
+
+
+def _text(value: object) -> str:
+    return "none" if value in (None, "") else str(value)
+
+
+def _notes(a: PvfResult, b: PvfResult, identical: bool) -> list[str]:
+    notes = []
+    if a.campaign == b.campaign and not identical:
+        notes.append("A and B are the same campaign: what tells them apart is chance, or the number of trials.")
+    if a.at != b.at:
+        notes.append(f"A struck {a.at} and B {b.at}: rows over several targets stand for different things.")
+    if a.unit == "batch" and a.samples * b.batches != b.samples * a.batches:
+        sizes = [f"{r.samples / r.batches:g}" for r in (a, b)]
+        notes.append(
+            f"A batch holds {sizes[0]} samples in A and {sizes[1]} in B: {a.measure} per batch grows with its size."
+        )
+    for name, result in (("A", a), ("B", b)):
+        if result.trials_done < result.trials_planned:
+            notes.append(f"{name} is not complete: {result.trials_done:,} of {result.trials_planned:,} trials.")
+        notes += [f"{name}: {note}" for note in result.notes]
+    return notes

@@ -1,0 +1,150 @@
+"""Faults that a file lists instead of a law that draws them: resolved for the workload, sorted into targets, one a trial.
+
+What is measured is the list itself: trial k of a target is the k-th of its faults in the file's order, a target's share is its
+part of the list, and once all were run nothing is left to estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xxhash
+from torch import nn
+
+from unsilent.campaigns.spec import TrialId
+from unsilent.engine import PlainEngine
+from unsilent.errors import UsageError
+from unsilent.faults import Fault, Region
+from unsilent.faults.lists import Entry, Tensors, read_entries, read_file, resolve
+from unsilent.faults.naming import SiteName, is_transient, parse_site
+from unsilent.sites.modules import named_modules
+from unsilent.sites.targets import LEVELS, Target, component_of
+from unsilent.studies.pvf.spec import CampaignSpec
+
+KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d, "fcc": nn.Linear}
+"""Layers that a list may count, by the names that lists have for them."""
+
+Faults = tuple[Fault, ...]
+
+
+class GivenFaults:
+    """The faults of ``spec.faults``.
+
+    Attributes:
+        targets: what they fall in, with the elements they touch as regions. regions: all of these.
+        digest: of the file's content. note: a sentence for the reader of a report.
+
+    Raises:
+        UsageError: the file cannot be read, or names something that the workload does not have.
+    """
+
+    def __init__(
+        self, spec: CampaignSpec, engine: PlainEngine, components: Mapping[str, Sequence[str]], most_elements: int
+    ) -> None:
+        assert spec.faults is not None
+        content, name = read_file(spec.faults), spec.faults
+        self.digest = xxhash.xxh3_128_hexdigest(content)
+        entries = list(read_entries(content, name, spec.faults_as))
+        tensors = _tensors(engine, entries)
+        found: dict[str, list[Faults]] = {}
+        owners: dict[str, Target] = {}
+        touched: dict[str, dict[tuple[Any, ...], list[Fault]]] = {}
+        for entry in entries:
+            faults = resolve(entry, tensors, name)
+            if (size := sum(map(len, faults))) > most_elements:
+                raise UsageError(
+                    f"{name} {entry.place}: strikes {size:,} elements, of which {most_elements:,} are stored; strike fewer"
+                )
+            owner = _owner(faults, components, spec.per)
+            owners.setdefault(owner.name, owner)
+            found.setdefault(owner.name, []).append(faults)
+            for fault in faults:
+                step = fault.step if is_transient(fault.site) else None
+                key = (fault.site, fault.dtype, fault.shape, step, fault.occurrence)
+                touched.setdefault(owner.name, {}).setdefault(key, []).append(fault)
+        self._faults = found
+        self.targets = tuple(
+            replace(
+                owner,
+                regions=tuple(_region(key, struck) for key, struck in touched[target].items()),
+                share=len(found[target]) / len(entries),
+            )
+            for target, owner in owners.items()
+        )
+        self.regions = _merged(r for t in self.targets for r in t.regions)
+        self.note = (
+            f"All numbers are about the {len(entries):,} faults of the list, each tried once, and about no others: where the "
+            "list itself was drawn at random, no interval here says so."
+        )
+
+    def count(self, target: str) -> int:
+        """How many faults fall in a target."""
+        return len(self._faults[target])
+
+    def of(self, trial: TrialId) -> tuple[int | None, Faults]:
+        """The batch that is struck (None: all of them) and the faults of a trial; raises ``UsageError`` where there is none."""
+        mine = self._faults[trial.target]
+        if not 0 <= trial.k < len(mine):
+            raise UsageError(
+                f"trial {trial} is not there; {trial.target!r} has {len(mine)} listed faults, numbered from 0"
+            )
+        return mine[trial.k][0].step, mine[trial.k]
+
+
+def _tensors(engine: PlainEngine, entries: Sequence[Entry]) -> Tensors:
+    """What the workload has of the kinds that the list speaks of."""
+    sites = [parse_site(p.site) for e in entries for p in e.parts if isinstance(p, Fault)]
+    addresses = dict.fromkeys(_everything(site) for site in sites) or {"param:*": None}
+    if "param:*" in addresses:  # which leaves out index buffers
+        addresses |= dict.fromkeys(f"param:{name}" for name in engine.parameters.index_buffers)
+    regions = engine.regions(tuple(addresses))
+    layers = [
+        (kind, name)
+        for name, module in named_modules(engine.model)
+        for kind, known in KINDS.items()
+        if isinstance(module, known)
+    ]
+    known = {(r.site, r.step, r.occurrence): r for r in regions}
+    return Tensors(known, engine.parameters.names, engine.parameters.unfit, layers, len(engine.batches))
+
+
+def _everything(site: SiteName) -> str:
+    """The address of all sites like this one."""
+    return f"op:*/fwd/{site.operand}" if site.kind == "op" else f"{site.kind}:*"
+
+
+def _owner(faults: Faults, components: Mapping[str, Sequence[str]], per: str) -> Target:
+    """The target that a trial belongs to, still without regions; where its faults fall in several, all their names together."""
+    if per not in LEVELS or per == "bit":
+        raise UsageError(f"--per is {per!r}; a list of faults is sorted by component, layer or tensor")
+    sites = [parse_site(fault.site) for fault in faults]
+    names: dict[str, list[str]] = {
+        "component": [component_of(site, components) for site in sites],
+        "layer": [site.layer for site in sites],
+        "tensor": [site.label for site in sites],
+    }
+    joined = {level: "+".join(dict.fromkeys(found)) for level, found in names.items()}
+    layer = "" if per == "component" else joined["layer"]
+    return Target(joined[per], per, joined["component"], layer, (), 1.0, None, joined[per])
+
+
+def _region(key: tuple[Any, ...], struck: Sequence[Fault]) -> Region:
+    site, dtype, shape, step, occurrence = key
+    return Region(site, dtype, shape, np.unique(np.concatenate([f.elements for f in struck])), step, occurrence)
+
+
+def _merged(regions: Iterable[Region]) -> tuple[Region, ...]:
+    """Each tensor once, where trials of several targets touch it."""
+    found: dict[tuple[Any, ...], Region] = {}
+    for region in regions:
+        key = (region.site, region.dtype, region.shape, region.step, region.occurrence)
+        known = found.get(key)
+        if known is not None:
+            assert known.elements is not None
+            assert region.elements is not None
+            region = replace(known, elements=np.union1d(known.elements, region.elements))
+        found[key] = region
+    return tuple(found.values())

@@ -1,0 +1,109 @@
+"""Campaigns of ``unsilent pvf`` as a registered kind: what is checked of a store of theirs, which may come from anyone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from unsilent.campaigns.driver import ROUND
+from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, MOST_TRIALS, Damaged, parsed
+from unsilent.campaigns.store import Store
+from unsilent.errors import UsageError
+from unsilent.faults.naming import parse_site
+from unsilent.outcomes.base import Outcome
+from unsilent.studies.pvf.rounds import CellPlan
+from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
+
+MOST_SAMPLES = 10**7
+MOST_FLIPS = 1000
+LEAST_SHARE = 1e-30
+_CODES = bytes(Outcome)
+
+
+def check_spec(found: CampaignSpec) -> None:
+    """Raise ``Damaged`` for impossible numbers."""
+    if not 1 <= len(found.flips) <= MOST_FLIPS or not 1 <= found.threads <= MOST_THREADS:
+        raise Damaged("its spec has no number of flips or too many, or an impossible number of threads")
+
+
+def check_description(found: Description) -> None:
+    """Raise ``Damaged`` for impossible sizes, and for sites that there cannot be."""
+    if not found.targets or not found.tensors or not found.samples:
+        raise Damaged("its description names no target, tensor or sample")
+    if min(found.samples) < 1 or sum(found.samples) > MOST_SAMPLES:
+        raise Damaged("its description has an impossible number of samples")
+    if not all(LEAST_SHARE <= t.share <= 1 + 1e-9 and t.bits_by_width for t in found.targets):
+        raise Damaged("its description has a target without a share")
+    if len(found.notes) > MOST_NOTES:
+        raise Damaged("its description has more notes than a campaign makes")
+    if any(t.elements < 1 or t.width not in (8, 16, 32, 64) for t in found.tensors):
+        raise Damaged("its description has a tensor of an impossible size")
+    for tensor in found.tensors:
+        try:
+            parse_site(tensor.site)
+        except UsageError as error:
+            raise Damaged(f"its description has a tensor of no site: {error}") from None
+
+
+def shapes(found: Description, values: Mapping[str, Any]) -> Mapping[str, int]:
+    """One outcome a sample."""
+    return {"codes": sum(found.samples)}
+
+
+def check_row(row: TrialRow, found: Description) -> None:
+    """Raise ``Damaged`` for outcomes that there are not."""
+    if row.incorrect_batches > len(found.samples) or math.isnan(row.severity):
+        raise Damaged("has impossible numbers")
+    check_codes(row.codes, found.samples)
+
+
+def check_codes(codes: bytes, samples: Sequence[int]) -> None:
+    """Raise ``Damaged`` unless there is an outcome for each sample, and batches are spared whole."""
+    if len(codes) != sum(samples) or codes.translate(None, _CODES):
+        raise Damaged(f"has outcomes that do not fit {sum(samples)} samples")
+    if Outcome.SPARED in codes:
+        ends = list(accumulate(samples))
+        left = [codes.count(Outcome.SPARED, end - n, end) - n for n, end in zip(samples, ends, strict=True)]
+        if not any(left) or any(rest not in (0, -n) for rest, n in zip(left, samples, strict=True)):
+            raise Damaged("spares all batches, or part of one")
+
+
+def read_round(text: str, spec: CampaignSpec, description: Description) -> list[CellPlan]:
+    """What a look decided; raises ``Damaged``."""
+    found = parsed(list[CellPlan], text, "rounds")
+    strata = {target.name for target in description.targets}
+    for plan in found:
+        numbers = [*plan.start.values(), *plan.first.values(), plan.look]
+        if not plan.start or not set(plan.start) <= strata or not set(plan.first) <= set(plan.start):
+            raise Damaged("its rounds speak of targets that there are not")
+        if plan.first and not set(plan.start) == set(plan.first) == set(plan.centre):
+            raise Damaged("its rounds leave out a stratum")
+        if not all(0 <= n < MOST_TRIALS for n in numbers) or not all(0 <= c <= 1 for c in plan.centre.values()):
+            raise Damaged("its rounds have impossible numbers")
+    return found
+
+
+PVF = Kind(
+    name="pvf",
+    application=0x556E7369,  # "Unsi"
+    spec=CampaignSpec,
+    baseline=Description,
+    row=TrialRow,
+    check_spec=check_spec,
+    check_baseline=check_description,
+    check_row=check_row,
+    shapes=shapes,
+    records={ROUND: read_round},
+    fixed=("samples", "targets", "tensors"),
+)
+
+
+class PvfStore(Store[CampaignSpec, Description, TrialRow]):
+    """An open store of such a campaign."""
+
+    def __init__(self, path: str | Path, *, write: bool = False) -> None:
+        super().__init__(path, PVF, write=write)

@@ -1,0 +1,70 @@
+"""Campaigns in rounds: what a look at all completed trials decided to run next, as it is stored.
+
+A cell is one reported target at one number of flips, with one or several strata. Its first trials are a pilot, which decides
+about the others and counts for nothing else; so what counts at a look was drawn after its size was decided. A
+cell grows from look to look (`unsilent.statistics.looks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from unsilent.campaigns.spec import Json, TrialId
+from unsilent.statistics.looks import size_at
+
+Cell = tuple[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CellPlan:
+    """What was decided for one cell; the last decision holds.
+
+    Attributes:
+        group, flips: the cell. asked: the precision it was planned for.
+        start: by stratum, its pilot trials. first: by stratum, trials of look 0; empty until the pilot is done.
+        centre: by stratum, the mean share of wrong outputs in the pilot. look: which look the cell has come to.
+    """
+
+    group: str
+    flips: int | None
+    asked: str
+    start: Mapping[str, int]
+    first: Mapping[str, int]
+    centre: Mapping[str, float]
+    look: int = 0
+
+    @property
+    def cell(self) -> Cell:
+        """Its identity."""
+        return self.group, self.flips
+
+    def counting(self, stratum: str, look: int | None = None) -> range:
+        """Numbers of the trials that count at a look (the latest one); of a pilot that is all there is, they are its own."""
+        start = self.start[stratum]
+        if not self.first:
+            return range(start)
+        return range(start, start + size_at(self.look if look is None else look, self.first[stratum]))
+
+    @property
+    def size(self) -> int:
+        """Trials of all strata, the pilot included."""
+        return sum(self.counting(stratum).stop for stratum in self.start)
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return {**asdict(self), "start": dict(self.start), "first": dict(self.first), "centre": dict(self.centre)}
+
+
+def current(rounds: Iterable[Iterable[CellPlan]]) -> dict[Cell, CellPlan]:
+    """What holds after some rounds."""
+    return {plan.cell: plan for cells in rounds for plan in cells}
+
+
+def trials_of(plans: Iterable[CellPlan]) -> Iterator[TrialId]:
+    """All trials of some cells, one of every stratum after the other."""
+    ends = [(stratum, plan.flips, plan.counting(stratum).stop) for plan in plans for stratum in plan.start]
+    for k in range(max((end for *_, end in ends), default=0)):
+        for stratum, flips, end in ends:
+            if k < end:
+                yield TrialId(stratum, flips, k)

@@ -1,0 +1,388 @@
+"""Runs single trials of a campaign: what every executor's worker holds, in this process or another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+import torch
+import xxhash
+
+from unsilent.campaigns.code import code_fingerprint, versions
+from unsilent.campaigns.codec import MOST_ELEMENTS, faults_text
+from unsilent.campaigns.spec import Json, Means, RunAlone, TrialId, campaign_hash, canonical, trial_seed
+from unsilent.engine import TrialOutcome, make_engine, trace_batch
+from unsilent.engine.explain import explain
+from unsilent.engine.lookups import Lookups
+from unsilent.engine.placement import resolve_device
+from unsilent.engine.running_out import free_memory, unusable_if_raised
+from unsilent.engine.screening import Scores, screen
+from unsilent.errors import InjectionError, UsageError, unknown
+from unsilent.faults import Fault, FaultModel, Region, fault_model
+from unsilent.faults.naming import parse_site
+from unsilent.faults.receipts import Receipt
+from unsilent.faults.sampling import shuffled
+from unsilent.outcomes import Outcome, judge, judge_text
+from unsilent.outcomes.base import incorrect
+from unsilent.outcomes.classify import BatchOutcome, all_of
+from unsilent.printable import clean
+from unsilent.sites.targets import (
+    Evaluations,
+    Target,
+    check_components,
+    component_of,
+    make_targets,
+    top_level,
+    unregistered,
+    with_index_buffers,
+)
+from unsilent.studies.pvf.given import GivenFaults
+from unsilent.studies.pvf.spec import CampaignSpec, Description, TargetInfo, TensorInfo, TrialRow
+from unsilent.traced import Trace
+from unsilent.workloads import load
+from unsilent.workloads.base import InferenceWorkload
+from unsilent.workloads.process import take_notes
+from unsilent.workloads.training import Progress, silent
+
+PROOF_EVERY = 500
+PROOF_GOLDENS = 300
+FIRST_PROOFS = (1, 10)
+"""Trials, or time in golden runs, before a proof that the model is intact and trials are independent."""
+
+
+class TrialRunner:
+    """One loaded workload, golden run and drawing tables.
+
+    Args:
+        spec: the campaign. workload: a live workload instead of the one ``spec`` names. progress: told of training.
+        means: what it may cost.
+
+    Raises:
+        UsageError: anything in the spec that does not fit the workload, before the first trial.
+    """
+
+    def __init__(
+        self,
+        spec: CampaignSpec,
+        workload: InferenceWorkload | None = None,
+        progress: Progress | None = None,
+        means: Means | None = None,
+    ) -> None:
+        means = means or Means()
+        self.spec = spec
+        if workload is None:
+            workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
+        self.workload = workload
+        torch.set_num_threads(spec.threads)  # after training, which uses every core
+        self.engine = make_engine(
+            workload,
+            engine=means.engine,
+            memory=means.memory,
+            sharers=means.jobs,
+            device=resolve_device(spec.device),
+            dtype=spec.dtype,
+            judge=judge(spec.judge) if spec.judge else None,
+        )
+        named = {clean(k): v if isinstance(v, str) else tuple(map(clean, v)) for k, v in workload.components.items()}
+        check_components(self.engine.parameters, named)
+        self.components = with_index_buffers(self.engine.parameters, named or top_level(self.engine.model))
+        self.given = None
+        if spec.faults is not None:
+            self.given = GivenFaults(spec, self.engine, self.components, MOST_ELEMENTS)
+        self.regions = self.engine.regions(spec.at) if self.given is None else self.given.regions
+        scores, self._screened = screen(self.engine) if spec.strata == "risk" else (None, "")
+        self.targets = {t.name: t for t in self._make_targets(scores)}
+        self._evaluations = {name: Evaluations(target, spec.law) for name, target in self.targets.items()}
+        self.unproven = 0
+        self._proofs, self._proven_at = 0, time.monotonic()
+        self._check_capacity()
+        self.pack = self.engine.pack(spec.transient)
+        self.fingerprint = self._fingerprint()
+        self.campaign = campaign_hash(spec, self.fingerprint)
+
+    def describe(self) -> Description:
+        """What the driver needs to plan and a report to explain."""
+        engine = self.engine
+        lookups = Lookups(engine.parameters)
+        if not self.spec.transient:
+            with lookups:
+                for batch in engine.batches:
+                    engine._run(batch)
+        notes = [*engine.notes, *take_notes(self.workload.name)]
+        notes += filter(None, [self._screened, self.given.note if self.given else ""])
+        if engine.seeded:
+            notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
+        outside = [] if self.spec.transient else unregistered(engine.model)
+        if outside:
+            notes.append(f"Not struck, because no parameter or buffer holds them: {', '.join(outside[:8])}.")
+        struck = {r.site for t in self.targets.values() for r in t.regions}
+        spared = list(dict.fromkeys(r.site for r in self.regions if r.site not in struck))
+        if spared:
+            notes.append(f"The fault model cannot strike {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
+        if not self.spec.transient and self.given is None and (indices := engine.parameters.passed_over(*self.spec.at)):
+            shown = f"{', '.join(indices[:4])}{' …' if len(indices) > 4 else ''}"
+            notes.append(
+                f"Indices and counters are no weights and were left out: {shown}; --at with such a name asks for them."
+            )
+        if engine.parameters.skipped and not self.spec.transient:
+            notes.append(f"Not struck (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
+        return Description(
+            campaign=self.campaign,
+            fingerprint=self.fingerprint,
+            targets=tuple(
+                TargetInfo(
+                    name=t.name,
+                    level=t.level,
+                    component=t.component,
+                    layer=t.layer,
+                    share=t.share,
+                    elements=t.elements,
+                    bits_by_width=t.bits_by_width,
+                    group=t.group,
+                    bits=t.bits,
+                    dtype=t.regions[0].dtype if t.bits or self.spec.strata != "none" else "",
+                    parts={r.site: r.size for r in t.regions} if self.spec.strata == "risk" else {},
+                    slots=self._slots(t) if self.spec.enumerated else 0,
+                )
+                for t in self.targets.values()
+            ),
+            tensors=tensor_infos(self.regions, self.components),
+            samples=tuple(engine.samples),
+            golden_seconds=engine.golden_seconds,
+            judge=judge_text(engine.judge),
+            info=dict(self.workload.info),
+            versions=versions(),
+            notes=tuple(notes),
+            lookups={name: counts.tolist() for name, counts in lookups.counts.items()},
+        )
+
+    def explain(self) -> Json:
+        """What the engine does for faults in these targets, as JSON values."""
+        return explain(self.engine, tuple(self.targets.values()), self.spec.workload).to_json()
+
+    def trace(self, trial: TrialId, batch: int, progress: Progress = silent) -> Trace:
+        """How the faults of a trial spread through the evaluation of one batch."""
+        return trace_batch(self.engine, batch, self.draw(trial), progress=progress)
+
+    def receipt(self, trial: TrialId) -> Receipt:
+        """What the faults of a trial find and write, each where it strikes first."""
+        return self.engine.receipt(self.draw(trial))
+
+    def draw(self, trial: TrialId) -> tuple[Fault, ...]:
+        """The resolved faults of a trial, from its identity alone."""
+        return self._draw(trial)[1]
+
+    def _draw(self, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
+        """The batch that is struck (None: all of them) and the faults."""
+        target = self.targets.get(trial.target)
+        if target is None:
+            raise unknown("target", trial.target, self.targets)
+        if self.given is not None:
+            return self.given.of(trial)
+        if self.spec.exhaustive:
+            return self._nth(target, trial)
+        rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
+        step, people = self._evaluations[target.name].pick(rng)
+        faults = self._model(target.bits, trial.flips).draw(people, rng, self.spec.law)
+        if self.spec.one_batch:  # drawn by its samples, so that every sample is as likely
+            ends = np.cumsum(self.engine.samples)
+            step = int(np.searchsorted(ends, rng.integers(ends[-1]), side="right"))
+            faults = tuple(replace(fault, step=step) for fault in faults)
+        return step, faults
+
+    def _nth(self, target: Target, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
+        """One of all faults: in a shuffled order, so that any part of a campaign is a random sample of them."""
+        evaluations, model, slots = (
+            self._evaluations[target.name],
+            self._model(target.bits, trial.flips),
+            self._slots(target),
+        )
+        if not 0 <= trial.k < slots:
+            raise UsageError(f"trial {trial} is not there; {target.name!r} has {slots} single faults, numbered from 0")
+        number = shuffled(trial.k, slots)
+        for step, people in zip(evaluations.steps, evaluations.populations, strict=True):
+            if number < (here := model.capacity(people)):
+                return step, model.nth(people, number)
+            number -= here
+        raise AssertionError("slots are counted population by population")
+
+    def _slots(self, target: Target) -> int:
+        """All faults there are in a target: those of the list, else single ones over all its batches."""
+        if self.given is not None:
+            return self.given.count(target.name)
+        model = self._model(target.bits, 1)
+        return sum(model.capacity(people) for people in self._evaluations[target.name].populations)
+
+    def run(self, trial: TrialId) -> TrialRow:
+        """One trial alone: draw, inject, evaluate, undo."""
+        (row,) = self.run_all([trial], alone=True)
+        assert isinstance(row, TrialRow)
+        return row
+
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrialRow | RunAlone]:
+        """Several trials in order; the engine may take some of them together, which changes no row.
+
+        Args:
+            alone: Nothing else of the campaign runs meanwhile, so running out of memory is an outcome; else it is `RunAlone`.
+
+        Raises:
+            ProcessUnusable: the model could not be restored after a trial, or a fault-free run raises.
+        """
+        if alone:
+            free_memory()
+        drawn = [self._draw(trial) for trial in trials]
+        outcomes = self.engine.trials([faults for _, faults in drawn if faults])
+        start = time.perf_counter()
+        for trial, (step, faults) in zip(trials, drawn, strict=True):
+            with unusable_if_raised():
+                outcome = next(outcomes) if faults else TrialOutcome(self._all(Outcome.MASKED, step))
+            self.unproven += 1
+            if outcome.error or self._proof_due():
+                self.prove(after=outcome)
+            now = time.perf_counter()
+            if outcome.out_of_memory and not alone:
+                yield RunAlone(trial, outcome.error)
+            else:
+                yield make_row(trial, faults, outcome, now - start)
+            start = now
+        next(outcomes, None)  # let it finish its books
+
+    def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrialRow:
+        """The row of a trial that took its worker with it: every sample that was struck ended as ``ended``."""
+        step, faults = self._draw(trial)
+        outcome = TrialOutcome(self._all(ended, step), reason)
+        return make_row(trial, faults, outcome, seconds)
+
+    def _all(self, ended: Outcome, step: int | None) -> tuple[BatchOutcome, ...]:
+        """Every sample of a batch (None: of all) ended the same way; the other batches were spared."""
+        samples = self.engine.samples
+        return tuple(all_of(ended if step in (None, i) else Outcome.SPARED, n) for i, n in enumerate(samples))
+
+    def prove(self, after: TrialOutcome | None = None) -> None:
+        """Proof that all is as at the start: the rows since the last proof stand (see `PlainEngine.check_intact`).
+
+        Args:
+            after: The outcome of the trial that has just run, if one has.
+
+        Raises:
+            InjectionError: the model is not the one the campaign began with, although it is intact.
+            ProcessUnusable: reading the model or a fault-free run raises.
+        """
+        raised = "" if after is None else after.error
+        with unusable_if_raised(raised, known=bool(raised) and not (after and after.out_of_memory)):
+            self.engine.check_intact()
+        changed = [k for k, v in self.engine.fingerprint().items() if self.fingerprint[k] != v]
+        if changed:
+            raise InjectionError(
+                f"the model was changed during the campaign ({', '.join(changed)} differ); start another"
+            )
+        self.unproven = 0
+        self._proofs += 1
+        self._proven_at = time.monotonic()
+
+    def _proof_due(self) -> bool:
+        """Soon at first, so that a workload that keeps state is told so early; then seldom: a third of a percent."""
+        if self._proofs < len(FIRST_PROOFS):
+            return self.unproven >= FIRST_PROOFS[self._proofs]
+        since = time.monotonic() - self._proven_at
+        return self.unproven >= PROOF_EVERY or since > max(1.0, PROOF_GOLDENS * self.engine.golden_seconds)
+
+    def _make_targets(self, scores: Scores | None) -> tuple[Target, ...]:
+        if self.given is not None:
+            return self.given.targets
+        spec, plain = self.spec, fault_model(self.spec.fault)
+        if spec.one_batch and (spec.transient or spec.exhaustive):
+            what = "--exhaustive runs all of them" if spec.exhaustive else "faults in values of a run act in one anyway"
+            raise UsageError(f"--one-batch draws a batch for each fault of a parameter; {what}: leave it out")
+        if spec.exhaustive and spec.law != "per-element":
+            raise UsageError(f"--exhaustive weighs all elements alike, --law is {spec.law}; leave it out")
+        if spec.exhaustive and (plain.name != "bitflip" or spec.flips != (1,)):
+            raise UsageError(
+                f"--exhaustive tries single bit flips, found --fault {plain.text} with flips "
+                f"{', '.join(map(str, spec.flips))}; use bitflip, or bitflip:bits=… for some of them"
+            )
+        if spec.strata in ("bits", "risk") and (plain.text != "bitflip" or spec.flips != (1,)):
+            raise UsageError(
+                f"--strata {spec.strata} needs one flip of any bit, found --fault {plain.text} with flips "
+                f"{', '.join(map(str, spec.flips))}; leave it out"
+            )
+        return make_targets(
+            self.regions, self.components, spec.per, spec.law, lambda r: plain.value.ways(r) > 0, spec.strata, scores
+        )
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - a runner lives as long as its worker
+    def _model(self, bits: tuple[int, ...] | None, flips: int | None) -> FaultModel:
+        text = self.spec.fault
+        if bits is not None:
+            if "bits=" in text:
+                raise UsageError(f"--per bit chooses the bits itself; leave bits= out of --fault {text!r}")
+            text += f"{',' if ':' in text else ':'}bits={'+'.join(map(str, bits))}"
+        model = fault_model(text)
+        return model if flips is None else model.with_count(flips)
+
+    def _check_capacity(self) -> None:
+        if self.given is not None:
+            return
+        for flips in self.spec.flips:
+            if flips is None or not any(self._capacity(t, flips) for t in self.targets.values()):
+                continue  # nothing to strike at all: drawing says why
+            short = [t for t in self.targets.values() if self._capacity(t, flips) < flips]
+            if short:
+                raise UsageError(
+                    f"{flips} flips asked, but {short[0].name!r} has room for {self._capacity(short[0], flips)}"
+                    f" ({len(short)} of {len(self.targets)} targets are too small); ask for fewer flips or narrow --at"
+                )
+        # One draw of each kind: whatever cannot be drawn is known before the first trial.
+        for target in self.targets.values():
+            for people in self._evaluations[target.name].populations:
+                for flips in self.spec.flips:
+                    self._model(target.bits, flips).draw(people, np.random.default_rng(0), self.spec.law)
+
+    def _capacity(self, target: Target, flips: int) -> int:
+        """How many flips fit into the target: into every batch of it, for they act in one."""
+        model = self._model(target.bits, flips)
+        return min(model.capacity(people) for people in self._evaluations[target.name].populations)
+
+    def _fingerprint(self) -> dict[str, str]:
+        spec, found = self.spec, self.engine.fingerprint()
+        device = resolve_device(spec.device)
+        found["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+        found["threads"] = str(spec.threads)
+        found["torch"] = torch.__version__
+        found["numpy"] = ".".join(np.__version__.split(".")[:2])
+        found["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge)
+        if self.given is not None:
+            found["faults"] = self.given.digest
+        if spec.strata == "risk":  # where a weight is sorted hangs on the last bits of a gradient
+            sizes = [(t.name, r.site, r.elements) for t in self.targets.values() for r in t.regions]
+            text = canonical(
+                [[n, s, None if e is None else xxhash.xxh3_64_hexdigest(e.tobytes())] for n, s, e in sizes]
+            )
+            found["screening"] = xxhash.xxh3_64_hexdigest(text.encode())
+        found["components"] = xxhash.xxh3_64_hexdigest(
+            canonical({k: list(v) for k, v in self.components.items()}).encode()
+        )
+        return found
+
+
+def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:
+    """What is struck, each tensor once, however many batches it is there in."""
+    found: dict[tuple[str, str], TensorInfo] = {}
+    for r in regions:
+        known = found.get((r.site, r.dtype))
+        owner = known.component if known else component_of(parse_site(r.site), components)
+        shape = max(known.shape if known else r.shape, r.shape, key=prod)
+        size = r.size + (known.elements if known else 0)
+        found[r.site, r.dtype] = TensorInfo(r.site, owner, r.dtype, shape, size, r.codec.bits)
+    return tuple(found.values())
+
+
+def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float) -> TrialRow:
+    """A trial's record."""
+    wrong = sum(bool(incorrect(b.codes).any()) for b in outcome.batches)
+    codes, text = outcome.codes.tobytes(), faults_text(faults)
+    return TrialRow(trial, text, codes, wrong, float(outcome.severity), outcome.error, seconds)

@@ -1,0 +1,19 @@
+"""The kinds of campaigns that this program makes. A store names one of them by its application id, never a module to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from unsilent.campaigns.filed import application_of
+from unsilent.campaigns.kinds import Kind
+from unsilent.studies.pvf.kind import PVF
+from unsilent.studies.training.kind import TRAINING
+
+KINDS: tuple[Kind[Any, Any, Any], ...] = (PVF, TRAINING)
+
+
+def kind_of(path: Path) -> Kind[Any, Any, Any]:
+    """The kind of a store; pvf's where it is none, whose store says what the file is."""
+    application = application_of(path)
+    return next((kind for kind in KINDS if kind.application == application), PVF)

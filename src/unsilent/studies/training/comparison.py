@@ -1,0 +1,138 @@
+"""Two campaigns of faulty trainings compared: with and without batch norm, one optimizer and another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from unsilent.errors import UsageError
+from unsilent.interval import Interval
+from unsilent.report.look import SERIES_COLOURS
+from unsilent.report.model import Column, Plot, Report, Row, Section, Shown, Table, Text
+from unsilent.report.text import counted, listed, signed
+from unsilent.statistics.comparing import Counts, joint_differences
+from unsilent.studies.training.figures import Dots, shares_figure
+from unsilent.studies.training.judging import SHARES
+from unsilent.studies.training.records import Contrast, TrainingResult
+
+SAME = ("faults", "accelerator", "value", "phases", "per")
+"""What must be equal in two specs, so that both strike by the same law."""
+
+
+def compare(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
+    """The second against the first: what is different, harm, latent harm, and each class that occurs.
+
+    Limits of the differences hold for all rows together. Raises ``UsageError`` where their faults are of other laws.
+    """
+    unequal = [name for name in SAME if one.spec[name] != other.spec[name]]
+    if unequal:
+        raise UsageError(
+            f"{one.store} and {other.store} strike by other laws ({', '.join(unequal)} differ); compare those of the same faults"
+        )
+    rows = {kind: (getattr(one.whole, kind), getattr(other.whole, kind)) for kind in SHARES}
+    for mine, theirs in zip(one.classes, other.classes, strict=True):
+        if mine.n or theirs.n:
+            rows[mine.name] = mine.share, theirs.share
+    gaps = joint_differences([(_counts(second), _counts(first)) for first, second in rows.values()], one.confidence)
+    return tuple(
+        Contrast(name, told(one), told(other), *shares, gap)
+        for (name, shares), gap in zip(rows.items(), gaps, strict=True)
+    )
+
+
+def _counts(share: Interval) -> Counts:
+    """Events and trials of a share."""
+    return round((share.estimate or 0.0) * share.n), share.n
+
+
+def told(result: TrainingResult) -> str:
+    """A campaign in a few words."""
+    return (
+        f"{result.workload} ({' and '.join(dict.fromkeys(result.optimizers)) or 'no optimizer'}, {result.n:,} trials)"
+    )
+
+
+# -- its report -----------------------------------------------------------------------------------------------------------
+
+
+def comparison_report(found: Sequence[Contrast], one: TrainingResult, other: TrainingResult) -> Report:
+    """What is shown of a comparison."""
+    joint = 100 * found[0].difference.confidence
+    table = Table(
+        (
+            Column("outcome"),
+            Column("A %", "estimate", scale=100),
+            Column("B %", "estimate", scale=100),
+            Column("B - A, points"),
+        ),
+        tuple(Row((c.name, c.one, c.other, _signed(c.difference)), strong=_differs(c)) for c in found),
+    )
+    marks = tuple(zip(((SERIES_COLOURS[0], "●"), (SERIES_COLOURS[1], "■")), ("A", "B"), strict=True))
+    plot = Plot("shares", "Shares of outcomes in A and B", _figure(found))
+    return Report(
+        schema="unsilent/training-comparison/1",
+        kicker="Two campaigns compared",
+        title=f"{one.workload} and {other.workload}",
+        headline=_headline(found),
+        estimates=Table(
+            tuple(Column(name, "text" if name else "estimate") for name in ("outcome", "of", "")),
+            tuple(Row(row) for c in found for row in _estimates(c)),
+        ),
+        findings=(f"A: {found[0].first}", f"B: {found[0].second}"),
+        sections=(Section("Outcomes", "Shares of trials with limits.", (Text(marks), plot, table)),),
+        facts=tuple(
+            (f"{name}, {term}", text) for name, result in (("A", one), ("B", other)) for term, text in _facts(result)
+        ),
+        notes=(
+            f"limits of A and of B are for each row by itself; those of B - A hold for all {len(found)} rows together "
+            f"({joint:.4g} %, Bonferroni)",
+        ),
+        data={"a": found[0].first, "b": found[0].second, "method": found[0].difference.method},
+    )
+
+
+def _headline(found: Sequence[Contrast]) -> str:
+    more = [c.name for c in found if c.difference.low > 0]
+    less = [c.name for c in found if c.difference.high < 0]
+    told = [
+        f"more {listed(names)}" if sign else f"less {listed(names)}"
+        for sign, names in ((True, more), (False, less))
+        if names
+    ]
+    return (
+        f"B has {' and '.join(told)} than A"
+        if told
+        else f"A and B are not shown to differ in any of {counted(len(found), 'row')}"
+    )
+
+
+def _differs(found: Contrast) -> bool:
+    return found.difference.low > 0 or found.difference.high < 0
+
+
+def _signed(gap: Interval) -> Shown:
+    text = signed(gap.estimate, gap.low, gap.high)
+    return Shown(f"{text.estimate}{text.behind}", gap.estimate)
+
+
+def _estimates(found: Contrast) -> Iterator[tuple[str, str, Interval]]:
+    yield found.name, "A", found.one
+    yield found.name, "B", found.other
+    yield found.name, "B - A", found.difference
+
+
+def _figure(found: Sequence[Contrast]) -> dict[str, object]:
+    series = []
+    for number, (name, symbol) in enumerate((("A", "circle"), ("B", "square"))):
+        shares = [c.other if number else c.one for c in found]
+        rows = [
+            (i + 0.3 * (number - 0.5), share, f"{c.name}, {name}")
+            for i, (c, share) in enumerate(zip(found, shares, strict=True))
+        ]
+        series.append(Dots("", [SERIES_COLOURS[number]] * len(rows), [symbol] * len(rows), rows))
+    return shares_figure(series, [c.name for c in found], "share of trials")
+
+
+def _facts(result: TrainingResult) -> Iterator[tuple[str, str]]:
+    yield "store", result.store
+    yield "campaign", result.campaign
+    yield "command", result.command

@@ -1,0 +1,268 @@
+"""What a trial strikes, from its number alone: a step, a fault model by its weight, a layer and phase that it fits.
+
+Layers and phases are drawn as in the artifact of He et al. (ISCA 2023): each pair of an operation and a phase is as likely as any
+other, whatever its size; only products (convolutions, matrix products) are struck, forward and backward, which is the
+work of the accelerators that the fault models describe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from unsilent.campaigns.spec import TrialId, trial_seed
+from unsilent.errors import UsageError, unknown
+from unsilent.faults import Region, fault_model
+from unsilent.faults.drawn import Draw
+from unsilent.faults.hardware.accelerator import Entry
+from unsilent.faults.hardware.presets import PRESETS, STRUCK_PHASES, Preset
+from unsilent.faults.hardware.reading import accelerator
+from unsilent.faults.models import FaultModel
+from unsilent.faults.naming import SiteName, parse_site
+from unsilent.monitor.history import MOMENTS_OF_OPTIMIZERS, MOVING, PARAMETER, STATISTICS
+from unsilent.sites.operands import PRODUCTS
+from unsilent.sites.targets import LEVELS, component_of
+from unsilent.studies.training.spec import MOMENTS, RANDOM, Place, Struck, TrainingSpec, TrainingTarget
+
+STATE, GRADIENT = "optim", "gradient"
+KIND = "kind"
+"""Targets are the kinds of memory: parameters, first and second moments, moving statistics, gradients."""
+
+
+class Drawn(NamedTuple):
+    """The faults of a trial, and in words."""
+
+    struck: Struck
+    faults: tuple[Draw, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One weighted fault model."""
+
+    name: str
+    weight: float
+    source: Preset | Entry | FaultModel
+    value: str | None = None
+
+    @property
+    def operand(self) -> str:
+        """Of the operation, that it strikes."""
+        if isinstance(self.source, FaultModel):
+            return "out"
+        return (self.source.preset if isinstance(self.source, Entry) else self.source).operand
+
+    def at(self, place: Place, seed: int) -> Draw:
+        """It in an operation."""
+        if isinstance(self.source, FaultModel):
+            return Draw(f"op:{place.operation}/{place.phase}/out", self.source, seed)
+        return self.source.draw(f"op:{place.operation}", place.phase, seed, self.value)
+
+
+class Drawing:
+    """Draws the faults of trials.
+
+    Args:
+        regions: what one step has, see `StepSurvey`; memory (parameters, optimizer state) included. parameters: names of the
+            parameters. components: name -> modules. steps: of the run.
+
+    Raises:
+        UsageError: a layer, phase or fault model that does not exist, or nothing that fits.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        regions: Sequence[Region],
+        parameters: Sequence[str],
+        components: Mapping[str, Sequence[str]],
+        steps: int,
+    ) -> None:
+        self.spec, self.steps = spec, steps
+        self.regions = list(regions)
+        self._regions = {region.site: region for region in regions}
+        self.everywhere = self._products()
+        self.notes: list[str] = []
+        self.kinds: list[Kind] = []
+        self.places: list[Place] = []
+        self._memory: dict[str, list[Region]] = {}
+        if spec.per is None:
+            self.kinds = kinds_of(spec)
+            self.places = self._places()
+            self._fitting = [(kind, self._fits(kind)) for kind in self.kinds]
+            self._check()
+        else:
+            self._memory = self._parts(set(parameters), components)
+
+    @property
+    def targets(self) -> tuple[TrainingTarget, ...]:
+        """What trials are drawn for."""
+        if self.spec.per is None:
+            return (TrainingTarget(RANDOM),)
+        found = []
+        for name, regions in self._memory.items():
+            what, _, part = name.partition(":")
+            found.append(TrainingTarget(name, what, part, sum(r.size for r in regions)))
+        return tuple(found)
+
+    def draw(self, campaign: str, trial: TrialId) -> Drawn:
+        """The faults of a trial; raises ``UsageError`` for a target that is not there."""
+        rng = np.random.Generator(np.random.PCG64(trial_seed(campaign, self.spec.seed, trial)))
+        if trial.target == RANDOM and self.spec.per is None:
+            return self._operation(rng)
+        if trial.target not in self._memory:
+            raise unknown("target", trial.target, [t.name for t in self.targets])
+        return self._held(trial.target, rng)
+
+    def _operation(self, rng: np.random.Generator) -> Drawn:
+        step = int(rng.integers(self.steps))
+        weights = np.array([kind.weight if places else 0.0 for kind, places in self._fitting])
+        kind, places = self._fitting[int(rng.choice(len(weights), p=weights / weights.sum()))]
+        place = places[int(rng.integers(len(places)))]
+        fault = kind.at(place, int(rng.integers(2**62)))
+        return Drawn(Struck(step, fault.site, place.phase, place.layer, kind.name), (fault,))
+
+    def _held(self, target: str, rng: np.random.Generator) -> Drawn:
+        regions = self._memory[target]
+        first = 1 if target.startswith(STATE) and self.steps > 1 else 0  # optimizers make their state in the first step
+        step = int(rng.integers(first, self.steps))
+        ends = np.cumsum([r.size for r in regions])
+        region = regions[int(np.searchsorted(ends, rng.integers(ends[-1]), side="right"))]
+        model = self._model
+        fault = Draw(region.site, model, int(rng.integers(2**62)))
+        layer = SiteName("param", parse_site(region.site).name).layer
+        return Drawn(Struck(step, region.site, target.partition(":")[0], layer, model.text), (fault,))
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def _places(self) -> list[Place]:
+        for phase in self.spec.phases:
+            if phase not in STRUCK_PHASES:
+                raise unknown("phase", phase, STRUCK_PHASES)
+        self._check_layers("products (convolutions, matrix products)", {place.layer for place in self.everywhere})
+        found = [
+            place
+            for place in self.everywhere
+            if place.phase in self.spec.phases and any(fnmatchcase(place.layer, glob) for glob in self.spec.layers)
+        ]
+        if not found:
+            raise UsageError(
+                f"no product of {', '.join(self.spec.layers)} has phase {' or '.join(self.spec.phases)} in a step of "
+                f"{self.spec.workload}; widen --layer or --phase"
+            )
+        return found
+
+    def _check_layers(self, what: str, layers: Set[str]) -> None:
+        """Raise ``UsageError`` for a glob that no layer with ``what`` has."""
+        for glob in self.spec.layers:
+            if not any(fnmatchcase(layer, glob) for layer in layers):
+                raise unknown(f"layer with {what}", glob, layers)
+
+    def _products(self) -> list[Place]:
+        """All convolutions and matrix products, in all phases."""
+        there = [site for site in map(parse_site, self._regions) if site.kind == "op" and site.operand == "out"]
+        return [
+            Place(site.name, site.phase, site.layer)
+            for site in there
+            if site.name.partition("#")[2].rpartition(".")[0] in PRODUCTS and site.phase in STRUCK_PHASES
+        ]
+
+    def _fits(self, kind: Kind) -> list[Place]:
+        """Where a fault model has what it strikes, and room for it."""
+        return [place for place in self.places if self._has_room(kind, place)]
+
+    def _has_room(self, kind: Kind, place: Place) -> bool:
+        region = self._regions.get(f"op:{place.operation}/{place.phase}/{kind.operand}")
+        if region is None:
+            return False
+        fault = kind.at(place, 0)
+        try:
+            return bool(fault.resolved(region.dtype, region.shape))
+        except UsageError:
+            return False
+
+    def _check(self) -> None:
+        if not any(places for _, places in self._fitting):
+            raise UsageError(
+                f"none of the fault models ({', '.join(k.name for k in self.kinds[:6])}) fits an operation of these layers and "
+                "phases; name others with --fault"
+            )
+        for kind, places in self._fitting:
+            if not places:
+                self.notes.append(f"{kind.name} fits no operation here and is not drawn.")
+            elif len(places) < len(self.places):
+                self.notes.append(f"{kind.name} fits {len(places)} of {len(self.places)} operations and phases.")
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def _parts(self, parameters: set[str], components: Mapping[str, Sequence[str]]) -> dict[str, list[Region]]:
+        """Parameters and optimizer state by the part of the model that they belong to; or all memory by its kind."""
+        levels = (*LEVELS[:-1], KIND)
+        if self.spec.per not in levels:
+            raise unknown("--per", str(self.spec.per), levels)
+        if self.spec.moment not in MOMENTS:
+            raise unknown("--moment", self.spec.moment, MOMENTS)
+        if len(self.spec.faults) > 1:
+            raise UsageError("--per strikes memory with one fault model; give one --fault")
+        if self.spec.accelerator is not None or self.spec.value is not None:
+            raise UsageError("--per strikes memory, which --accelerator and --value say nothing of; leave them out")
+        self._check_layers("parameters", {SiteName("param", name).layer for name in parameters})
+        model, found = self._model, dict[str, list[Region]]()
+        by_kind = self.spec.per == KIND
+        for what in ("param", STATE, *([GRADIENT] if by_kind and self.spec.moment == "update" else [])):
+            for site, region in self._regions.items():
+                kind, name, _, entry = parse_site(site)
+                if kind != what or not region.size or not model.value.ways(region):
+                    continue
+                owner, remembered = SiteName("param", name), kind_of(kind, name, entry, name in parameters)
+                if (remembered is None if by_kind else name not in parameters) or not any(
+                    fnmatchcase(owner.layer, glob) for glob in self.spec.layers
+                ):
+                    continue
+                parts = {"component": component_of(owner, components), "layer": owner.layer, "tensor": name}
+                parts[KIND] = str(remembered).replace(" ", "-")
+                found.setdefault(f"{what}:{parts[self.spec.per]}", []).append(region)
+        if not found:
+            raise UsageError(
+                f"{model.text} fits no parameter of {', '.join(self.spec.layers)}; widen --layer, or another --fault"
+            )
+        return found
+
+    @cached_property
+    def _model(self) -> FaultModel:
+        """Of faults in memory."""
+        return fault_model(self.spec.faults[0][0] if self.spec.faults else "bitflip")
+
+
+def kind_of(kind: str, name: str, entry: str, parameter: bool) -> str | None:
+    """The kind of memory that a site is; None for what a training does not live on (a counter, a mask)."""
+    if kind == STATE:
+        return MOMENTS_OF_OPTIMIZERS.get(entry)
+    if kind == "param" and not parameter:
+        return MOVING if name.rpartition(".")[2] in STATISTICS else None
+    return GRADIENT if kind == GRADIENT else PARAMETER
+
+
+def kinds_of(spec: TrainingSpec) -> list[Kind]:
+    """The weighted fault models of a spec; weights add up to 1."""
+    if spec.accelerator is not None and spec.faults:
+        raise UsageError("--accelerator and --fault both say which fault models there are; give one of them")
+    if spec.accelerator is not None:
+        entries = accelerator(spec.accelerator).entries
+        return [Kind(f"{e.group}/{e.preset.name}", e.weight, e, spec.value) for e in entries]
+    given = spec.faults or tuple((name, 1.0) for name in PRESETS)
+    whole = sum(weight for _, weight in given)
+    return [Kind(name, weight / whole, _source(name, spec.value), spec.value) for name, weight in given]
+
+
+def _source(name: str, value: str | None) -> Preset | FaultModel:
+    if name in PRESETS:
+        return PRESETS[name]
+    if value is not None:
+        raise UsageError(f"--value says what elements become, and so does --fault {name}; leave one of them out")
+    return fault_model(name)

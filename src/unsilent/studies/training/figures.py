@@ -1,0 +1,209 @@
+"""Figures of struck trainings as plain plotly dicts: shares with limits, of classes, groups, targets, and under the guard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unsilent.outcomes.training import TrainingOutcome
+from unsilent.report.look import (
+    MARKERS,
+    SERIES_COLOURS,
+    SOFT,
+    Figure,
+    figure,
+    label,
+    labels,
+    percent,
+    percent_ticks,
+    triangle,
+)
+from unsilent.report.text import shown
+from unsilent.statistics.intervals import Interval
+from unsilent.studies.training.cells import events, ordered_groups, worst_first
+from unsilent.studies.training.records import Caught, Group, Part, TrainingResult
+
+LOOKS = {
+    TrainingOutcome.MASKED_BITWISE: ("#7B8794", "circle-open"),
+    TrainingOutcome.MASKED_BENIGN: ("#7B8794", "circle"),
+    TrainingOutcome.IMMEDIATE_NAN: ("#0072B2", "triangle-up"),
+    TrainingOutcome.SHORT_TERM_NAN: ("#56B4E9", "triangle-down"),
+    TrainingOutcome.SHARP_DEGRADE: ("#D55E00", "square"),
+    TrainingOutcome.SLOW_DEGRADE: ("#E69F00", "diamond"),
+    TrainingOutcome.SHARP_SLOW_DEGRADE: ("#7A5C3E", "pentagon"),
+    TrainingOutcome.LOW_TEST: ("#CC79A7", "star"),
+    TrainingOutcome.IMPROVED: ("#009E73", "cross"),
+    TrainingOutcome.CRASHED: ("#1F2933", "x"),
+}
+"""Colour and shape of each class: greys for what is masked, blues for a lost loss, warm colours for latent harm."""
+HARM, LATENT, DIFFERENT = SERIES_COLOURS[0], SERIES_COLOURS[1], SERIES_COLOURS[2]
+ROWS = 24
+"""Rows of a figure of groups or targets; tables have all."""
+IN_ORDER = ("phase", "what was struck", "part of the run")
+"""Kinds of groups whose own order says more than the most harmful first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """One series of shares with limits, a row each; the name is that of the legend."""
+
+    name: str
+    colour: Sequence[str]
+    symbol: Sequence[str]
+    rows: Sequence[tuple[float, Interval, str]]
+    """Place, share, and what is shown when it is pointed at."""
+
+
+def look(outcome: str) -> tuple[str, str]:
+    """Colour and shape of a class."""
+    return LOOKS[TrainingOutcome(outcome)]
+
+
+def classes_figure(result: TrainingResult) -> Figure:
+    """The share of each class, with limits."""
+    classes = result.classes
+    looks = [look(one.name) for one in classes]
+    rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(classes)]
+    dots = Dots("", [colour for colour, _ in looks], [symbol for _, symbol in looks], rows)
+    return shares_figure([dots], [one.name for one in classes], "share of trials")
+
+
+def shares_figure(series: Sequence[Dots], names: Sequence[str], title: str, bottom: float | None = None) -> Figure:
+    """Dots with limits on a logarithmic axis, first row on top; a hollow triangle at the upper limit of none."""
+    known = [interval for dots in series for _, interval, _ in dots.rows if interval.n]
+    bottom = bottom_of(known) if bottom is None else bottom
+    traces = [trace for dots in series for trace in _dots(dots, bottom)]
+    axis = {"type": "log", "range": [math.log10(bottom), 0.08], "title": {"text": title}, **percent_ticks(bottom)}
+    legend = any(dots.name for dots in series)
+    return figure(traces, 76 + 26 * len(names) + 24 * legend, xaxis=axis, yaxis=_rows(names), margin=_margin(legend))
+
+
+def bottom_of(values: Sequence[Interval]) -> float:
+    """Where a logarithmic axis of shares starts: a power of ten below every estimate and upper limit."""
+    lowest = min((value.estimate or value.high for value in values), default=0.1)
+    return min(10.0 ** math.floor(math.log10(max(lowest, 1e-9)) - 0.05), 0.1)
+
+
+def group_figures(result: TrainingResult) -> dict[str, Figure]:
+    """Different, harmful and latent share of each group of the kinds that have more than one, all on one axis."""
+    kinds = {kind: groups for kind, groups in ordered_groups(result).items() if len(groups) > 1}
+    drawn = {kind: groups if kind in IN_ORDER else worst_first(groups)[:ROWS] for kind, groups in kinds.items()}
+    bottom = bottom_of([share for groups in drawn.values() for g in groups for _, share, *_ in _shares(g)])
+    return {kind: _group_figure(groups, bottom) for kind, groups in drawn.items()}
+
+
+def _group_figure(groups: Sequence[Group], bottom: float) -> Figure:
+    series = []
+    for number in range(3):
+        rows = []
+        for i, g in enumerate(groups):
+            word, share, colour, symbol = _shares(g)[number]
+            rows.append((i + 0.24 * (number - 1), share, f"{_hover(g.name, share)} {word}"))
+        series.append(Dots("", [colour] * len(rows), [symbol] * len(rows), rows))
+    return shares_figure(series, [group.name for group in groups], "share of trials", bottom)
+
+
+def _shares(group: Group) -> Sequence[tuple[str, Interval, str, str]]:
+    """The shares of a group: word, share, colour and symbol."""
+    return (
+        ("different", group.different, DIFFERENT, "square"),
+        ("harmful", group.harmful, HARM, "circle"),
+        ("latent", group.latent, LATENT, "diamond"),
+    )
+
+
+def parts_figure(parts: Sequence[Part]) -> Figure:
+    """Training PVF of the most vulnerable parts, a series for parameters and one for each other kind of target."""
+    most: dict[str, float] = {}
+    for part in parts:
+        most[part.part or part.target] = max(most.get(part.part or part.target, 0.0), part.pvf.estimate or 0.0)
+    names = list(most) if len(most) <= ROWS else sorted(most, key=lambda name: -most[name])[:ROWS]
+    kinds = list(dict.fromkeys(part.what for part in parts))
+    series = []
+    for number, kind in enumerate(kinds):
+        mine = [part for part in parts if part.what == kind and (part.part or part.target) in names]
+        apart = 0.5 * ((number + 0.5) / len(kinds) - 0.5)
+        rows = [(names.index(p.part or p.target) + apart, p.pvf, _hover(p.target, p.pvf)) for p in mine]
+        colour, symbol = SERIES_COLOURS[number % len(SERIES_COLOURS)], MARKERS[number % len(MARKERS)]
+        series.append(Dots(label(kind), [colour] * len(rows), [symbol] * len(rows), rows))
+    return shares_figure(series, names, "training PVF")
+
+
+def guard_figure(sizes: Sequence[Caught]) -> Figure:
+    """Share of harmful faults that were caught, by their size."""
+    kept = [one for one in sizes if one.n]
+    rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(kept)]
+    trace = _dots(Dots("", [HARM] * len(rows), ["circle"] * len(rows), rows), 0.0)[0]
+    trace["x"] = [one.share.estimate for one in kept]
+    trace["error_x"]["array"] = [one.share.high - (one.share.estimate or 0) for one in kept]
+    trace["error_x"]["arrayminus"] = [(one.share.estimate or 0) - one.share.low for one in kept]
+    quarters = [0, 0.25, 0.5, 0.75, 1]
+    axis = {"range": [-0.02, 1.02], "tickvals": quarters, "ticktext": [percent(q) for q in quarters]}
+    title = {"title": {"text": "caught within two steps"}}
+    return figure(
+        [trace], 120 + 34 * len(kept), xaxis=axis | title, yaxis=_rows([f"{one.name} ({one.n})" for one in kept])
+    )
+
+
+def _margin(legend: bool) -> Figure:
+    return {"l": 74, "r": 28, "t": 34 if legend else 10, "b": 52}
+
+
+def _dots(dots: Dots, bottom: float) -> list[Figure]:
+    """Estimates above zero with error bars; hollow triangles at the upper limits of the others."""
+    some = [i for i, (_, interval, _) in enumerate(dots.rows) if interval.estimate or not bottom]
+    none = [i for i, (_, interval, _) in enumerate(dots.rows) if interval.estimate == 0]
+    common = {"type": "scatter", "mode": "markers", "hoverinfo": "text"}
+    values = [dots.rows[i][1] for i in some]
+    bars = {
+        "type": "data",
+        "symmetric": False,
+        "array": [v.high - (v.estimate or 0) for v in values],
+        "arrayminus": [(v.estimate or 0) - max(v.low, bottom / 10) for v in values],
+        "color": SOFT,
+        "thickness": 1.3,
+        "width": 3,
+    }
+    drawn = {
+        **common,
+        "name": dots.name,
+        "showlegend": bool(dots.name),
+        "x": [v.estimate for v in values],
+        "y": [dots.rows[i][0] for i in some],
+        "error_x": bars,
+        "marker": {"color": _one(dots.colour, some), "symbol": _one(dots.symbol, some), "size": 10},
+        "hovertext": [dots.rows[i][2] for i in some],
+    }
+    limits = {
+        **common,
+        "showlegend": False,
+        "x": [dots.rows[i][1].high for i in none],
+        "y": [dots.rows[i][0] for i in none],
+        "marker": {
+            "color": [dots.colour[i] for i in none],
+            "symbol": triangle(False),
+            "size": 11,
+            "line": {"width": 1.6},
+        },
+        "hovertext": [dots.rows[i][2] for i in none],
+    }
+    return [drawn, limits] if none and bottom else [drawn]
+
+
+def _one(values: Sequence[str], kept: Sequence[int]) -> str | list[str]:
+    """One value where all are the same: the legend of a series that has limits alone shows it, too."""
+    return values[0] if len(set(values)) == 1 else [values[i] for i in kept]
+
+
+def _rows(names: Sequence[str]) -> Figure:
+    ends = [len(names) - 0.4, -0.6]
+    return {"tickvals": list(range(len(names))), "ticktext": labels(names), "range": ends, "automargin": True}
+
+
+def _hover(name: str, share: Interval) -> str:
+    if not share.n:
+        return f"<b>{label(name, 60)}</b><br>no trial"
+    text = shown(share.estimate, share.low, share.high)
+    value = "none" if not share.estimate else f"{text.estimate} %"
+    return f"<b>{label(name, 60)}</b><br>{value} {text.limits}, {events(share):,} of {share.n:,}"

@@ -1,0 +1,172 @@
+"""Campaigns of ``unsilent training`` as a registered kind: what is checked of a store of theirs, which may come from anyone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from unsilent.campaigns.codec import Shape
+from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, Damaged, parsed
+from unsilent.campaigns.spec import Json, TrialId
+from unsilent.campaigns.store import Store
+from unsilent.studies.training.ladders import LADDERS
+from unsilent.studies.training.spec import (
+    FOLLOWED,
+    GUARDED,
+    MADE,
+    REASONS,
+    UNDER_GUARD,
+    WATCHED,
+    WATCHED_STEPS,
+    TrainingFound,
+    TrainingRow,
+    TrainingSpec,
+)
+
+MOST_STEPS = 10**7
+MOST_REPLICAS = 10**5
+FLOOR = "floor"
+"""The name of records of noise floors, in the order of `Floors`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloorValues:
+    """What fault-free replicas ended in, beside their clean twin.
+
+    Attributes:
+        switches: what differs between them. accuracy, loss: of each replica on held-out samples, minus the twin's. churn:
+            share of predictions that differ from the twin's. same: whether it ended in the twin's bits. band: widest
+            difference of the mean training loss of each ``window`` steps from the twin's. twin: hash of the twin's losses.
+    """
+
+    switches: str
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+    churn: tuple[float, ...]
+    same: tuple[bool, ...]
+    window: int
+    band: tuple[float, ...]
+    twin: str = ""
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """The two noise floors that a run is judged by.
+
+    Attributes:
+        implementation: replicas that carry out the same sums in another order. seeds: replicas with other seeds of
+            initialisation, data order, augmentation and dropout.
+    """
+
+    implementation: FloorValues
+    seeds: FloorValues
+
+
+def check_spec(found: TrainingSpec) -> None:
+    """Raise ``Damaged`` for impossible numbers."""
+    if found.horizon is not None:
+        h = found.horizon
+        if h.steps < 1 or h.window < 1 or not h.loss or not _numbers((*h.loss, h.test), least=0):
+            raise Damaged("its spec has an impossible horizon")
+    if not 1 <= found.threads <= MOST_THREADS:
+        raise Damaged("its spec has an impossible number of threads")
+    if not all(math.isfinite(weight) and weight > 0 for _, weight in found.faults):
+        raise Damaged("its spec has a fault model with an impossible weight")
+
+
+def check_found(found: TrainingFound) -> None:
+    """Raise ``Damaged`` for impossible numbers, and curves of other lengths."""
+    lengths = {len(values) for values in (found.epochs, found.losses, found.metric, found.watched)}
+    if not found.targets or not 1 <= found.steps <= MOST_STEPS or lengths != {found.steps}:
+        raise Damaged("its description names no target, or has curves of other lengths")
+    right = _numbers((*found.losses, *found.metric, found.test, found.test_loss)) and _numbers(
+        (found.golden_seconds, *(weight for _, weight in found.models)), least=0
+    )
+    watched = all(
+        len(row) == len(WATCHED) and _numbers([x for x in row if x is not None], least=0) for row in found.watched
+    )
+    right = right and len(found.notes) <= MOST_NOTES
+    if not right or not watched or found.samples < 1 or found.parameters < 0 or not found.golden_seconds > 0:
+        raise Damaged("its description has impossible numbers")
+
+
+def read_floor(text: str, spec: TrainingSpec, description: TrainingFound) -> FloorValues:
+    """A noise floor; raises ``Damaged``."""
+    found = parsed(FloorValues, text, "floor")
+    count = len(found.accuracy)
+    if not 1 <= count <= MOST_REPLICAS or {len(found.loss), len(found.churn), len(found.same)} != {count}:
+        raise Damaged("its floor has columns of other lengths")
+    right = _numbers((*found.accuracy, *found.loss)) and _numbers((*found.churn, *found.band), least=0)
+    if not right or found.window < 1:
+        raise Damaged("its floor has impossible numbers")
+    return found
+
+
+def has(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
+    """Whether a campaign may hold a trial; ``guarded:`` and ``made:`` ones as well."""
+    plain = trial.target.removeprefix(GUARDED)
+    return trial.flips is None and (plain.removeprefix(MADE) in LADDERS if plain.startswith(MADE) else plain in targets)
+
+
+def shapes(found: TrainingFound, values: Mapping[str, Any]) -> Mapping[str, Shape]:
+    """Curves are as long as the run was followed; raises ``Damaged``."""
+    step, ran, reason = values["struck"].step, values["ran"], values["reason"]
+    if reason not in REASONS or not 0 <= step < found.steps:
+        raise Damaged("has an impossible step or reason")
+    followed = reason in FOLLOWED
+    least, most = (1, found.steps - step) if followed else (0, 2 * found.steps)
+    if not least <= ran <= most:
+        raise Damaged("has an impossible length")
+    count = ran if followed else 0
+    return {"losses": count, "metric": count, "watched": (min(count, WATCHED_STEPS), len(WATCHED))}
+
+
+def check_row(row: TrainingRow, found: TrainingFound) -> None:
+    """Raise ``Damaged`` where a run ended in a way that a trial of its target cannot."""
+    if row.reason in (FOLLOWED if row.trial.target.startswith(GUARDED) else UNDER_GUARD):
+        raise Damaged("has an impossible reason")
+
+
+def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
+    return all(math.isfinite(v) and v >= least for v in values)
+
+
+TRAINING = Kind(
+    name="training",
+    application=0x556E7374,  # "Unst"
+    spec=TrainingSpec,
+    baseline=TrainingFound,
+    row=TrainingRow,
+    check_spec=check_spec,
+    check_baseline=check_found,
+    check_row=check_row,
+    shapes=shapes,
+    has=has,
+    planned=lambda trial: not trial.target.startswith((GUARDED, MADE)),
+    records={FLOOR: read_floor},
+    fixed=("targets", "steps", "epochs", "losses", "metric"),
+)
+
+
+class TrainingStore(Store[TrainingSpec, TrainingFound, TrainingRow]):
+    """An open store of such a campaign."""
+
+    def __init__(self, path: str | Path, *, write: bool = False) -> None:
+        super().__init__(path, TRAINING, write=write)
+
+    def note_floors(self, floors: Floors) -> None:
+        """Keep what fault-free replicas ended in, in place of what was kept before."""
+        self.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
+
+    def floors(self) -> Floors | None:
+        """What replicas ended in; None where those of a floor are missing."""
+        found = self.records(FLOOR)
+        return Floors(*found) if len(found) == len(Floors.__slots__) else None

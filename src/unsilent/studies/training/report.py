@@ -1,0 +1,432 @@
+"""The report of struck trainings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from unsilent.interval import Interval, counted
+from unsilent.report.model import Column, Grid, Heading, Mark, Part, Plot, Report, Row, Section, Shown, Table, Text
+from unsilent.report.text import clean, short, shown
+from unsilent.studies.training.cells import (
+    KINDS,
+    counts_text,
+    example,
+    ordered_groups,
+    plainly,
+    seen,
+    thresholds,
+    told,
+    worst_first,
+)
+from unsilent.studies.training.conditions_figure import MOST, conditions_figure, drawn
+from unsilent.studies.training.curves import GOLDEN, curve_figures, stroke
+from unsilent.studies.training.figures import (
+    DIFFERENT,
+    HARM,
+    LATENT,
+    ROWS,
+    classes_figure,
+    group_figures,
+    guard_figure,
+    look,
+    parts_figure,
+)
+from unsilent.studies.training.records import Caught, Curve, Group, Point, TrainingResult
+from unsilent.studies.training.sentences import FACTOR, findings, headline, how, least_accuracy, pvf_text
+from unsilent.studies.training.spec import WATCHED
+
+SCHEMA = "unsilent/training/1"
+GROUPS = 16
+"""Rows of a terminal's table of groups or targets; JSON and the page have all."""
+NAME, EXAMPLE = 36, 28
+"""Characters of a name, and of a trial, in a terminal."""
+SHAPES = {
+    "circle-open": "○", "circle": "●", "triangle-up": "▲", "triangle-down": "▼", "square": "■", "diamond": "◆",
+    "pentagon": "⬟", "star": "★", "cross": "✚", "x": "✖",
+}  # fmt: skip
+"""Plotly's markers as text."""
+TOP = (
+    "command", "workload", "spec", "campaign", "store", "steps", "samples", "parameters", "optimizers", "golden_test",
+    "golden_seconds", "confidence", "level", "margin", "n", "seconds", "cpu_seconds", "versions", "info",
+)  # fmt: skip
+COUNTS = ("hit", "missed", "false", "clear", "loud_with", "loud_without")
+METHOD = (
+    "Names of the classes and the 2 % of masked are those of the artifact of He et al., Understanding and Mitigating Hardware "
+    "Failures in Deep Learning Training Systems, ISCA 2023 (DOI 10.1145/3579371.3589105)."
+)
+CONDITIONS = (
+    "what foretells latent harm: hit and missed are latent trials with and without a value above factor x golden's "
+    "largest within two steps, false and clear harmless ones, loud and not those whose harm shows itself; different: "
+    "sensitivity among trials that are latent harm by implementation noise alone"
+)
+UNDER_GUARD = "sizes (of harmful faults): largest value written, in multiples of what was usual in the tensor"
+
+
+def report(result: TrainingResult) -> Report:
+    """All that is shown of a result."""
+    given = ", ".join(f"{name} {value}" for name, value, _, _ in thresholds(result))
+    return Report(
+        schema=SCHEMA,
+        kicker="Faults in training",
+        title=f"Struck trainings of {result.workload}",
+        headline=headline(result),
+        estimates=estimates(result),
+        numbers=tuple(numbers(result)),
+        findings=tuple(findings(result)),
+        sections=tuple(section for section in _sections(result) if section.parts),
+        facts=tuple(facts(result)),
+        notes=(*how(result), f"thresholds: {given}"),
+        method=METHOD,
+        data=_data(result),
+    )
+
+
+# -- numbers for machines -----------------------------------------------------------------------------------------------
+
+
+def estimates(result: TrainingResult) -> Table:
+    """One row for each estimate, and for each number that is counted."""
+    names = ("group", "target", "measure", "", "unit", "what", "part", "elements", "failures", "caught", "identical")
+    columns = [Column(name, "estimate" if not name else "text", priority=int(name in names[4:])) for name in names]
+    rows = []
+    for group, target, measure, value, extra in _estimates(result):
+        rows.append(Row((group, target, measure, value, "trial", *(extra.get(name) for name in names[5:]))))
+    return Table(tuple(columns), tuple(rows))
+
+
+def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval, Mapping[str, Any]]]:
+    """Kind, what it is of, measure, estimate, and what else is told of it."""
+
+    for one in result.classes:
+        yield "class", one.name, "share", one.share, {}
+    every = [("all", result.whole), *((kind, group) for kind, groups in result.groups.items() for group in groups)]
+    for kind, group in every:
+        for measure in ("different", "harmful", "latent"):
+            yield kind, group.name, measure, getattr(group, measure), {}
+        for name, number in group.counts.items():
+            yield kind, group.name, f"{name}_trials", counted(number, group.n), {}
+    for contrast in result.contrasts:
+        gap = f"{contrast.first} - {contrast.second}"
+        yield "contrast", contrast.first, contrast.name, contrast.one, {}
+        yield "contrast", contrast.second, contrast.name, contrast.other, {}
+        yield "contrast", gap, contrast.name, contrast.difference, {}
+    for c in result.conditions:
+        name = f"{c.kind} above {c.factor:g}"
+        yield "condition", name, "sensitivity", c.sensitivity, {}
+        yield "condition", name, "specificity", c.specificity, {}
+        yield "condition", name, "sensitivity_different", c.different, {}
+        for count in COUNTS:
+            yield (
+                "condition",
+                name,
+                f"{count}_trials",
+                counted(getattr(c, count), c.hit + c.missed + c.false + c.clear),
+                {},
+            )
+    for part in result.parts:
+        extra = {"what": part.what, "part": part.part, "elements": part.elements, "failures": part.failures}
+        yield "target", part.target, "training_pvf", part.pvf, extra
+        yield "target", part.target, "training_pvf_different", part.different, {}
+    for kind, caught in _caught(result):
+        yield kind, caught.name, "caught", caught.share, {"caught": caught.within, "identical": caught.identical}
+    for name in ("steps", "bound", "seconds", "per_hour"):
+        yield "cost", "all", name, counted(getattr(result.cost, name), result.n), {}
+
+
+def _caught(result: TrainingResult) -> Sequence[tuple[str, Caught]]:
+    guard = result.guard
+    if guard is None:
+        return ()
+    every = [("guard", one) for one in (guard.different, guard.all, guard.largest)]
+    return [*every, *(("guard size", one) for one in guard.sizes), *(("guard group", one) for one in guard.groups)]
+
+
+def _data(result: TrainingResult) -> dict[str, Any]:
+    """What JSON has besides estimates."""
+    found: dict[str, Any] = {name: getattr(result, name) for name in TOP}
+    found["thresholds"] = _fields(result.thresholds)
+    floors = result.floors
+    found["floors"] = {"implementation": _fields(floors.implementation), "seeds": _fields(floors.seeds)}
+    found["least_accuracy"], found["least_accuracy_different"] = least_accuracy(result)
+    found["classes"] = {one.name: one.n for one in result.classes}
+    found["different"] = {one.name: one.different for one in result.classes}
+    found["groups"] = {
+        kind: [{"name": g.name, "n": g.n, "counts": g.counts} for g in groups] for kind, groups in result.groups.items()
+    }
+    found["conditions"] = [{name: getattr(c, name) for name in ("kind", "factor", *COUNTS)} for c in result.conditions]
+    found["points"] = [_point(point) for point in result.points]
+    found["curves"] = [_fields(curve) for curve in result.curves]
+    found["cost"] = _fields(result.cost)
+    found["guard"] = None if result.guard is None else _guard(result)
+    found["notes"] = list(result.notes)
+    return found
+
+
+def _guard(result: TrainingResult) -> dict[str, Any]:
+    found = {name: getattr(result.guard, name) for name in ("large", "late", "stopped", "alarms")}
+    found["faults"] = [
+        {"name": one.name, "kind": kind, "n": one.n, "caught": one.within, "identical": one.identical}
+        for kind, one in _caught(result)
+    ]
+    return found
+
+
+def _point(point: Point) -> dict[str, Any]:
+    """Ratios by kind; null where there is none, and where it is no number, which ``not_finite`` tells."""
+    ratios = dict(zip(WATCHED, point.ratios, strict=False))
+    lost = [kind for kind, ratio in ratios.items() if ratio is not None and not math.isfinite(ratio)]
+    return {"trial": point.trial, "class": point.outcome, "ratios": ratios, "not_finite": lost}
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    # `dataclasses.asdict` copies values deeply, which a mapping proxy does not survive.
+    return {name: getattr(row, name) for name in row.__dataclass_fields__}
+
+
+# -- what is shown ------------------------------------------------------------------------------------------------------
+
+
+def numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
+    """The few numbers at the head of the page: term, text, and what is set smaller."""
+    yield "struck trainings", f"{result.n:,}", f"of {result.steps:,} steps each"
+    whole = result.whole
+    shares = [("different", whole.different), ("harmful", whole.harmful), ("latent", whole.latent)]
+    if result.parts:
+        yield "targets", f"{len(result.parts):,}", ""
+        worst = max((part.pvf for part in result.parts), key=lambda share: (share.estimate or 0.0, share.low))
+        shares = [("largest training PVF", worst)]
+    for term, share in shares:
+        text = shown(share.estimate, share.low, share.high)
+        yield term, f"{text.estimate} %", text.limits if share.estimate else ""
+    yield "fault-free accuracy", f"{100 * result.golden_test:.2f} %", f"of {result.samples:,} samples"
+    yield "cost of a trial", f"{100 * result.cost.steps:.0f} %", "of a run's steps"
+
+
+def _sections(result: TrainingResult) -> Iterator[Section]:
+    if result.parts:
+        plot = Plot("parts", "Training PVF of each target", parts_figure(result.parts))
+        yield Section("Training PVF", pvf_text(result) + ".", (plot, _parts_table(result)))
+    plot = Plot("classes", "Share of each class of outcomes", classes_figure(result))
+    yield Section(
+        "How trainings ended",
+        "Each trial is one training with one fault, held beside its fault-free twin (golden). Bars are limits of the share; a "
+        "hollow triangle is the upper limit for a class that was not seen. The column different counts trials beyond "
+        "implementation noise; those of a masked class are within the noise of seeds.",
+        (plot, _classes_table(result)),
+    )
+    yield _harm(result)
+    yield Section("What foretells harm", _foretells(result), tuple(_conditions(result)))
+    yield Section(
+        "Under the guard",
+        "Every different trial again, in a training under the guard. Sizes of the harmful ones: the largest value written, as "
+        "a multiple of the largest that was in the struck tensor.",
+        tuple(_guarded(result)),
+    )
+    yield _examples(result)
+    yield Section(
+        "All groups",
+        "Shares in percent with limits, then trials of each class. Click a heading to sort.",
+        (_all(result),),
+    )
+    columns = ("threshold", "value", "what it is", "source of the default")
+    rows = tuple(Row(row) for row in thresholds(result))
+    table = Table(tuple(Column(name, left=name != "value") for name in columns), rows, terminal_rows=0)
+    yield Section("Thresholds", "", (table,))
+
+
+def _share(found: Interval) -> tuple[Shown, Shown]:
+    """Estimate and limits as two cells."""
+    text = shown(found.estimate, found.low, found.high)
+    key = -1.0 if found.estimate is None else found.estimate
+    return Shown(text.estimate, key), Shown(text.limits if found.n else "–", found.high)
+
+
+def _plainly(found: Interval) -> Shown:
+    return Shown(plainly(found), -1.0 if found.estimate is None else found.estimate)
+
+
+def _classes_table(result: TrainingResult) -> Table:
+    rows = []
+    for one in result.classes:
+        colour, symbol = look(one.name)
+        where = short(example(result, one.name), EXAMPLE)
+        name = Shown(one.name, mark=(colour, SHAPES[symbol]))
+        rows.append(Row((name, one.n, one.different, *_share(one.share), where, told(one.name, result, brief=True))))
+    heads = ("class", "trials", "different", "share %", "interval", "example", "what it is")
+    columns = tuple(Column(head, "text", left=head in ("example", "what it is")) for head in heads)
+    return Table(columns, tuple(rows))
+
+
+def _harm(result: TrainingResult) -> Section:
+    """Figures of groups for the page, tables for terminals."""
+    marks = (((DIFFERENT, "■"), "different"), ((HARM, "●"), "harmful"), ((LATENT, "◆"), "latent"))
+    drawn_groups = group_figures(result)
+    grids = [
+        Grid((Heading(f"by {kind}"), Plot(f"group-{i}", f"Harmful share by {kind}", figure)))
+        for i, (kind, figure) in enumerate(drawn_groups.items())
+    ]
+    many = any(len(groups) > ROWS for groups in result.groups.values())
+    lead = (
+        "Share of trials that are different, that did harm and that did latent harm, with limits; a hollow triangle is the upper "
+        "limit where there was none."
+        + (f" Of many groups the {ROWS} most harmful are drawn; the table has all." if many else "")
+    )
+    tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
+    parts: list[Part] = [*tables]
+    if grids:
+        parts = [Text(marks), *(part for grid in grids for part in grid.parts), *tables]
+    return Section("Where faults do harm", lead, tuple(parts))
+
+
+def _groups_table(kind: str, groups: list[Group]) -> Table:
+    kept = groups if len(groups) <= GROUPS else worst_first(groups)
+    rows = [
+        Row(
+            (short(clean(g.name), NAME), g.n, *map(_plainly, (g.different, g.harmful, g.latent)), counts_text(g.counts))
+        )
+        for g in kept
+    ]
+    heads = (kind, "trials", "different %", "harmful %", "latent %", "not masked")
+    columns = tuple(Column(head, left=head == "not masked") for head in heads)
+    return Table(columns, tuple(rows), terminal_rows=GROUPS, cut=CUT.format("harmful"), on_page=False)
+
+
+CUT = "the {{shown}} most {}, and {{left:,}} more in the report"
+
+
+def _all(result: TrainingResult) -> Table:
+    """Every group with its trials of each class."""
+    classes = seen(result.whole.counts)
+    rows = [
+        Row(
+            (
+                g.name,
+                kind,
+                g.n,
+                *map(_plainly, (g.different, g.harmful, g.latent)),
+                *(g.counts.get(c, 0) for c in classes),
+            ),
+            hint=counts_text(g.counts),
+        )
+        for kind, groups in ordered_groups(result).items()
+        for g in groups
+    ]
+    heads = ("group", "by", "trials", "different %", "harmful %", "latent %", *classes)
+    return Table(tuple(Column(head, left=head == "by") for head in heads), tuple(rows), terminal_rows=0, long=True)
+
+
+def _foretells(result: TrainingResult) -> str:
+    left_out = len(drawn(result.points)) < len(result.points)
+    return (
+        "One mark is one trial: the largest value within two steps of the fault among what the optimizer remembers of gradients "
+        "(first and second moments, momentum), and among moving statistics of normalisation layers, each as a multiple of the "
+        f"largest of the whole golden run. Dashed lines are at {FACTOR:g} times it. What is not a number lies beyond the upper "
+        "edge, what is zero or not there at the lower one."
+        + (f" Of the masked trials some {MOST} are drawn." if left_out else "")
+    )
+
+
+def _conditions(result: TrainingResult) -> Iterator[Part]:
+    figure = conditions_figure(result.points)
+    if figure is not None:
+        yield Plot("conditions", "Largest values after the fault against the outcome", figure)
+    if result.conditions:
+        heads = (
+            "largest of",
+            "factor",
+            "hit",
+            "missed",
+            "false",
+            "clear",
+            "loud",
+            "not",
+            "sensitivity %",
+            "specificity %",
+        )
+        columns = tuple(Column(head) for head in (*heads, "different %"))
+        rows = []
+        for c in result.conditions:
+            counts = (getattr(c, name) for name in COUNTS)
+            shares = map(_plainly, (c.sensitivity, c.specificity, c.different))
+            rows.append(Row((KINDS.get(c.kind, c.kind), Shown(f"{c.factor:,.0f}", c.factor), *counts, *shares)))
+        yield Table(columns, tuple(rows), CONDITIONS)
+
+
+def _parts_table(result: TrainingResult) -> Table:
+    parts = list(result.parts)
+    if len(parts) > GROUPS:
+        parts.sort(key=lambda part: -(part.pvf.estimate or 0.0))
+    rows = [
+        Row((p.part or p.target, p.what, p.elements, p.n, p.failures, *_share(p.pvf), _plainly(p.different)))
+        for p in parts
+    ]
+    heads = ("target", "of it", "elements", "trials", "failed", "PVF %", "interval", "different %")
+    columns = tuple(Column(head, left=head == "of it") for head in heads)
+    title = "training PVF; different: the same by implementation noise alone"
+    return Table(columns, tuple(rows), title, terminal_rows=GROUPS, cut=CUT.format("vulnerable"), long=True)
+
+
+def _guarded(result: TrainingResult) -> Iterator[Part]:
+    guard = result.guard
+    if guard is None:
+        return
+    if any(one.n for one in guard.sizes):
+        yield Plot("guard", "Caught share by size", guard_figure(guard.sizes))
+    rows = [Row((one.name, one.n, one.within, *_share(one.share), one.identical)) for _, one in _caught(result)]
+    heads = ("faults", "n", "caught", "share %", "interval", "golden's bits")
+    yield Table(tuple(map(Column, heads)), tuple(rows), f"under the guard; {UNDER_GUARD}")
+
+
+def _examples(result: TrainingResult) -> Section:
+    figures = curve_figures(result)
+    parts: list[Part] = []
+    for name in dict.fromkeys(curve.outcome for curve in result.curves):
+        parts.append(Heading(name, told(name, result)))
+        plots: list[Plot | Text] = [
+            Plot(f"metric-{name}", f"Training metric of examples of {name}", figures[f"metric-{name}"])
+        ]
+        if f"loss-{name}" in figures:
+            plots.append(Plot(f"loss-{name}", f"Training loss of examples of {name}", figures[f"loss-{name}"]))
+        else:
+            plots.append(Text(((None, "No loss from the fault's step on is finite."),)))
+        mine = [curve for curve in result.curves if curve.outcome == name]
+        parts += [Grid(tuple(plots)), Text(tuple(_curve(i, curve) for i, curve in enumerate(mine)))]
+    lead = (
+        "Up to three trials of each class; the broad grey line is golden, a dotted line the step of a fault. The training metric "
+        f"is averaged over {result.thresholds.window} steps, up to the one at which it is drawn. Losses are single ones, the "
+        "largest of each few steps in a long run; ✖ at the upper edge is a loss that is not finite."
+    )
+    return Section("Examples of each class", lead, tuple([Text((((GOLDEN, "▬"), "golden"),)), *parts] if parts else []))
+
+
+def _curve(number: int, curve: Curve) -> tuple[Mark, str]:
+    test = "end not reached" if curve.test is None else f"held-out accuracy {100 * curve.test:.2f} %"
+    made = ", made by hand" if curve.made else ""
+    return (str(stroke(number)["color"]), "━"), f"{curve.trial}: {curve.told}; {test}{made}"
+
+
+def facts(result: TrainingResult) -> list[tuple[str, str]]:
+    """How this was made, as pairs of term and text."""
+    spec, info = result.spec, result.info
+    known: dict[str, Any] = {"command": result.command, "campaign": result.campaign, "store": result.store}
+    known |= {"seed of the faults": spec.get("seed"), "seed of the training": spec.get("init")}
+    known["training"] = info.get("description", result.workload)
+    known["settings"] = _pairs(info.get("settings"))
+    faults = [(str(name), float(weight)) for name, weight in spec.get("faults") or ()]
+    known["faults"] = ", ".join(f"{weight:g}*{name}" for name, weight in faults)
+    for term in ("accelerator", "value", "per"):
+        known[term] = spec.get(term)
+    if spec.get("per"):
+        known["memory is struck"] = f"at the moment {spec.get('moment')!r} of a step"
+    for term in ("phases", "layers"):
+        known[term] = ", ".join(map(str, spec.get(term) or ()))
+    floors = (result.floors.implementation, result.floors.seeds)
+    known |= {"replicas": ", ".join(f"{len(floor.accuracy)} with {floor.switches}" for floor in floors)}
+    known |= {"data": info.get("data"), "citation": info.get("citation"), "versions": _pairs(result.versions, " ")}
+    return [(term, str(text)) for term, text in known.items() if text not in (None, "")]
+
+
+def _pairs(given: Any, between: str = "=") -> str:
+    return ", ".join(f"{key}{between}{value}" for key, value in given.items()) if isinstance(given, Mapping) else ""

@@ -1,0 +1,304 @@
+"""Runs struck trainings in this process: what a worker of a training campaign holds.
+
+Each trial begins where golden was, which is checked bit for bit, so a row needs no later proof. A step that is not repeatable is
+refused before the first trial.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from unsilent.campaigns.code import code_fingerprint, versions
+from unsilent.campaigns.codec import faults_text
+from unsilent.campaigns.spec import Json, Means, RunAlone, TrialId, campaign_hash
+from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
+from unsilent.engine.forking.forks import Band, NotStruck
+from unsilent.engine.forking.golden import MEMORY
+from unsilent.engine.running_out import free_memory, out_of_memory, unusable_if_raised
+from unsilent.errors import InternalError, UsageError, UserCodeError, first_line
+from unsilent.faults.receipts import Hit
+from unsilent.outcomes.base import Outcome
+from unsilent.printable import clean
+from unsilent.replicas.runner import applied
+from unsilent.replicas.switches import Switches
+from unsilent.sites.modules import named_parameters
+from unsilent.sites.targets import top_level
+from unsilent.sites.training.step import Moment
+from unsilent.sites.training.survey import StepSurvey
+from unsilent.studies.training.drawing import Drawing, Drawn
+from unsilent.studies.training.guarding import Guarded, History, guarded
+from unsilent.studies.training.made import made
+from unsilent.studies.training.spec import (
+    GUARDED,
+    MADE,
+    MOMENTS,
+    WATCHED_STEPS,
+    TrainingFound,
+    TrainingRow,
+    TrainingSpec,
+)
+from unsilent.workloads import load_training
+from unsilent.workloads.process import check_forks, take_notes
+from unsilent.workloads.training import Progress
+from unsilent.workloads.trainings.base import Evaluation, Seeds
+from unsilent.workloads.trainings.restoring import check_restorable
+from unsilent.workloads.user import user_code
+
+LOOKS = 2
+"""Golden evaluations in one horizon."""
+NOTHING = np.empty(0)
+
+
+class TrainingRunner:
+    """One training with its golden run.
+
+    Args:
+        told: how far the golden run is. means: what it may cost.
+
+    Raises:
+        UsageError: anything in the spec that does not fit the training; a training that is not repeatable.
+    """
+
+    pack = 1
+    unproven = 0
+
+    def __init__(self, spec: TrainingSpec, told: Progress | None = None, means: Means | None = None) -> None:
+        means = means or Means()
+        self.spec = spec
+        self._settings = ExitStack()
+        self.workload = load_training(spec.workload, dict(spec.options), data=spec.data, progress=told)
+        self._settings.enter_context(applied(Switches()))  # as the replicas that it is held against
+        self._check_repeatable()
+        self._history = History()
+        memory = MEMORY if means.memory is None else means.memory // means.jobs
+
+        def tell(done: int, total: int) -> None:
+            if told is not None:
+                told(f"the fault-free run of {spec.workload}", done, total)
+
+        begun = time.perf_counter()
+        with user_code(spec.workload):
+            self.golden = GoldenTraining(
+                self.workload,
+                Seeds.all(spec.init),
+                spec.steps,
+                memory=memory,
+                watch=self._history.watch,
+                look=None if spec.horizon is None else max(1, spec.horizon.steps // LOOKS),
+                told=tell,
+            )
+        check_forks(self.workload.name)
+        self._golden_seconds = time.perf_counter() - begun
+        self._forks = ForkEngine(self.golden, self._history.summary, self._band(), WATCHED_STEPS)
+        self.drawing = self._drawing()
+        self.fingerprint = self._fingerprint()
+        self.campaign = campaign_hash(spec, self.fingerprint)
+        self._design = campaign_hash(replace(spec, horizon=None), self.fingerprint)  # however far runs are followed
+
+    def close(self) -> None:
+        """Put back torch's settings of before."""
+        self._settings.close()
+
+    def describe(self) -> TrainingFound:
+        """What the driver needs to plan and a report to explain."""
+        golden, drawing = self.golden, self.drawing
+        state = golden.at(0)
+        return TrainingFound(
+            campaign=self.campaign,
+            fingerprint=self.fingerprint,
+            name=self.workload.name,
+            targets=drawing.targets,
+            places=tuple(drawing.places),
+            models=tuple((kind.name, kind.weight) for kind in drawing.kinds),
+            steps=golden.steps,
+            epochs=tuple(golden.epochs),
+            losses=tuple(golden.losses.tolist()),
+            metric=tuple(golden.metric.tolist()),
+            watched=tuple(tuple(None if np.isnan(x) else x for x in row) for row in golden.watched.tolist()),
+            test=accuracy(golden.evaluation),
+            test_loss=golden.evaluation.loss,
+            samples=len(golden.evaluation.labels),
+            golden_seconds=self._golden_seconds,
+            optimizers=tuple(type(o).__name__ for o in state.optimizers),
+            parameters=sum(p.numel() for p in state.model.parameters()),
+            info=dict(self.workload.info),
+            versions=versions(),
+            notes=(*drawing.notes, *take_notes(self.workload.name)),
+        )
+
+    def explain(self) -> Json:
+        """What a trial costs."""
+        return {"engine": "forking", "snapshot_every": self.golden.every, "steps": self.golden.steps}
+
+    def trace(self, trial: TrialId, batch: int) -> Any:
+        """Not for trainings: a step is traced with ``unsilent replay --trace``."""
+        raise UsageError("a trial of a training is not traced; trace its step with unsilent.sites.training.Step")
+
+    def receipt(self, trial: TrialId) -> Any:
+        """What the fault of a trial found and wrote."""
+        return self._run(trial)[0].hits
+
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrainingRow | RunAlone]:
+        """Trials in order; ``alone``: nothing else of the campaign runs meanwhile, so running out of memory is an outcome."""
+        for trial in trials:
+            yield self._run_once(trial, alone)
+
+    def run(self, trial: TrialId) -> TrainingRow:
+        """One trial alone."""
+        row = self._run_once(trial, alone=True)
+        assert isinstance(row, TrainingRow)
+        return row
+
+    def _run_once(self, trial: TrialId, alone: bool) -> TrainingRow | RunAlone:
+        """One trial; what user code raises in it is its outcome.
+
+        Raises:
+            ProcessUnusable: golden cannot be restored after the trial raised, or before it.
+        """
+        if alone:
+            free_memory()
+        begun = time.perf_counter()
+        drawn = self.draw(trial)
+        check_forks(self.workload.name)
+        try:
+            with user_code(self.spec.workload):
+                if trial.target.startswith(GUARDED):
+                    row = guarded_row(trial, drawn, guarded(self.golden, drawn, self._history, self.spec.moment))
+                else:
+                    row = self._row(trial, drawn, self._forks.run(drawn.struck.step, drawn.faults, self._moment))
+        except (UserCodeError, InternalError) as error:  # a built-in training's code is ours
+            short = out_of_memory(error.__context__)
+            with unusable_if_raised(first_line(error), known=not short):
+                self.prove()
+            if short and not alone:
+                return RunAlone(trial, first_line(error))
+            row = empty_row(trial, drawn, "raised", first_line(error))
+        except NotStruck as error:
+            row = empty_row(trial, drawn, "not-struck", first_line(error))
+        return replace(row, seconds=time.perf_counter() - begun)
+
+    def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrainingRow:
+        """The row of a trial that took its worker with it."""
+        return replace(empty_row(trial, self.draw(trial), ended.name.lower(), reason), seconds=seconds)
+
+    def prove(self) -> None:
+        """The last step of golden comes to the same bits."""
+        self.golden.at(self.golden.steps - 1)
+
+    def draw(self, trial: TrialId) -> Drawn:
+        """The faults of a trial, from its identity alone."""
+        plain = trial._replace(target=trial.target.removeprefix(GUARDED))
+        if plain.target.startswith(MADE):
+            return made(self.golden, self.drawing, plain.target.removeprefix(MADE), plain.k)
+        return self.drawing.draw(self._design, plain)
+
+    def _run(self, trial: TrialId) -> tuple[Forked, Drawn]:
+        drawn = self.draw(trial)
+        return self._forks.run(drawn.struck.step, drawn.faults, self._moment), drawn
+
+    @property
+    def _moment(self) -> Moment:
+        return MOMENTS[self.spec.moment]
+
+    def _check_repeatable(self) -> None:
+        try:
+            with user_code(self.spec.workload):
+                check_restorable(self.workload, seeds=Seeds.all(self.spec.init), new_process=False)
+        except UsageError as error:
+            raise UsageError(
+                f"{error}; a struck run needs a golden twin that comes back: unsilent noise --explain says what makes it differ"
+            ) from None
+
+    def _band(self) -> Band | None:
+        horizon = self.spec.horizon
+        if horizon is None:
+            return None
+        steps = np.arange(self.golden.steps) // horizon.window
+        loss = np.array(horizon.loss)[np.minimum(steps, len(horizon.loss) - 1)]
+        return Band(loss, horizon.steps, horizon.test, horizon.window)
+
+    def _drawing(self) -> Drawing:
+        state = self.golden.at(min(1, self.golden.steps - 1))
+        with StepSurvey(state.model, state.optimizers) as survey, user_code(self.spec.workload):
+            self.workload.step(state)
+        names = [name for name, _ in named_parameters(state.model)]
+        state_there = ("optim:*",) if "optim" in survey.kinds else ()
+        gradients = ("gradient:*",) if "gradient" in survey.kinds else ()
+        regions = survey.regions("op:*/*/*", "param:*", *state_there, *gradients)
+        return Drawing(self.spec, regions, names, top_level(state.model), self.golden.steps)
+
+    def _fingerprint(self) -> dict[str, str]:
+        golden = self.golden
+        hashes = np.array(golden.hashes, dtype=np.uint64).tobytes()
+        described = {}
+        if self.spec.accelerator is not None:  # a file, whose content may change
+            models = repr([kind.source for kind in self.drawing.kinds])
+            described = {"accelerator": xxhash.xxh3_128_hexdigest(models.encode())}
+        return {
+            **described,
+            "golden": xxhash.xxh3_128_hexdigest(hashes + golden.losses.tobytes()),
+            "held-out": xxhash.xxh3_128_hexdigest(golden.evaluation.labels.tobytes()),
+            "code": code_fingerprint(self.spec.workload, self.workload, None),
+            "device": str(next(golden.at(0).model.parameters()).device.type),
+            "torch": torch.__version__,
+            "numpy": ".".join(np.__version__.split(".")[:2]),
+        }
+
+    def _row(self, trial: TrialId, drawn: Drawn, forked: Forked) -> TrainingRow:
+        found, golden, ran = forked.evaluation, self.golden.evaluation, forked.ran
+        return TrainingRow(
+            trial=trial,
+            struck=drawn.struck,
+            faults=faults_text([hit.fault for hit in forked.hits]),
+            written=written(forked.hits),
+            usual=forked.usual,
+            reason=str(forked.reason),
+            ran=ran,
+            losses=forked.ending.losses[:ran],
+            metric=forked.ending.metric[:ran],
+            watched=forked.watched,
+            test=np.nan if found is None else accuracy(found),
+            test_loss=np.nan if found is None else found.loss,
+            churn=np.nan if found is None else float(np.mean(found.predictions != golden.predictions)),
+            bits=forked.ending.same_bits,
+        )
+
+
+def guarded_row(trial: TrialId, drawn: Drawn, found: Guarded) -> TrainingRow:
+    """Of a trial under the guard; it has no curves."""
+    return replace(
+        empty_row(trial, drawn, found.reason, found.alarm),
+        faults=faults_text([hit.fault for hit in found.hits]),
+        written=written(found.hits),
+        ran=found.ran,
+        caught=found.caught,
+        bits=found.bits,
+    )
+
+
+def empty_row(trial: TrialId, drawn: Drawn, reason: str, error: str) -> TrainingRow:
+    """Of a trial of which nothing but its end is known."""
+    nan = float("nan")
+    empty = np.empty((0, 3))
+    return TrainingRow(
+        trial, drawn.struck, "[]", nan, nan, reason, 0, NOTHING, NOTHING, empty, nan, nan, nan, None, clean(error)
+    )
+
+
+def accuracy(found: Evaluation) -> float:
+    """Share of held-out samples that are answered as labelled."""
+    return float(np.mean(found.predictions == found.labels))
+
+
+def written(hits: Sequence[Hit]) -> float:
+    """The largest magnitude that was written; inf for what is no number."""
+    values = [np.abs(np.asarray(hit.fault.codec.decode(hit.after), dtype=np.float64)) for hit in hits if len(hit.after)]
+    return max((float(np.where(np.isnan(v), np.inf, v).max()) for v in values), default=0.0)

@@ -1,0 +1,243 @@
+"""What is said of struck trainings, as sentences: shared by terminal and page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from unsilent.outcomes.training import TrainingOutcome
+from unsilent.report.text import clean, counted, seconds, signed
+from unsilent.studies.training.cells import (
+    ANY,
+    KINDS,
+    counts_text,
+    events,
+    in_percent,
+    of_all,
+    part_name,
+    rate,
+    seen,
+    top,
+)
+from unsilent.studies.training.floor import least_accuracies
+from unsilent.studies.training.kind import FloorValues
+from unsilent.studies.training.records import Contrast, TrainingResult
+
+FACTOR = 100.0
+"""The factor of the sentence about conditions, and of the lines in their figure."""
+
+
+def headline(result: TrainingResult) -> str:
+    """The finding in one sentence."""
+    if result.parts:
+        return _pvf_headline(result)
+    name = clean(result.workload)
+    harm, latent, different = result.whole.harmful, result.whole.latent, result.whole.different
+    ended = f"{in_percent(different) if events(different) else 'none'} ended different"
+    if not events(harm):
+        return f"Of {counted(result.n, 'struck training')} of {name} none came to harm (at most {top(harm)} %), {ended}"
+    quiet = (
+        "none without a sign of it" if not events(latent) else f"{in_percent(latent)} without any error to tell of it"
+    )
+    return f"{in_percent(harm)} of {counted(result.n, 'struck training')} of {name} came to harm, {quiet}; {ended}"
+
+
+def _pvf_headline(result: TrainingResult) -> str:
+    worst = max(result.parts, key=lambda part: (part.pvf.estimate or 0.0, part.pvf.low))
+    many = counted(len(result.parts), "target")
+    if not worst.failures:
+        return f"No corruption of {many} of {clean(result.workload)} ended in a convergence failure"
+    return (
+        f"Of {many} of {clean(result.workload)} {part_name(worst)} has the highest estimate: {in_percent(worst.pvf)} of "
+        f"{worst.n:,} corruptions end in a convergence failure (exploratory: no order of targets is tested)"
+    )
+
+
+def findings(result: TrainingResult) -> Iterator[str]:
+    """What else is told in sentences."""
+    if result.parts:
+        yield pvf_text(result)
+        yield f"what follows counts the trials of all {counted(len(result.parts), 'target')} together, whatever their size"
+    yield from _classes(result)
+    yield from map(contrast_text, result.contrasts)
+    yield from _conditions(result)
+    if result.guard is not None:
+        yield from guard_texts(result)
+    yield from map(clean, result.notes)
+
+
+def _classes(result: TrainingResult) -> Iterator[str]:
+    counts = result.whole.counts
+    yield (
+        f"different, beyond implementation noise: {of_all(result.whole.different)}; harmful, beyond the noise of seeds as well: "
+        f"{of_all(result.whole.harmful)}"
+    )
+    harm = [TrainingOutcome(name) for name in seen(counts) if TrainingOutcome(name).harmful]
+    latent, loud = ({str(name): counts[name] for name in harm if name.latent is kind} for kind in (True, False))
+    yield f"latent harm, which no error tells of: {of_all(result.whole.latent)}" + (
+        f": {counts_text(latent)}" if latent else ""
+    )
+    if loud:
+        yield f"harm that shows itself: {counts_text(loud)}"
+    by_name = {one.name: one for one in result.classes}
+    same = by_name.get(TrainingOutcome.MASKED_BITWISE)
+    if same is not None:
+        yield f"final state identical to the fault-free run: {of_all(same.share)}"
+    absent = [one for one in result.classes if not one.n]
+    if absent and result.n:
+        yield f"not seen (each at most {top(absent[0].share)} %): {', '.join(one.name for one in absent)}"
+
+
+def contrast_text(found: Contrast) -> str:
+    """One group against another, and whether they are shown to differ."""
+    first, second, gap = clean(found.first), clean(found.second), found.difference
+    points = signed(gap.estimate, gap.low, gap.high)
+    word = "more" if gap.low > 0 else "less" if gap.high < 0 else "no difference is shown"
+    if word != "no difference is shown":
+        word = f"{first} faults did {word}"
+    return (
+        f"{clean(found.name)}, {first} against {second} with the same fault models: {rate(found.one)} of {found.one.n:,} against "
+        f"{rate(found.other)} of {found.other.n:,}, {points.estimate} points{points.behind}: {word}"
+    )
+
+
+def _conditions(result: TrainingResult) -> Iterator[str]:
+    """The contingency of all kinds together at `FACTOR`."""
+    found = next((c for c in result.conditions if c.kind == ANY and c.factor == FACTOR), None)
+    if found is None:
+        return
+    what = (
+        f"a gradient history or moving statistic above {FACTOR:g} times golden's largest (our threshold) within two steps of "
+        "the fault"
+    )
+    latent, others = found.hit + found.missed, found.false + found.clear
+    if not latent:
+        yield f"no trial ended in latent harm, so nothing is known of what comes before it; {what}: {found.false:,} of {others:,}"
+        return
+    yield (
+        f"{what} came before {found.hit:,} of {counted(latent, 'latent outcome')} (sensitivity {in_percent(found.sensitivity)}) "
+        f"and in {found.false:,} of {others:,} harmless ones (specificity {in_percent(found.specificity)}){_alone(result)}; "
+        f"of {counted(found.different.n, 'outcome')} latent by implementation noise alone before {events(found.different):,}; "
+        f"of those whose harm shows itself in {found.loud_with:,} of {found.loud_with + found.loud_without:,}"
+    )
+
+
+def _alone(result: TrainingResult) -> str:
+    """How many latent outcomes each kind by itself came before."""
+    kinds = [c for c in result.conditions if c.factor == FACTOR and c.kind != ANY]
+    if len(kinds) < 2:
+        return ""
+    return "; alone: " + ", ".join(f"{KINDS.get(c.kind, clean(c.kind))} {c.hit:,}" for c in kinds)
+
+
+def least_accuracy(result: TrainingResult) -> tuple[float, float]:
+    """See `least_accuracies`."""
+    return least_accuracies(result.golden_test, result.floors, result.margin)
+
+
+def pvf_text(result: TrainingResult) -> str:
+    """What a convergence failure is."""
+    least, different = least_accuracy(result)
+    return (
+        f"training PVF: the share of corruptions that end in a convergence failure, that is held-out accuracy below "
+        f"{100 * least:.2f} % ({100 * result.margin:g} points below the worst fault-free replica of either floor), a loss that "
+        f"is not finite, or a crash; different: by implementation noise alone, below {100 * different:.2f} %"
+    )
+
+
+def guard_texts(result: TrainingResult) -> Iterator[str]:
+    """What the guard saved."""
+    found = result.guard
+    if found is None:
+        return
+    whole, large = found.all, found.largest
+    different = of_all(found.different.share, "different trial")
+    if whole.n:
+        yield f"the guard caught {of_all(whole.share, 'harmful fault')}, within two steps; {different}"
+    else:
+        yield f"no harmful fault met the guard; it caught {different}"
+    if large.n:
+        yield f"of faults that wrote more than {found.large:,.0f} times what was usual it caught {of_all(large.share)}"
+    if whole.within:
+        bits = "all" if whole.identical == whole.within else f"{whole.identical:,} of {whole.within:,}"
+        yield f"harmful faults that it caught in time: {bits} ended with a final state identical to the fault-free run"
+    rest = [(found.late, "caught later than that"), (found.stopped, "stopped: it tripped again after going back")]
+    if parts := [f"{count:,} {what}" for count, what in rest if count]:
+        yield f"under the guard: {', '.join(parts)}"
+    if found.alarms:
+        yield "alarms: " + ", ".join(f"{clean(kind)} {count:,}" for kind, count in found.alarms.items())
+
+
+def how(result: TrainingResult) -> list[str]:
+    """How trials were judged and what they cost: lines under the tables."""
+    return [
+        f"{counted(result.steps, 'step')} of {clean(result.workload)}, {counted(result.parameters, 'parameter')}, optimizer "
+        f"{clean(' and '.join(dict.fromkeys(result.optimizers)) or 'none')}; fault-free held-out accuracy "
+        f"{100 * result.golden_test:.2f} %",
+        *floor_texts(result),
+        f"in brackets {100 * result.confidence:g} % limits ({clean(result.whole.harmful.method)}); limits of differences: "
+        f"Zou & Donner, {joint_text(result)}",
+        "different: lost, or off by a threshold and beyond implementation noise; harmful: lost, or worse by a threshold and "
+        "beyond the noise of seeds as well; latent: harmful without an error (degraded or low on held-out samples)",
+        cost_text(result),
+        f"{seconds(result.seconds)} in all sessions, {seconds(result.cpu_seconds)} of CPU time",
+    ]
+
+
+def joint_text(result: TrainingResult) -> str:
+    """Which limits hold together."""
+    many = len(result.contrasts)
+    return (f"joint over {many} (Bonferroni); " if many else "") + (
+        "rows of a table have limits of their own: comparing them is exploratory"
+    )
+
+
+def floor_texts(result: TrainingResult) -> Iterator[str]:
+    """The two noise floors, and the test against them."""
+    floors = result.floors
+    yield f"implementation noise: {_floor(floors.implementation, result)}" + (
+        ", so every difference is beyond it" if all(floors.implementation.same) else ""
+    )
+    yield f"noise of seeds: {_floor(floors.seeds, result)}" + (
+        ": no seed changes this training, so harm is judged by implementation noise alone"
+        if all(floors.seeds.same)
+        else ""
+    )
+    n = min(len(floors.implementation.accuracy), len(floors.seeds.accuracy))
+    yield (
+        f"beyond a floor: p of a rank test of held-out accuracy and loss is at most {100 * result.level:g} %, for each trial by "
+        f"itself ({n} replicas give {100 / (n + 1):.2g} % at the least), so that share of runs that differ as its replicas do is "
+        "called beyond it by chance; what accuracy tells must also exceed a threshold"
+    )
+
+
+def _floor(floor: FloorValues, result: TrainingResult) -> str:
+    head = f"{counted(len(floor.accuracy), 'fault-free replica')} (switches: {clean(floor.switches)})"
+    if all(floor.same):
+        return f"{head} that all ended in the final state of the fault-free twin (golden)"
+    return (
+        f"{head} whose held-out accuracy is {_span(floor.accuracy)} points from that of the fault-free twin (golden), and whose "
+        f"predictions differ in up to {100 * max(floor.churn):.2g} % of {counted(result.samples, 'sample')}"
+    )
+
+
+def cost_text(result: TrainingResult) -> str:
+    """What a trial cost."""
+    cost = result.cost
+    ends = ", ".join(f"{clean(reason)} {count:,}" for reason, count in cost.ends.items())
+    return (
+        f"a trial ran {100 * cost.steps:.1f} % of a full run's steps ({100 * cost.bound:.1f} % if each went to its end) and took "
+        f"{100 * cost.seconds:.1f} % of its time, {cost.per_hour:,.0f} trials an hour with one worker; runs ended by: {ends}"
+        + horizon_text(result.spec)
+    )
+
+
+def horizon_text(spec: Mapping[str, object]) -> str:
+    """What ``horizon`` means, where there is one."""
+    horizon = spec.get("horizon")
+    if not isinstance(horizon, Mapping):
+        return ""
+    return f"; horizon: taken for masked after {horizon.get('steps')} steps inside the fault-free band"
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{100 * min(values):+.2g} to {100 * max(values):+.2g}"

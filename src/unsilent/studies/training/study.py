@@ -1,0 +1,294 @@
+"""The study of struck trainings: trials, the guard where it is asked for, and everything read from the store."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+
+import numpy as np
+
+from unsilent.campaigns.driver import Budget, run_campaign, run_trials
+from unsilent.campaigns.executors import Executor
+from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.spec import TrialId
+from unsilent.errors import UsageError
+from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.statistics.intervals import clopper_pearson
+from unsilent.studies.training.conditions import conditions, points
+from unsilent.studies.training.floor import LEVEL, check_twin, least_accuracies
+from unsilent.studies.training.judging import (
+    EXAMPLES,
+    Judge,
+    backward_against_forward,
+    group,
+    grouped,
+    groups_of,
+)
+from unsilent.studies.training.kind import Floors, TrainingStore
+from unsilent.studies.training.ladders import LADDERS
+from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
+from unsilent.studies.training.saved import saved
+from unsilent.studies.training.spec import GUARDED, MADE, NOT_STRUCK, TrainingFound, TrainingRow, TrainingSpec, bare
+
+MARGIN = 0.02
+NAMELESS = "custom"
+"""The name that a training of the user's has where none was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a store is read: what may change without a trial being run again.
+
+    ``margin``: how far held-out accuracy must be below the worst fault-free replica for a convergence failure.
+    """
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    confidence: float = 0.95
+    margin: float = MARGIN
+
+    def __post_init__(self) -> None:
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"confidence is {self.confidence}; expected a share between 0 and 1, like 0.95")
+        if not 0 <= self.margin < 1:
+            raise UsageError(f"margin is {self.margin}; expected a share from 0 to below 1")
+
+
+def run_training(
+    spec: TrainingSpec,
+    budget: Budget,
+    executor: Executor,
+    store: TrainingStore,
+    floors: Floors,
+    reading: Reading,
+    *,
+    guard: bool = False,
+    observer: Observer | None = None,
+    command: str = "",
+) -> TrainingResult:
+    """Run (or resume) a campaign, with ``guard`` its different trials again under the guard, and read what was found.
+
+    Raises ``UsageError`` where the floors are not of this training.
+    """
+    found = executor.describe()
+    assert isinstance(found, TrainingFound)
+    check_twin(found, floors)
+    store.bind(spec, found)
+    store.note_floors(floors)
+    run_campaign(spec, budget, executor, store, observer=observer, command=command)
+    if guard:
+        judge = Judge(found, floors, reading.thresholds)
+        different = [one.row.trial for one in map(judge.judge, drawn(store)) if one.different]
+        run_trials([t._replace(target=GUARDED + t.target) for t in different], executor, store, observer)
+    return read_training(store, reading)
+
+
+def drawn(store: TrainingStore) -> Iterator[TrainingRow]:
+    """The trials of the campaign itself: not those under the guard or made by hand, and those alone that were struck."""
+    own = (row for row in store.rows() if not row.trial.target.startswith((GUARDED, MADE)))
+    return (row for row in own if row.reason != NOT_STRUCK)
+
+
+def floors_of(store: TrainingStore) -> Floors:
+    """Both noise floors; raises ``UsageError`` where one is missing."""
+    floors = store.floors()
+    if floors is None:
+        raise UsageError(
+            f"{store.path} lacks a noise floor (it needs fault-free replicas of implementation noise and of other seeds); "
+            "run the command that made it again, which runs what is missing"
+        )
+    return floors
+
+
+def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
+    """Everything from the store alone; raises ``UsageError`` where it has no trial or lacks a floor."""
+    found, spec, floors = store.description, store.spec, floors_of(store)
+    judge = Judge(found, floors, reading.thresholds)
+    trials: list[Judged] = []
+    spared: list[TrainingRow] = []
+    curves: dict[str, list[Curve]] = {}
+    made: dict[str, Curve] = {}
+    for row in store.rows():
+        if row.reason == NOT_STRUCK:
+            spared.append(row)
+        if row.trial.target.startswith(GUARDED) or row.reason == NOT_STRUCK:
+            continue
+        one = judge.judge(row)
+        name = str(one.outcome)
+        if row.trial.target.startswith(MADE):
+            if row.trial.target == MADE + _asked(name):
+                made.setdefault(name, judge.curve(row, one, made=True))
+            continue
+        trials.append(one)
+        if len(curves.setdefault(name, [])) < EXAMPLES and row.ran:
+            curves[name].append(judge.curve(row, one))
+    if not trials:
+        raise UsageError(f"{store.path} has no trial yet; run the command that made it again")
+    guarded = {
+        row.unguarded(): bare(row)
+        for row in store.rows(without=("losses", "metric"))
+        if row.trial.target.startswith(GUARDED)
+    }
+    confidence = reading.confidence
+    where = points(trials, found)
+    seconds, cpu_seconds = store.usage()
+    shown = [*(c for own in curves.values() for c in own), *(c for name, c in made.items() if not curves.get(name))]
+    return TrainingResult(
+        workload=_named(found.name, spec.workload),
+        command=store.budget()[1],
+        spec=spec.to_json(),
+        campaign=found.campaign,
+        store=str(store.path),
+        steps=found.steps,
+        samples=found.samples,
+        parameters=found.parameters,
+        optimizers=found.optimizers,
+        golden_test=found.test,
+        golden_seconds=found.golden_seconds,
+        confidence=confidence,
+        thresholds=reading.thresholds,
+        floors=floors,
+        level=LEVEL,
+        n=len(trials),
+        classes=_classes(trials, confidence),
+        whole=group("all", trials, confidence),
+        groups=groups_of(trials, found, confidence),
+        contrasts=tuple(backward_against_forward(trials, confidence)),
+        curves=tuple(sorted(shown, key=lambda c: list(TrainingOutcome).index(TrainingOutcome(c.outcome)))),
+        conditions=conditions(trials, where, confidence),
+        points=where,
+        parts=_parts(trials, found, floors, reading) if spec.per is not None else (),
+        margin=reading.margin,
+        cost=cost(trials, found),
+        guard=saved(trials, guarded, confidence),
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        versions=found.versions,
+        info=found.info,
+        notes=(*found.notes, *_notes(spared, judge)),
+        golden_losses=found.losses,
+    )
+
+
+def _named(name: str, workload: str) -> str:
+    """Of the training; of one without a name, file and function."""
+    path, colon, function = workload.rpartition(":")
+    return name if name != NAMELESS else PurePath(path).name + colon + function
+
+
+def _notes(spared: Sequence[TrainingRow], judge: Judge) -> Iterator[str]:
+    if spared:
+        yield f"{len(spared)} trials struck nothing, for their operation does not run in each step: {spared[0].error}"
+    if not judge.told_accuracy:
+        yield "Steps of this training tell no accuracy, so degradation is judged by held-out accuracy alone (low-test)."
+
+
+def _asked(outcome: str) -> str:
+    """What ``--example`` calls a class."""
+    return "masked" if outcome.startswith("masked") else outcome
+
+
+def _classes(trials: Sequence[Judged], confidence: float) -> tuple[ClassShare, ...]:
+    """One for each class that there is, those that did not occur with their upper limits."""
+    counts = Counter(one.outcome for one in trials)
+    different = Counter(one.outcome for one in trials if one.different)
+    return tuple(
+        ClassShare(
+            str(outcome),
+            counts[outcome],
+            different[outcome],
+            clopper_pearson(counts[outcome], len(trials), confidence),
+        )
+        for outcome in TrainingOutcome
+    )
+
+
+def _parts(trials: Sequence[Judged], found: TrainingFound, floors: Floors, reading: Reading) -> tuple[Part, ...]:
+    """Training PVF: the share of trials of each target that end in a convergence failure."""
+    confidence = reading.confidence
+    limits = least_accuracies(found.test, floors, reading.margin)
+    targets = {target.name: target for target in found.targets}
+    parts = []
+    for own in grouped(trials, lambda one: one.row.trial.target, confidence):
+        target = targets[own.name]
+        mine = [one for one in trials if one.row.trial.target == own.name]
+        failures = [sum(failed(one, least) for one in mine) for least in limits]
+        shares = (clopper_pearson(count, own.n, confidence) for count in failures)
+        parts.append(Part(own.name, target.what, target.part, target.elements, own.n, failures[0], *shares))
+    order = list(targets)
+    return tuple(sorted(parts, key=lambda part: order.index(part.target)))
+
+
+def failed(one: Judged, least: float) -> bool:
+    """A convergence failure: the run died, lost its loss, or ended below ``least`` on held-out samples."""
+    return not one.row.test >= least
+
+
+def cost(trials: Sequence[Judged], found: TrainingFound) -> Cost:
+    """What trials cost, as shares of a full run."""
+    rows = [one.row for one in trials]
+    seconds = float(np.mean([row.seconds for row in rows]))
+    return Cost(
+        steps=float(np.mean([row.ran for row in rows])) / found.steps,
+        bound=float(np.mean([found.steps - row.struck.step for row in rows])) / found.steps,
+        seconds=seconds / found.golden_seconds,
+        per_hour=3600 / seconds if seconds else math.inf,
+        ends=dict(Counter(row.reason for row in rows)),
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Example:
+    """One instance of a class: the stored trial, or one made by hand, run again; ``same``: with the same content, bit for bit."""
+
+    curve: Curve
+    row: TrainingRow
+    again: TrainingRow
+    tried: int
+
+    @property
+    def same(self) -> bool:
+        """Whether the repetition has the same bits in everything that is stored."""
+        return self.row.content() == self.again.content()
+
+
+def example(
+    wanted: str,
+    executor: Executor,
+    store: TrainingStore,
+    reading: Reading,
+    observer: Observer | None = None,
+) -> Example:
+    """One instance of a class, run again; raises ``UsageError`` where neither a trial nor a fault made by hand ends so."""
+    judge = Judge(store.description, floors_of(store), reading.thresholds)
+    row = next((r for r in drawn(store) if _asked(str(judge.judge(r).outcome)) == wanted), None)
+    tried = 0
+    while row is None:
+        if tried == len(LADDERS[wanted]):
+            raise UsageError(
+                f"no trial of {store.path} ends in {wanted}, and none of {tried} faults made by hand either; run more "
+                "--trials, or another training"
+            )
+        trial = TrialId(MADE + wanted, None, tried)
+        run_trials([trial], executor, store, observer)
+        tried += 1
+        made = store.row(trial)
+        row = made if _asked(str(judge.judge(made).outcome)) == wanted else None
+    return _again(row, judge, executor, tried)
+
+
+def repeat(trial: TrialId, executor: Executor, store: TrainingStore, reading: Reading) -> Example:
+    """A stored trial again; raises ``StoreError`` where it was made of another training."""
+    found = executor.describe()
+    assert isinstance(found, TrainingFound)
+    store.check(store.spec, found)
+    return _again(store.row(trial), Judge(found, floors_of(store), reading.thresholds), executor, 0)
+
+
+def _again(row: TrainingRow, judge: Judge, executor: Executor, tried: int) -> Example:
+    again = next(one for rows in executor.run([row.trial]) for one in rows)
+    assert isinstance(again, TrainingRow)
+    by_hand = row.trial.target.startswith(MADE)
+    return Example(judge.curve(row, judge.judge(row), made=by_hand), row, replace(again, worker=row.worker), tried)
