@@ -47,7 +47,7 @@ def test_what_a_run_leaves_in_a_buffer_is_put_back(tmp_path):
 
     many, few = rows(300), rows(20)
     assert few == {trial: many[trial] for trial in few}
-    assert any(0 not in codes for _, _, codes, *_ in many.values())
+    assert any(0 not in content["codes"] for content in many.values())
 
 
 def test_state_that_leaks_from_trial_to_trial_is_refused_and_not_stored(tmp_path):

@@ -344,7 +344,7 @@ def test_what_does_not_fit_the_workload_is_one_line(net, capsys):
     large = record(*STRUCK[0]) | {"elements": list(range(81)), "operands": ["0x00000001"] * 81}
     Path("large.jsonl").write_text("\n".join([json.dumps(large)] * 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unsilent.studies.pvf.runner.MAX_STORED_ELEMENTS", 80)
+        patch.setattr("unsilent.studies.pvf.runner.MOST_ELEMENTS", 80)
         with pytest.raises(UsageError, match=r"large.jsonl line 1: strikes 81 elements, of which 80 are stored"):
             unsilent.pvf(live(), faults="large.jsonl")
     assert run(["pvf", net, "--faults-as", "sci-fi", "--quiet", "--store", "s.sqlite"]) == 2

@@ -8,7 +8,6 @@ import json
 
 import numpy as np
 import pytest
-from unsilent.campaigns.trainings import guarding
 
 from campaigns.struck import running, write_loop
 from monitor.segments import executed_again, oldest_kept
@@ -21,6 +20,7 @@ from unsilent.monitor import Guard, GuardStop
 from unsilent.monitor.bounds import WARM_UP
 from unsilent.monitor.workload import Counters, guard_training
 from unsilent.sites.training.step import Step
+from unsilent.studies.training import guarding
 from unsilent.studies.training.drawing import Drawn
 from unsilent.studies.training.guarding import AFTER, guarded
 from unsilent.studies.training.spec import Struck, TrainingSpec

@@ -10,6 +10,7 @@ import pytest
 
 from campaigns.struck import running, write_loop
 from conftest import few
+from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.sites.training.step import Step
@@ -254,11 +255,9 @@ def test_what_is_written_to_an_output_beside_what_was_there(one):
 
 def test_very_many_elements_are_told_by_their_digest(one):
     runner = one(per="tensor", layers=("fc",), faults=(("zero:rate=1", 1.0),), steps=4)
-    told = json.loads(runner.run(trial(0, "param:fc.weight")).fault)
+    told = json.loads(runner.run(trial(0, "param:fc.weight")).faults)
     assert [len(fault["elements"]) for fault in told] == [432]
-    from unsilent.campaigns.trainings import runner as module
-
-    found = module.fault_text(runner.receipt(trial(0, "param:fc.weight")) * 200)
+    found = faults_text([hit.fault for hit in runner.receipt(trial(0, "param:fc.weight"))] * 200)
     assert json.loads(found).keys() == {"elements", "digest"}
     assert json.loads(found)["elements"] == 432 * 200
 
