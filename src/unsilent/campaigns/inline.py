@@ -93,7 +93,8 @@ class InlineExecutor:
                 again.append(row.trial)
             else:
                 yield row
-        yield from map(self.runner.run, again)
+        for trial in again:
+            yield from self.runner.run_all([trial], alone=True)
         for note in take_notes(self.runner.workload.name):
             self._observer.say(note)
 

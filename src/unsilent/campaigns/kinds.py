@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.filed import HELD
 from unsilent.campaigns.spec import Baseline, Row, Spec, TrialId
+from unsilent.report.model import Report
 
 S = TypeVar("S", bound=Spec)
 B = TypeVar("B", bound=Baseline)
@@ -37,6 +38,8 @@ class Kind(Generic[S, B, R]):
         planned: whether a trial is part of the campaign, not asked for afterwards.
         records: further records by name -> how their text is read, with spec and baseline.
         fixed: fields of the baseline that are equal in all stores of one campaign.
+        reading: how a store is read, a dataclass of choices that change no row. analyse: by a store and such choices, its result.
+        report, compare: what is shown of a result, and of two.
     """
 
     name: str
@@ -53,6 +56,10 @@ class Kind(Generic[S, B, R]):
     planned: Callable[[TrialId], bool] = lambda trial: True
     records: Mapping[str, Callable[[str, S, B], Any]] = field(default_factory=dict)
     fixed: tuple[str, ...] = ("targets",)
+    reading: type[Any] | None = None
+    analyse: Callable[[Any, Any], Any] = nothing
+    report: Callable[[Any], Report] | None = None
+    compare: Callable[[Any, Any], Report] | None = None
 
     def __post_init__(self) -> None:
         verb = f"unsilent {self.name}"

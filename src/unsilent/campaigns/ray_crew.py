@@ -90,7 +90,7 @@ class Crew:
                 return
         first = self.description
         changed = [k for k in found.fingerprint if found.fingerprint[k] != first.fingerprint.get(k)]
-        changed += ["unsilent"] if found.versions["unsilent"] != first.versions["unsilent"] else []
+        changed += ["unsilent"] if found.versions.get("unsilent") != first.versions.get("unsilent") else []
         if changed or found.campaign != first.campaign:
             what = ", ".join(changed) or "its targets"
             self.refuse(one, f"does not reproduce the golden fingerprint ({what} differ)")

@@ -1,0 +1,138 @@
+"""A study as small as can be: pi, from points thrown at a square. Its own spec, baseline, row, runner, analysis and report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge, Lt
+
+from unsilent.campaigns.codec import RUN, StoredRow
+from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.spec import Json, Means, Runner, TrialId, campaign_hash, trial_seed
+from unsilent.campaigns.store import Store
+from unsilent.interval import Interval
+from unsilent.report.model import Column, Report, Row, Section, Table
+
+
+@dataclass(frozen=True)
+class PiSpec:
+    """What is asked: how many points a trial throws."""
+
+    points: int = 100
+    seed: int = 0
+    workload: str = "pi"
+    options: tuple[tuple[str, str], ...] = ()
+    flips: tuple[int | None, ...] = (None,)
+    threads: int = 1
+    device: str = "cpu"
+    enumerated: bool = False
+    study: str = "pi"
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+    identity = to_json
+
+    def make_runner(self, told: object, means: Means) -> Runner:
+        return PiRunner(self)
+
+
+@dataclass(frozen=True)
+class Square:
+    """A target."""
+
+    name: str = "square"
+    slots: int = 0
+
+
+@dataclass(frozen=True)
+class PiBaseline:
+    """What is known before the first trial."""
+
+    campaign: str
+    fingerprint: Mapping[str, str]
+    targets: tuple[Square, ...] = (Square(),)
+    golden_seconds: float = 1e-6
+    info: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PiRow(StoredRow):
+    """How many points of a trial fell into the circle."""
+
+    trial: TrialId
+    inside: Annotated[int, Ge(0)]
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN] = 0.0
+    worker: Annotated[int, RUN] = 0
+
+
+class PiRunner:
+    """Throws points."""
+
+    pack = 1
+    unproven = 0
+    name = "pi"
+
+    def __init__(self, spec: PiSpec) -> None:
+        self.spec, self.workload = spec, self
+        fingerprint = {"numpy": np.__version__}
+        self.baseline = PiBaseline(campaign_hash(spec, fingerprint), fingerprint)
+
+    def describe(self) -> PiBaseline:
+        return self.baseline
+
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[PiRow]:
+        for trial in trials:
+            rng = np.random.default_rng(trial_seed(self.baseline.campaign, self.spec.seed, trial))
+            yield PiRow(trial, int((np.hypot(*rng.random((2, self.spec.points))) < 1).sum()))
+
+    def lost(self, trial: TrialId, ended: object, seconds: float, reason: str) -> PiRow:
+        return PiRow(trial, 0, seconds)
+
+    def prove(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a store is read."""
+
+    confidence: float = 0.95
+
+
+def analyse(store: Store[PiSpec, PiBaseline, PiRow], reading: Reading) -> Interval:
+    """Pi, with limits from the spread between trials."""
+    from scipy.stats import norm
+
+    found = np.array([4 * row.inside / store.spec.points for row in store.rows()])
+    half = norm.ppf((1 + reading.confidence) / 2) * found.std(ddof=1) / math.sqrt(len(found))
+    return Interval(found.mean(), found.mean() - half, found.mean() + half, reading.confidence, len(found), "normal")
+
+
+def report(found: Interval) -> Report:
+    """One number."""
+    table = Table((Column("what"), Column("pi", "estimate")), (Row(("pi", found)),))
+    headline = f"pi is {found.estimate:.3f}, by {found.n} trials"
+    return Report("unsilent/pi/1", "A toy", "Pi", headline, table, sections=(Section("Pi", "", (table,)),))
+
+
+def compare(one: Interval, other: Interval) -> Report:
+    """Two of them."""
+    rows = tuple(Row((name, found)) for name, found in (("A", one), ("B", other)))
+    table = Table((Column("what"), Column("pi", "estimate")), rows)
+    return Report(
+        "unsilent/pi-comparison/1", "A toy", "Pi twice", "Two of pi", table, sections=(Section("Pi", "", (table,)),)
+    )
+
+
+PI = Kind(
+    name="pi", application=0x556E7370, spec=PiSpec, baseline=PiBaseline, row=PiRow,
+    reading=Reading, analyse=analyse, report=report, compare=compare,
+)  # fmt: skip
