@@ -100,20 +100,13 @@ class PiRunner:
     def prove(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a store is read."""
-
-    confidence: float = 0.95
-
-
-def analyse(store: Store[PiSpec, PiBaseline, PiRow], reading: Reading) -> Interval:
+def analyse(store: Store[PiSpec, PiBaseline, PiRow], confidence: float = 0.95) -> Interval:
     """Pi, with limits from the spread between trials."""
     from scipy.stats import norm
 
     found = np.array([4 * row.inside / store.spec.points for row in store.rows()])
-    half = norm.ppf((1 + reading.confidence) / 2) * found.std(ddof=1) / math.sqrt(len(found))
-    return Interval(found.mean(), found.mean() - half, found.mean() + half, reading.confidence, len(found), "normal")
+    half = norm.ppf((1 + confidence) / 2) * found.std(ddof=1) / math.sqrt(len(found))
+    return Interval(found.mean(), found.mean() - half, found.mean() + half, confidence, len(found), "normal")
 
 
 def report(found: Interval) -> Report:
@@ -134,5 +127,5 @@ def compare(one: Interval, other: Interval) -> Report:
 
 PI = Kind(
     name="pi", application=0x556E7370, spec=PiSpec, baseline=PiBaseline, row=PiRow,
-    reading=Reading, analyse=analyse, report=report, compare=compare,
+    analyse=analyse, report=report, compare=compare,
 )  # fmt: skip

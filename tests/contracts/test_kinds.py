@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.pi import PI, PiSpec, Reading, analyse
+from contracts.pi import PI, PiSpec, analyse
 from unsilent.campaigns import Budget, Store, make_executor, run_campaign
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
@@ -46,7 +46,7 @@ def test_a_campaign_extends_and_reads(tmp_path):
     path = run(tmp_path / "a.sqlite", 10)
     assert lines(run(path)) == lines(run(tmp_path / "b.sqlite"))
     with Store(path, PI) as store:
-        found = analyse(store, Reading(confidence=0.9999))
+        found = analyse(store, confidence=0.9999)
     assert (found.n, found.low < 3.14159 < found.high) == (TRIALS, True)
 
 

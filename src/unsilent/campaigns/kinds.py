@@ -38,7 +38,8 @@ class Kind(Generic[S, B, R]):
         planned: whether a trial is part of the campaign, not asked for afterwards.
         records: further records by name -> how their text is read, with spec and baseline.
         fixed: fields of the baseline that are equal in all stores of one campaign.
-        reading: how a store is read, a dataclass of choices that change no row. analyse: by a store and such choices, its result.
+        choices: names of what may be chosen when a store is read, which changes no row. analyse: the result of a store, by such
+            choices.
         report, compare: what is shown of a result, and of two.
     """
 
@@ -56,8 +57,8 @@ class Kind(Generic[S, B, R]):
     planned: Callable[[TrialId], bool] = lambda trial: True
     records: Mapping[str, Callable[[str, S, B], Any]] = field(default_factory=dict)
     fixed: tuple[str, ...] = ("targets",)
-    reading: type[Any] | None = None
-    analyse: Callable[[Any, Any], Any] = nothing
+    choices: tuple[str, ...] = ("confidence",)
+    analyse: Callable[..., Any] = nothing
     report: Callable[[Any], Report] | None = None
     compare: Callable[[Any, Any], Report] | None = None
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, Damaged, parsed
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.campaigns.store import Store
+from unsilent.report.model import Report
 from unsilent.studies.training.ladders import LADDERS
 from unsilent.studies.training.spec import (
     FOLLOWED,
@@ -26,6 +27,9 @@ from unsilent.studies.training.spec import (
     TrainingRow,
     TrainingSpec,
 )
+
+if TYPE_CHECKING:
+    from unsilent.studies.training.records import TrainingResult
 
 MOST_STEPS = 10**7
 MOST_REPLICAS = 10**5
@@ -135,6 +139,27 @@ def check_row(row: TrainingRow, found: TrainingFound) -> None:
         raise Damaged("has an impossible reason")
 
 
+def analyse(store: TrainingStore, confidence: float = 0.95) -> TrainingResult:
+    """What a campaign found; raises ``UsageError`` where it has no trial or lacks a floor."""
+    from unsilent.studies.training.study import Reading, read_training
+
+    return read_training(store, Reading(confidence=confidence))
+
+
+def report(result: TrainingResult) -> Report:
+    """What is shown of it."""
+    from unsilent.studies.training.report import report
+
+    return report(result)
+
+
+def compare(one: TrainingResult, other: TrainingResult) -> Report:
+    """What is shown of two."""
+    from unsilent.studies.training.comparison import compare, comparison_report
+
+    return comparison_report(compare(one, other), one, other)
+
+
 def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
     return all(math.isfinite(v) and v >= least for v in values)
 
@@ -153,6 +178,9 @@ TRAINING = Kind(
     planned=lambda trial: not trial.target.startswith((GUARDED, MADE)),
     records={FLOOR: read_floor},
     fixed=("targets", "steps", "epochs", "losses", "metric"),
+    analyse=analyse,
+    report=report,
+    compare=compare,
 )
 
 
