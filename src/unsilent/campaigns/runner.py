@@ -266,7 +266,6 @@ class TrialRunner:
             else:
                 yield make_row(trial, faults, outcome, now - start)
             start = now
-        next(outcomes, None)  # let it finish its books
 
     def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrialRow:
         """The row of a trial that took its worker with it: every sample that was struck ended as ``ended``."""

@@ -123,8 +123,7 @@ class Replayer:
         """Hold no golden value, and what was found out by them is forgotten."""
         for found in (self.kept, self._golden_windows, self._remade, self.blocks, self.whole):
             found.clear()
-        for measured in ("rows", "packs"):
-            self.__dict__.pop(measured, None)
+        self.__dict__.pop("rows", None)
 
     def forget(self) -> None:
         """Drop golden values that were made again."""
@@ -166,11 +165,6 @@ class Replayer:
     def rows(self) -> RowPlan:
         """What can run on rows; to be measured before it is used."""
         return RowPlan(self.tape)
-
-    @cached_property
-    def packs(self) -> bool:
-        """Whether packing the parameter faults of several trials promises anything; then it is worth trying."""
-        return self.rows.promises(self)
 
     def step(self, node: Node, dirty: Holders, faults: Sequence[tuple[int, Fault]] = ()) -> Holders:
         """One operation on whole values, with faults on copies of its operands."""
