@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import Json, Means, TrialId
+from unsilent.campaigns.spec import Means, TrialId
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -33,10 +33,6 @@ class Executor(Protocol):
 
     def describe(self) -> Found:
         """Load the workload (once) and say what was found."""
-        ...
-
-    def explain(self) -> Json:
-        """What the engine does for this campaign, as JSON values (see `unsilent.explained`)."""
         ...
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[Sequence[Row]]:

@@ -12,7 +12,7 @@ import torch
 from unsilent.campaigns.kinds import Found, Row, Spec, make_runner
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.runner import TrialRunner
-from unsilent.campaigns.spec import CampaignSpec, Json, Means, RunAlone, TrialId
+from unsilent.campaigns.spec import CampaignSpec, Means, RunAlone, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import ProcessUnusable, UnsilentError
 from unsilent.faults.receipts import Receipt
@@ -51,11 +51,6 @@ class InlineExecutor:
     def describe(self) -> Found:
         """What the runner found."""
         found: Found = self.runner.describe()
-        return found
-
-    def explain(self) -> Json:
-        """What the runner's engine does."""
-        found: Json = self.runner.explain()
         return found
 
     def trace(self, trial: TrialId, batch: int) -> Trace:

@@ -21,7 +21,7 @@ from typing import Any
 from unsilent.campaigns.children import ended, started
 from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.spec import Json, Means, RunAlone, TrialId
+from unsilent.campaigns.spec import Means, RunAlone, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.faults.receipts import Receipt
@@ -123,11 +123,6 @@ class ProcessExecutor:
         """How many trials a worker may run together; known once it has described itself."""
         return self._pack
 
-    def explain(self) -> Json:
-        """What the engine of a worker does."""
-        found: Json = self._ask("explain")
-        return found
-
     def trace(self, trial: TrialId, batch: int) -> Trace:
         """How the faults of a trial spread through the evaluation of one batch."""
         found: Trace = self._ask("trace", trial, batch)
@@ -220,7 +215,7 @@ class ProcessExecutor:
         elif kind == "ready":
             worker.cpu, self._pack = message[2], message[3]
             self._welcome(worker, message[1])
-        elif kind in ("explained", "traced", "received"):
+        elif kind in ("traced", "received"):
             self._answer = message[1]
         elif kind == "proven":
             worker.cpu, worker.proving = message[1], False

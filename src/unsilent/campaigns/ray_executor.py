@@ -24,7 +24,7 @@ from unsilent.campaigns.processes import SALVAGE_SECONDS, Refillable
 from unsilent.campaigns.ray_crew import Crew, Member
 from unsilent.campaigns.ray_launch import Cluster, Link, check_address
 from unsilent.campaigns.ray_supervisor import Event, Job, given
-from unsilent.campaigns.spec import Json, Means, TrialId
+from unsilent.campaigns.spec import Means, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.errors import UnsilentError
 
@@ -58,7 +58,6 @@ class RayExecutor:
         self._link: Link | None = None
         self._backlog: deque[TrialId] = deque()
         self._numbers: dict[tuple[int, int], int] = {}
-        self._explanation: Json | None = None
         self._bridge_cpu = self._told = 0.0
         self._watch = Stopwatch()
 
@@ -72,20 +71,6 @@ class RayExecutor:
                 self._listen()
         assert self._crew.description is not None
         return self._crew.description
-
-    def explain(self) -> Json:
-        """What the engine of a worker does."""
-        self.describe()
-        self._crew.expect()
-        asked = None
-        while self._explanation is None:
-            self._crew.staff(1)
-            one = next(iter(self._crew.members.values()))
-            if one is not asked:  # the one that was asked may be lost
-                self._give(one, [], "explain")
-                asked = one
-            self._listen()
-        return self._explanation
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -141,8 +126,6 @@ class RayExecutor:
             self._observer.worker_lost(*event[1:])
         elif kind == "said":
             self._observer.say(*event[1:])
-        elif kind == "explained":
-            self._explanation = event[1]
         elif kind == "salvaged":
             one.salvaged = True
         elif kind == "failed":

@@ -20,7 +20,6 @@ from unsilent.campaigns.given import GivenFaults
 from unsilent.campaigns.spec import (
     CampaignSpec,
     Description,
-    Json,
     Means,
     RunAlone,
     TargetInfo,
@@ -32,7 +31,6 @@ from unsilent.campaigns.spec import (
     trial_seed,
 )
 from unsilent.engine import TrialOutcome, make_engine, trace_batch
-from unsilent.engine.explain import explain
 from unsilent.engine.lookups import Lookups
 from unsilent.engine.placement import resolve_device
 from unsilent.engine.running_out import free_memory, out_of_memory
@@ -176,10 +174,6 @@ class TrialRunner:
             notes=tuple(notes),
             lookups={name: counts.tolist() for name, counts in lookups.counts.items()},
         )
-
-    def explain(self) -> Json:
-        """What the engine does for faults in these targets, as JSON values."""
-        return explain(self.engine, tuple(self.targets.values()), self.spec.workload).to_json()
 
     def trace(self, trial: TrialId, batch: int, progress: Progress = silent) -> Trace:
         """How the faults of a trial spread through the evaluation of one batch."""

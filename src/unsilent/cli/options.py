@@ -66,12 +66,6 @@ Accelerator = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="Show what follows from nvdla, systolic, tensor-core or FILE.toml.", show_default=False),
 ]
-Explain = Annotated[
-    bool,
-    typer.Option(
-        "--explain", help="Run no trial: say what faults make the engine run again, and which shortcuts are on."
-    ),
-]
 
 
 def refuse(context: typer.Context, names: Sequence[str], why: str) -> None:

@@ -17,17 +17,10 @@ from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from unsilent.campaigns import Means
-    from unsilent.campaigns.executors import Executor
     from unsilent.campaigns.spec import Description
     from unsilent.studies.records import PvfResult
 
 ENGINES = ("auto", "plain")
-
-
-OF_TRIALS = (
-    "trials", "ci", "rel", "shard", "assertion", "unit", "confidence", "interval", "fit_per_bit", "deadline", "store", "html",
-)  # fmt: skip
-"""Options that mean nothing where no trial is run."""
 OF_DRAWN = ("trials", "ci", "rel", "strata", "exhaustive", "one_batch", "flips", "fault", "at", "law")
 """Options that mean nothing where faults are given."""
 
@@ -116,7 +109,6 @@ def pvf(
     deadline: o.Deadline = None,
     engine: o.Engine = "auto",
     memory: o.Memory = None,
-    explain: o.Explain = False,
     store: o.StorePath = None,
     html: o.Html = None,
     device: o.Device = "auto",
@@ -137,8 +129,6 @@ def pvf(
     from unsilent.studies.pvf import EACH, MOST, make_spec, run_pvf
     from unsilent.studies.tallies import Question
 
-    if explain:
-        o.refuse(context, OF_TRIALS, "--explain runs no trial")
     if faults is not None:
         o.refuse(context, OF_DRAWN, "--faults says which faults are tried, each once")
     question = Question(unit, confidence, interval)
@@ -160,11 +150,6 @@ def pvf(
     if fit_per_bit is not None:
         check_rate(fit_per_bit, spec.transient)
     means = _means(engine, memory)
-    if explain:
-        with make_observer(quiet=quiet, plain=plain or as_json) as observer:
-            return show_explanation(
-                make_executor(executor, spec, jobs=jobs, observer=observer, means=means, address=ray), as_json, plain
-            )
     path = store or Path(default_store("pvf", spec.identity()))
     page = report_path(path, html)
     observer = make_observer(quiet=quiet, plain=plain or as_json)
@@ -197,22 +182,6 @@ def _means(engine: str, memory: str | None) -> Means:
     if engine not in ENGINES:
         raise unknown("--engine", engine, ENGINES)
     return Means(engine, None if memory is None else parse_bytes(memory))
-
-
-def show_explanation(executor: Executor, as_json: bool, plain: bool) -> int:
-    """Print what the engine does for this question, without a trial."""
-    from rich.console import Console
-
-    from unsilent.explained import Explanation
-    from unsilent.render.explain import render_explanation
-
-    with executor:
-        said = executor.explain()
-    if as_json:
-        print(json.dumps(said, indent=2))
-    else:
-        render_explanation(Explanation.from_json(said), Console(), plain)
-    return 0
 
 
 def show(

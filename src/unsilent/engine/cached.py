@@ -40,8 +40,6 @@ from unsilent.sites import Parameters
 from unsilent.sites.inputs import named_inputs
 from unsilent.workloads.base import InferenceWorkload
 
-NO_BLOCKS = "no operation is of a kind that can be computed in blocks"
-
 PACK = 64
 """Trials that are given to the engine at a time."""
 PACK_BYTES = 64 << 20
@@ -185,21 +183,6 @@ class CachedEngine(PlainEngine):
         if isinstance(found, Diverged):
             raise found
         return found
-
-    @property
-    def partial_kernels(self) -> bool | str:
-        """Whether any operation is computed in blocks of outputs, or why none is."""
-        able = [r for r in self.replayers if r is not None]
-        if any(r.blocks for r in able):
-            return True
-        why = sum((r.whole for r in able), Counter[str]())
-        return "operations: " + ", ".join(f"{n} {reason}" for reason, n in why.items()) if why else NO_BLOCKS
-
-    @property
-    def stacking(self) -> bool | str:
-        """Whether trials can share calls, or why not."""
-        able = [r for r in self.replayers if r is not None]
-        return any(r.rows.sizes for r in able) or "no value lies sample by sample in its memory"
 
     def explained(self) -> list[str]:
         """What a report should say of the shortcuts: batches that run plainly, and why."""

@@ -114,19 +114,6 @@ def parameter_bytes(tape: Tape) -> dict[int, float]:
     return {v: float(tape.values[v].nbytes) for v in tape.by_storage.values() if v not in inputs}
 
 
-def remake_seconds(
-    tape: Tape, keep: Collection[int], *, weights: Mapping[int, float] | None = None, operations: float = 0.0
-) -> float:
-    """Expected seconds in which one trial makes golden values again, when those of ``keep`` are held."""
-    sources, odds = _sources(tape, parameter_bytes(tape) if weights is None else weights, operations)
-    return float(weigh(remade(tape, reach(tape, sources).needed, keep), odds) @ costs(tape))
-
-
-def remade(tape: Tape, needed: Sequence[Bits], keep: Collection[int]) -> list[Bits]:
-    """By operation, the faults under which it is executed for golden values, which they need by value, beyond ``keep``."""
-    return _Graph(tape).demand(needed, set(keep))[1]
-
-
 def _sources(tape: Tape, law: Mapping[int, float], operations: float) -> tuple[list[Source], NDArray[np.float64]]:
     """Faults and their probabilities."""
     total = sum(law.values()) or 1.0

@@ -294,9 +294,6 @@ class PlainEngine:
             if not in_memory and not (strike.landed and self.survey.holds(batch, fault)):
                 raise strike.error(fault, why)
 
-    def prepare_for_runs(self) -> None:
-        """Get ready for faults in what a run computes, where an engine has to."""
-
     def regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
         """Where faults may strike: what the addresses select together.
 

@@ -8,7 +8,6 @@ exception) ends the shortcut with `Diverged`; that trial is run plainly.
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.partial import NOT_CHEAPER, NOT_HELD, OTHER_BITS, Blocks, candidates, equal_bits
+from unsilent.engine.partial import Blocks, candidates, equal_bits
 from unsilent.engine.rows import RowPlan
 from unsilent.engine.tape import Node, Tape, flatten, join_twins
 from unsilent.engine.values import Diverged, Holders, Window, at, fits, look, private_copy, same_bits
@@ -37,8 +36,6 @@ class Replayer:
         """Operations re-executed so far, for reports."""
         self.blocks: dict[int, Blocks] = {}
         """Operations that are computed in blocks of outputs."""
-        self.whole: Counter[str] = Counter()
-        """How many operations could be of that kind and are not, by reason."""
         self._golden_windows: dict[tuple[int, int], Tensor] = {}
         self._remade: Holders = {}
 
@@ -121,7 +118,7 @@ class Replayer:
 
     def release(self) -> None:
         """Hold no golden value, and what was found out by them is forgotten."""
-        for found in (self.kept, self._golden_windows, self._remade, self.blocks, self.whole):
+        for found in (self.kept, self._golden_windows, self._remade, self.blocks):
             found.clear()
         self.__dict__.pop("rows", None)
 
@@ -221,15 +218,10 @@ class Replayer:
         for node in candidates(self.tape):
             blocks = Blocks(node)
             if not self.at_hand(blocks.out.value) or not all(map(self.at_hand, node.values)):
-                self.whole[NOT_HELD] += 1
                 continue
             tensors = [self.golden_window(node, k) for k in range(len(node.reads))]
             golden = at(self.golden(blocks.out.value), blocks.out)
-            if not blocks.agrees(self.apply, tensors, golden):
-                self.whole[OTHER_BITS] += 1
-            elif blocks.seconds >= node.seconds:
-                self.whole[NOT_CHEAPER] += 1
-            else:
+            if blocks.agrees(self.apply, tensors, golden) and blocks.seconds < node.seconds:
                 self.blocks[node.index] = blocks
 
     # -- one operation -----------------------------------------------------------------------------------------

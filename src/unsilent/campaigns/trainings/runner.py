@@ -21,7 +21,7 @@ from unsilent.campaigns.code import code_fingerprint
 from unsilent.campaigns.replicas.runner import applied
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.campaigns.runner import MAX_STORED_ELEMENTS, unusable_if_raised, versions
-from unsilent.campaigns.spec import Json, Means, RunAlone, TrialId, campaign_hash, canonical
+from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash, canonical
 from unsilent.campaigns.trainings.drawing import Drawing, Drawn
 from unsilent.campaigns.trainings.guarding import Guarded, History, guarded
 from unsilent.campaigns.trainings.made import made
@@ -134,10 +134,6 @@ class TrainingRunner:
             versions=versions(),
             notes=(*drawing.notes, *take_notes(self.workload.name)),
         )
-
-    def explain(self) -> Json:
-        """What a trial costs."""
-        return {"engine": "forking", "snapshot_every": self.golden.every, "steps": self.golden.steps}
 
     def trace(self, trial: TrialId, batch: int) -> Any:
         """Not for trainings: a step is traced with ``unsilent replay --trace``."""
