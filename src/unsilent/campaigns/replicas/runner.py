@@ -5,6 +5,7 @@ Lives in a worker: it imports torch.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import time
@@ -25,7 +26,7 @@ from unsilent.campaigns.replicas.looks import Look, Looked, Operation
 from unsilent.campaigns.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.campaigns.replicas.switches import Switches
 from unsilent.campaigns.runner import versions
-from unsilent.engine.digests import content_of, digest, digest_unordered
+from unsilent.engine.digests import content_of, contents, digest, digest_unordered
 from unsilent.engine.tracing.flow import Flow, Met
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.sites.calls import OUTSIDE
@@ -228,10 +229,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 
 def _quick_hash(state: TrainingState) -> int:
     """64 bits of parameters and buffers."""
-    digest = xxhash.xxh3_64()
-    for tensor in tensors_of(state.model).values():
-        digest.update(content_of(tensor))
-    return digest.intdigest()
+    return int(contents(tensors_of(state.model).values()).intdigest())
 
 
 def _ordered(tensor: Tensor) -> int:
@@ -283,11 +281,8 @@ def _environment() -> str:
 def _file_hash(data: str | None) -> str:
     if data is None or not Path(data).is_file():
         return ""
-    digest = xxhash.xxh3_128()
     with Path(data).open("rb") as opened:
-        while piece := opened.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
 
 
 def _processor() -> str:

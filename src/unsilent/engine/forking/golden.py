@@ -11,7 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.digests import content_of
+from unsilent.engine.digests import contents
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError, kind_and_line
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import tensors_of
@@ -131,18 +131,16 @@ def metric_of(record: StepRecord) -> float:
 
 def state_hash(state: TrainingState) -> int:
     """64 bits of parameters, buffers and optimizer state, bit for bit, and the scale of the loss."""
-    digest = xxhash.xxh3_64()
     tensors = list(tensors_of(state.model).values())
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 entries = optimizer.state.get(parameter, {})
                 tensors += [value for value in entries.values() if isinstance(value, Tensor)]
-    for tensor in tensors:
-        digest.update(content_of(tensor))
+    digest = contents(tensors)
     if state.scaler is not None:
         digest.update(repr(state.scaler.get_scale()).encode())
-    return digest.intdigest()
+    return int(digest.intdigest())
 
 
 def settings_of(state: TrainingState) -> int:
