@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from unsilent.engine.digests import digest, digest_given
 from unsilent.engine.tape import flatten
 from unsilent.engine.values import words_of_storage
+from unsilent.nested import tensors_in
 from unsilent.sites.calls import Calls
 from unsilent.sites.modes import Mode
-from unsilent.sites.operands import gives_uninitialised, operands_of, tensors_in, written_by
+from unsilent.sites.operands import gives_uninitialised, operands_of, written_by
 
 _LARGEST_NAME = 200
 

@@ -8,13 +8,14 @@ What can go into a file, and come back in another process, is the snapshot of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unsilent.nested import tensors_in
 from unsilent.outcomes.tensors import words_of
 from unsilent.workloads.trainings.randomness import held_generators
 
@@ -77,7 +78,7 @@ class HeldTraining:
         live = {**leaves, **{id(b): b for m in modules for b in m._buffers.values() if b is not None}}
         live.update((id(g), g) for _, g in self._gradients if g is not None)
         settings = [(key, value) for table in (*entries, *groups) for key, value in table.items() if key != "params"]
-        live.update((id(t), t) for _, value in settings for t in _tensors(value))
+        live.update((id(t), t) for _, value in settings for t in tensors_in(value))
         # What is no tensor and can be changed in place is copied as it is; tensors in it are put back by their content.
         self._plain: list[tuple[Any, Any]] = [
             (value, copy.copy(value)) for _, value in settings if isinstance(value, (list, dict))
@@ -145,14 +146,3 @@ class HeldTraining:
     def nbytes(self) -> int:
         """Of all copies."""
         return sum(t.numel() * t.element_size() for t in self._kept)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

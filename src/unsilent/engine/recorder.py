@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from unsilent.engine.tape import READBACK, Entry, Node, Slot, Tape, Unrecordable, Value, Write, flatten
 from unsilent.engine.values import Window, private_copy, window_of
+from unsilent.nested import mapped
 from unsilent.sites.caches import Caches, entries
 from unsilent.sites.calls import Calls
 from unsilent.sites.modes import Mode
-from unsilent.sites.operands import operation_name
+from unsilent.sites.operands import operation_name, written_by
 
 UNSEEN = (
     "tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__",
@@ -108,10 +109,11 @@ class Recorder(Mode):
         reads = tuple(self._window(t) for _, t in found)
         if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
             raise Unrecordable(f"{name} draws from a generator of its own")
-        node = Node(len(self.tape.nodes), name, func, *_template(args, kwargs), tuple(s for s, _ in found), reads)
+        positional, named = mapped((args, kwargs), lambda path, tensor: None)  # a tape keeps no value alive
+        node = Node(len(self.tape.nodes), name, func, positional, named, tuple(slot for slot, _ in found), reads)
         first: dict[int, int] = {}
         node.twins = tuple((k, i) for k, (_, t) in enumerate(found) if (i := first.setdefault(id(t), k)) != k)
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         places = [self._window(t) for t in written]
         node.written = frozenset(k for k, window in enumerate(reads) if window in places)
         return node, written
@@ -340,28 +342,6 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[tuple
             yield Slot(key, -1), value
         elif isinstance(value, (list, tuple)):
             yield from ((Slot(key, i), v) for i, v in enumerate(value) if isinstance(v, Tensor))
-
-
-def _template(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with None for every tensor, so that a tape keeps no value alive."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return None
-        return [None if isinstance(v, Tensor) else v for v in value] if isinstance(value, (list, tuple)) else value
-
-    return tuple(clean(a) for a in args), {k: clean(v) for k, v in kwargs.items()}
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors an operation writes into, by its schema."""
-    found: list[Tensor] = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[i] if i < len(args) else kwargs.get(argument.name)
-        found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
-    return found
 
 
 def tensors_in(output: Any) -> list[Tensor]:

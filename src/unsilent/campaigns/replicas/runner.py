@@ -29,6 +29,7 @@ from unsilent.campaigns.runner import versions
 from unsilent.engine.digests import content_of, contents, digest, digest_unordered
 from unsilent.engine.tracing.flow import Flow, Met
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.nested import leaves_in
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.modules import named_modules
 from unsilent.workloads import load_training
@@ -246,19 +247,9 @@ def _operation(met: Met) -> Operation:
     return Operation(name, met.kernel, phase, met.draws, met.moves, met.reads, met.gives)
 
 
-def _all_tensors(value: Any, where: str = "") -> dict[str, Tensor]:
+def _all_tensors(value: Any) -> dict[str, Tensor]:
     """Every tensor of a snapshot by its path."""
-    if isinstance(value, Tensor):
-        return {where: value}
-    items: Any = ()
-    if isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, (list, tuple)):
-        items = enumerate(value)
-    found: dict[str, Tensor] = {}
-    for key, item in items:
-        found |= _all_tensors(item, f"{where}/{key}" if where else str(key))
-    return found
+    return {"/".join(path): leaf for path, leaf in leaves_in(value) if isinstance(leaf, Tensor)}
 
 
 def _weights(state: TrainingState) -> NDArray[Any] | None:

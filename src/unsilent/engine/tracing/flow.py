@@ -14,16 +14,9 @@ from torch import Tensor, nn
 
 from unsilent.engine.digests import digest_unordered
 from unsilent.engine.tracing.tracer import ACCUMULATED, Key, Tracer, computed
+from unsilent.nested import tensors_in
 from unsilent.sites.modes import Mode
-from unsilent.sites.operands import (
-    draws_numbers,
-    gives_uninitialised,
-    is_view,
-    operands_of,
-    operation_name,
-    tensors_in,
-    written_by,
-)
+from unsilent.sites.operands import draws_numbers, gives_uninitialised, is_view, operands_of, operation_name, written_by
 
 _OVERWRITES = ("copy", "fill", "zero")
 """Operations that do not read what they write into."""

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from unsilent.nested import tensors_in
 from unsilent.sites.calls import OUTSIDE, Calls
 from unsilent.sites.modes import Mode
 from unsilent.sites.modules import named_parameters
-from unsilent.sites.operands import gives_uninitialised, is_view, operation_name, tensors_in, written_by
+from unsilent.sites.operands import entries_of, gives_uninitialised, is_view, operation_name, written_by
 from unsilent.sites.striking import plain
 from unsilent.sites.training.names import Met, StepCalls, current_node, inner, next_number
 from unsilent.sites.training.updates import Updates, local
@@ -131,9 +132,9 @@ class Tracer(Mode):
         names = {one.entry: one.name for one in work}
         unowned = "" if names else f"{UPDATE}#{self._count(UPDATE, operation_name(func), 0)}"
         given = list(_given(func, args, kwargs, result))
-        width = _entries(args)
+        entries = entries_of(args)
         for i, tensor in enumerate(given):
-            number, entry = (i, None) if width is None else divmod(i, width)
+            number, entry = (i, None) if entries is None else divmod(i, len(entries))
             name = names.get(entry) or unowned or f"{UPDATE}#{operation_name(func)}[{entry}]"
             self._tell(Key(name, "", "update", step, number), tensor)
         return result
@@ -186,9 +187,3 @@ def _given(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
     """What an operation gives; of one that gives nothing what it writes."""
     found = list(tensors_in(result))
     yield from found or written_by(func, args, kwargs)
-
-
-def _entries(args: Sequence[Any]) -> int | None:
-    """How many entries the lists of an operation on lists have; None for any other."""
-    lists = (a for a in args if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a))
-    return next((len(a) for a in lists), None)
