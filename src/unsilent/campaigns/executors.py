@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from unsilent.campaigns.kinds import Found, Row, Spec
@@ -53,9 +52,7 @@ class Executor(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *raised: object) -> None: ...
 
 
 class LocalExecutor(Executor, Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -14,6 +13,7 @@ from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.runner import TrialRunner
 from unsilent.campaigns.spec import CampaignSpec, Means, RunAlone, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError
 from unsilent.faults.receipts import Receipt
 from unsilent.traced import Trace
@@ -22,7 +22,7 @@ from unsilent.workloads.process import take_notes
 from unsilent.workloads.trainings.randomness import held_generators
 
 
-class InlineExecutor:
+class InlineExecutor(Closing):
     """Runs trials here. Threads, settings of determinism and random generators are put back by ``close``.
 
     Args:
@@ -116,11 +116,3 @@ class InlineExecutor:
         self._generators()
         if self._release is not None:
             self._release()
-
-    def __enter__(self) -> InlineExecutor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Any
 
 from unsilent.campaigns.children import ended, started
@@ -23,6 +22,7 @@ from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import Means, RunAlone, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.faults.receipts import Receipt
 from unsilent.traced import Trace
@@ -64,7 +64,7 @@ class _Worker:
         return [row.trial for row in self.held]
 
 
-class ProcessExecutor:
+class ProcessExecutor(Closing):
     """``jobs`` workers, started lazily: the first trains and describes, the others follow when there is work.
 
     Rows are handed out once their worker has proven that the model is intact and trials leave no trace; rows of a worker
@@ -394,14 +394,6 @@ class ProcessExecutor:
         """Kill all workers."""
         for worker in list(self._workers):
             self._discard(worker)
-
-    def __enter__(self) -> ProcessExecutor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Lost(Exception):

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from types import TracebackType
 
 from unsilent.campaigns.kinds import Found, Row, Spec
 from unsilent.campaigns.line import Message
@@ -26,6 +25,7 @@ from unsilent.campaigns.ray_launch import Cluster, Link, check_address
 from unsilent.campaigns.ray_supervisor import Event, Job, given
 from unsilent.campaigns.spec import Means, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.closing import Closing
 from unsilent.errors import UnsilentError
 
 DEPTH_SECONDS = 2.0
@@ -33,7 +33,7 @@ DEEPEST = 2000
 """Work that is queued at a supervisor, in seconds and at most in trials, so that it never waits for the driver."""
 
 
-class RayExecutor:
+class RayExecutor(Closing):
     """``jobs`` workers on a cluster: the one at ``address``, or (None) one on this machine that ends with the executor.
 
     Raises:
@@ -195,11 +195,3 @@ class RayExecutor:
         if self._link is not None:
             self._link.close()
             self._link = None
-
-    def __enter__(self) -> RayExecutor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -8,15 +8,13 @@ What can go into a file, and come back in another process, is the snapshot of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.nested import tensors_in
-from unsilent.outcomes.tensors import words_of
 from unsilent.workloads.trainings.randomness import held_generators
 
 
@@ -87,30 +85,6 @@ class HeldTraining:
         self._kept = copies(self._live)
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
         self.generators = held_generators(generators)
-
-    def matches(self) -> bool:
-        """Whether parameters, buffers, gradients, optimizers and schedulers have the bits that were held."""
-        held = {id(table): then for table, then in self._tables}
-        kept = {id(tensor): copied for tensor, copied in zip(self._live, self._kept, strict=True)}
-
-        def same(now: Any, then: Any) -> bool:
-            if isinstance(now, Tensor) and isinstance(then, Tensor):
-                copied = kept.get(id(then), then).to(now.device)
-                alike = (now.dtype, now.shape) == (copied.dtype, copied.shape)
-                return alike and torch.equal(words_of(now), words_of(copied))
-            if isinstance(now, Mapping) and isinstance(then, Mapping):
-                entries: Mapping[Any, Any] = held.get(id(then), then)
-                return now.keys() == entries.keys() and all(same(now[key], entries[key]) for key in now)
-            if isinstance(now, (list, tuple)) and isinstance(then, (list, tuple)):
-                return len(now) == len(then) and all(map(same, now, then))
-            # Other objects, such as the function of a schedule, are copies here and cannot be compared.
-            return not isinstance(now, (int, float, str, type(None))) or now == then or now != now
-
-        return (
-            all(same(table, then) for table, then in self._tables if id(table) in self._roots)
-            and all(same(parameter.grad, gradient) for parameter, gradient in self._gradients)
-            and all(same(other.state_dict(), state) for other, state in self._others)
-        )
 
     def restore(self) -> None:
         """Put everything back."""

@@ -51,7 +51,6 @@ def plan_memory(
     tapes: Sequence[Tape],
     budget: int,
     *,
-    weights: Sequence[Mapping[int, float]] | None = None,
     operations: float = 0.0,
     sharers: int = 1,
 ) -> Plan:
@@ -59,7 +58,6 @@ def plan_memory(
 
     Args:
         tapes: with the cost of each operation in ``seconds``.
-        weights: for each tape, how often faults strike its externals; default: its parameters by their bytes.
         operations: share of the faults that strike results of operations.
 
     Raises:
@@ -69,11 +67,11 @@ def plan_memory(
     if budget // sharers < minimum:
         raise _too_small(budget, sharers, minimum, len(tapes))
     budget //= sharers
-    laws = [parameter_bytes(tape) for tape in tapes] if weights is None else weights
     sizes = [np.array([v.nbytes for v in tape.values], np.int64) for tape in tapes]
     shared: dict[object, _Order] = {}
     orders = []
-    for tape, law in zip(tapes, laws, strict=True):
+    for tape in tapes:
+        law = parameter_bytes(tape)
         key = _structure(tape, law)
         if key not in shared:
             shared[key] = _Order(tape, law, operations)
@@ -109,7 +107,7 @@ def held_anyway(tape: Tape) -> int:
 
 
 def parameter_bytes(tape: Tape) -> dict[int, float]:
-    """The default law: externals that stay where they are and are no inputs, by their bytes."""
+    """How often faults strike externals: those that stay where they are and are no inputs, by their bytes."""
     inputs = {entry.window.value for entry in tape.inputs.values()}
     return {v: float(tape.values[v].nbytes) for v in tape.by_storage.values() if v not in inputs}
 

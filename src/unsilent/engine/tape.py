@@ -116,11 +116,6 @@ class Tape:
         """Operations by name."""
         return {n.name: n.index for n in self.nodes if n.func is not None}
 
-    @property
-    def made_bytes(self) -> int:
-        """Bytes of everything that the operations made."""
-        return sum(v.nbytes for v in self.values if v.producer is not None)
-
 
 def flatten(result: Any) -> Iterator[Any]:
     """The parts of an operation's result."""

@@ -78,8 +78,7 @@ class Ring:
     def keep(self) -> HeldTraining:
         """Copy the state as it is now; the oldest one goes when there are ``depth`` of them.
 
-        What is returned stays comparable (`HeldTraining.matches`) until ``depth`` further states were kept, and its
-        ``generators`` can be put back at any time.
+        The ``generators`` of what is returned can be put back at any time.
         """
         slot = self._slots[self._next % len(self._slots)]
         if len(self._held) == len(self._slots):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -84,10 +83,8 @@ class Tracer(Mode):
             for name, parameter in self._parameters.items():
                 self._watch(stack, name, parameter)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
         self._nodes = {}
 
     def __torch_dispatch__(
