@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -36,15 +36,14 @@ def pvf(
         ),
     ] = None,
     ci: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Run until every row's interval has this half-width, like 0.1%."),
+        str | None, typer.Option(help="Run until every row's interval has this half-width, like 0.1%.")
     ] = None,
     rel: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="The same relative to the estimate, like 20%; --ci (default 0.02%) is always enough."),
     ] = None,
     strata: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="bits: draw within classes of bits, as many in each as it takes; risk: and of predicted risk; or none.",
             show_default="bits with --ci or --rel and single flips",
@@ -55,18 +54,17 @@ def pvf(
         typer.Option(help="Run part I of N, like 2/4; unsilent merge joins the stores.", show_default="1/1, all"),
     ] = None,
     one_batch: Annotated[
-        bool,
-        typer.Option("--one-batch", help="Each trial evaluates one batch, drawn at random: many cheap trials."),
+        bool, typer.Option("--one-batch", help="Each trial evaluates one batch, drawn at random: many cheap trials.")
     ] = False,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Try every single bit flip there is; narrow it with --at or bits=.")
     ] = False,
     faults: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Try each fault of this file once: JSON lines of faults, a list of SCI-FI or PyTorchALFI."),
     ] = None,
     faults_as: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="How --faults is read, where the file does not say it: unsilent, sci-fi, pytorchalfi:…"),
     ] = None,
     flips: Annotated[str | None, typer.Option(help="Faults per trial, like 1,8,128.", show_default="1")] = None,
@@ -83,16 +81,13 @@ def pvf(
     ] = None,
     per: Annotated[str, typer.Option(help="What a target is: component, layer, tensor or bit.")] = "component",
     law: Annotated[
-        str,
-        typer.Option(help="per-element (uniform over elements) or per-tensor (uniform over tensors first)."),
+        str, typer.Option(help="per-element (uniform over elements) or per-tensor (uniform over tensors first).")
     ] = "per-element",
     judge: Annotated[
-        str | None,
-        typer.Option(help="What an incorrect output is, like topk:k=3.", show_default="the workload's own"),
+        str | None, typer.Option(help="What an incorrect output is, like topk:k=3.", show_default="the workload's own")
     ] = None,
     assertion: Annotated[
-        list[str] | None,
-        typer.Option("--assert", help="Exit 1 unless the upper limit holds, like 'top_mlp<=0.01'."),
+        list[str] | None, typer.Option("--assert", help="Exit 1 unless the upper limit holds, like 'top_mlp<=0.01'.")
     ] = None,
     unit: o.Unit = None,
     confidence: o.Confidence = 0.95,
