@@ -75,16 +75,7 @@ class CampaignSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in, and the kind of device without its index."""
-        values = self.to_json()
-        file, colon, name = self.workload.rpartition(":")
-        if colon and file.endswith(".py"):
-            values["workload"] = f"{PurePath(file).name}:{name}"
-        elif self.workload.startswith("hf:"):
-            values["workload"] = f"hf:{PurePath(self.workload[3:]).name}"
-        elif self.workload.endswith(".pt2"):
-            values["workload"] = PurePath(self.workload).name
-        for key in ("data", "weights", "faults"):
-            values[key] = PurePath(values[key]).name if values[key] else None
+        values = without_folders(self.to_json(), "data", "weights", "faults")
         values["device"] = self.device.partition(":")[0]
         return values
 
@@ -210,6 +201,19 @@ class RunAlone(NamedTuple):
 
     trial: TrialId
     reason: str
+
+
+def without_folders(values: Json, *paths: str) -> Json:
+    """The values of a spec, its workload and the files at ``paths`` without the folders that they happen to lie in."""
+    workload = values["workload"]
+    file, colon, name = workload.rpartition(":")
+    if colon and file.endswith(".py"):
+        workload = f"{PurePath(file).name}:{name}"
+    elif workload.startswith("hf:"):
+        workload = f"hf:{PurePath(workload[3:]).name}"
+    elif workload.endswith(".pt2"):
+        workload = PurePath(workload).name
+    return values | {"workload": workload} | {key: PurePath(values[key]).name if values[key] else None for key in paths}
 
 
 def canonical(value: Any) -> str:

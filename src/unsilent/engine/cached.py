@@ -52,7 +52,6 @@ class CachedEngine(PlainEngine):
     Attributes:
         replayers: one a batch, None where it runs plainly; ``reasons`` says why, by batch.
         diverged: evaluations that were begun on a tape and had to be run plainly.
-        setup_seconds: CPU time that recording and checking took.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class CachedEngine(PlainEngine):
         self.diverged = 0
         self.replayers: list[Replayer | None] = []
         self.reasons: dict[int, str] = {}
-        self.setup_seconds = 0.0
         self.ledger = Ledger()
         self._ready: dict[int, Any] = {}
         """Outputs of the trial at hand that are known already, by batch."""
@@ -86,7 +84,6 @@ class CachedEngine(PlainEngine):
             self._record_all()
 
     def _record_all(self) -> None:
-        start = time.process_time()
         self.replayers, self.reasons = [], {}
         self._ready, self._operations = {}, False
         self._shaken: set[object] = set()
@@ -102,7 +99,6 @@ class CachedEngine(PlainEngine):
         self.ledger = Ledger(self.batch_seconds)
         self._hold()
         self.notes = tuple(self.explained())
-        self.setup_seconds = time.process_time() - start
 
     def _record(self, i: int) -> Replayer:
         """One batch on a tape that gives the golden output, with the cost of every operation and no value held."""

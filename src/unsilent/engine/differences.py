@@ -8,7 +8,6 @@ so that it is not taken for a difference; if that makes the runs equal, it was r
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -42,15 +41,12 @@ class Watch(Mode):
     """Active around one run; ``steps`` then says what it did. ``clear``: zero memory that nobody has written."""
 
     def __init__(self, model: nn.Module, clear: bool) -> None:
-        super().__init__()
-        self.steps: list[Step] = []
         self._calls = Calls(model)
+        super().__init__(self._calls)
+        self.steps: list[Step] = []
         self._clear = clear
         self._made: dict[int, Any] = {}
         """Storages of results by address, held so that no address is used twice."""
-
-    def _around(self, stack: ExitStack) -> None:
-        stack.enter_context(self._calls)
 
     def run(self, run: Callable[[], Any]) -> list[Step]:
         """Watch one run."""
@@ -59,10 +55,7 @@ class Watch(Mode):
         self._made.clear()
         return self.steps
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, given, outside = self._calls.name(func), digest_given(args, kwargs), 0
         if not func.is_view:  # a view reads nothing: the operation that uses it is the one to name
             outside = digest([t for t in operands_of(args, kwargs) if _storage(t) not in self._made])

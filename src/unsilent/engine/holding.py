@@ -62,7 +62,6 @@ class HeldTraining:
         entries = [entry for state in states for entry in state.values()]
         groups = [group for o in optimizers for group in o.param_groups]
         self._tables = [(table, dict(table)) for table in (*of_modules, *states, *entries, *groups)]
-        self._roots = {id(table) for table in (*of_modules, *states, *groups)}
         # Plain attributes of modules (``training``, counters), which parameters are trained, and groups, which may be added.
         self._attributes = [
             (m.__dict__, {k: v for k, v in m.__dict__.items() if isinstance(v, _PLAIN)}) for m in modules

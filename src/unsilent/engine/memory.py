@@ -20,8 +20,7 @@ from unsilent.engine.available import default_budget as default_budget
 from unsilent.engine.reach import Bits, Reach, Source, costs, reach, weigh
 from unsilent.engine.tape import Tape
 from unsilent.errors import UsageError
-from unsilent.sizes import human_bytes as human_bytes
-from unsilent.sizes import parse_bytes as parse_bytes
+from unsilent.sizes import human_bytes
 
 DIES_OUT = 0.1
 """Chance that a fault has no effect any more at a place where a comparison could tell."""

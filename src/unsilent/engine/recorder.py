@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.engine.tape import READBACK, Entry, Node, Slot, Tape, Unrecordable, Value, Write, flatten
+from unsilent.engine.tape import READBACK, Entry, Node, Slot, Tape, Unrecordable, Value, Write, flatten, generator_of
 from unsilent.engine.values import Window, private_copy, window_of
 from unsilent.nested import mapped
 from unsilent.sites.caches import Caches, entries
@@ -49,7 +49,7 @@ class Recorder(Mode):
     """Active around one evaluation; see `record`."""
 
     def __init__(self, calls: Calls, own: Iterable[Tensor], attributes: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__(calls)
         self.tape = Tape()
         self._calls = calls
         self._current: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
@@ -63,10 +63,7 @@ class Recorder(Mode):
         self.numbers = False
         """Whether a tensor is being made from numbers of Python."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._busy:  # our own look at a tensor
             return func(*args, **kwargs)
         name = self._calls.name(func)
@@ -254,8 +251,7 @@ class Recorder(Mode):
         self.tape.nodes.append(node)
 
     def _random_state(self) -> Tensor:
-        device = self.tape.device
-        return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
+        return generator_of(self.tape.device).get_state()
 
 
 def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str, Tensor]]) -> Tape:
@@ -268,7 +264,7 @@ def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str,
     own = [*model.parameters(), *model.buffers(), *(t for _, t in inputs)]
     recorder = Recorder(calls, own, [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)])
     recorder.tape.device = own[0].device if own else torch.device("cpu")
-    with calls, Caches(model, recorder.cache), recorder, _readbacks_told(recorder):
+    with Caches(model, recorder.cache), recorder, _readbacks_told(recorder):
         output = run()
     tape = recorder.finish(output)
     for name, tensor in inputs:

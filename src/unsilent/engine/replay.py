@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unsilent.engine.partial import Blocks, candidates, equal_bits
 from unsilent.engine.rows import RowPlan
-from unsilent.engine.tape import Node, Tape, flatten, join_twins
+from unsilent.engine.tape import Node, Tape, flatten, generator_of, join_twins
 from unsilent.engine.values import Diverged, Holders, Window, at, fits, look, private_copy, same_bits
 from unsilent.engine.walk import Start, Walk
 from unsilent.faults import Fault
@@ -265,26 +265,16 @@ class Replayer:
     def _apply_random(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """With the generator as it was; it is left as it is now."""
         assert node.generator is not None
-        device = self.tape.device
-
-        def get() -> Tensor:
-            return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
-
-        def put(state: Tensor) -> None:
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(state, device)
-            else:
-                torch.random.set_rng_state(state)
-
-        now = get()
+        generator = generator_of(self.tape.device)
+        now = generator.get_state()
         try:
-            put(node.generator[0])
+            generator.set_state(node.generator[0])
             result = node.func(*args, **kwargs)
-            if not torch.equal(get(), node.generator[1]):
+            if not torch.equal(generator.get_state(), node.generator[1]):
                 raise Diverged(f"{node.name} draws another number of random values")
             return result
         finally:
-            put(now)
+            generator.set_state(now)
 
 
 def _same(one: Any, two: Any) -> bool:

@@ -117,6 +117,13 @@ class Tape:
         return {n.name: n.index for n in self.nodes if n.func is not None}
 
 
+def generator_of(device: torch.device) -> torch.Generator:
+    """The global generator that operations on a device draw from."""
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
 def flatten(result: Any) -> Iterator[Any]:
     """The parts of an operation's result."""
     if isinstance(result, (tuple, list)):

@@ -94,18 +94,13 @@ class Ring:
         self._next += 1
         return held
 
-    def back(self, count: int = 1) -> list[HeldTraining]:
-        """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget it and those after it.
-
-        Returns those after it, the oldest first; the next calls of `keep` write over them in that order, after the one put back.
-        """
+    def back(self, count: int = 1) -> None:
+        """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget it and those after it."""
         if not 1 <= count <= len(self._held):
             raise UsageError(f"the ring holds {len(self._held)} states; asked for the one {count} ago")
-        held, *after = self._held[-count:]
-        held.restore()
+        self._held[-count].restore()
         del self._held[-count:]
         self._next -= count
-        return after
 
     def clear(self) -> None:
         """Forget all states."""

@@ -12,6 +12,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from unsilent.errors import UsageError
 from unsilent.nested import leaves_in
+from unsilent.sites.memory import dtype_name
 
 
 class Code:
@@ -53,7 +54,7 @@ class Code:
         for node, kind in self._written():
             if isinstance(kind, torch.dtype) and kind.is_floating_point and kind not in kinds:
                 raise UsageError(
-                    f"the exported program cannot run in {', '.join(sorted(map(short, kinds)))}, for {short(kind)} is "
+                    f"the exported program cannot run in {', '.join(sorted(map(dtype_name, kinds)))}, for {dtype_name(kind)} is "
                     f"written into it ({node.name}); leave --dtype out, or export the model in that type"
                 )
 
@@ -72,11 +73,6 @@ class Code:
         for node in self._graph.nodes:
             for _, value in leaves_in((node.args, node.kwargs)):
                 yield node, value
-
-
-def short(dtype: torch.dtype) -> str:
-    """``float32``."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _scoped(graph: fx.Graph) -> fx.Graph:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.campaigns.spec import Json, TrialId
+from unsilent.campaigns.spec import Json, TrialId, without_folders
 
 RANDOM = "random"
 """The target of faults in operations: step, fault model, layer and phase are all drawn."""
@@ -108,13 +107,7 @@ class TrainingSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
-        values = self.to_json()
-        file, colon, name = self.workload.rpartition(":")
-        if colon and file.endswith(".py"):
-            values["workload"] = f"{PurePath(file).name}:{name}"
-        for key in ("data", "accelerator"):
-            values[key] = PurePath(values[key]).name if values[key] else None
-        return values
+        return without_folders(self.to_json(), "data", "accelerator")
 
 
 @dataclass(frozen=True, slots=True)

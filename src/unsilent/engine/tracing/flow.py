@@ -61,10 +61,7 @@ class Flow(Mode):
         self._inner.close()
         super().__exit__(*raised)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         draws = draws_numbers(func, args, kwargs)
         kernel = operation_name(func)
         read = operands_of(args, kwargs)

@@ -65,8 +65,8 @@ class Tracer(Mode):
     """
 
     def __init__(self, model: nn.Module, see: See, training: bool) -> None:
-        super().__init__()
         self._calls: Calls = StepCalls(model) if training else Calls(model)
+        super().__init__(self._calls)
         self._updates = Updates(inner(model))
         self._parameters = {name: p for name, p in named_parameters(inner(model)) if p.requires_grad and p.is_leaf}
         self._see, self._training = see, training
@@ -77,7 +77,7 @@ class Tracer(Mode):
         self._nodes: dict[int, Met] = {}
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._first, self._behind = next_number(), False
-        stack.enter_context(self._calls)
+        super()._around(stack)
         if self._training:
             stack.enter_context(self._updates)
             for name, parameter in self._parameters.items():
@@ -87,10 +87,7 @@ class Tracer(Mode):
         super().__exit__(*raised)
         self._nodes = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._training and self._updates.active and current_node() is None and not torch.is_grad_enabled():
             return self._update(func, args, kwargs)
         key = self._key(func)  # now: a node's number is that of the moment
