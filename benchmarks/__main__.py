@@ -1,13 +1,17 @@
-"""``python -m benchmarks [NAME …] [--device cuda] [--rounds N]``: run benchmarks and print their tables."""
+"""``python -m benchmarks [NAME …] [--device cuda] [--rounds N]``: run benchmarks and print their tables.
+
+``python -m benchmarks explain WORKLOAD``: what the fast engine does for faults in a workload.
+"""
 
 from __future__ import annotations
 
 import argparse
 import platform
+import sys
 
 import torch
 
-from benchmarks import cached_trial, determinism, faulty_step, guard, plain_trial, time_to_answer
+from benchmarks import cached_trial, determinism, explain, faulty_step, guard, plain_trial, time_to_answer
 
 BENCHMARKS = {
     "plain_trial": plain_trial.main,
@@ -23,6 +27,9 @@ PARTS = cached_trial.PARTS
 
 def main() -> None:
     """Run what was asked, or everything."""
+    if sys.argv[1:2] == ["explain"]:
+        explain.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join((*BENCHMARKS, *PARTS))}")
     parser.add_argument("--device", default="cpu")

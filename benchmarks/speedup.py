@@ -44,7 +44,7 @@ class Speedup:
     shares: Times
     diverged: int
     packs: dict[str, Times]
-    """Seconds of packs of trials, one at a time and together."""
+    """Seconds of packs of neuron trials, one at a time and together; empty for weights, which never run together."""
 
     def _ratio(self, once: float) -> Ratio:
         plain, auto = self.times["Unsilent, plain"], self.times["Unsilent, auto"]
@@ -145,7 +145,7 @@ def measure(subject: Subject, rounds: int, device: str) -> list[Speedup]:
             )
         shares = np.array([bound.share(f) for f in faults])
         left = auto.diverged - before
-        packs = together(auto, regions(plain, law), law.law, max(3, rounds // 3), device)
+        packs = together(auto, regions(plain, law), law.law, max(3, rounds // 3), device) if law.neurons else {}
         found.append(Speedup(subject.name, law.title, times, strata, charged, shares, left, packs))
         print(found[-1].text(), flush=True)
     return found

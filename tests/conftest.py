@@ -269,10 +269,10 @@ def unsilent_cli(*words: object, seconds: float = 300, **kwargs: Any) -> subproc
 @contextlib.contextmanager
 def inline_campaigns() -> Iterator[None]:
     """Campaigns of every kind run in this process, which has torch already, instead of in workers."""
+    from inline_pool import InlinePool
     from unsilent.campaigns import code, executors
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.replicas import run
-    from unsilent.replicas.inline import InlinePool
 
     def here(
         spec: Any, *, jobs: int = 1, deadline: float | None = None, observer: Any = None, means: Any = None

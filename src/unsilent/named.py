@@ -31,15 +31,15 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     return name.strip(), params
 
 
-def build(kind: str, text: str, registry: Mapping[str, Callable[..., T]], extra: Mapping[str, Any] | None = None) -> T:
-    """Make the thing that ``text`` names; ``kind`` is the noun for error messages, ``extra`` adds ready-made arguments."""
+def build(kind: str, text: str, registry: Mapping[str, Callable[..., T]]) -> T:
+    """Make the thing that ``text`` names; ``kind`` is the noun for error messages."""
     name, params = parse(text)
     if name not in registry:
         raise unknown(kind, name, registry)
     factory = registry[name]
     hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     accepted = [p for p in inspect.signature(factory).parameters if p in hints]
-    arguments: dict[str, Any] = dict(extra or {})
+    arguments: dict[str, Any] = {}
     for key, value in params.items():
         if key not in accepted:
             raise unknown(f"parameter of {kind} {name!r}", key, accepted)

@@ -397,7 +397,6 @@ def test_the_command_line_refuses_in_one_line(sharded):
         ("merge", "n.sqlite"),
         ("pvf", "tiny.py:make", "--shard", "2"),
         ("pvf", "tiny.py:make", "--shard", "1/2/3"),
-        ("pvf", "tiny.py:make", "--explain", "--shard", "1/2"),
     ):
         done = in_process(*words, cwd=sharded)
         assert (done.returncode, done.stdout) == (2, "")

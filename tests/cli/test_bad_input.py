@@ -97,11 +97,6 @@ PVF = ("pvf", "--quiet", "digits-cnn")
         ((*PVF, "--device", "tpu"), "unknown device 'tpu'"),
         ((*PVF, "--with", "eval"), "expected key=value"),
         ((*PVF, "--nonsense"), "--nonsense"),
-        ((*PVF, "--explain", "--html", "x.html"), "--explain runs no trial: leave out --html"),
-        (
-            (*PVF, "--explain", "--trials", "1000", "--assert", "a<=1", "--store", "s"),
-            "leave out --trials, --assert, --store",
-        ),
         ((*PVF, "--memory", "lots"), "cannot read 'lots' as a number of bytes"),
         (("prove", "digits-cnn"), "prove"),
         (("report", "missing.sqlite"), "there is no store missing.sqlite"),

@@ -215,8 +215,6 @@ def test_per_bit_and_per_tensor_roll_up(campaign):
         ("report", "s.sqlite", "--json"),
         ("faults",),
         ("pvf", "--help"),
-        ("pvf", "tiny.py:make", "--explain", "--quiet"),
-        ("pvf", "tiny.py:make", "--explain", "--json", "--quiet"),
     ],
 )
 @pytest.mark.slow
@@ -231,15 +229,3 @@ def test_a_reader_that_leaves_ends_the_command_quietly(campaign, words):
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_explain_tells_the_workload_by_its_name_and_runs_no_trial(campaign, tmp_path):
-    folder, _ = campaign
-    before = {p.name for p in Path(folder).iterdir()}
-    done = in_process("pvf", "tiny.py:make", "--explain", "--json", "--quiet", cwd=folder)
-    told = json.loads(done.stdout)
-    assert told["workload"] == "tiny.py:make"
-    assert [r["level"] for r in told["rows"]][-1] == "model"
-    shown = in_process("pvf", "tiny.py:make", "--explain", "--plain", "--quiet", "--jobs", 2, cwd=folder).stdout
-    assert shown.startswith("# tiny.py:make: what a fault makes the engine run again")
-    assert {p.name for p in Path(folder).iterdir()} == before

@@ -109,14 +109,6 @@ def test_a_crash_and_a_hang_are_outcomes_of_their_trials_alone(ran: Ran) -> None
         assert ended == ({DEADLY[row.trial]} if row.trial in DEADLY else set()), row.trial
 
 
-def test_the_engine_is_explained_as_by_serial(ran: Ran, folder: None) -> None:
-    found = ran.executor.explain()
-    with make_executor("serial", SPEC) as serial:
-        expected = serial.explain()
-    assert found.keys() == expected.keys()
-    assert found["workload"] == expected["workload"]
-
-
 def test_wall_and_cpu_time_are_told_since_last_asked(ran: Ran) -> None:
     assert all(wall > 0 and cpu > 0 for wall, cpu in ran.spent)
     _, cpu = ran.executor.spent()

@@ -429,7 +429,7 @@ def test_random_numbers_of_the_user_are_left_alone() -> None:
         for batch, replayer in enumerate(fast.replayers):
             assert replayer is not None
             with fast.parameters.inject(faults):
-                fast._take(batch, replayer, [faults], in_memory=True)
+                fast._take(batch, replayer, [faults])
     assert torch.equal(state, torch.random.get_rng_state())
 
 

@@ -56,9 +56,6 @@ def made(batches: int = 1) -> CachedEngine:
     assert isinstance(engine, CachedEngine)
     assert not engine.reasons
     insist(engine)
-    for replayer in engine.replayers:
-        assert replayer is not None
-        vars(replayer)["packs"] = True  # for so small a model it would not pay
     return engine
 
 
@@ -82,6 +79,10 @@ def packed(engine: PlainEngine, many: Sequence[Sequence[Fault]]) -> None:
 def alone(engine: PlainEngine, many: Sequence[Sequence[Fault]]) -> None:
     for faults in many:
         list(engine.trials([faults]))
+
+
+WAYS = pytest.mark.parametrize(("run", "kind"), [(packed, "op"), (alone, "op"), (alone, "param")])
+"""Trials of weights are never run together."""
 
 
 def nothing(replayer: Replayer, found: Holders) -> Holders:
@@ -122,8 +123,7 @@ def intact(replayer: Replayer, found: Holders) -> Holders:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("kind", ["param", "op"])
-@pytest.mark.parametrize("run", [packed, alone])
+@WAYS
 def test_the_trials_here_are_what_they_claim(
     monkeypatch: pytest.MonkeyPatch, run: Run, kind: str, masked: bool
 ) -> None:
@@ -138,8 +138,7 @@ def test_the_trials_here_are_what_they_claim(
 
 
 @pytest.mark.parametrize(("masked", "wrong"), [(False, nothing), (False, one_bit), (True, one_bit)])
-@pytest.mark.parametrize("kind", ["param", "op"])
-@pytest.mark.parametrize("run", [packed, alone])
+@WAYS
 def test_a_wrong_tape_is_found(
     monkeypatch: pytest.MonkeyPatch, run: Run, kind: str, masked: bool, wrong: Wrong
 ) -> None:
@@ -150,12 +149,9 @@ def test_a_wrong_tape_is_found(
         engine.check_intact()
 
 
-@pytest.mark.parametrize("kind", ["param", "op"])
 @pytest.mark.parametrize("wrong", [nothing, one_bit])
-def test_a_tape_that_is_wrong_in_company_alone_is_found(
-    monkeypatch: pytest.MonkeyPatch, wrong: Wrong, kind: str
-) -> None:
-    engine, many = made(), trials(kind, masked=False)
+def test_a_tape_that_is_wrong_in_company_alone_is_found(monkeypatch: pytest.MonkeyPatch, wrong: Wrong) -> None:
+    engine, many = made(), trials("op", masked=False)
     Break(monkeypatch, wrong, when=lambda replayer, together: together > 1)
     alone(engine, many)
     engine.check_intact()
@@ -164,9 +160,8 @@ def test_a_tape_that_is_wrong_in_company_alone_is_found(
         engine.check_intact()
 
 
-@pytest.mark.parametrize("kind", ["param", "op"])
-def test_a_tape_that_is_wrong_for_lone_trials_is_found(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    engine, many = made(), trials(kind, masked=False)
+def test_a_tape_that_is_wrong_for_lone_trials_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, many = made(), trials("op", masked=False)
     Break(monkeypatch, nothing, when=lambda replayer, together: together == 1)
     packed(engine, many)
     engine.check_intact()

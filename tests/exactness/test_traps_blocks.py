@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from exactness.here import Table, numbers
-from unsilent.engine.partial import OTHER_BITS, Blocks
+from unsilent.engine.partial import Blocks, candidates
 
 TABLE = Table()
 PARAM = {"param": 24}
@@ -112,4 +112,4 @@ def test_blocks_give_the_bits_of_the_plain_run(name: str) -> None:
     assert not engine.reasons
     (replayer,) = engine.replayers
     assert replayer is not None
-    assert replayer.blocks or replayer.whole[OTHER_BITS], "the trap has no operation that could go in blocks"
+    assert candidates(replayer.tape), "the trap has no operation that could go in blocks"

@@ -24,7 +24,6 @@ def test_spread_is_the_sample_deviation():
     found = spread(x, most=1.0)
     assert found.sd.estimate == pytest.approx(np.std(x, ddof=1))
     assert found.range == x.max() - x.min()
-    assert found.holds_next == 11 / 13
     assert found.sd.low < found.sd.estimate < found.sd.high <= 1.0
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import Baseline, Json, Means, Row, Spec, TrialId
+from unsilent.campaigns.spec import Baseline, Means, Row, Spec, TrialId
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -32,10 +31,6 @@ class Executor(Protocol):
 
     def describe(self) -> Baseline:
         """Load the workload (once) and say what was found."""
-        ...
-
-    def explain(self) -> Json:
-        """What the engine does for this campaign, as JSON values (see `unsilent.explained`)."""
         ...
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[Sequence[Row]]:
@@ -56,9 +51,7 @@ class Executor(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *raised: object) -> None: ...
 
 
 class LocalExecutor(Executor, Protocol):

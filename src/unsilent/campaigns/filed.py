@@ -12,8 +12,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from unsilent.campaigns.locking import FileLock
@@ -28,6 +27,7 @@ from unsilent.campaigns.opening import (
     schema_of,
 )
 from unsilent.campaigns.reading import Allowance, Damaged, is_real
+from unsilent.closing import Closing
 from unsilent.errors import StoreError
 
 HELD: dict[int, tuple[str, str]] = {}
@@ -52,7 +52,7 @@ def application_of(path: str | Path) -> int:
     return int.from_bytes(head[68:72], "big") if head.startswith(b"SQLite format 3\0") else 0
 
 
-class StoreFile:
+class StoreFile(Closing):
     """An open file.
 
     Args:
@@ -246,14 +246,6 @@ class StoreFile:
             self._db.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.Error:
             pass  # somebody reads it just now, or the disk is full: the log stays, and is valid
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def temporary_name(path: Path) -> Path:

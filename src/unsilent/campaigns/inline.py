@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.spec import Baseline, Json, Means, Row, RunAlone, Runner, Spec, TrialId
+from unsilent.campaigns.spec import Baseline, Means, Row, RunAlone, Runner, Spec, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError
 from unsilent.faults.receipts import Receipt
 from unsilent.traced import Trace
@@ -20,7 +20,7 @@ from unsilent.workloads.training import Progress
 from unsilent.workloads.trainings.randomness import held_generators
 
 
-class InlineExecutor:
+class InlineExecutor(Closing):
     """Runs trials here. Threads, settings of determinism and random generators are put back by ``close``.
 
     Args:
@@ -45,11 +45,6 @@ class InlineExecutor:
     def describe(self) -> Baseline:
         """What the runner found."""
         found: Baseline = self.runner.describe()
-        return found
-
-    def explain(self) -> Json:
-        """What the runner's engine does."""
-        found: Json = self.runner.explain()
         return found
 
     def trace(self, trial: TrialId, batch: int) -> Trace:
@@ -116,11 +111,3 @@ class InlineExecutor:
         self._generators()
         if self._release is not None:
             self._release()
-
-    def __enter__(self) -> InlineExecutor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Any
 
 from unsilent.campaigns.children import ended, started
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.spec import Baseline, Json, Means, Row, RunAlone, Spec, TrialId
+from unsilent.campaigns.spec import Baseline, Means, Row, RunAlone, Spec, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.faults.receipts import Receipt
 from unsilent.traced import Trace
@@ -63,7 +63,7 @@ class _Worker:
         return [row.trial for row in self.held]
 
 
-class ProcessExecutor:
+class ProcessExecutor(Closing):
     """``jobs`` workers, started lazily: the first trains and describes, the others follow when there is work.
 
     Rows are handed out once their worker has proven that the model is intact and trials leave no trace; rows of a worker
@@ -121,11 +121,6 @@ class ProcessExecutor:
     def pack(self) -> int:
         """How many trials a worker may run together; known once it has described itself."""
         return self._pack
-
-    def explain(self) -> Json:
-        """What the engine of a worker does."""
-        found: Json = self._ask("explain")
-        return found
 
     def trace(self, trial: TrialId, batch: int) -> Trace:
         """How the faults of a trial spread through the evaluation of one batch."""
@@ -219,7 +214,7 @@ class ProcessExecutor:
         elif kind == "ready":
             worker.cpu, self._pack = message[2], message[3]
             self._welcome(worker, message[1])
-        elif kind in ("explained", "traced", "received"):
+        elif kind in ("traced", "received"):
             self._answer = message[1]
         elif kind == "proven":
             worker.cpu, worker.proving = message[1], False
@@ -398,14 +393,6 @@ class ProcessExecutor:
         """Kill all workers."""
         for worker in list(self._workers):
             self._discard(worker)
-
-    def __enter__(self) -> ProcessExecutor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Lost(Exception):

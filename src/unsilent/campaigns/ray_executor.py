@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from types import TracebackType
 
 from unsilent.campaigns.line import Message
 from unsilent.campaigns.observer import Observer
@@ -23,8 +22,9 @@ from unsilent.campaigns.processes import SALVAGE_SECONDS, Refillable
 from unsilent.campaigns.ray_crew import Crew, Member
 from unsilent.campaigns.ray_launch import Cluster, Link, check_address
 from unsilent.campaigns.ray_supervisor import Event, Job, given
-from unsilent.campaigns.spec import Baseline, Json, Means, Row, Spec, TrialId
+from unsilent.campaigns.spec import Baseline, Means, Row, Spec, TrialId
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.closing import Closing
 from unsilent.errors import UnsilentError
 
 DEPTH_SECONDS = 2.0
@@ -32,7 +32,7 @@ DEEPEST = 2000
 """Work that is queued at a supervisor, in seconds and at most in trials, so that it never waits for the driver."""
 
 
-class RayExecutor:
+class RayExecutor(Closing):
     """``jobs`` workers on a cluster: the one at ``address``, or (None) one on this machine that ends with the executor.
 
     Raises:
@@ -57,7 +57,6 @@ class RayExecutor:
         self._link: Link | None = None
         self._backlog: deque[TrialId] = deque()
         self._numbers: dict[tuple[int, int], int] = {}
-        self._explanation: Json | None = None
         self._bridge_cpu = self._told = 0.0
         self._watch = Stopwatch()
 
@@ -71,20 +70,6 @@ class RayExecutor:
                 self._listen()
         assert self._crew.description is not None
         return self._crew.description
-
-    def explain(self) -> Json:
-        """What the engine of a worker does."""
-        self.describe()
-        self._crew.expect()
-        asked = None
-        while self._explanation is None:
-            self._crew.staff(1)
-            one = next(iter(self._crew.members.values()))
-            if one is not asked:  # the one that was asked may be lost
-                self._give(one, [], "explain")
-                asked = one
-            self._listen()
-        return self._explanation
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -140,8 +125,6 @@ class RayExecutor:
             self._observer.worker_lost(*event[1:])
         elif kind == "said":
             self._observer.say(*event[1:])
-        elif kind == "explained":
-            self._explanation = event[1]
         elif kind == "salvaged":
             one.salvaged = True
         elif kind == "failed":
@@ -211,11 +194,3 @@ class RayExecutor:
         if self._link is not None:
             self._link.close()
             self._link = None
-
-    def __enter__(self) -> RayExecutor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import TracebackType
 
 from unsilent.campaigns.line import Line, Message
 from unsilent.campaigns.ray_supervisor import Job
+from unsilent.closing import Closing
 from unsilent.errors import UnsilentError, UsageError
 
 KNOCK_SECONDS = 5.0
@@ -66,7 +66,7 @@ def check_address(address: str | None) -> None:
         ) from None
 
 
-class Link:
+class Link(Closing):
     """The bridge's process and the line to it; joined to the cluster once made.
 
     Raises:
@@ -146,14 +146,6 @@ class Link:
     def close(self) -> None:
         """End actors, workers, and a cluster of our own."""
         self._cleanup.close()
-
-    def __enter__(self) -> Link:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @contextmanager

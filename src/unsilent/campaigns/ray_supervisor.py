@@ -5,7 +5,7 @@ actor or its node is not, and its trials are run elsewhere. The actor's only cal
 one call open at any time, `exchange`: it brings trials and takes what happened since. Events, oldest first:
 
 ``("loading", what, done, total)``, ``("ready", description, pack, node)``, ``("row", row)``, ``("proven", [trial, ...])``,
-``("lost", trial, why)``, ``("said", sentence)``, ``("explained", json)``, ``("salvaged",)``, ``("failed", error, node)``.
+``("lost", trial, why)``, ``("said", sentence)``, ``("salvaged",)``, ``("failed", error, node)``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Supervisor(Silent):
     # -- for the bridge ----------------------------------------------------------------------------------------
 
     def exchange(self, trials: list[bytes], asked: list[str], pause: float) -> tuple[bytes, float]:
-        """Take trials and questions (``explain``, ``salvage``); return events and CPU seconds so far.
+        """Take trials and requests (``salvage``); return events and CPU seconds so far.
 
         Waits ``pause`` seconds at most, so that events are told together; what others wait for is told at once. Lists are
         pickled here and in the driver: Ray's own pickling of so many small objects costs several times as much.
@@ -155,9 +155,7 @@ class Supervisor(Silent):
             return self._asked.popleft() if self._asked else "run"
 
     def _do(self, asked: str, executor: ProcessExecutor) -> None:
-        if asked == "explain":
-            self._tell("explained", executor.explain(), urgent=True)
-        elif asked == "salvage":
+        if asked == "salvage":
             self._prove(executor.salvage())
             self._tell("salvaged", urgent=True)
         else:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import xxhash
@@ -61,6 +62,19 @@ class RunAlone(NamedTuple):
 
     trial: TrialId
     reason: str
+
+
+def without_folders(values: Json, *paths: str) -> Json:
+    """The values of a spec, its workload and the files at ``paths`` without the folders that they happen to lie in."""
+    workload = values["workload"]
+    file, colon, name = workload.rpartition(":")
+    if colon and file.endswith(".py"):
+        workload = f"{PurePath(file).name}:{name}"
+    elif workload.startswith("hf:"):
+        workload = f"hf:{PurePath(workload[3:]).name}"
+    elif workload.endswith(".pt2"):
+        workload = PurePath(workload).name
+    return values | {"workload": workload} | {key: PurePath(values[key]).name if values[key] else None for key in paths}
 
 
 def canonical(value: Any) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,12 +31,12 @@ OF_REPLICAS = (
 def noise(
     context: typer.Context,
     workload: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(help="A training: built-in name, file.py:name or package.module:name.", show_default=False),
     ] = None,
     replicas: Annotated[int, typer.Option(help="Runs of each variant.")] = 20,
     variants: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Named sets of switches: control, algo, impl, algo+impl.", show_default="all four"),
     ] = None,
     switch: Annotated[
@@ -53,12 +53,10 @@ def noise(
     ] = None,
     confidence: o.Confidence = 0.95,
     explain: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Say what makes runs of this loop differ: file.py:loop.", show_default=False),
+        str | None, typer.Option(help="Say what makes runs of this loop differ: file.py:loop.", show_default=False)
     ] = None,
     control: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Say whether runs of this loop end in the same bits here.", show_default=False),
+        str | None, typer.Option(help="Say whether runs of this loop end in the same bits here.", show_default=False)
     ] = None,
     runs: Annotated[
         int | None, typer.Option(help="Runs that --explain and --control compare.", show_default="as many as they need")

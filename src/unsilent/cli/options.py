@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -17,35 +17,33 @@ Workload = Annotated[
 StoreOrCard = Annotated[Path, typer.Argument(help="A campaign store, or a card.", show_default=False)]
 StoreFile = Annotated[Path, typer.Argument(help="A campaign store.", show_default=False)]
 With = Annotated[list[str] | None, typer.Option("--with", help="Option of the workload, key=value; repeat for more.")]
-Data = Annotated[Optional[str], typer.Option(help="Data file for workloads that take one.")]  # noqa: UP045
-Weights = Annotated[Optional[str], typer.Option(help="Weights file for workloads that take one.")]  # noqa: UP045
+Data = Annotated[str | None, typer.Option(help="Data file for workloads that take one.")]
+Weights = Annotated[str | None, typer.Option(help="Weights file for workloads that take one.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No colour, no boxes: for pipes and logs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Seed = Annotated[int, typer.Option(help="Campaign seed; every trial's randomness derives from it.")]
 Jobs = Annotated[int, typer.Option(help="Worker processes.")]
 StorePath = Annotated[
-    Path | None,
-    typer.Option("--store", help="Where trials are kept.", show_default="unsilent-VERB-….sqlite here"),
+    Path | None, typer.Option("--store", help="Where trials are kept.", show_default="unsilent-VERB-….sqlite here")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
-Dtype = Annotated[Optional[str], typer.Option(help="Run the model in this floating-point type.")]  # noqa: UP045
+Dtype = Annotated[str | None, typer.Option(help="Run the model in this floating-point type.")]
 Threads = Annotated[
     int, typer.Option(help="CPU threads per worker (part of a campaign's identity: results depend on it).")
 ]
-Executor = Annotated[Optional[str], typer.Option(help="serial, processes or ray.", show_default="by --jobs")]  # noqa: UP045
+Executor = Annotated[str | None, typer.Option(help="serial, processes or ray.", show_default="by --jobs")]
 Ray = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         help="A Ray cluster to run trials on, like 10.0.0.1:6379.", show_default="--executor ray makes its own here"
     ),
 ]
 Deadline = Annotated[
-    float | None,
-    typer.Option(help="Seconds after which a trial hangs.", show_default="20x golden, at least 10"),
+    float | None, typer.Option(help="Seconds after which a trial hangs.", show_default="20x golden, at least 10")
 ]
 Unit = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         help="What an incorrect output is counted on: sample or batch.",
         show_default="sample; batch for op:, input: and kv:",
@@ -59,18 +57,12 @@ Engine = Annotated[
     str, typer.Option(help="auto (run only what a fault changes) or plain; rows are the same, bit for bit.")
 ]
 Memory = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(help="What all workers may hold for shortcuts, like 2GB.", show_default="a quarter of what is free"),
 ]
 Accelerator = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(help="Show what follows from nvdla, systolic, tensor-core or FILE.toml.", show_default=False),
-]
-Explain = Annotated[
-    bool,
-    typer.Option(
-        "--explain", help="Run no trial: say what faults make the engine run again, and which shortcuts are on."
-    ),
 ]
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -17,17 +17,10 @@ from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from unsilent.campaigns import Means
-    from unsilent.campaigns.executors import Executor
     from unsilent.studies.pvf.records import PvfResult
     from unsilent.studies.pvf.spec import Description
 
 ENGINES = ("auto", "plain")
-
-
-OF_TRIALS = (
-    "trials", "ci", "rel", "shard", "assertion", "unit", "confidence", "interval", "fit_per_bit", "deadline", "store", "html",
-)  # fmt: skip
-"""Options that mean nothing where no trial is run."""
 OF_DRAWN = ("trials", "ci", "rel", "strata", "exhaustive", "one_batch", "flips", "fault", "at", "law")
 """Options that mean nothing where faults are given."""
 
@@ -43,15 +36,14 @@ def pvf(
         ),
     ] = None,
     ci: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Run until every row's interval has this half-width, like 0.1%."),
+        str | None, typer.Option(help="Run until every row's interval has this half-width, like 0.1%.")
     ] = None,
     rel: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="The same relative to the estimate, like 20%; --ci (default 0.02%) is always enough."),
     ] = None,
     strata: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="bits: draw within classes of bits, as many in each as it takes; risk: and of predicted risk; or none.",
             show_default="bits with --ci or --rel and single flips",
@@ -62,18 +54,17 @@ def pvf(
         typer.Option(help="Run part I of N, like 2/4; unsilent merge joins the stores.", show_default="1/1, all"),
     ] = None,
     one_batch: Annotated[
-        bool,
-        typer.Option("--one-batch", help="Each trial evaluates one batch, drawn at random: many cheap trials."),
+        bool, typer.Option("--one-batch", help="Each trial evaluates one batch, drawn at random: many cheap trials.")
     ] = False,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Try every single bit flip there is; narrow it with --at or bits=.")
     ] = False,
     faults: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Try each fault of this file once: JSON lines of faults, a list of SCI-FI or PyTorchALFI."),
     ] = None,
     faults_as: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="How --faults is read, where the file does not say it: unsilent, sci-fi, pytorchalfi:…"),
     ] = None,
     flips: Annotated[str | None, typer.Option(help="Faults per trial, like 1,8,128.", show_default="1")] = None,
@@ -90,16 +81,13 @@ def pvf(
     ] = None,
     per: Annotated[str, typer.Option(help="What a target is: component, layer, tensor or bit.")] = "component",
     law: Annotated[
-        str,
-        typer.Option(help="per-element (uniform over elements) or per-tensor (uniform over tensors first)."),
+        str, typer.Option(help="per-element (uniform over elements) or per-tensor (uniform over tensors first).")
     ] = "per-element",
     judge: Annotated[
-        str | None,
-        typer.Option(help="What an incorrect output is, like topk:k=3.", show_default="the workload's own"),
+        str | None, typer.Option(help="What an incorrect output is, like topk:k=3.", show_default="the workload's own")
     ] = None,
     assertion: Annotated[
-        list[str] | None,
-        typer.Option("--assert", help="Exit 1 unless the upper limit holds, like 'top_mlp<=0.01'."),
+        list[str] | None, typer.Option("--assert", help="Exit 1 unless the upper limit holds, like 'top_mlp<=0.01'.")
     ] = None,
     unit: o.Unit = None,
     confidence: o.Confidence = 0.95,
@@ -116,7 +104,6 @@ def pvf(
     deadline: o.Deadline = None,
     engine: o.Engine = "auto",
     memory: o.Memory = None,
-    explain: o.Explain = False,
     store: o.StorePath = None,
     html: o.Html = None,
     device: o.Device = "auto",
@@ -138,8 +125,6 @@ def pvf(
     from unsilent.studies.pvf.study import EACH, MOST, make_spec, run_pvf
     from unsilent.studies.pvf.tallies import Question
 
-    if explain:
-        o.refuse(context, OF_TRIALS, "--explain runs no trial")
     if faults is not None:
         o.refuse(context, OF_DRAWN, "--faults says which faults are tried, each once")
     question = Question(unit, confidence, interval)
@@ -161,11 +146,6 @@ def pvf(
     if fit_per_bit is not None:
         check_rate(fit_per_bit, spec.transient)
     means = _means(engine, memory)
-    if explain:
-        with make_observer(quiet=quiet, plain=plain or as_json) as observer:
-            return show_explanation(
-                make_executor(executor, spec, jobs=jobs, observer=observer, means=means, address=ray), as_json, plain
-            )
     path = store or Path(default_store("pvf", spec.identity()))
     page = report_path(path, html)
     observer = make_observer(quiet=quiet, plain=plain or as_json)
@@ -198,22 +178,6 @@ def _means(engine: str, memory: str | None) -> Means:
     if engine not in ENGINES:
         raise unknown("--engine", engine, ENGINES)
     return Means(engine, None if memory is None else parse_bytes(memory))
-
-
-def show_explanation(executor: Executor, as_json: bool, plain: bool) -> int:
-    """Print what the engine does for this question, without a trial."""
-    from rich.console import Console
-
-    from unsilent.explained import Explanation
-    from unsilent.render.explain import render_explanation
-
-    with executor:
-        said = executor.explain()
-    if as_json:
-        print(json.dumps(said, indent=2))
-    else:
-        render_explanation(Explanation.from_json(said), Console(), plain)
-    return 0
 
 
 def show(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,58 +28,51 @@ OF_EVALUATIONS = ("trace", "batch", "log", "html")
 
 def replay(
     context: typer.Context,
-    store: Annotated[
-        Path,
-        typer.Argument(metavar="STORE|FILE.csv", help="A store, or a published injection."),
-    ],
+    store: Annotated[Path, typer.Argument(metavar="STORE|FILE.csv", help="A store, or a published injection.")],
     trial: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(help="Of a store: which one, like top_mlp/x8/17.", show_default=False),
+        str | None, typer.Argument(help="Of a store: which one, like top_mlp/x8/17.", show_default=False)
     ] = None,
     workload: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="The workload, if it is not built in: a store may name any file, so none is used unasked.",
             show_default=False,
         ),
     ] = None,
     accelerator: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="The accelerator's file, where the store names one.", show_default=False),
+        str | None, typer.Option(help="The accelerator's file, where the store names one.", show_default=False)
     ] = None,
     with_: o.With = None,
     trace: Annotated[
-        bool,
-        typer.Option("--trace", help="Show how the fault spread: every operation beside the golden run."),
+        bool, typer.Option("--trace", help="Show how the fault spread: every operation beside the golden run.")
     ] = False,
     batch: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(help="Of a store: the batch to trace, from 0.", show_default="the first whose output changed"),
     ] = None,
     data: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="The data file, if the store names one; of an injection: images, .npz.", show_default=False),
     ] = None,
     weights: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             help="The weights, if the store names them; of an injection: what to start from.", show_default=False
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Of an injection: steps to train after it.")] = 5,
     steps_before: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             help="Of an injection: steps to train before it.", show_default="its epoch's, or 0 without weights"
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Of an injection: images of all 8 workers in a step.")] = 1024,
     images: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="Of an injection: use only the first so many.", show_default="all"),
+        int | None, typer.Option(help="Of an injection: use only the first so many.", show_default="all")
     ] = None,
     log: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             help="What was struck, as a log in the layout of published injections.",
             show_default="of an injection: replay_NAME.txt here",

@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,7 +38,7 @@ OF_CAMPAIGNS = (
 def training(
     context: typer.Context,
     workload: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(help="A training: built-in name, file.py:name or package.module:name.", show_default=False),
     ] = None,
     trials: Annotated[int, typer.Option(help="Struck trainings, of each target with --per.")] = 200,
@@ -50,13 +50,13 @@ def training(
         ),
     ] = None,
     value: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="What struck elements become, like uniform:low=1e16,high=1e18.", show_default="the model's own"
         ),
     ] = None,
     accelerator: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Weigh fault models as nvdla, systolic, tensor-core or FILE.toml says.", show_default=False),
     ] = None,
     phase: Annotated[
@@ -64,7 +64,7 @@ def training(
     ] = None,
     layer: Annotated[list[str] | None, typer.Option(help="Modules, like block1.*; repeat for more.")] = None,
     per: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="Training PVF: strike parameters and optimizer state of each component, layer or tensor instead; "
             "or each kind of memory.",
@@ -92,8 +92,7 @@ def training(
         str, typer.Option(help="What differs between those of the first, as for unsilent noise.")
     ] = "impl",
     floor: Annotated[
-        Path | None,
-        typer.Option(help="Where fault-free runs are kept.", show_default="unsilent-noise-….sqlite here"),
+        Path | None, typer.Option(help="Where fault-free runs are kept.", show_default="unsilent-noise-….sqlite here")
     ] = None,
     threshold: Annotated[
         list[str] | None, typer.Option(help="Of the classes, like gap=0.05; repeat for more. See docs/training.md.")
@@ -106,8 +105,7 @@ def training(
         bool, typer.Option("--guard", help="Run every different trial again under the guard, and say what it saved.")
     ] = False,
     example: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help=f"Show one instance, run again: {', '.join(CLASSES)}.", show_default=False),
+        str | None, typer.Option(help=f"Show one instance, run again: {', '.join(CLASSES)}.", show_default=False)
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help="Replay a published injection (with --data).", show_default=False)

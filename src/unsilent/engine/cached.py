@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from unsilent.engine.clock import clock
-from unsilent.engine.ledger import Ledger, Packing, class_of
+from unsilent.engine.ledger import Ledger, class_of
 from unsilent.engine.memory import default_budget, plan_memory
 from unsilent.engine.plain import PlainEngine, TrialOutcome, acting_in, same_outputs
 from unsilent.engine.recorder import record
@@ -40,8 +40,6 @@ from unsilent.sites import Parameters
 from unsilent.sites.inputs import named_inputs
 from unsilent.workloads.base import InferenceWorkload
 
-NO_BLOCKS = "no operation is of a kind that can be computed in blocks"
-
 PACK = 64
 """Trials that are given to the engine at a time."""
 PACK_BYTES = 64 << 20
@@ -54,7 +52,6 @@ class CachedEngine(PlainEngine):
     Attributes:
         replayers: one a batch, None where it runs plainly; ``reasons`` says why, by batch.
         diverged: evaluations that were begun on a tape and had to be run plainly.
-        setup_seconds: CPU time that recording and checking took.
     """
 
     def __init__(
@@ -73,9 +70,7 @@ class CachedEngine(PlainEngine):
         self.diverged = 0
         self.replayers: list[Replayer | None] = []
         self.reasons: dict[int, str] = {}
-        self.setup_seconds = 0.0
         self.ledger = Ledger()
-        self.packing = Packing()
         self._ready: dict[int, Any] = {}
         """Outputs of the trial at hand that are known already, by batch."""
         self.record()
@@ -89,7 +84,6 @@ class CachedEngine(PlainEngine):
             self._record_all()
 
     def _record_all(self) -> None:
-        start = time.process_time()
         self.replayers, self.reasons = [], {}
         self._ready, self._operations = {}, False
         self._shaken: set[object] = set()
@@ -105,7 +99,6 @@ class CachedEngine(PlainEngine):
         self.ledger = Ledger(self.batch_seconds)
         self._hold()
         self.notes = tuple(self.explained())
-        self.setup_seconds = time.process_time() - start
 
     def _record(self, i: int) -> Replayer:
         """One batch on a tape that gives the golden output, with the cost of every operation and no value held."""
@@ -180,27 +173,12 @@ class CachedEngine(PlainEngine):
         replayer = self.replayers[batch]
         assert replayer is not None
         try:
-            (found,) = self._take(batch, replayer, [faults], in_memory=True, packed=packed)
+            (found,) = self._take(batch, replayer, [faults], packed)
         finally:
             replayer.forget()
         if isinstance(found, Diverged):
             raise found
         return found
-
-    @property
-    def partial_kernels(self) -> bool | str:
-        """Whether any operation is computed in blocks of outputs, or why none is."""
-        able = [r for r in self.replayers if r is not None]
-        if any(r.blocks for r in able):
-            return True
-        why = sum((r.whole for r in able), Counter[str]())
-        return "operations: " + ", ".join(f"{n} {reason}" for reason, n in why.items()) if why else NO_BLOCKS
-
-    @property
-    def stacking(self) -> bool | str:
-        """Whether trials can share calls, or why not."""
-        able = [r for r in self.replayers if r is not None]
-        return any(r.rows.sizes for r in able) or "no value lies sample by sample in its memory"
 
     def explained(self) -> list[str]:
         """What a report should say of the shortcuts: batches that run plainly, and why."""
@@ -212,14 +190,14 @@ class CachedEngine(PlainEngine):
     # -- trials ------------------------------------------------------------------------------------------------
 
     def trials(self, many: Sequence[Sequence[Fault]]) -> Iterator[TrialOutcome]:
-        """As `PlainEngine.trials`; trials go through the tape together where that is cheaper."""
+        """As `PlainEngine.trials`; trials whose faults are all in values of a run go through the tape together."""
+        if not all(is_transient(f.site) for faults in many for f in faults):
+            yield from super().trials(many)
+            return
         self._refresh()
-        transient = all(is_transient(f.site) for faults in many for f in faults)
-        if transient and any(many):
+        if any(many):
             self.prepare_for_runs()
-        together = len(many) > 1 and (transient or (self._could_pack() and self.packing.next()))
-        begun = time.process_time()
-        ready = self._packed(many, transient) if together else {}
+        ready = self._packed(many) if len(many) > 1 else {}
         for i, faults in enumerate(many):
             if self._refresh():  # whoever is given the outcomes may write into the model
                 ready = {}
@@ -229,25 +207,12 @@ class CachedEngine(PlainEngine):
             finally:
                 self._ready = {}
             yield outcome
-        if not transient and len(many) > 1:
-            self.packing.add(together, len(many), time.process_time() - begun)
 
     def pack(self, transient: bool) -> int:
         """How many trials it likes to be given at a time, as it may run them together."""
-        able = any(r is not None and r.rows.sizes for r in self.replayers) if transient else self._could_pack()
-        return PACK if able else 1
+        return PACK if transient and any(r is not None and r.rows.sizes for r in self.replayers) else 1
 
-    def _could_pack(self) -> bool:
-        """Whether packing parameter faults promises anything; measures what it then needs."""
-        try:
-            able = [r for r in self.replayers if r is not None and 2 * r.largest < PACK_BYTES and r.packs]
-        except Diverged:  # golden values cannot be made again: each trial finds that out for itself
-            return False
-        for replayer in able:
-            replayer.rows.measure(replayer)
-        return bool(able)
-
-    def _packed(self, many: Sequence[Sequence[Fault]], transient: bool) -> dict[int, dict[int, Any]]:
+    def _packed(self, many: Sequence[Sequence[Fault]]) -> dict[int, dict[int, Any]]:
         """Outputs by trial and batch of the trials that could share calls."""
         found: dict[int, dict[int, Any]] = {}
         for batch, replayer in enumerate(self.replayers):
@@ -257,7 +222,6 @@ class CachedEngine(PlainEngine):
                 if (acting := acting_in(batch, faults)) and not self.ledger.prefers_plain(class_of(batch, acting))
             ]
             size = PACK_BYTES // max(replayer.largest, 1) if replayer is not None else 0
-            size = size if transient or (replayer is not None and replayer.packs) else 0
             for first in range(0, len(sharing), size) if size > 1 else ():
                 found_now = self._pack(batch, sharing[first : first + size])
                 for i, output in found_now.items():
@@ -293,7 +257,7 @@ class CachedEngine(PlainEngine):
             self.ledger.add_plain(key, time.process_time() - begun)
             return output
         try:
-            (found,) = self._take(batch, replayer, [faults], in_memory=True)
+            (found,) = self._take(batch, replayer, [faults])
             if isinstance(found, Diverged):
                 raise found
         except Exception:  # whatever happens on the tape, the plain run says what it means
@@ -310,26 +274,13 @@ class CachedEngine(PlainEngine):
         self.witnesses.add(batch, [list(faults)], 0, found is not self.golden[batch])
         return found
 
-    def _take(
-        self,
-        batch: int,
-        replayer: Replayer,
-        many: Sequence[Sequence[Fault]],
-        *,
-        in_memory: bool = False,
-        packed: bool = True,
-    ) -> list[Any]:
+    def _take(self, batch: int, replayer: Replayer, many: Sequence[Sequence[Fault]], packed: bool = True) -> list[Any]:
         """The outputs of some trials, from the tape; golden itself where nothing differs; `Diverged` where it must be run.
 
-        ``packed``: on rows where that can be. ``in_memory``: the faults of parameters are in place (of one trial, then).
+        ``packed``: on rows where that can be. Faults of parameters, which only a single trial may have, are in place.
         """
         with torch.no_grad():
             starts = [start_of(replayer.tape, self.parameters, faults) for faults in many]
-            if not in_memory:
-                for start, faults in zip(starts, many, strict=True):
-                    start.memory = partial(self.in_memory, faults)
-                    if start.dirty:
-                        raise Diverged("a parameter is part of the output")
             return [
                 dirty if isinstance(dirty, Diverged) else assemble(replayer, dirty) if dirty else self.golden[batch]
                 for dirty in replayer.run(starts, packed)

@@ -7,22 +7,22 @@ so that it is not taken for a difference; if that makes the runs equal, it was r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor, nn
 
+from unsilent.engine.digests import digest, digest_given
 from unsilent.engine.tape import flatten
 from unsilent.engine.values import words_of_storage
+from unsilent.nested import tensors_in
 from unsilent.sites.calls import Calls
 from unsilent.sites.modes import Mode
+from unsilent.sites.operands import gives_uninitialised, operands_of, written_by
 
-UNWRITTEN = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
-"""Operations whose result is whatever is in the memory."""
 _LARGEST_NAME = 200
 
 
@@ -41,41 +41,35 @@ class Watch(Mode):
     """Active around one run; ``steps`` then says what it did. ``clear``: zero memory that nobody has written."""
 
     def __init__(self, model: nn.Module, clear: bool) -> None:
-        super().__init__()
-        self.steps: list[Step] = []
         self._calls = Calls(model)
+        super().__init__(self._calls)
+        self.steps: list[Step] = []
         self._clear = clear
         self._made: dict[int, Any] = {}
         """Storages of results by address, held so that no address is used twice."""
 
     def run(self, run: Callable[[], Any]) -> list[Step]:
         """Watch one run."""
-        with self._calls, self:
+        with self:
             run()
         self._made.clear()
         return self.steps
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        name = self._calls.name(func)
-        given = list(flatten((*args, *kwargs.values())))
-        numbers = _digest([a for a in given if not isinstance(a, Tensor)])
-        outside = 0  # a view reads nothing: the operation that uses it is the one to name
-        if not func.is_view:
-            outside = _digest([t for t in given if isinstance(t, Tensor) and _storage(t) not in self._made])
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name, given, outside = self._calls.name(func), digest_given(args, kwargs), 0
+        if not func.is_view:  # a view reads nothing: the operation that uses it is the one to name
+            outside = digest([t for t in operands_of(args, kwargs) if _storage(t) not in self._made])
         result = func(*args, **kwargs)
-        made = [*flatten(result), *_written(func, args, kwargs)]
-        for tensor in (t for t in made if isinstance(t, Tensor)):
-            if (key := _storage(tensor)) is not None and not func.is_view:
+        made = [*flatten(result), *written_by(func, args, kwargs)]
+        for tensor in (t for t in made if isinstance(t, Tensor) and not func.is_view):
+            if (key := _storage(tensor)) is not None:
                 self._made[key] = tensor.untyped_storage()
-        if func._schema.name.rpartition("::")[2] in UNWRITTEN:
+        if gives_uninitialised(func):
             if self._clear:
                 _zero(result)
             made = []
         random = torch.Tag.nondeterministic_seeded in func.tags
-        self.steps.append(Step(name, numbers, outside, 0 if func.is_view else _digest(made), random))
+        self.steps.append(Step(name, given, outside, 0 if func.is_view else digest(made), random))
         return result
 
 
@@ -139,46 +133,7 @@ def _storage(tensor: Tensor) -> int | None:
         return None
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors an operation writes into, by its schema."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            yield from (part for part in flatten(value) if isinstance(part, Tensor))
-
-
 def _zero(result: Any) -> None:
-    for part in flatten(result):
-        if isinstance(part, Tensor) and _storage(part) is not None and part.device.type != "meta":
+    for part in tensors_in(result):
+        if _storage(part) is not None and part.device.type != "meta":
             words_of_storage(part).zero_()
-
-
-def _digest(values: list[Any]) -> int:
-    """Hash of raw bits of tensors, and of what other values say of themselves."""
-    digest = xxhash.xxh3_64()
-    for value in values:
-        if not isinstance(value, Tensor):
-            digest.update(bits_of_text(value))
-            continue
-        digest.update(f"{value.dtype}{tuple(value.shape)}{value.device}".encode())
-        if (raw := _bits(value)) is not None:
-            digest.update(raw)
-    return digest.intdigest()
-
-
-def bits_of_text(value: Any) -> bytes:
-    """Numbers to the last bit; things without a text of their own (their address differs) by their type."""
-    if isinstance(value, float):
-        return value.hex().encode()
-    if value is None or isinstance(value, (bool, int, complex, str, torch.dtype, torch.device, torch.layout)):
-        return repr(value).encode("utf-8", "replace")
-    return type(value).__name__.encode()
-
-
-def _bits(tensor: Tensor) -> Any:
-    """The bytes of a tensor in C order; None where it has none (sparse, meta)."""
-    if tensor.layout != torch.strided or tensor.device.type == "meta":
-        return None
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    plain = plain.int_repr() if plain.is_quantized else plain
-    return plain.contiguous().cpu().flatten().view(torch.uint8).numpy().data

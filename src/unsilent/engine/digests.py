@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from unsilent.engine.differences import bits_of_text
 from unsilent.engine.tape import flatten
 from unsilent.outcomes.tensors import words_of
 from unsilent.sites.memory import distinct
@@ -26,12 +25,15 @@ def own_generator(values: Sequence[Any]) -> bool:
     return any(all(g is not d for d in defaults) for g in given)
 
 
-def digest(tensors: Sequence[Tensor]) -> int:
-    """xxh3-64 of dtypes, shapes and all bits; below all modes, so that nobody sees it."""
+def digest(values: Sequence[Any]) -> int:
+    """xxh3-64 of dtypes, shapes and all bits of tensors, and of other values as text; below all modes, so that nobody sees it."""
     found = xxhash.xxh3_64()
     with no_dispatch():
-        for tensor in tensors:
-            tensor = local(tensor).detach()
+        for value in values:
+            if not isinstance(value, Tensor):
+                found.update(bits_of_text(value) + b"\0")
+                continue
+            tensor = local(value).detach()
             found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             for part in _parts(tensor):
                 found.update(words_of(distinct(part)).contiguous().cpu().numpy().data)
@@ -42,6 +44,14 @@ def content_of(tensor: Tensor) -> Any:
     """The bytes of its elements in logical order, whatever the memory layout: -0 is not 0, and NaN equals itself."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else b""
+
+
+def contents(tensors: Iterable[Tensor]) -> Any:
+    """xxh3-64, to be gone on with, of the bytes of all elements."""
+    found = xxhash.xxh3_64()
+    for tensor in tensors:
+        found.update(content_of(tensor))
+    return found
 
 
 def digest_unordered(tensor: Tensor) -> int:
@@ -83,9 +93,13 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 def digest_given(args: Any, kwargs: dict[str, Any]) -> int:
     """What Python gives an operation beside tensors."""
-    found = xxhash.xxh3_64()
-    for value in flatten((*args, *kwargs.values())):
-        if not isinstance(value, Tensor):
-            found.update(bits_of_text(value))
-            found.update(b"\0")
-    return int(found.intdigest())
+    return digest([value for value in flatten((*args, *kwargs.values())) if not isinstance(value, Tensor)])
+
+
+def bits_of_text(value: Any) -> bytes:
+    """Numbers to the last bit; things without a text of their own (their address differs) by their type."""
+    if isinstance(value, float):
+        return value.hex().encode()
+    if value is None or isinstance(value, (bool, int, complex, str, torch.dtype, torch.device, torch.layout)):
+        return repr(value).encode("utf-8", "replace")
+    return type(value).__name__.encode()

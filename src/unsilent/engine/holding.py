@@ -8,14 +8,13 @@ What can go into a file, and come back in another process, is the snapshot of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.outcomes.tensors import words_of
+from unsilent.nested import tensors_in
 from unsilent.workloads.trainings.randomness import held_generators
 
 
@@ -63,7 +62,6 @@ class HeldTraining:
         entries = [entry for state in states for entry in state.values()]
         groups = [group for o in optimizers for group in o.param_groups]
         self._tables = [(table, dict(table)) for table in (*of_modules, *states, *entries, *groups)]
-        self._roots = {id(table) for table in (*of_modules, *states, *groups)}
         # Plain attributes of modules (``training``, counters), which parameters are trained, and groups, which may be added.
         self._attributes = [
             (m.__dict__, {k: v for k, v in m.__dict__.items() if isinstance(v, _PLAIN)}) for m in modules
@@ -77,7 +75,7 @@ class HeldTraining:
         live = {**leaves, **{id(b): b for m in modules for b in m._buffers.values() if b is not None}}
         live.update((id(g), g) for _, g in self._gradients if g is not None)
         settings = [(key, value) for table in (*entries, *groups) for key, value in table.items() if key != "params"]
-        live.update((id(t), t) for _, value in settings for t in _tensors(value))
+        live.update((id(t), t) for _, value in settings for t in tensors_in(value))
         # What is no tensor and can be changed in place is copied as it is; tensors in it are put back by their content.
         self._plain: list[tuple[Any, Any]] = [
             (value, copy.copy(value)) for _, value in settings if isinstance(value, (list, dict))
@@ -86,30 +84,6 @@ class HeldTraining:
         self._kept = copies(self._live)
         self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
         self.generators = held_generators(generators)
-
-    def matches(self) -> bool:
-        """Whether parameters, buffers, gradients, optimizers and schedulers have the bits that were held."""
-        held = {id(table): then for table, then in self._tables}
-        kept = {id(tensor): copied for tensor, copied in zip(self._live, self._kept, strict=True)}
-
-        def same(now: Any, then: Any) -> bool:
-            if isinstance(now, Tensor) and isinstance(then, Tensor):
-                copied = kept.get(id(then), then).to(now.device)
-                alike = (now.dtype, now.shape) == (copied.dtype, copied.shape)
-                return alike and torch.equal(words_of(now), words_of(copied))
-            if isinstance(now, Mapping) and isinstance(then, Mapping):
-                entries: Mapping[Any, Any] = held.get(id(then), then)
-                return now.keys() == entries.keys() and all(same(now[key], entries[key]) for key in now)
-            if isinstance(now, (list, tuple)) and isinstance(then, (list, tuple)):
-                return len(now) == len(then) and all(map(same, now, then))
-            # Other objects, such as the function of a schedule, are copies here and cannot be compared.
-            return not isinstance(now, (int, float, str, type(None))) or now == then or now != now
-
-        return (
-            all(same(table, then) for table, then in self._tables if id(table) in self._roots)
-            and all(same(parameter.grad, gradient) for parameter, gradient in self._gradients)
-            and all(same(other.state_dict(), state) for other, state in self._others)
-        )
 
     def restore(self) -> None:
         """Put everything back."""
@@ -145,14 +119,3 @@ class HeldTraining:
     def nbytes(self) -> int:
         """Of all copies."""
         return sum(t.numel() * t.element_size() for t in self._kept)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

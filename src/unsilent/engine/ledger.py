@@ -24,8 +24,6 @@ AGAIN = 64
 """Trials of a class after which the other way is tried once more; then after twice as many, and so on."""
 MEMORY = 64
 """Trials after which half of what is known is forgotten."""
-TRIED = 16
-"""Trials each way before packing is decided."""
 
 Class = tuple[str, int]
 
@@ -37,11 +35,11 @@ class Cost:
     trials: int = 0
     seconds: float = 0.0
 
-    def add(self, trials: int, seconds: float) -> None:
-        """So many more; what was long ago counts less."""
+    def add(self, seconds: float) -> None:
+        """One more; what was long ago counts less."""
         if self.trials >= MEMORY:
             self.trials, self.seconds = self.trials // 2, self.seconds / 2
-        self.trials, self.seconds = self.trials + trials, self.seconds + seconds
+        self.trials, self.seconds = self.trials + 1, self.seconds + seconds
 
     @property
     def mean(self) -> float:
@@ -73,14 +71,14 @@ class Ledger:
         if known is None:  # the first of its kind finds cold caches, and is no measure
             self.costs[key] = Known()
             return
-        known.shortcut.add(1, seconds)
+        known.shortcut.add(seconds)
         if plain is not None:
-            known.failed.add(1, plain)
+            known.failed.add(plain)
 
     def add_plain(self, key: Class, seconds: float) -> None:
         """One more trial by a plain run."""
-        self.costs[key].plain.add(1, seconds)
-        self._plain.setdefault(key[1], Cost()).add(1, seconds)
+        self.costs[key].plain.add(seconds)
+        self._plain.setdefault(key[1], Cost()).add(seconds)
 
     def relative(self, key: Class) -> float:
         """Cost of the shortcut as a share of the plain run's, as far as it is known."""
@@ -111,29 +109,6 @@ class Ledger:
             return not other
         batch = self._plain.get(key[1])
         return other or batch is None or batch.trials < COMPARED or (relative > CLOSE and known.plain.trials < COMPARED)
-
-
-class Packing:
-    """Whether parameter faults of several trials go through a tape together: tried both ways, the cheaper one is kept."""
-
-    def __init__(self) -> None:
-        self._tried = {True: Cost(), False: Cost()}
-
-    def next(self) -> bool:
-        """Whether the next trials go together."""
-        if self._tried[False].trials < TRIED:
-            return False
-        return self._tried[True].trials < TRIED or self.pays
-
-    @property
-    def pays(self) -> bool:
-        """Whether it was measured to be cheaper."""
-        one, many = self._tried[False], self._tried[True]
-        return many.trials >= TRIED and many.mean < one.mean
-
-    def add(self, together: bool, trials: int, seconds: float) -> None:
-        """What some trials cost."""
-        self._tried[together].add(trials, seconds)
 
 
 def class_of(batch: int, faults: Sequence[Fault]) -> Class:

@@ -6,7 +6,6 @@ Seen at operation level, so that functional embeddings and tables shared with an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,11 @@ class Lookups(Mode):
         self._names = {s.memory.tensor.data_ptr(): n for n, s in parameters.sites.items() if s.memory.tensor.ndim == 2}
         self.counts: dict[str, NDArray[np.int64]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.name().partition(".")[0] in _EMBEDDINGS:
             weight, indices = args[0], args[1]
             name = self._names.get(weight.data_ptr())
             if name is not None:
                 seen = torch.bincount(indices.reshape(-1).long().cpu(), minlength=weight.shape[0]).numpy()
                 self.counts[name] = self.counts.get(name, np.zeros(weight.shape[0], np.int64)) + seen
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

@@ -20,8 +20,7 @@ from unsilent.engine.available import default_budget as default_budget
 from unsilent.engine.reach import Bits, Reach, Source, costs, reach, weigh
 from unsilent.engine.tape import Tape
 from unsilent.errors import UsageError
-from unsilent.sizes import human_bytes as human_bytes
-from unsilent.sizes import parse_bytes as parse_bytes
+from unsilent.sizes import human_bytes
 
 DIES_OUT = 0.1
 """Chance that a fault has no effect any more at a place where a comparison could tell."""
@@ -51,7 +50,6 @@ def plan_memory(
     tapes: Sequence[Tape],
     budget: int,
     *,
-    weights: Sequence[Mapping[int, float]] | None = None,
     operations: float = 0.0,
     sharers: int = 1,
 ) -> Plan:
@@ -59,7 +57,6 @@ def plan_memory(
 
     Args:
         tapes: with the cost of each operation in ``seconds``.
-        weights: for each tape, how often faults strike its externals; default: its parameters by their bytes.
         operations: share of the faults that strike results of operations.
 
     Raises:
@@ -69,11 +66,11 @@ def plan_memory(
     if budget // sharers < minimum:
         raise _too_small(budget, sharers, minimum, len(tapes))
     budget //= sharers
-    laws = [parameter_bytes(tape) for tape in tapes] if weights is None else weights
     sizes = [np.array([v.nbytes for v in tape.values], np.int64) for tape in tapes]
     shared: dict[object, _Order] = {}
     orders = []
-    for tape, law in zip(tapes, laws, strict=True):
+    for tape in tapes:
+        law = parameter_bytes(tape)
         key = _structure(tape, law)
         if key not in shared:
             shared[key] = _Order(tape, law, operations)
@@ -109,22 +106,9 @@ def held_anyway(tape: Tape) -> int:
 
 
 def parameter_bytes(tape: Tape) -> dict[int, float]:
-    """The default law: externals that stay where they are and are no inputs, by their bytes."""
+    """How often faults strike externals: those that stay where they are and are no inputs, by their bytes."""
     inputs = {entry.window.value for entry in tape.inputs.values()}
     return {v: float(tape.values[v].nbytes) for v in tape.by_storage.values() if v not in inputs}
-
-
-def remake_seconds(
-    tape: Tape, keep: Collection[int], *, weights: Mapping[int, float] | None = None, operations: float = 0.0
-) -> float:
-    """Expected seconds in which one trial makes golden values again, when those of ``keep`` are held."""
-    sources, odds = _sources(tape, parameter_bytes(tape) if weights is None else weights, operations)
-    return float(weigh(remade(tape, reach(tape, sources).needed, keep), odds) @ costs(tape))
-
-
-def remade(tape: Tape, needed: Sequence[Bits], keep: Collection[int]) -> list[Bits]:
-    """By operation, the faults under which it is executed for golden values, which they need by value, beyond ``keep``."""
-    return _Graph(tape).demand(needed, set(keep))[1]
 
 
 def _sources(tape: Tape, law: Mapping[int, float], operations: float) -> tuple[list[Source], NDArray[np.float64]]:

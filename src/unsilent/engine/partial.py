@@ -45,14 +45,6 @@ def channels_of(node: Node) -> int:
     return channels if channels > BLOCK else 0
 
 
-OTHER_BITS, NOT_CHEAPER, NOT_HELD = (
-    "with other bits in blocks",
-    "not cheaper in blocks (measured; may vary)",
-    "with golden values not held (memory)",
-)
-"""Why an operation of the right kind is not computed in blocks."""
-
-
 class Blocks:
     """One operation, computed in blocks of its outputs."""
 

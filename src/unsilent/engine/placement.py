@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError
+from unsilent.nested import Path, mapped
 
 DTYPES = {
     "float64": torch.float64,
@@ -63,14 +63,12 @@ def _fits(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> bo
 
 def place(value: Any, device: str, dtype: str | None) -> Any:
     """Tensors of a nested input on the device; floating-point ones in ``dtype``."""
-    if isinstance(value, Tensor):
-        wanted = torch_dtype(dtype) if dtype is not None and value.dtype.is_floating_point else value.dtype
-        return value.to(device=torch.device(device), dtype=wanted)
-    if isinstance(value, Mapping):
-        return {k: place(v, device, dtype) for k, v in value.items()}
-    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-        return type(value)(place(v, device, dtype) for v in value)
-    return value
+
+    def placed(path: Path, tensor: Tensor) -> Tensor:
+        wanted = torch_dtype(dtype) if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
+        return tensor.to(device=torch.device(device), dtype=wanted)
+
+    return mapped(value, placed)
 
 
 def clone(value: Any) -> Any:

@@ -20,6 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.engine.digests import content_of
 from unsilent.engine.placement import clone, place, place_model
 from unsilent.engine.running_out import out_of_memory
 from unsilent.errors import InjectionError, ProcessUnusable, UnsilentError, UsageError, kind_and_line
@@ -294,9 +295,6 @@ class PlainEngine:
             if not in_memory and not (strike.landed and self.survey.holds(batch, fault)):
                 raise strike.error(fault, why)
 
-    def prepare_for_runs(self) -> None:
-        """Get ready for faults in what a run computes, where an engine has to."""
-
     def regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
         """Where faults may strike: what the addresses select together.
 
@@ -402,5 +400,5 @@ def _hash(values: Sequence[Any]) -> str:
     digest = xxhash.xxh3_128()
     for leaf in (leaf for value in values for leaf in leaves(value)):
         digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
-        digest.update(leaf.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
+        digest.update(content_of(leaf))
     return digest.hexdigest()

@@ -13,10 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from unsilent.engine.tape import Tape
-from unsilent.engine.values import Window, window_of
 
 Bits = int
 """A set of numbers."""
@@ -84,28 +82,6 @@ def _make(tape: Tape, found: Reach, made: Iterable[int], bits: Bits, live: set[i
             live.add(value)
 
 
-def readers_of(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
-    """The operations that read memory of a parameter or buffer, at its place in its storage."""
-    value = tape.by_storage.get(tensor.untyped_storage().data_ptr())
-    if value is None:
-        return ()
-    low, high = extent(window_of(tensor.detach(), value))
-    found = []
-    for reader in tape.values[value].readers:
-        spans = (extent(w) for w in tape.nodes[reader].reads if w.value == value)
-        if any(a < high and low < b for a, b in spans):
-            found.append(reader)
-    return tuple(found)
-
-
-def extent(window: Window) -> tuple[int, int]:
-    """First byte of the storage that a window reaches, and the one after its last."""
-    if 0 in window.shape:
-        return 0, 0
-    last = window.offset + sum((n - 1) * s for n, s in zip(window.shape, window.stride, strict=True))
-    return window.offset * window.dtype.itemsize, (last + 1) * window.dtype.itemsize
-
-
 def costs(tape: Tape) -> NDArray[np.float64]:
     """Seconds of each operation, float64[nodes]; one each where nobody measured."""
     found = np.array([node.seconds for node in tape.nodes])
@@ -125,16 +101,6 @@ def weigh(sets: Sequence[Bits], weights: ArrayLike) -> NDArray[np.float64]:
     for part in _blocks(len(distinct), heavy.size):
         sums[part] = worth[first + _packed(distinct[part], heavy.size)].sum(1)
     return sums[places]
-
-
-def per_member(sets: Sequence[Bits], weights: ArrayLike, members: int) -> NDArray[np.float64]:
-    """For each member, the sums of the weights of the sets it is in; weights[sets, k] -> float64[members, k]."""
-    heavy = np.asarray(weights, np.float64)
-    sums = np.zeros((members, heavy.shape[1]))
-    for part in _blocks(len(sets), members):
-        bits = np.unpackbits(_packed(sets[part], members), axis=1, count=members, bitorder="little")
-        sums += bits.T.astype(np.float64) @ heavy[part]
-    return sums
 
 
 def _packed(sets: Sequence[Bits], members: int) -> NDArray[np.uint8]:

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.engine.tape import READBACK, Entry, Node, Slot, Tape, Unrecordable, Value, Write, flatten
+from unsilent.engine.tape import READBACK, Entry, Node, Slot, Tape, Unrecordable, Value, Write, flatten, generator_of
 from unsilent.engine.values import Window, private_copy, window_of
+from unsilent.nested import mapped
 from unsilent.sites.caches import Caches, entries
 from unsilent.sites.calls import Calls
 from unsilent.sites.modes import Mode
-from unsilent.sites.operands import operation_name
+from unsilent.sites.operands import operation_name, written_by
 
 UNSEEN = (
     "tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__",
@@ -48,7 +49,7 @@ class Recorder(Mode):
     """Active around one evaluation; see `record`."""
 
     def __init__(self, calls: Calls, own: Iterable[Tensor], attributes: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__(calls)
         self.tape = Tape()
         self._calls = calls
         self._current: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
@@ -62,10 +63,7 @@ class Recorder(Mode):
         self.numbers = False
         """Whether a tensor is being made from numbers of Python."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._busy:  # our own look at a tensor
             return func(*args, **kwargs)
         name = self._calls.name(func)
@@ -108,10 +106,11 @@ class Recorder(Mode):
         reads = tuple(self._window(t) for _, t in found)
         if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
             raise Unrecordable(f"{name} draws from a generator of its own")
-        node = Node(len(self.tape.nodes), name, func, *_template(args, kwargs), tuple(s for s, _ in found), reads)
+        positional, named = mapped((args, kwargs), lambda path, tensor: None)  # a tape keeps no value alive
+        node = Node(len(self.tape.nodes), name, func, positional, named, tuple(slot for slot, _ in found), reads)
         first: dict[int, int] = {}
         node.twins = tuple((k, i) for k, (_, t) in enumerate(found) if (i := first.setdefault(id(t), k)) != k)
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         places = [self._window(t) for t in written]
         node.written = frozenset(k for k, window in enumerate(reads) if window in places)
         return node, written
@@ -252,8 +251,7 @@ class Recorder(Mode):
         self.tape.nodes.append(node)
 
     def _random_state(self) -> Tensor:
-        device = self.tape.device
-        return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
+        return generator_of(self.tape.device).get_state()
 
 
 def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str, Tensor]]) -> Tape:
@@ -266,7 +264,7 @@ def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str,
     own = [*model.parameters(), *model.buffers(), *(t for _, t in inputs)]
     recorder = Recorder(calls, own, [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)])
     recorder.tape.device = own[0].device if own else torch.device("cpu")
-    with calls, Caches(model, recorder.cache), recorder, _readbacks_told(recorder):
+    with Caches(model, recorder.cache), recorder, _readbacks_told(recorder):
         output = run()
     tape = recorder.finish(output)
     for name, tensor in inputs:
@@ -340,28 +338,6 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[tuple
             yield Slot(key, -1), value
         elif isinstance(value, (list, tuple)):
             yield from ((Slot(key, i), v) for i, v in enumerate(value) if isinstance(v, Tensor))
-
-
-def _template(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with None for every tensor, so that a tape keeps no value alive."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return None
-        return [None if isinstance(v, Tensor) else v for v in value] if isinstance(value, (list, tuple)) else value
-
-    return tuple(clean(a) for a in args), {k: clean(v) for k, v in kwargs.items()}
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors an operation writes into, by its schema."""
-    found: list[Tensor] = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[i] if i < len(args) else kwargs.get(argument.name)
-        found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
-    return found
 
 
 def tensors_in(output: Any) -> list[Tensor]:

@@ -8,7 +8,6 @@ exception) ends the shortcut with `Diverged`; that trial is run plainly.
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -18,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.partial import NOT_CHEAPER, NOT_HELD, OTHER_BITS, Blocks, candidates, equal_bits
+from unsilent.engine.partial import Blocks, candidates, equal_bits
 from unsilent.engine.rows import RowPlan
-from unsilent.engine.tape import Node, Tape, flatten, join_twins
+from unsilent.engine.tape import Node, Tape, flatten, generator_of, join_twins
 from unsilent.engine.values import Diverged, Holders, Window, at, fits, look, private_copy, same_bits
 from unsilent.engine.walk import Start, Walk
 from unsilent.faults import Fault
@@ -37,8 +36,6 @@ class Replayer:
         """Operations re-executed so far, for reports."""
         self.blocks: dict[int, Blocks] = {}
         """Operations that are computed in blocks of outputs."""
-        self.whole: Counter[str] = Counter()
-        """How many operations could be of that kind and are not, by reason."""
         self._golden_windows: dict[tuple[int, int], Tensor] = {}
         self._remade: Holders = {}
 
@@ -121,10 +118,9 @@ class Replayer:
 
     def release(self) -> None:
         """Hold no golden value, and what was found out by them is forgotten."""
-        for found in (self.kept, self._golden_windows, self._remade, self.blocks, self.whole):
+        for found in (self.kept, self._golden_windows, self._remade, self.blocks):
             found.clear()
-        for measured in ("rows", "packs"):
-            self.__dict__.pop(measured, None)
+        self.__dict__.pop("rows", None)
 
     def forget(self) -> None:
         """Drop golden values that were made again."""
@@ -166,11 +162,6 @@ class Replayer:
     def rows(self) -> RowPlan:
         """What can run on rows; to be measured before it is used."""
         return RowPlan(self.tape)
-
-    @cached_property
-    def packs(self) -> bool:
-        """Whether packing the parameter faults of several trials promises anything; then it is worth trying."""
-        return self.rows.promises(self)
 
     def step(self, node: Node, dirty: Holders, faults: Sequence[tuple[int, Fault]] = ()) -> Holders:
         """One operation on whole values, with faults on copies of its operands."""
@@ -227,15 +218,10 @@ class Replayer:
         for node in candidates(self.tape):
             blocks = Blocks(node)
             if not self.at_hand(blocks.out.value) or not all(map(self.at_hand, node.values)):
-                self.whole[NOT_HELD] += 1
                 continue
             tensors = [self.golden_window(node, k) for k in range(len(node.reads))]
             golden = at(self.golden(blocks.out.value), blocks.out)
-            if not blocks.agrees(self.apply, tensors, golden):
-                self.whole[OTHER_BITS] += 1
-            elif blocks.seconds >= node.seconds:
-                self.whole[NOT_CHEAPER] += 1
-            else:
+            if blocks.agrees(self.apply, tensors, golden) and blocks.seconds < node.seconds:
                 self.blocks[node.index] = blocks
 
     # -- one operation -----------------------------------------------------------------------------------------
@@ -279,26 +265,16 @@ class Replayer:
     def _apply_random(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """With the generator as it was; it is left as it is now."""
         assert node.generator is not None
-        device = self.tape.device
-
-        def get() -> Tensor:
-            return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
-
-        def put(state: Tensor) -> None:
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(state, device)
-            else:
-                torch.random.set_rng_state(state)
-
-        now = get()
+        generator = generator_of(self.tape.device)
+        now = generator.get_state()
         try:
-            put(node.generator[0])
+            generator.set_state(node.generator[0])
             result = node.func(*args, **kwargs)
-            if not torch.equal(get(), node.generator[1]):
+            if not torch.equal(generator.get_state(), node.generator[1]):
                 raise Diverged(f"{node.name} draws another number of random values")
             return result
         finally:
-            put(now)
+            generator.set_state(now)
 
 
 def _same(one: Any, two: Any) -> bool:

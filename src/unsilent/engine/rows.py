@@ -49,10 +49,6 @@ LINE = 64
 """Bytes. Kernels treat elements by their address, so a sample keeps its place relative to this wherever it is moved."""
 STRIDE = 128
 """Bytes. Kernels that work element by element take so many at a time, and what is left over differently."""
-TASTED = 5
-"""Dearest operations that are looked at first to see whether calls for several trials pay."""
-GAIN = 0.9
-"""What four batches in one call must cost of four calls, that it is worth trying to pack the faults of parameters."""
 
 
 @dataclass(slots=True)
@@ -209,18 +205,6 @@ class RowPlan:
                 continue
             sizes = sorted({*(s for s in SIZES if s <= 4 * self.batch), self.batch})
             allowed.update(self._agreeing(node, sizes, replayer))
-
-    def promises(self, replayer: Replayer) -> bool:
-        """Whether the dearest operations are cheaper per sample in calls of four batches."""
-        nodes = sorted((self.tape.nodes[i] for i in self.sizes), key=lambda n: -n.seconds)[:TASTED]
-        one, four = 0.0, 0.0
-        for node in nodes:
-            found = self._agreeing(node, (self.batch, 4 * self.batch), replayer)
-            single, packed = found.get(self.batch), found.get(4 * self.batch)
-            if single is not None:
-                one += 4 * single
-                four += 4 * single if packed is None else packed
-        return four < GAIN * one
 
     def _agreeing(self, node: Node, sizes: Sequence[int], replayer: Replayer) -> dict[int, float]:
         """Time of a call on so many rows, for the sizes at which it gives the same bits."""

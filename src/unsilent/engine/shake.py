@@ -8,9 +8,8 @@ the plain run must give what the tape gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +25,9 @@ from unsilent.sites.memory import dtype_name
 from unsilent.sites.parameters import Site
 from unsilent.sites.striking import strikeable
 
+if TYPE_CHECKING:
+    from unsilent.engine.cached import CachedEngine
+
 MOST = 1 << 14
 """Elements of one tensor that are struck."""
 SPREAD = 0.5
@@ -33,24 +35,7 @@ SPREAD = 0.5
 HIDDEN = "the output depends on parameters or inputs by something other than operations (compiled code?)"
 
 
-class Runs(Protocol):
-    """An engine, as far as it is needed here."""
-
-    parameters: Parameters
-    batches: Sequence[Any]
-    golden: list[Any]
-
-    def in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
-        """With the faults of parameters in place."""
-
-    def plainly(self, batch: int, faults: Sequence[Fault]) -> Any:
-        """The output of a plain run; faults of parameters are in place."""
-
-    def on_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
-        """The same from the tape; raises `Diverged`."""
-
-
-def look_blindly(engine: Runs, batch: int, replayer: Replayer, outputs: Callable[[Any], Any]) -> None:
+def look_blindly(engine: CachedEngine, batch: int, replayer: Replayer, outputs: Callable[[Any], Any]) -> None:
     """Execute a tape on copies of the parameters, with the parameters themselves struck: that must give the golden output.
 
     ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
@@ -70,7 +55,7 @@ def look_blindly(engine: Runs, batch: int, replayer: Replayer, outputs: Callable
         raise Unrecordable("an operation reads a parameter that it is not given")
 
 
-def shake(engine: Runs, batch: int, tape: Tape) -> None:
+def shake(engine: CachedEngine, batch: int, tape: Tape) -> None:
     """Strike every parameter and input at once, strongly, and gently should the run then take another way.
 
     Raises:
@@ -98,7 +83,7 @@ def shake(engine: Runs, batch: int, tape: Tape) -> None:
     _strike_unread(engine, batch, tape)
 
 
-def _strike_unread(engine: Runs, batch: int, tape: Tape) -> None:
+def _strike_unread(engine: CachedEngine, batch: int, tape: Tape) -> None:
     """Parameters that no operation reads must not change a thing."""
     faults = [f for f in shaken(engine.parameters, strongly=True) if not _read(engine.parameters, f, tape)]
     if not faults:

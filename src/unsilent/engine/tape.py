@@ -116,10 +116,12 @@ class Tape:
         """Operations by name."""
         return {n.name: n.index for n in self.nodes if n.func is not None}
 
-    @property
-    def made_bytes(self) -> int:
-        """Bytes of everything that the operations made."""
-        return sum(v.nbytes for v in self.values if v.producer is not None)
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """The global generator that operations on a device draw from."""
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def flatten(result: Any) -> Iterator[Any]:

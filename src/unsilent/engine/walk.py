@@ -8,8 +8,7 @@ than the tape ends as `Diverged`; the others go on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,8 +37,7 @@ class Start:
 
     ``struck``: operations that read corrupted memory of the model; ``offsets``: at which bytes of its storage, by value.
     ``dirty``: values that differ from the beginning, private to the trial. ``entering``: faults on a value, from an
-    operation on. ``operands``: faults on what one operation reads: which of its tensors, and the fault. ``memory`` puts the
-    faults of parameters in place while a struck operation runs; None where they are in place all the time.
+    operation on. ``operands``: faults on what one operation reads: which of its tensors, and the fault.
     """
 
     struck: set[int] = field(default_factory=set)
@@ -47,7 +45,6 @@ class Start:
     dirty: Holders = field(default_factory=dict)
     entering: list[tuple[Entry, Fault]] = field(default_factory=list)
     operands: dict[int, list[tuple[int, Fault]]] = field(default_factory=dict)
-    memory: Callable[[], AbstractContextManager[object]] | None = None
 
 
 class Walk:
@@ -130,9 +127,8 @@ class Walk:
                 self._whole(trial, value)
         try:
             if node.index in start.struck and node.index not in start.operands:
-                with start.memory() if start.memory is not None else nullcontext():
-                    made = replayer.blockwise(node, dirty, start.offsets)
-                    return replayer.step(node, dirty) if made is None else made
+                made = replayer.blockwise(node, dirty, start.offsets)
+                return replayer.step(node, dirty) if made is None else made
             faults = start.operands.get(node.index, ())
             for k, fault in faults:  # memory that the operation writes is struck itself
                 if k in node.written:

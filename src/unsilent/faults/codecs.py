@@ -106,13 +106,6 @@ class Codec:
             return (1 << (self.bits - 1)) - 1
         return ((1 << self.exponent) - 1) << self.mantissa
 
-    def is_finite(self, words: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Which words are finite numbers; all of them for an integer dtype. Same shape as ``words``."""
-        array = np.asarray(words, dtype=self.word)
-        if self.kind == "int":
-            return np.ones(array.shape, dtype=np.bool_)
-        return np.asarray((array & self.word.type((1 << (self.bits - 1)) - 1)) < self.word.type(self.nonfinite))
-
     def decode(self, words: npt.ArrayLike) -> Array:
         """The numbers that ``words`` stand for, exactly: float64 (int64 for integers). Same shape."""
         array = np.ascontiguousarray(words, dtype=self.word).reshape(np.shape(words))

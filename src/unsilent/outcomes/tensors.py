@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -12,27 +12,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.nested import leaves_in
 from unsilent.sites.memory import WORDS
 
 
 def leaves(output: Any) -> Iterator[Tensor]:
     """The tensors of an output in a fixed order; numbers and numeric arrays become tensors, all else is skipped."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, np.ndarray):
-        if output.dtype.kind in "biufc":
-            yield torch.from_numpy(np.ascontiguousarray(output))
-    elif isinstance(output, (bool, int, float)):
-        yield torch.tensor(output if isinstance(output, bool) or abs(output) < 2**63 else float(output))
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from leaves(value)
-    elif isinstance(output, (tuple, list)):
-        for value in output:
-            yield from leaves(value)
-    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        for field in dataclasses.fields(output):
-            yield from leaves(getattr(output, field.name))
+    for _, leaf in leaves_in(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, np.ndarray):
+            if leaf.dtype.kind in "biufc":
+                yield torch.from_numpy(np.ascontiguousarray(leaf))
+        elif isinstance(leaf, (bool, int, float)):
+            yield torch.tensor(leaf if isinstance(leaf, bool) or abs(leaf) < 2**63 else float(leaf))
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from leaves([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
 
 
 def array_of(value: Any) -> NDArray[Any]:

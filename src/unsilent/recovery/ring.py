@@ -78,8 +78,7 @@ class Ring:
     def keep(self) -> HeldTraining:
         """Copy the state as it is now; the oldest one goes when there are ``depth`` of them.
 
-        What is returned stays comparable (`HeldTraining.matches`) until ``depth`` further states were kept, and its
-        ``generators`` can be put back at any time.
+        The ``generators`` of what is returned can be put back at any time.
         """
         slot = self._slots[self._next % len(self._slots)]
         if len(self._held) == len(self._slots):
@@ -95,18 +94,13 @@ class Ring:
         self._next += 1
         return held
 
-    def back(self, count: int = 1) -> list[HeldTraining]:
-        """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget it and those after it.
-
-        Returns those after it, the oldest first; the next calls of `keep` write over them in that order, after the one put back.
-        """
+    def back(self, count: int = 1) -> None:
+        """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget it and those after it."""
         if not 1 <= count <= len(self._held):
             raise UsageError(f"the ring holds {len(self._held)} states; asked for the one {count} ago")
-        held, *after = self._held[-count:]
-        held.restore()
+        self._held[-count].restore()
         del self._held[-count:]
         self._next -= count
-        return after
 
     def clear(self) -> None:
         """Forget all states."""

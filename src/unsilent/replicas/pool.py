@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from unsilent.campaigns.children import ended, started
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.closing import Closing
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas.looks import Look, Looked
 from unsilent.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
@@ -41,7 +41,7 @@ class _Worker:
     cpu: float = 0.0
 
 
-class ReplicaPool:
+class ReplicaPool(Closing):
     """Up to ``jobs`` workers, started when there is work for them; ends all of them on exit.
 
     ``deadline``: seconds after which a run that is not over ends all; None: none.
@@ -175,11 +175,7 @@ class ReplicaPool:
         wall, cpu = self._watch.lap()
         return wall, cpu + self._gone_cpu + sum(w.cpu for w in self._workers)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End all workers."""
         for worker in list(self._workers):
             self._end(worker)

@@ -5,6 +5,7 @@ Lives in a worker: it imports torch.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import time
@@ -21,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unsilent.campaigns.code import code_fingerprint, versions
-from unsilent.engine.digests import content_of, digest, digest_unordered
+from unsilent.engine.digests import content_of, contents, digest, digest_unordered
 from unsilent.engine.tracing.flow import Flow, Met
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.nested import leaves_in
 from unsilent.replicas.looks import Look, Looked, Operation
 from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.replicas.switches import Switches
@@ -227,10 +229,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 
 def _quick_hash(state: TrainingState) -> int:
     """64 bits of parameters and buffers."""
-    digest = xxhash.xxh3_64()
-    for tensor in tensors_of(state.model).values():
-        digest.update(content_of(tensor))
-    return digest.intdigest()
+    return int(contents(tensors_of(state.model).values()).intdigest())
 
 
 def _ordered(tensor: Tensor) -> int:
@@ -247,19 +246,9 @@ def _operation(met: Met) -> Operation:
     return Operation(name, met.kernel, phase, met.draws, met.moves, met.reads, met.gives)
 
 
-def _all_tensors(value: Any, where: str = "") -> dict[str, Tensor]:
+def _all_tensors(value: Any) -> dict[str, Tensor]:
     """Every tensor of a snapshot by its path."""
-    if isinstance(value, Tensor):
-        return {where: value}
-    items: Any = ()
-    if isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, (list, tuple)):
-        items = enumerate(value)
-    found: dict[str, Tensor] = {}
-    for key, item in items:
-        found |= _all_tensors(item, f"{where}/{key}" if where else str(key))
-    return found
+    return {"/".join(path): leaf for path, leaf in leaves_in(value) if isinstance(leaf, Tensor)}
 
 
 def _weights(state: TrainingState) -> NDArray[Any] | None:
@@ -282,11 +271,8 @@ def _environment() -> str:
 def _file_hash(data: str | None) -> str:
     if data is None or not Path(data).is_file():
         return ""
-    digest = xxhash.xxh3_128()
     with Path(data).open("rb") as opened:
-        while piece := opened.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
 
 
 def _processor() -> str:

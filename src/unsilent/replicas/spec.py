@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.campaigns.spec import Json, canonical
+from unsilent.campaigns.spec import Json, canonical, without_folders
 from unsilent.replicas.switches import SWITCHES, Switches
 
 WEIGHT_BYTES = 64 * 2**20
@@ -39,12 +38,7 @@ class ReplicaSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
-        values = asdict(self)
-        file, colon, name = self.workload.rpartition(":")
-        if colon and file.endswith(".py"):
-            values["workload"] = f"{PurePath(file).name}:{name}"
-        values["data"] = PurePath(self.data).name if self.data else None
-        return values
+        return without_folders(asdict(self), "data")
 
 
 @dataclass(frozen=True, eq=False, slots=True)

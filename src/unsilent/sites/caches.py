@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -67,9 +66,7 @@ class Caches:
             self._handles.append(module.register_forward_hook(self._end, always_call=True))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         while self._handles:
             self._handles.pop().remove()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
+from unsilent.nested import tensors_in
 from unsilent.sites.axes import Axes, axes_of
 from unsilent.sites.landing import Landings, Struck, Wanted
 from unsilent.sites.operands import (
@@ -21,7 +22,6 @@ from unsilent.sites.operands import (
     output_of,
     same_place,
     struck_output,
-    tensors_in,
     written_by,
 )
 from unsilent.sites.reaching import Use, splice

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -60,9 +59,7 @@ class Calls:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for handle in self._handles:
             handle.remove()
 

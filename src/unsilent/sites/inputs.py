@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,26 +11,19 @@ from unsilent.errors import InjectionError
 from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
 from unsilent.faults.receipts import Hit
+from unsilent.nested import Path, leaves_in, mapped
 from unsilent.sites.striking import copied, corrupt, misfit
 
 
 def named_inputs(batch: Any) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors of a batch, in its own order."""
-    if isinstance(batch, Tensor):
-        yield "0", batch
-    else:
-        yield from _nested("", batch)
+    for path, leaf in leaves_in(batch):
+        if isinstance(leaf, Tensor):
+            yield _name(path), leaf
 
 
-def _nested(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield prefix, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _nested(f"{prefix}.{key}" if prefix else str(key), item)
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            yield from _nested(f"{prefix}.{i}" if prefix else str(i), item)
+def _name(path: Path) -> str:
+    return ".".join(path) or "0"
 
 
 def struck_inputs(batch: Any, faults: Sequence[Fault], hits: list[Hit]) -> Any:
@@ -53,15 +46,4 @@ def struck_inputs(batch: Any, faults: Sequence[Fault], hits: list[Hit]) -> Any:
                 raise InjectionError(f"{fault.site}: {why}")
             struck[name] = copied(found[name])
         hits.append(corrupt(struck[name], fault))
-    return struck["0"] if isinstance(batch, Tensor) else _replaced("", batch, struck)
-
-
-def _replaced(prefix: str, value: Any, struck: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return struck.get(prefix, value)
-    if isinstance(value, Mapping):
-        return {k: _replaced(f"{prefix}.{k}" if prefix else str(k), v, struck) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        items = [_replaced(f"{prefix}.{i}" if prefix else str(i), v, struck) for i, v in enumerate(value)]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+    return mapped(batch, lambda path, tensor: struck.get(_name(path), tensor))

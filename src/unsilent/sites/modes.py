@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unsilent.errors import InjectionError
+from unsilent.sites.calls import Calls
 
 
 class Mode(TorchDispatchMode):
@@ -18,15 +19,30 @@ class Mode(TorchDispatchMode):
 
     Torch hides every mode when its class is made, which imports the whole compiler: a second of CPU time and 70 MiB in each
     worker, for models that are hardly ever compiled.
+
+    Args:
+        calls: names operations while the mode is active.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Calls | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._operation_names = calls
         self._hooks = ExitStack()
         self._entered = False
 
     def _around(self, stack: ExitStack) -> None:
-        """Enter what is to be there while the mode is: hooks that name operations, say."""
+        """Enter what is to be there while the mode is."""
+        if self._operation_names is not None:
+            stack.enter_context(self._operation_names)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._dispatched(func, args, kwargs or {})
+
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation is about to run: run it and return what it gives."""
+        return func(*args, **kwargs)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -8,13 +8,14 @@ in order.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsilent.faults.naming import OPERANDS
+from unsilent.nested import Path, mapped, tensors_in
 from unsilent.sites.striking import plain, strikeable
 
 _ROLES = {
@@ -51,18 +52,14 @@ def argument_number(func: Any, args: Sequence[Any], operand: str, entry: int | N
     return sum(map(len, lists[:number])) + entry if number < len(lists) and entry < len(lists[number]) else None
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of arguments or results in positional order, lists flattened."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-
-
 def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensor arguments: positional ones, then those by keyword."""
     return [*tensors_in(tuple(args)), *tensors_in(tuple(kwargs.values()))]
+
+
+def entries_of(args: Sequence[Any]) -> Sequence[Any] | None:
+    """The first list of tensors that an operation on lists is given; None for any other."""
+    return next((a for a in args if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a)), None)
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -143,12 +140,10 @@ def exchanged(
     """Arguments with their tensor of that number replaced."""
     left = number
 
-    def walk(value: Any) -> Any:
+    def change(path: Path, tensor: Tensor) -> Tensor:
         nonlocal left
-        if isinstance(value, Tensor):
-            left -= 1
-            return new if left == -1 else value
-        return type(value)(walk(v) for v in value) if isinstance(value, (tuple, list)) else value
+        left -= 1
+        return new if left == -1 else tensor
 
-    args, kwargs = call
-    return tuple(walk(a) for a in args), {key: walk(value) for key, value in kwargs.items()}
+    args, kwargs = mapped(call, change)
+    return args, kwargs

@@ -44,8 +44,8 @@ class Operations(Mode):
     def __init__(
         self, model: nn.Module, faults: Sequence[Fault] = (), tell: Tell | None = None, operands: Sequence[str] = ()
     ) -> None:
-        super().__init__()
         self._calls = Calls(model)
+        super().__init__(self._calls)
         self._tell = tell
         self._told = [name for name in OPERANDS[1:] if name in operands]
         self._aims: dict[str, list[Aim]] = {}
@@ -61,15 +61,12 @@ class Operations(Mode):
 
     def _around(self, stack: ExitStack) -> None:
         self.landings = Landings()
-        stack.enter_context(self._calls)
+        super()._around(stack)
         if self._caches:
             stack.enter_context(self._caches)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self._calls.name(func)
-        kwargs = kwargs or {}
         aims = self._aims.get(name)
         result = struck_call((func, args, kwargs), aims, self.landings) if aims else func(*args, **kwargs)
         if self._tell is not None:

@@ -51,11 +51,6 @@ class Spread:
         """Greatest minus least; it grows with the number of replicas, so it has no interval."""
         return self.greatest - self.least
 
-    @property
-    def holds_next(self) -> float:
-        """Chance that one more replica falls within the range, at least: (R - 1) / (R + 1), whatever the distribution."""
-        return (self.sd.n - 1) / (self.sd.n + 1)
-
 
 def spread(values: Sequence[float] | NDArray[Any], confidence: float = 0.95, most: float | None = None) -> Spread:
     """Spread of a number each replica has, float64[R]; ``most``: the greatest difference there can be, 1 for an accuracy.

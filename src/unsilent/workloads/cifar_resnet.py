@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 from unsilent.errors import UsageError
 from unsilent.workloads.base import Workload
 from unsilent.workloads.cifar_files import read_images, read_weights
+from unsilent.workloads.saved_files import misfit
 from unsilent.workloads.training import Goal, check_count, outputs, parameter_count, share_right, workshop
 
 MEAN = (0.485, 0.456, 0.406)
@@ -143,15 +144,7 @@ def normalised(images: Tensor) -> Tensor:
 def _fit_in(model: nn.Module, state: Mapping[str, Tensor], depth: int, path: str) -> None:
     """Copy ``state`` into ``model``; an error names the first key that does not fit and the depth that would."""
     own = model.state_dict()
-    problem = ""
-    for key in own:
-        if key not in state:
-            # Early torch versions did not count batches, and eval mode does not use the count.
-            problem = problem or ("" if key.endswith("num_batches_tracked") else f"lacks {key!r}")
-        elif state[key].shape != own[key].shape:
-            problem = problem or f"has {key!r} as {list(state[key].shape)}, expected {list(own[key].shape)}"
-    surplus = next((key for key in state if key not in own), None)
-    problem = problem or (f"has {surplus!r}, which the model lacks" if surplus else "")
+    problem = misfit(own, state, "the model")
     if problem:
         found = {int(m[1]) for m in (re.match(r"layer1\.(\d+)\.", key) for key in state) if m}
         fits = 6 * (max(found) + 1) + 2 if found else depth

@@ -17,8 +17,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from unsilent.errors import UsageError
+from unsilent.sites.memory import dtype_name
 from unsilent.workloads.program import Program, code_of
-from unsilent.workloads.program_code import short
 from unsilent.workloads.saved_files import read_saved
 
 MOST = 2**40
@@ -98,7 +98,7 @@ class Takes:
                 f"{what} is {value!r}, but the program was exported with {exported!r}, which is fixed in it"
             )
         sizes = [self._size(size) for size in exported.shape]
-        wanted = f"{short(exported.dtype)} [{', '.join(told for told, _ in sizes)}]"
+        wanted = f"{dtype_name(exported.dtype)} [{', '.join(told for told, _ in sizes)}]"
         if not isinstance(value, Tensor):
             raise UsageError(f"{what} is {type(value).__name__}, the program takes {wanted}; expected {FORMS}")
         fits = len(sizes) == value.ndim and all(
@@ -107,7 +107,7 @@ class Takes:
         if not fits or value.dtype != exported.dtype:
             advice = "give such inputs" if fits else "give such inputs, or export with dynamic_shapes"
             raise UsageError(
-                f"{what} is {short(value.dtype)} {list(value.shape)}, the program takes {wanted}; {advice}"
+                f"{what} is {dtype_name(value.dtype)} {list(value.shape)}, the program takes {wanted}; {advice}"
             )
 
     def _size(self, size: Any) -> tuple[str, range]:

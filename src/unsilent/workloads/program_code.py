@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 
 from unsilent.errors import UsageError
+from unsilent.nested import leaves_in
+from unsilent.sites.memory import dtype_name
 
 
 class Code:
@@ -52,7 +54,7 @@ class Code:
         for node, kind in self._written():
             if isinstance(kind, torch.dtype) and kind.is_floating_point and kind not in kinds:
                 raise UsageError(
-                    f"the exported program cannot run in {', '.join(sorted(map(short, kinds)))}, for {short(kind)} is "
+                    f"the exported program cannot run in {', '.join(sorted(map(dtype_name, kinds)))}, for {dtype_name(kind)} is "
                     f"written into it ({node.name}); leave --dtype out, or export the model in that type"
                 )
 
@@ -69,22 +71,8 @@ class Code:
     def _written(self) -> Iterator[tuple[fx.Node, Any]]:
         """Nodes with the values that are written into their arguments."""
         for node in self._graph.nodes:
-            for value in _values((node.args, node.kwargs)):
+            for _, value in leaves_in((node.args, node.kwargs)):
                 yield node, value
-
-
-def short(dtype: torch.dtype) -> str:
-    """``float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _values(value: Any) -> Iterator[Any]:
-    """What is nested in the arguments of a node."""
-    for item in value.values() if isinstance(value, Mapping) else value:
-        if isinstance(item, (tuple, list, Mapping)):
-            yield from _values(item)
-        else:
-            yield item
 
 
 def _scoped(graph: fx.Graph) -> fx.Graph:

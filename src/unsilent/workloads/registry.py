@@ -106,7 +106,7 @@ def load(
     else:
         _check_own(ref, ZOO)
         found = _own(ref, options or {}, chosen, PARTS)
-    return _checked(ref, found)
+    return typing.cast("InferenceWorkload", _checked(ref, found, PARTS))
 
 
 def load_training(
@@ -122,7 +122,7 @@ def load_training(
     else:
         _check_own(ref, TRAININGS)
         found = _own(ref, options or {}, chosen, TRAINING_PARTS)
-    workload = _checked_training(ref, found)
+    workload = typing.cast("TrainingWorkload", _checked(ref, found, TRAINING_PARTS))
     try:
         _origins[workload] = Origin(ref, dict(options or {}), data)
     except TypeError:
@@ -264,41 +264,30 @@ def _kind(found: Any) -> str:
     return f"{type(found).__module__}.{type(found).__qualname__}".removeprefix("builtins.")
 
 
-def _checked_training(ref: str, found: Any) -> TrainingWorkload:
-    """``found`` if it is a training workload, else an error saying what it is instead."""
+def _checked(ref: str, found: Any, parts: Sequence[str]) -> Any:
+    """``found`` if it has the parts of what was asked for, else an error saying what it is instead."""
+    training = parts is TRAINING_PARTS
+    wanted = "training" if training else "workload"
     with user_code(ref):
-        if not inspect.isclass(found) and _has(found, PARTS):
-            raise _other_kind(ref, "training")
-        missing = [part for part in TRAINING_PARTS if not hasattr(found, part)]
-    if missing and len(missing) < len(TRAINING_PARTS) - 2 and not _is_module(found):
+        if not inspect.isclass(found) and _has(found, PARTS if training else TRAINING_PARTS):
+            raise _other_kind(ref, "training" if training else "inference")
+        missing = [part for part in parts if not hasattr(found, part)]
+    if missing and len(missing) < len(parts) - 2 and not _is_module(found):
         raise UsageError(
-            f"workload {ref!r} is {_kind(found)} without {', '.join(missing)}; a training has {', '.join(TRAINING_PARTS)}"
+            f"workload {ref!r} is {_kind(found)} without {', '.join(missing)}; a {wanted} has {', '.join(parts)}"
         )
     if missing or inspect.isclass(found):
-        raise UsageError(
-            f"workload {ref!r} is {_kind(found)}; expected a training: make one with unsilent.Training(model=…, optimizer=…, "
-            "batches=…, loss=…, evaluate=…)"
+        how = (
+            "make one with unsilent.Training(model=…, optimizer=…, batches=…, loss=…, evaluate=…)"
+            if training
+            else "wrap it as unsilent.Workload(model, batches)"
         )
-    return typing.cast("TrainingWorkload", found)
-
-
-def _checked(ref: str, found: Any) -> InferenceWorkload:
-    """``found`` if it is an inference workload, else an error saying what it is instead."""
-    with user_code(ref):
-        if not inspect.isclass(found) and _has(found, TRAINING_PARTS):
-            raise _other_kind(ref, "inference")
-        missing = [part for part in PARTS if not hasattr(found, part)]
-    if missing and len(missing) < len(PARTS) - 2 and not _is_module(found):
-        raise UsageError(
-            f"workload {ref!r} is {_kind(found)} without {', '.join(missing)}; a workload has {', '.join(PARTS)}"
-        )
-    if missing or inspect.isclass(found):
-        raise UsageError(
-            f"workload {ref!r} is {_kind(found)}; expected a workload: wrap it as unsilent.Workload(model, batches)"
-        )
-    wrong = [part for part in ("judge", "model", "batches", "run") if not callable(getattr(found, part))]
+        raise UsageError(f"workload {ref!r} is {_kind(found)}; expected a {wanted}: {how}")
+    wrong = [
+        part for part in ("judge", "model", "batches", "run") if not training and not callable(getattr(found, part))
+    ]
     if wrong:
         raise UsageError(
             f"workload {ref!r}: {wrong[0]} is {_kind(getattr(found, wrong[0]))}; expected something callable"
         )
-    return typing.cast("InferenceWorkload", found)
+    return found

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from unsilent.errors import UsageError, first_line
 from unsilent.plainfiles import open_plain
@@ -38,6 +40,18 @@ def read_saved(path: str | Path, kind: str) -> Any:
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
         raise UsageError(f"{path} is not a sound {kind} file: {first_line(error)}") from None
+
+
+def misfit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
+    """What of a state dict does not fit a model's ``own``, in words; empty where all does. ``what``: the model."""
+    for key, tensor in own.items():
+        # Early torch versions did not count batches, and evaluation does not use the count.
+        if key not in state and not key.endswith("num_batches_tracked"):
+            return f"lacks {key!r}"
+        if key in state and state[key].shape != tensor.shape:
+            return f"has {key!r} as {list(state[key].shape)}, expected {list(tensor.shape)}"
+    surplus = next((key for key in state if key not in own), None)
+    return "" if surplus is None else f"has {surplus!r}, which {what} lacks"
 
 
 def _check_archive(path: str, file: BinaryIO) -> None:

@@ -201,11 +201,6 @@ class ForkEngine:
             same_bits=reason is Reason.SAME_BITS,
         )
 
-    def golden_ending(self, step: int) -> Ending:
-        """What golden did from a step on."""
-        found = self.golden.evaluation
-        return Ending(self.golden.metric[step:], self.golden.losses[step:], held_out(found), same_bits=True)
-
 
 def _goes_on(state: TrainingState) -> bool:
     """Whether a loss that is not finite may be the only one: a loss scaler leaves out the update."""

@@ -11,8 +11,9 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.digests import content_of
+from unsilent.engine.digests import contents
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError, kind_and_line
+from unsilent.nested import tensors_in
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState, TrainingWorkload
 from unsilent.workloads.trainings.snapshots import tensors_of
 
@@ -120,7 +121,7 @@ class GoldenTraining:
 
     def _spacing(self, memory: int) -> int:
         """Steps between two snapshots that all of them fit."""
-        size = max(1, sum(t.numel() * t.element_size() for t in _tensors(self._snapshots[1])))
+        size = max(1, sum(t.numel() * t.element_size() for t in tensors_in(self._snapshots[1])))
         return max(1, -(-self.steps * size // memory))
 
 
@@ -131,18 +132,16 @@ def metric_of(record: StepRecord) -> float:
 
 def state_hash(state: TrainingState) -> int:
     """64 bits of parameters, buffers and optimizer state, bit for bit, and the scale of the loss."""
-    digest = xxhash.xxh3_64()
     tensors = list(tensors_of(state.model).values())
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 entries = optimizer.state.get(parameter, {})
                 tensors += [value for value in entries.values() if isinstance(value, Tensor)]
-    for tensor in tensors:
-        digest.update(content_of(tensor))
+    digest = contents(tensors)
     if state.scaler is not None:
         digest.update(repr(state.scaler.get_scale()).encode())
-    return digest.intdigest()
+    return int(digest.intdigest())
 
 
 def settings_of(state: TrainingState) -> int:
@@ -167,10 +166,3 @@ def _text(value: Any) -> str:
         return "[" + ",".join(map(_text, value)) + "]"
     plain = isinstance(value, (str, bytes, int, float, complex, bool, type(None), np.generic))
     return repr(value) if plain else type(value).__qualname__
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for item in items for tensor in _tensors(item)]

@@ -1,4 +1,4 @@
-"""Two tensors bit for bit: a digest of one, and the numbers of what differs between two (see `unsilent.traced`)."""
+"""Two tensors bit for bit: the numbers of what differs between them (see `unsilent.traced`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 
 import torch
-import xxhash
 from torch import Tensor
 
 from unsilent.outcomes.tensors import words_of
@@ -16,11 +15,6 @@ CHUNK = 1 << 22
 """Elements that are compared at a time: what is held in float64 stays below 100 MB."""
 _NARROW = tuple(d for d in vars(torch).values() if isinstance(d, torch.dtype) and str(d).startswith("torch.float8_e"))
 _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_NARROW)
-
-
-def digest(tensor: Tensor) -> int:
-    """xxh3-128 of all bits in C order."""
-    return xxhash.xxh3_128_intdigest(words_of(tensor).cpu().numpy().data)
 
 
 def change(golden: Tensor, faulty: Tensor) -> Change:

@@ -14,16 +14,9 @@ from torch import Tensor, nn
 
 from unsilent.engine.digests import digest_unordered
 from unsilent.engine.tracing.tracer import ACCUMULATED, Key, Tracer, computed
+from unsilent.nested import tensors_in
 from unsilent.sites.modes import Mode
-from unsilent.sites.operands import (
-    draws_numbers,
-    gives_uninitialised,
-    is_view,
-    operands_of,
-    operation_name,
-    tensors_in,
-    written_by,
-)
+from unsilent.sites.operands import draws_numbers, gives_uninitialised, is_view, operands_of, operation_name, written_by
 
 _OVERWRITES = ("copy", "fill", "zero")
 """Operations that do not read what they write into."""
@@ -68,10 +61,7 @@ class Flow(Mode):
         self._inner.close()
         super().__exit__(*raised)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         draws = draws_numbers(func, args, kwargs)
         kernel = operation_name(func)
         read = operands_of(args, kwargs)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from unsilent.engine.tracing.comparing import change, digest
+from unsilent.engine.digests import digest
+from unsilent.engine.tracing.comparing import change
 from unsilent.engine.tracing.tracer import Key, Tracer
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.sites.memory import dtype_name
@@ -55,7 +56,7 @@ class Golden:
     def see(self, key: Key, tensor: Tensor) -> None:
         """Told of every output."""
         number, size = len(self.seen), tensor.numel() * tensor.element_size()
-        self.seen.append(Seen(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest(tensor), size))
+        self.seen.append(Seen(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size))
         if self._wanted is None or number in self._wanted:
             if size <= self._left or not self.kept:
                 self.kept[number] = tensor.cpu().clone()
@@ -78,7 +79,7 @@ class Faulty:
     def see(self, key: Key, tensor: Tensor) -> None:
         """Told of every output."""
         number, size = len(self.seen), tensor.numel() * tensor.element_size()
-        seen = Seen(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest(tensor), size)
+        seen = Seen(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size)
         self.seen.append(seen)
         self._together = self._together and number < len(self._golden) and self._golden[number].key == key
         if not self._together:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +17,11 @@ from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from unsilent.nested import tensors_in
 from unsilent.sites.calls import OUTSIDE, Calls
 from unsilent.sites.modes import Mode
 from unsilent.sites.modules import named_parameters
-from unsilent.sites.operands import gives_uninitialised, is_view, operation_name, tensors_in, written_by
+from unsilent.sites.operands import entries_of, gives_uninitialised, is_view, operation_name, written_by
 from unsilent.sites.striking import plain
 from unsilent.sites.training.names import Met, StepCalls, current_node, inner, next_number
 from unsilent.sites.training.updates import Updates, local
@@ -65,8 +65,8 @@ class Tracer(Mode):
     """
 
     def __init__(self, model: nn.Module, see: See, training: bool) -> None:
-        super().__init__()
         self._calls: Calls = StepCalls(model) if training else Calls(model)
+        super().__init__(self._calls)
         self._updates = Updates(inner(model))
         self._parameters = {name: p for name, p in named_parameters(inner(model)) if p.requires_grad and p.is_leaf}
         self._see, self._training = see, training
@@ -77,22 +77,17 @@ class Tracer(Mode):
         self._nodes: dict[int, Met] = {}
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._first, self._behind = next_number(), False
-        stack.enter_context(self._calls)
+        super()._around(stack)
         if self._training:
             stack.enter_context(self._updates)
             for name, parameter in self._parameters.items():
                 self._watch(stack, name, parameter)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
         self._nodes = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._training and self._updates.active and current_node() is None and not torch.is_grad_enabled():
             return self._update(func, args, kwargs)
         key = self._key(func)  # now: a node's number is that of the moment
@@ -131,9 +126,9 @@ class Tracer(Mode):
         names = {one.entry: one.name for one in work}
         unowned = "" if names else f"{UPDATE}#{self._count(UPDATE, operation_name(func), 0)}"
         given = list(_given(func, args, kwargs, result))
-        width = _entries(args)
+        entries = entries_of(args)
         for i, tensor in enumerate(given):
-            number, entry = (i, None) if width is None else divmod(i, width)
+            number, entry = (i, None) if entries is None else divmod(i, len(entries))
             name = names.get(entry) or unowned or f"{UPDATE}#{operation_name(func)}[{entry}]"
             self._tell(Key(name, "", "update", step, number), tensor)
         return result
@@ -186,9 +181,3 @@ def _given(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
     """What an operation gives; of one that gives nothing what it writes."""
     found = list(tensors_in(result))
     yield from found or written_by(func, args, kwargs)
-
-
-def _entries(args: Sequence[Any]) -> int | None:
-    """How many entries the lists of an operation on lists have; None for any other."""
-    lists = (a for a in args if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a))
-    return next((len(a) for a in lists), None)

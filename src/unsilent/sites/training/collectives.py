@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unsilent.sites.operands import tensors_in
+from unsilent.nested import tensors_in
 
 _NAMES = {
     "allreduce": "all_reduce",

@@ -19,9 +19,10 @@ from torch.utils._mode_utils import no_dispatch
 from unsilent.errors import InjectionError
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
+from unsilent.nested import mapped, tensors_in
 from unsilent.sites.calling import Call, call_axes, no_window
 from unsilent.sites.landing import Landings, Wanted
-from unsilent.sites.operands import operand_number, operands_of, operation_name, same_place, tensors_in, written_by
+from unsilent.sites.operands import operand_number, operands_of, operation_name, same_place, written_by
 from unsilent.sites.reaching import Use, splice
 from unsilent.sites.striking import copied, plain
 from unsilent.sites.training.stuffed import Stuffed
@@ -259,19 +260,18 @@ class Replay:
         """The result as it would have been; raises ``InjectionError`` where the node wrote over what it reads."""
         known: dict[int, Tensor] = {}
 
-        def now(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return known[id(value)] if id(value) in known else self._window(value, new)
-            return type(value)(now(v) for v in value) if isinstance(value, (tuple, list)) else value
+        def now(tensor: Tensor) -> Tensor:
+            return known[id(tensor)] if id(tensor) in known else self._window(tensor, new)
 
         for ran in self._ran:
             if all(now(t) is t for t in operands_of(ran.args, ran.kwargs)):
                 continue
             if any(now(t) is t for t in written_by(ran.func, ran.args, ran.kwargs)):
                 raise InjectionError(f"{operation_name(ran.func)} writes over what its gradient is computed from")
-            again = ran.func(*now(ran.args), **{key: now(v) for key, v in ran.kwargs.items()})
+            args, kwargs = mapped((ran.args, ran.kwargs), lambda path, tensor: now(tensor))
+            again = ran.func(*args, **kwargs)
             known.update({id(a): b for a, b in zip(tensors_in(ran.result), tensors_in(again), strict=True)})
-        return now(self._result(goal))  # type: ignore[no-any-return]
+        return now(self._result(goal))
 
     def _result(self, goal: Tensor) -> Tensor:
         """The tensor of a recorded operation that the goal is."""

@@ -12,7 +12,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -115,10 +114,9 @@ class Step(Mode):
         if self._moment == "start":
             self._strike_memory()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        error = raised[1]
         if self._moment == "end" and error is None:
             self._strike_memory()
         for gradients in self._gradients.values():
@@ -138,13 +136,11 @@ class Step(Mode):
                     "checkpointing?); another may have been hit"
                 )
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plans = self._plans
         if self._striking or (plans.all and self._landings.count == len(plans.all) and not plans.alone):
-            return func(*args, **(kwargs or {}))  # nothing is left to do
-        call = func, args, kwargs or {}
+            return func(*args, **kwargs)  # nothing is left to do
+        call = func, args, kwargs
         self._settle()
         if (collective := self._collectives.meet(func)) is not None:
             return self._collective(collective, call)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +19,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from unsilent.nested import tensors_in
 from unsilent.sites.modules import named_parameters
-from unsilent.sites.operands import operation_name, tensors_in
+from unsilent.sites.operands import entries_of, operation_name
 from unsilent.sites.striking import plain
 
 
@@ -59,18 +59,14 @@ class Updates:
         self._handles = [register_optimizer_step_pre_hook(self._begin), register_optimizer_step_post_hook(self._end)]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for handle in self._handles:
             handle.remove()
         self.active, self._owners = False, {}
 
     def work(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Work]:
         """Whom an operation works for; to be asked exactly once for each, in order."""
-        entries = next(
-            (a for a in args if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a)), None
-        )
+        entries = entries_of(args)
         operation, found = operation_name(func), []
         if entries is None:
             owner = next((o for t in tensors_in((*args, *kwargs.values())) if (o := self._owner(t))), None)

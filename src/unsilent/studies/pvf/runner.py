@@ -14,9 +14,8 @@ import xxhash
 
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import MOST_ELEMENTS, faults_text
-from unsilent.campaigns.spec import Json, Means, RunAlone, TrialId, campaign_hash, canonical, trial_seed
+from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash, canonical, trial_seed
 from unsilent.engine import TrialOutcome, make_engine, trace_batch
-from unsilent.engine.explain import explain
 from unsilent.engine.lookups import Lookups
 from unsilent.engine.placement import resolve_device
 from unsilent.engine.running_out import free_memory, unusable_if_raised
@@ -160,10 +159,6 @@ class TrialRunner:
             lookups={name: counts.tolist() for name, counts in lookups.counts.items()},
         )
 
-    def explain(self) -> Json:
-        """What the engine does for faults in these targets, as JSON values."""
-        return explain(self.engine, tuple(self.targets.values()), self.spec.workload).to_json()
-
     def trace(self, trial: TrialId, batch: int, progress: Progress = silent) -> Trace:
         """How the faults of a trial spread through the evaluation of one batch."""
         return trace_batch(self.engine, batch, self.draw(trial), progress=progress)
@@ -249,7 +244,6 @@ class TrialRunner:
             else:
                 yield make_row(trial, faults, outcome, now - start)
             start = now
-        next(outcomes, None)  # let it finish its books
 
     def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrialRow:
         """The row of a trial that took its worker with it: every sample that was struck ended as ``ended``."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Lt
 
 from unsilent.campaigns.codec import FAULTS, RUN, StoredRow
-from unsilent.campaigns.spec import Json, Means, Runner, TrialId
+from unsilent.campaigns.spec import Json, Means, Runner, TrialId, without_folders
 from unsilent.faults.naming import is_transient, parse_site
 from unsilent.outcomes.base import Outcome
 
@@ -81,16 +80,7 @@ class CampaignSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in, and the kind of device without its index."""
-        values = self.to_json()
-        file, colon, name = self.workload.rpartition(":")
-        if colon and file.endswith(".py"):
-            values["workload"] = f"{PurePath(file).name}:{name}"
-        elif self.workload.startswith("hf:"):
-            values["workload"] = f"hf:{PurePath(self.workload[3:]).name}"
-        elif self.workload.endswith(".pt2"):
-            values["workload"] = PurePath(self.workload).name
-        for key in ("data", "weights", "faults"):
-            values[key] = PurePath(values[key]).name if values[key] else None
+        values = without_folders(self.to_json(), "data", "weights", "faults")
         values["device"] = self.device.partition(":")[0]
         return values
 

@@ -18,7 +18,7 @@ import xxhash
 
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import faults_text
-from unsilent.campaigns.spec import Json, Means, RunAlone, TrialId, campaign_hash
+from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash
 from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
 from unsilent.engine.forking.forks import Band, NotStruck
 from unsilent.engine.forking.golden import MEMORY
@@ -133,10 +133,6 @@ class TrainingRunner:
             versions=versions(),
             notes=(*drawing.notes, *take_notes(self.workload.name)),
         )
-
-    def explain(self) -> Json:
-        """What a trial costs."""
-        return {"engine": "forking", "snapshot_every": self.golden.every, "steps": self.golden.steps}
 
     def trace(self, trial: TrialId, batch: int) -> Any:
         """Not for trainings: a step is traced with ``unsilent replay --trace``."""

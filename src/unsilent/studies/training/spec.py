@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from annotated_types import Ge, Lt
 from numpy.typing import NDArray
 
 from unsilent.campaigns.codec import FAULTS, RUN, StoredRow
-from unsilent.campaigns.spec import Json, Means, Runner, TrialId
+from unsilent.campaigns.spec import Json, Means, Runner, TrialId, without_folders
 
 if TYPE_CHECKING:
     from unsilent.workloads.training import Progress
@@ -120,13 +119,7 @@ class TrainingSpec:
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
-        values = self.to_json()
-        file, colon, name = self.workload.rpartition(":")
-        if colon and file.endswith(".py"):
-            values["workload"] = f"{PurePath(file).name}:{name}"
-        for key in ("data", "accelerator"):
-            values[key] = PurePath(values[key]).name if values[key] else None
-        return values
+        return without_folders(self.to_json(), "data", "accelerator")
 
 
 @dataclass(frozen=True, slots=True)

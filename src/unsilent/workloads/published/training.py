@@ -35,6 +35,7 @@ from unsilent.workloads.published.geometry import IMAGE
 from unsilent.workloads.published.log import StepRecord
 from unsilent.workloads.published.mapping import shard
 from unsilent.workloads.published.resnet18 import published_resnet18
+from unsilent.workloads.saved_files import misfit
 
 DECAY: Mapping[str, tuple[int, float]] = {
     "resnet18": (4000, 1e-4),
@@ -108,16 +109,8 @@ class PublishedTraining:
     def load(self, state: Mapping[str, Tensor], path: str) -> None:
         """Start from weights; those of all workers alike. Raises ``UsageError`` where they do not fit."""
         own = self.model.state_dict()
-        for key, tensor in own.items():
-            if key not in state and not key.endswith("num_batches_tracked"):
-                raise UsageError(
-                    f"{path} lacks {key!r}; expected the state dict of the published network, as torch saves it"
-                )
-            if key in state and state[key].shape != tensor.shape:
-                found = list(state[key].shape)
-                raise UsageError(f"{path} has {key!r} as {found}, expected {list(tensor.shape)}")
-        if surplus := next((key for key in state if key not in own), None):
-            raise UsageError(f"{path} has {surplus!r}, which the published network lacks")
+        if problem := misfit(own, state, "the published network"):
+            raise UsageError(f"{path} {problem}; expected the state dict of the published network, as torch saves it")
         self.model.load_state_dict({**own, **state})
         self.moving = self._spread()
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from unsilent.errors import UsageError
 from unsilent.workloads.base import call_model
 from unsilent.workloads.clicks import Clicks, synthetic
 from unsilent.workloads.dlrm_model import Dlrm
@@ -20,8 +19,7 @@ from unsilent.workloads.training import auc, check_count
 from unsilent.workloads.trainings.base import Bools, Evaluation
 from unsilent.workloads.trainings.evaluating import evaluation
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import behind, optimizer_of, schedule_of, streams_of
-from unsilent.workloads.trainings.sources import Rows
+from unsilent.workloads.trainings.recipes import Options, behind, training_of
 
 NAME = "train-dlrm"
 EVALUATED = 2000
@@ -40,8 +38,6 @@ def train_dlrm(
     device: str = "cpu",
 ) -> Training:
     """DLRM with dropout after the first layer of its top MLP."""
-    if not 0 <= dropout < 1:
-        raise UsageError(f"workload {NAME!r}: option 'dropout' is {dropout:g}; expected a share from 0 to below 1")
     data = synthetic()
     check_count(NAME, "batch", batch, data.cut, "training rows")
     held_out = slice(data.cut, data.cut + EVALUATED)
@@ -71,19 +67,15 @@ def train_dlrm(
         area = auc(labels.numpy(), scores.numpy()) if bool(torch.isfinite(scores).all()) else float("nan")
         return evaluation(found, (scores > 0).long(), labels.long(), groups, AUC=area)
 
-    return Training(
-        name=NAME,
+    return training_of(
+        NAME,
+        Options(steps, batch, optimizer, rate, dropout, amp, device),
+        rows=data.cut,
+        take=take,
+        settings={"data": data.hash},
         model=build,
-        optimizer=optimizer_of(NAME, optimizer, rate),
-        schedule=schedule_of(steps),
-        batches=Rows(data.cut, batch, take),
         loss=loss,
         evaluate=evaluate,
-        amp=amp,
-        steps=steps,
-        device=device,
-        streams=streams_of(False, dropout),
-        settings={"batch": batch, "optimizer": optimizer, "rate": rate, "dropout": dropout, "data": data.hash},
         info={
             "description": "DLRM click prediction, dot interaction",
             "data": data.description,

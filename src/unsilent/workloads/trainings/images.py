@@ -31,16 +31,7 @@ from unsilent.workloads.trainings.base import Bools, Evaluation
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.evaluating import answers, evaluation
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import (
-    behind,
-    clip_of,
-    drop_in_blocks,
-    optimizer_of,
-    schedule_of,
-    shifted,
-    streams_of,
-)
-from unsilent.workloads.trainings.sources import Rows
+from unsilent.workloads.trainings.recipes import Options, behind, drop_in_blocks, shifted, training_of
 
 HELD_OUT = 6
 """One in so many of the user's own images is held out, as 10,000 of 60,000 are in CIFAR."""
@@ -125,16 +116,12 @@ def train_resnet(
         "residual network" + ("" if chosen.norm else " without batch norm"),
         build,
         _own(data) if data is not None else _digits(),
-        steps=steps,
-        batch=batch,
-        optimizer=optimizer or chosen.optimizer,
-        rate=chosen.rate if rate is None else rate,
-        dropout=dropout,
-        clip=clip,
-        shift=shift,
-        amp=amp,
-        device=device,
-        settings={"width": size} if data is None else {"depth": layers},
+        Options(
+            steps, batch, optimizer or chosen.optimizer, chosen.rate if rate is None else rate, dropout, amp, device
+        ),
+        clip,
+        shift,
+        {"width": size} if data is None else {"depth": layers},
     )
 
 
@@ -169,16 +156,10 @@ def train_vit(
         "vision transformer",
         build,
         _digits(),
-        steps=steps,
-        batch=batch,
-        optimizer=optimizer,
-        rate=rate,
-        dropout=dropout,
-        clip=clip,
-        shift=shift,
-        amp=amp,
-        device=device,
-        settings={"width": width, "depth": depth},
+        Options(steps, batch, optimizer, rate, dropout, amp, device),
+        clip,
+        shift,
+        {"width": width, "depth": depth},
     )
 
 
@@ -187,22 +168,13 @@ def _classifier(
     what: str,
     build: Callable[[], nn.Module],
     pictures: Pictures,
-    *,
-    steps: int,
-    batch: int,
-    optimizer: str,
-    rate: float,
-    dropout: float,
+    options: Options,
     clip: float,
     shift: bool,
-    amp: str,
-    device: str,
     settings: dict[str, int],
 ) -> Training:
     """The training of any classifier of the pictures."""
-    check_count(name, "batch", batch, len(pictures.train), "training images")
-    if not 0 <= dropout < 1:
-        raise UsageError(f"workload {name!r}: option 'dropout' is {dropout:g}; expected a share from 0 to below 1")
+    check_count(name, "batch", options.batch, len(pictures.train), "training images")
     groups = {DARK: _darkest(pictures.test)}
 
     def augment(rows: tuple[Tensor, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -214,29 +186,17 @@ def _classifier(
         loss = float(cross_entropy(scores, pictures.test_labels))
         return evaluation(loss, answers(scores), pictures.test_labels, groups)
 
-    return Training(
-        name=name,
-        model=build,
-        optimizer=optimizer_of(name, optimizer, rate),
-        schedule=schedule_of(steps),
-        batches=Rows(len(pictures.train), batch, lambda rows: (pictures.train[rows], pictures.train_labels[rows])),
+    return training_of(
+        name,
+        options,
+        rows=len(pictures.train),
+        take=lambda rows: (pictures.train[rows], pictures.train_labels[rows]),
+        clip=clip,
         augment=augment if shift else None,
+        settings={**settings, "shift": shift, "data": pictures.hash},
+        model=build,
         loss=loss_and_accuracy,
         evaluate=evaluate,
-        clip=clip_of(name, clip),
-        amp=amp,
-        steps=steps,
-        device=device,
-        streams=streams_of(shift, dropout),
-        settings={
-            **settings,
-            "batch": batch,
-            "optimizer": optimizer,
-            "rate": rate,
-            "dropout": dropout,
-            "shift": shift,
-            "data": pictures.hash,
-        },
         info={
             "description": f"{what} on {pictures.description}",
             "data": pictures.description,

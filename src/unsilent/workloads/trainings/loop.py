@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from unsilent.blame import call
 from unsilent.errors import UsageError
+from unsilent.nested import mapped
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings import snapshots
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
@@ -23,7 +24,7 @@ from unsilent.workloads.trainings.dropout import rows_as
 from unsilent.workloads.trainings.evaluating import evaluator
 from unsilent.workloads.trainings.randomness import GLOBALS, apart, derived, seed_globals
 from unsilent.workloads.trainings.sources import source_of
-from unsilent.workloads.trainings.trees import mapped, row_count
+from unsilent.workloads.trainings.trees import row_count
 
 FORMAT = 1
 """Of snapshots; raised whenever they or the way seeds become draws change."""
@@ -196,12 +197,12 @@ class Training:
         if state.seeds.within is not None and (count := row_count(batch)):
             generator = state.generators["within"].manual_seed(derived(state.seeds, "within", state.step))
             order = torch.randperm(count, generator=generator)
-            batch = mapped(batch, lambda tensor: tensor[order] if tensor.ndim else tensor)
+            batch = mapped(batch, lambda _, tensor: tensor[order] if tensor.ndim else tensor)
             order = order.to(self.device)
         return self._placed(batch), order
 
     def _placed(self, batch: Any) -> Any:
-        return mapped(batch, lambda tensor: tensor.to(self.device)) if self.device.type != "cpu" else batch
+        return mapped(batch, lambda _, tensor: tensor.to(self.device)) if self.device.type != "cpu" else batch
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:

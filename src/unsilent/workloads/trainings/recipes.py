@@ -1,9 +1,10 @@
-"""What the built-in trainings share: optimizers by name, the learning-rate schedule, and the checks of their options."""
+"""What the built-in trainings share: options and their checks, optimizers by name, the learning-rate schedule."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from unsilent.errors import UsageError, unknown
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.trainings.dropout import RowDropout
+from unsilent.workloads.trainings.loop import Training
+from unsilent.workloads.trainings.sources import Rows
 
 WARM_UP = 0.1
 """Share of a run in which the learning rate goes up."""
@@ -22,6 +25,52 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.05),
     "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
 }
+
+
+class Options(NamedTuple):
+    """What every built-in training can be told."""
+
+    steps: int
+    batch: int
+    optimizer: str
+    rate: float
+    dropout: float
+    amp: str
+    device: str
+
+
+def training_of(
+    name: str,
+    options: Options,
+    *,
+    rows: int,
+    take: Callable[[Tensor], Any],
+    clip: float = 0.0,
+    augment: Callable[[Any, torch.Generator], Any] | None = None,
+    settings: Mapping[str, Any],
+    **parts: Any,
+) -> Training:
+    """The training on batches of ``rows`` rows that ``take`` gives; ``parts``: model, loss, evaluate, info, as of `Training`.
+
+    Raises ``UsageError`` for options that make no sense.
+    """
+    steps, batch, optimizer, rate, dropout, amp, device = options
+    if not 0 <= dropout < 1:
+        raise UsageError(f"workload {name!r}: option 'dropout' is {dropout:g}; expected a share from 0 to below 1")
+    return Training(
+        name=name,
+        optimizer=optimizer_of(name, optimizer, rate),
+        schedule=schedule_of(steps),
+        batches=Rows(rows, batch, take),
+        augment=augment,
+        clip=clip_of(name, clip),
+        amp=amp,
+        steps=steps,
+        device=device,
+        streams=streams_of(augment is not None, dropout),
+        settings={**settings, "batch": batch, "optimizer": optimizer, "rate": rate, "dropout": dropout},
+        **parts,
+    )
 
 
 def optimizer_of(name: str, kind: str, rate: float) -> Callable[[nn.Module], Optimizer]:

@@ -20,23 +20,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.errors import UsageError
+from unsilent.sites.memory import dtype_name
 from unsilent.sites.modules import named_parameters, named_tensors
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def copied(value: Any, where: str, plain: bool = True) -> Any:
-    """A copy that shares nothing; with ``plain``, anything but tensors and plain values is a ``UsageError`` naming ``where``."""
+def copied(value: Any, where: str) -> Any:
+    """A copy that shares nothing; anything but tensors and plain values is a ``UsageError`` naming ``where``."""
     if isinstance(value, Tensor):
         return _cloned(value)
     if isinstance(value, Mapping):
-        return {key: copied(item, f"{where}/{key}", plain) for key, item in value.items()}
+        return {key: copied(item, f"{where}/{key}") for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(copied(item, f"{where}/{i}", plain) for i, item in enumerate(value))
+        return type(value)(copied(item, f"{where}/{i}") for i, item in enumerate(value))
     if type(value) in _PLAIN:
         return value
-    if not plain:
-        return copy.deepcopy(value)
     raise UsageError(
         f"{where} is a {type(value).__name__}, which a snapshot cannot hold; expected tensors, numbers, texts, lists and dicts"
     )
@@ -92,8 +91,8 @@ def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
             tensor.grad = None
 
 
-def of_optimizer(optimizer: Optimizer, names: Mapping[int, str], plain: bool = True) -> dict[str, Any]:
-    """State by name of the parameter, and the settings of the groups; ``names``: by ``id``; ``plain``: see `copied`."""
+def of_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    """State by name of the parameter, and the settings of the groups; ``names``: by ``id``."""
     stepped = _stepped(optimizer, names)
     known = {id(p) for p in stepped.values()}
     stray = [key for key in optimizer.state if id(key) not in known]
@@ -104,10 +103,10 @@ def of_optimizer(optimizer: Optimizer, names: Mapping[int, str], plain: bool = T
     return {
         "kind": type(optimizer).__name__,
         "state": {
-            n: copied(dict(optimizer.state[p]), f"optim:{n}", plain) for n, p in stepped.items() if p in optimizer.state
+            n: copied(dict(optimizer.state[p]), f"optim:{n}") for n, p in stepped.items() if p in optimizer.state
         },
         "groups": [
-            {k: copied(v, f"optimizer group {i}/{k}", plain) for k, v in group.items() if k != "params"}
+            {k: copied(v, f"optimizer group {i}/{k}") for k, v in group.items() if k != "params"}
             for i, group in enumerate(optimizer.param_groups)
         ],
     }
@@ -147,7 +146,7 @@ def misfit(kept: Mapping[str, Any], model: nn.Module) -> str | None:
 
 
 def _told(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
 def first_difference(a: Any, b: Any, where: str = "") -> str | None:

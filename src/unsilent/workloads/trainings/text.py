@@ -17,8 +17,7 @@ from unsilent.workloads.training import check_count
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
 from unsilent.workloads.trainings.evaluating import evaluation
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import clip_of, drop_in_blocks, optimizer_of, schedule_of, streams_of
-from unsilent.workloads.trainings.sources import Rows
+from unsilent.workloads.trainings.recipes import Options, drop_in_blocks, training_of
 
 NAME = "train-chargpt"
 EVALUATED = 32
@@ -43,8 +42,6 @@ def train_chargpt(
     check_count(NAME, "depth", depth, 64, "blocks")
     if width % 4:
         raise UsageError(f"workload {NAME!r}: option 'width' is {width}; expected a multiple of its 4 heads")
-    if not 0 <= dropout < 1:
-        raise UsageError(f"workload {NAME!r}: option 'dropout' is {dropout:g}; expected a share from 0 to below 1")
     data, offsets = text(), torch.arange(CONTEXT + 1)
     places = len(data.train) - CONTEXT
     check_count(NAME, "batch", batch, places, "contexts per step")
@@ -71,28 +68,16 @@ def train_chargpt(
         found = float(loss(scores, held_out[:, 1:]))
         return evaluation(found, scores.argmax(2), held_out[:, 1:].contiguous(), groups, classes=False)
 
-    return Training(
-        name=NAME,
+    return training_of(
+        NAME,
+        Options(steps, batch, optimizer, rate, dropout, amp, device),
+        rows=places,
+        take=take,
+        clip=clip,
+        settings={"width": width, "depth": depth, "data": data.hash},
         model=build,
-        optimizer=optimizer_of(NAME, optimizer, rate),
-        schedule=schedule_of(steps),
-        batches=Rows(places, batch, take),
         loss=step_loss,
         evaluate=evaluate,
-        clip=clip_of(NAME, clip),
-        amp=amp,
-        steps=steps,
-        device=device,
-        streams=streams_of(False, dropout),
-        settings={
-            "width": width,
-            "depth": depth,
-            "batch": batch,
-            "optimizer": optimizer,
-            "rate": rate,
-            "dropout": dropout,
-            "data": data.hash,
-        },
         info={
             "description": "character GPT on Python's help texts",
             "data": "help topics of this Python version (pydoc_data.topics), every tenth paragraph held out",

@@ -1,4 +1,4 @@
-"""Replicas in this process, where their switches need no environment of their own: for tests."""
+"""Replicas in this process, where their switches need no environment of their own."""
 
 from __future__ import annotations
 

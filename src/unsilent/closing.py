@@ -1,0 +1,19 @@
+"""The base of what is closed by ``close``, at the end of a ``with`` as well."""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class Closing:
+    """A context manager that closes itself."""
+
+    def close(self) -> None:
+        """Let go of everything; closing twice does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

@@ -1,0 +1,49 @@
+"""Nested values: tuples, lists and dicts of anything, as batches, outputs, arguments of operations and snapshots are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+Path = tuple[str, ...]
+"""The keys and places that lead to a value."""
+
+
+def parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """What a container holds, each with its key or place; None for anything else."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, (list, tuple)) else None
+
+
+def leaves_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """All that is not a container, in order."""
+    parts = None if isinstance(value, Tensor) else parts_of(value)
+    if parts is None:
+        yield path, value
+    else:
+        for key, part in parts:
+            yield from leaves_in(part, (*path, str(key)))
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for _, part in parts_of(value) or ():
+            yield from tensors_in(part)
+
+
+def mapped(value: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) -> Any:
+    """The same nesting with every tensor changed; other values as they are, dicts of any kind as plain ones."""
+    if isinstance(value, Tensor):
+        return change(path, value)
+    if isinstance(value, Mapping):
+        return {key: mapped(part, change, (*path, str(key))) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [mapped(part, change, (*path, str(i))) for i, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
