@@ -258,7 +258,7 @@ def test_very_many_elements_are_told_by_their_digest(one):
     assert [len(fault["elements"]) for fault in told] == [432]
     from unsilent.campaigns.trainings import runner as module
 
-    found = module.fault_text(runner.receipt(trial(0, "param:fc.weight")) * 200)
+    found = module.stored_faults([hit.fault for hit in runner.receipt(trial(0, "param:fc.weight"))] * 200)
     assert json.loads(found).keys() == {"elements", "digest"}
     assert json.loads(found)["elements"] == 432 * 200
 

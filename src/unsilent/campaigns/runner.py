@@ -412,10 +412,17 @@ def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[st
 def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float) -> TrialRow:
     """A trial's record."""
     wrong = sum(bool(incorrect(b.codes).any()) for b in outcome.batches)
-    text = json.dumps([f.to_json() for f in faults], separators=(",", ":"))
-    if sum(len(f) for f in faults) > MAX_STORED_ELEMENTS:
-        text = canonical({"elements": sum(len(f) for f in faults), "digest": xxhash.xxh3_128_hexdigest(text.encode())})
-    return TrialRow(trial, text, outcome.codes.tobytes(), wrong, outcome.severity, outcome.error, seconds)
+    return TrialRow(
+        trial, stored_faults(faults), outcome.codes.tobytes(), wrong, outcome.severity, outcome.error, seconds
+    )
+
+
+def stored_faults(faults: Sequence[Fault]) -> str:
+    """Faults as JSON; their digest where they touch very many elements."""
+    text, count = json.dumps([f.to_json() for f in faults], separators=(",", ":")), sum(map(len, faults))
+    if count <= MAX_STORED_ELEMENTS:
+        return text
+    return canonical({"elements": count, "digest": xxhash.xxh3_128_hexdigest(text.encode())})
 
 
 def versions() -> dict[str, str]:

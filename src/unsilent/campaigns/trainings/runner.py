@@ -6,7 +6,6 @@ refused before the first trial.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -20,8 +19,8 @@ import xxhash
 from unsilent.campaigns.code import code_fingerprint
 from unsilent.campaigns.replicas.runner import applied
 from unsilent.campaigns.replicas.switches import Switches
-from unsilent.campaigns.runner import MAX_STORED_ELEMENTS, unusable_if_raised, versions
-from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash, canonical
+from unsilent.campaigns.runner import stored_faults, unusable_if_raised, versions
+from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash
 from unsilent.campaigns.trainings.drawing import Drawing, Drawn
 from unsilent.campaigns.trainings.guarding import Guarded, History, guarded
 from unsilent.campaigns.trainings.made import made
@@ -254,7 +253,7 @@ class TrainingRunner:
         return TrainingRow(
             trial=trial,
             struck=drawn.struck,
-            fault=fault_text(forked.hits),
+            fault=stored_faults([hit.fault for hit in forked.hits]),
             written=written(forked.hits),
             usual=forked.usual,
             reason=str(forked.reason),
@@ -273,7 +272,7 @@ def guarded_row(trial: TrialId, drawn: Drawn, found: Guarded) -> TrainingRow:
     """Of a trial under the guard; it has no curves."""
     return replace(
         empty_row(trial, drawn, found.reason, found.alarm),
-        fault=fault_text(found.hits),
+        fault=stored_faults([hit.fault for hit in found.hits]),
         written=written(found.hits),
         ran=found.ran,
         caught=found.caught,
@@ -299,12 +298,3 @@ def written(hits: Sequence[Hit]) -> float:
     """The largest magnitude that was written; inf for what is no number."""
     values = [np.abs(np.asarray(hit.fault.codec.decode(hit.after), dtype=np.float64)) for hit in hits if len(hit.after)]
     return max((float(np.where(np.isnan(v), np.inf, v).max()) for v in values), default=0.0)
-
-
-def fault_text(hits: Sequence[Hit]) -> str:
-    """What landed as JSON; its digest where that is very long."""
-    text = json.dumps([hit.fault.to_json() for hit in hits], separators=(",", ":"))
-    count = sum(len(hit.fault) for hit in hits)
-    if count <= MAX_STORED_ELEMENTS:
-        return text
-    return canonical({"elements": count, "digest": xxhash.xxh3_128_hexdigest(text.encode())})
