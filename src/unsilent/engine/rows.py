@@ -23,6 +23,7 @@ from torch import Tensor
 from unsilent.engine.clock import clock
 from unsilent.engine.tape import Node, Tape, Value, flatten, join_twins
 from unsilent.engine.values import Window
+from unsilent.sites.memory import WORDS
 
 if TYPE_CHECKING:
     from unsilent.engine.replay import Replayer
@@ -317,8 +318,7 @@ def _words(storage: torch.UntypedStorage, like: Tensor, rows: int) -> Tensor:
     """[rows, words of a row] of a storage, with words as wide as the size of a row allows."""
     chunk = storage.nbytes() // rows
     width = next(w for w in (8, 4, 2, 1) if chunk % w == 0)
-    dtype = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width]
-    empty = torch.empty(0, dtype=dtype, device=like.device)
+    empty = torch.empty(0, dtype=WORDS[width], device=like.device)
     return empty.set_(storage, 0, (rows, chunk // width), (chunk // width, 1))
 
 
@@ -340,7 +340,7 @@ def probe(words: Tensor, dtype: torch.dtype, special: bool, chance: torch.Genera
     size = min(golden.numel(), POOL)
     pool = (torch.randn(size, generator=chance, dtype=torch.float64) * scale).to(dtype)
     if special:
-        bits, width = pool.view(_integers(dtype)), 8 * dtype.itemsize
+        bits, width = pool.view(WORDS[dtype.itemsize]), 8 * dtype.itemsize
         infinity = torch.tensor(float("inf"), dtype=dtype).view(bits.dtype)
         kinds = torch.tensor(SPECIAL, dtype=dtype).view(bits.dtype)
         which = torch.randint(round(len(SPECIAL) / SPECIAL_SHARE), (size,), generator=chance)
@@ -352,7 +352,3 @@ def probe(words: Tensor, dtype: torch.dtype, special: bool, chance: torch.Genera
         bits.copy_(torch.where(which == 0, payload | infinity, bits))
     found = pool.to(words.device).repeat(-(-golden.numel() // size))[: golden.numel()]
     return found.view(golden.shape).view(words.dtype)
-
-
-def _integers(dtype: torch.dtype) -> torch.dtype:
-    return {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]

@@ -172,7 +172,7 @@ class ForkEngine:
                 reason = Reason.HORIZON
                 break
         ran = len(losses)
-        evaluation = self._evaluation(state, reason, ran)
+        evaluation = self._evaluation(state, reason)
         ending = self._ending(step, losses, metric, reason, evaluation)
         return Forked(step, ending, ran, reason, np.array(watched), hits, usual, evaluation)
 
@@ -181,7 +181,7 @@ class ForkEngine:
         same = struct.pack("d", loss) == struct.pack("d", float(self.golden.losses[now]))
         return same and self.golden.same(state, now)
 
-    def _evaluation(self, state: TrainingState, reason: Reason, ran: int) -> Evaluation | None:
+    def _evaluation(self, state: TrainingState, reason: Reason) -> Evaluation | None:
         """Of the end; golden's where it has golden's bits, or is taken for one like it."""
         if reason is Reason.NOT_FINITE:
             return None

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError
+from unsilent.nested import tensors_in
 from unsilent.workloads.base import call_model
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
-from unsilent.workloads.trainings.trees import row_count
 
 Placed = Callable[[Any], Any]
 """Puts a batch on the device of the model."""
@@ -91,3 +91,9 @@ def _checked(name: str, found: Any) -> Evaluation:
             "labels), see unsilent.workloads.trainings"
         )
     return found
+
+
+def row_count(batch: Any) -> int:
+    """The samples of a batch: the common first dimension of its tensors; 0 where they have none in common."""
+    counts = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}
+    return counts.pop() if len(counts) == 1 else 0

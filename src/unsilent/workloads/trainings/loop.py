@@ -21,10 +21,9 @@ from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings import snapshots
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
 from unsilent.workloads.trainings.dropout import rows_as
-from unsilent.workloads.trainings.evaluating import evaluator
+from unsilent.workloads.trainings.evaluating import evaluator, row_count
 from unsilent.workloads.trainings.randomness import GLOBALS, apart, derived, seed_globals
 from unsilent.workloads.trainings.sources import source_of
-from unsilent.workloads.trainings.trees import row_count
 
 FORMAT = 1
 """Of snapshots; raised whenever they or the way seeds become draws change."""
