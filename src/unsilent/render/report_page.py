@@ -50,6 +50,7 @@ def page(report: Report) -> dict[str, Any]:
         ],
         "notes": [capitalised(clean(line)) for line in report.notes],
         "facts": [(clean(term), clean(text)) for term, text in report.facts],
+        "again": clean(report.again),
         "method": clean(report.method),
     }
 
@@ -76,14 +77,21 @@ def _part(part: Part, section: str) -> dict[str, Any]:
     if isinstance(part, Grid):
         return {"kind": "grid", "parts": [_part(inner, section) for inner in part.parts]}
     heads = [(head(column), bool(column.left) or not number) for number, column in enumerate(part.columns)]
-    rows = [_row(part, row) for row in part.rows]
+    rows = [_row(part, row, _scales(part)) for row in part.rows]
     title = "" if part.title.lower() == section.lower() else capitalised(clean(part.title))
     return {"kind": "table", "title": title, "heads": heads, "rows": rows, "long": part.long}
 
 
-def _row(table: Table, row: Row) -> dict[str, Any]:
-    cells = [
-        (text, cell_key(cell), cell.mark if isinstance(cell, Shown) else None)
-        for text, cell in zip(texts(table.columns, row), row.cells, strict=True)
-    ]
+def _scales(table: Table) -> list[float]:
+    """The greatest upper limit that a bar of each column has."""
+    bars = [[c.bar[1] for c in cells if isinstance(c, Shown) and c.bar] for cells in zip(*(r.cells for r in table.rows), strict=True)]
+    return [max(ends, default=0.0) or 1.0 for ends in bars]
+
+
+def _row(table: Table, row: Row, scales: list[float]) -> dict[str, Any]:
+    cells = []
+    for text, cell, scale in zip(texts(table.columns, row), row.cells, scales, strict=True):
+        mark, bar = (cell.mark, cell.bar) if isinstance(cell, Shown) else (None, None)
+        ends = bar and (100 * bar[0] / scale, max(100 * (bar[1] - bar[0]) / scale, 0.6))
+        cells.append((text, cell_key(cell), mark, ends))
     return {"strong": row.strong, "hint": clean(row.hint), "cells": cells}

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from textwrap import wrap
 
 from unsilent.interval import Interval
 from unsilent.printable import clean as clean
@@ -189,6 +190,16 @@ def folded(name: str, width: int) -> list[str]:
         lines.append(name[:cut])
         name = name[cut:]
     return [*lines, name]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """``text`` in lines of at most ``width`` characters, broken at blanks; a word that is longer is `folded`.
+
+    >>> wrapped("of encoder.layers.10.weight alone", 16)
+    ['of', 'encoder.layers.', '10.weight', 'alone']
+    """
+    lines = wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return [part for line in lines for part in folded(line, width)]
 
 
 def distinct(names: Sequence[str], width: int) -> list[str]:
