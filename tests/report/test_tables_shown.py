@@ -86,11 +86,11 @@ def test_what_makes_it_again_is_one_line_to_copy():
     assert f"{command} '<b>'" in page.text
 
 
-def test_bars_are_on_the_scale_of_their_column():
-    rows = tuple(Row((name, Shown(name, bar=bar))) for name, bar in (("a", (0.1, 0.2)), ("b", (0.2, 0.4)), ("c", None)))
+def test_bars_go_from_end_to_end():
+    rows = tuple(Row((name, Shown(name, bar=bar))) for name, bar in (("a", (0.25, 0.5)), ("b", (1, 1)), ("c", None)))
     text = report_html(report(Table((Column("x"), Column("y")), rows)))
     bars = re.findall(r'<rect x="([\d.]+)" width="([\d.]+)"', text)
-    assert bars == [("25.00", "25.00"), ("50.00", "50.00")]
+    assert bars == [("25.00", "25.00"), ("100.00", "0.60")]
 
 
 def test_a_study_may_give_results_of_its_own():

@@ -15,7 +15,7 @@ from unsilent.errors import UsageError
 if TYPE_CHECKING:
     from unsilent.campaigns.replay import Replay
     from unsilent.faults.receipts import Receipt
-    from unsilent.render.trace_info import TraceInfo
+    from unsilent.report.model import Report
 
 OF_TRACES = ("batch", "html")
 """Parameters that mean nothing without --trace."""
@@ -155,15 +155,15 @@ def replay_stored(
     page = trace_path(store, str(number), html) if trace else None
     with Store(store) as opened:
         again = replay_trial(opened, number, **given, options=named, trace=trace, batch=batch, receipt=log is not None)
-        info = _info(opened, again)
+        shown = _traced(opened, again)
     if log is not None and again.receipt is not None:
         write_log(log, again.receipt)
     if as_json:
         print(json.dumps(again.to_json() | ({} if page is None else {"report": str(page)}), indent=2))
     else:
         print("\n".join(f"{'# ' if plain else ''}{line}" for line in str(again).splitlines()))
-    if info is not None and page is not None:
-        show_trace(info, page, as_json, plain)
+    if shown is not None and page is not None:
+        show_trace(shown, page, as_json, plain)
     return 0 if again.same else 1
 
 
@@ -177,10 +177,10 @@ def write_log(path: Path, receipt: Receipt) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _info(store: object, again: Replay) -> TraceInfo | None:
+def _traced(store: object, again: Replay) -> Report | None:
     from unsilent.campaigns import Store
-    from unsilent.render.trace_info import TraceInfo
     from unsilent.report.text import counted
+    from unsilent.studies.traces import report
 
     if again.trace is None:
         return None
@@ -195,4 +195,4 @@ def _info(store: object, again: Replay) -> TraceInfo | None:
         ("ended", again.ended),
         ("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())),
     )
-    return TraceInfo(again.trace, f"how the fault of {trial} spreads: batch {again.batch} of {spec.workload}", facts)
+    return report(again.trace, f"how the fault of {trial} spreads: batch {again.batch} of {spec.workload}", facts)

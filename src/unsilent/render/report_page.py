@@ -34,7 +34,7 @@ def figures(report: Report) -> dict[str, Figure]:
 def page(report: Report) -> dict[str, Any]:
     """Everything the template shows."""
     return {
-        "title": clean(report.title),
+        "title": capitalised(clean(report.title)),
         "kicker": clean(report.kicker),
         "headline": capitalised(clean(report.headline)),
         "numbers": [tuple(map(clean, number)) for number in report.numbers],
@@ -77,21 +77,15 @@ def _part(part: Part, section: str) -> dict[str, Any]:
     if isinstance(part, Grid):
         return {"kind": "grid", "parts": [_part(inner, section) for inner in part.parts]}
     heads = [(head(column), bool(column.left) or not number) for number, column in enumerate(part.columns)]
-    rows = [_row(part, row, _scales(part)) for row in part.rows]
+    rows = [_row(part, row) for row in part.rows]
     title = "" if part.title.lower() == section.lower() else capitalised(clean(part.title))
     return {"kind": "table", "title": title, "heads": heads, "rows": rows, "long": part.long}
 
 
-def _scales(table: Table) -> list[float]:
-    """The greatest upper limit that a bar of each column has."""
-    bars = [[c.bar[1] for c in cells if isinstance(c, Shown) and c.bar] for cells in zip(*(r.cells for r in table.rows), strict=True)]
-    return [max(ends, default=0.0) or 1.0 for ends in bars]
-
-
-def _row(table: Table, row: Row, scales: list[float]) -> dict[str, Any]:
+def _row(table: Table, row: Row) -> dict[str, Any]:
     cells = []
-    for text, cell, scale in zip(texts(table.columns, row), row.cells, scales, strict=True):
+    for text, cell in zip(texts(table.columns, row), row.cells, strict=True):
         mark, bar = (cell.mark, cell.bar) if isinstance(cell, Shown) else (None, None)
-        ends = bar and (100 * bar[0] / scale, max(100 * (bar[1] - bar[0]) / scale, 0.6))
+        ends = bar and (100 * bar[0], max(100 * (bar[1] - bar[0]), 0.6))
         cells.append((text, cell_key(cell), mark, ends))
     return {"strong": row.strong, "hint": clean(row.hint), "cells": cells}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LIMITS = ("estimate", "low", "high", "n")
 FIRST_LEAST, NAME_MOST = 14, 24
-"""Words of texts, names above all, that are longer than the second are folded, and if need be those that are longer than the first."""
+"""Longer words of texts are folded: those above the second where there is no room, above the first where there is very little."""
 GAP = 2
 """Blanks between columns."""
 
@@ -94,7 +94,7 @@ def fitting(columns: Sequence[Column], lines: Sequence[Sequence[str]], room: int
     words = [longest(n, lines) for n in range(len(columns))]
     cells = [max(longest(n, lines[:1]), *(len(line[n]) for line in lines[1:]), 1) for n in range(len(columns))]
     roomy = floors(lambda n: min(whole[n], NAME_MOST if n else 2 * NAME_MOST), cells.__getitem__)
-    least = floors(lambda n: min(words[n], NAME_MOST), cells.__getitem__)
+    least = floors(lambda n: min(words[n] if n else whole[n], NAME_MOST), cells.__getitem__)
     broken = floors(lambda n: min(words[n], FIRST_LEAST), words.__getitem__)
     kept = list(range(len(columns)))
     while sum(least[n] + GAP for n in kept) > room and any(columns[n].priority for n in kept):

@@ -46,7 +46,7 @@ Mark = tuple[str, str]
 class Shown:
     """A cell that is shown as ``text`` whatever its column says, sorted by ``key`` (None: by the text).
 
-    On a page with a mark, and with a bar from the lower to the upper limit that ``bar`` is, on one scale for the column.
+    On a page with a mark, and over a bar between the ends ``bar``, 0 and 1 at most.
     """
 
     text: str

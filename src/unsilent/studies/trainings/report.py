@@ -61,6 +61,8 @@ CONDITIONS = (
     "largest within two steps, false and clear harmless ones, loud and not those whose harm shows itself; different: "
     "sensitivity among trials that are latent harm by implementation noise alone"
 )
+LEFT_OUT = {"loud": 3, "not": 3, "different %": 2, "false": 1, "clear": 1}
+"""Columns of that table which a narrow terminal leaves out, the highest first."""
 UNDER_GUARD = "sizes (of harmful faults): largest value written, in multiples of what was usual in the tensor"
 
 
@@ -255,7 +257,9 @@ def _classes_table(result: TrainingResult) -> Table:
         name = Shown(one.name, mark=(colour, SHAPES[symbol]))
         rows.append(Row((name, one.n, one.different, *_share(one.share), where, told(one.name, result, brief=True))))
     heads = ("class", "trials", "different", "share %", "interval", "example", "what it is")
-    columns = tuple(Column(head, "text", left=head in ("example", "what it is")) for head in heads)
+    columns = tuple(
+        Column(head, left=head in ("example", "what it is"), priority=int(head == "example")) for head in heads
+    )
     return Table(columns, tuple(rows))
 
 
@@ -345,7 +349,7 @@ def _conditions(result: TrainingResult) -> Iterator[Part]:
             "sensitivity %",
             "specificity %",
         )
-        columns = tuple(Column(head) for head in (*heads, "different %"))
+        columns = tuple(Column(head, priority=LEFT_OUT.get(head, 0)) for head in (*heads, "different %"))
         rows = []
         for c in result.conditions:
             counts = (getattr(c, name) for name in COUNTS)
