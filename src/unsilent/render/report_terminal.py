@@ -34,6 +34,8 @@ def render_report(report: Report, console: Console, plain: bool) -> None:
     else:
         for table in tables:
             _table(table, console)
+        if any(table.terminal_rows for table in tables):
+            console.print()
     print_lines(console, [clean(line) for line in report.notes], plain)
     if report.again:
         print_lines(console, [f"again: {clean(report.again)}"], plain, whole=True)
@@ -61,10 +63,11 @@ def _table(table: Table, console: Console) -> None:
     rows = table.rows[: table.terminal_rows]
     heads = [head(column) for column in table.columns]
     cells = [texts(table.columns, row) for row in rows]
-    widths = fitting(table.columns, [heads, *cells], console.width - 1)
+    widths = fitting(table.columns, [heads, *cells], console.width + 1)
+    console.print()
     if table.title:
         print_lines(console, [clean(table.title)], False, "bold")
-    drawn = Drawn(box=box.SIMPLE_HEAD, show_header=any(heads), padding=(0, GAP - 1, 0, 0))
+    drawn = Drawn(box=box.SIMPLE_HEAD, show_header=any(heads), show_edge=False, padding=(0, GAP - 1, 0, 0))
     for number, width in widths.items():
         right = number and not table.columns[number].left
         name = Text("\n".join(wrapped(heads[number], width)))
