@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from unsilent.interval import Interval
 from unsilent.report.text import clean, distinct, short
 
 Figure = dict[str, Any]
@@ -63,6 +64,30 @@ def percent(value: float) -> str:
 
 def triangle(vertical: bool) -> str:
     return "triangle-down-open" if vertical else "triangle-left-open"
+
+
+def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], marker: Figure, **more: Any) -> Figure:
+    """A series of marks; ``name`` is that in the legend (empty: it has none), ``hover`` what is shown of each."""
+    places = {"x": list(x), "y": list(y), "hoverinfo": "text", "hovertext": list(hover)}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "showlegend": bool(name),
+        "marker": marker,
+        **places,
+        **more,
+    }
+
+
+def spans(values: Sequence[Interval], scale: float = 1.0, low: float = -math.inf) -> Figure:
+    """Error bars from the limits of estimates, times ``scale``, those below ``low`` cut."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [scale * (v.high - (v.estimate or 0)) for v in values],
+        "arrayminus": [scale * ((v.estimate or 0) - max(v.low, low)) for v in values],
+    }
 
 
 def figure(data: list[Figure], height: int, **layout: Any) -> Figure:

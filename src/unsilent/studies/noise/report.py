@@ -185,7 +185,7 @@ def _variant(one: VariantNoise) -> dict[str, Any]:
 
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
-    yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {result.steps:,} steps each"
+    yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {counted(result.steps, 'step')} each"
     for one in spreading(result)[:4]:
         yield f"churn, {one.name}", f"{100 * (one.churn.estimate or 0):.2g} %", ""
     yield "parameters", f"{result.parameters:,}", ""
@@ -303,7 +303,9 @@ def findings(result: NoiseResult) -> Iterator[str]:
     """What else is told in sentences."""
     for found in result.variants:
         if found.fixed:
-            told = "end in the same bits" if identical(found) else f"end in {found.distinct} different states"
+            told = (
+                "end in the same bits" if identical(found) else f"end in {counted(found.distinct, 'different state')}"
+            )
             yield f"{clean(found.name)}: {counted(found.n, 'run')} {told}"
     for found in result.variants:
         if found.first is not None:
@@ -345,7 +347,7 @@ def how(result: NoiseResult) -> list[str]:
         f"{100 * result.confidence:g} % limits, from leaving out one replica at a time (for an sd at least those of a normal "
         "sample); – where nothing bounds it",
         f"parts at step: median over replicas, counted from 0, where weights differ from those of the clean twin; "
-        f"{result.steps:,} steps a run",
+        f"{counted(result.steps, 'step')} a run",
         f"a rank test against these replicas can give p = {result.smallest_p:.2g} at the least",
         f"{seconds(result.seconds)} in all sessions, {seconds(result.cpu_seconds)} of CPU time",
     ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from unsilent.report.look import GREY, INK, SERIES_COLOURS, SOFT, Figure, figure, label, percent
+from unsilent.report.look import GREY, INK, SERIES_COLOURS, SOFT, Figure, figure, label, percent, points
 from unsilent.report.text import counted
 from unsilent.traced import BEFORE, Placed, Trace, TraceRow
 
@@ -40,15 +40,15 @@ def share_figure(trace: Trace) -> Figure:
     shares = [row.share for row in trace.rows if row.change.changed]
     bottom = 10.0 ** math.floor(math.log10(min(shares, default=0.1)) - 1e-9)
     rail = bottom / 10**0.45
-    points = _by_phase(trace, lambda row: row.share if row.change.changed else None)
+    series = _by_phase(trace, lambda row: row.share if row.change.changed else None)
     same = [i for i, row in enumerate(trace.rows) if not row.change.changed]
     if same:
-        points.append(_points(trace, "unchanged", same, [rail] * len(same), TICK))
+        series.append(_points(trace, "unchanged", same, [rail] * len(same), TICK))
     powers = range(round(math.log10(bottom)), 1)
     drawn = [k for k in powers if (0 - k) % max(1, math.ceil(len(powers) / 7)) == 0]
     ticks = {"tickvals": [rail, *(10.0**k for k in drawn)], "ticktext": ["0", *(percent(10.0**k) for k in drawn)]}
     low = math.log10(bottom) - 0.8
-    return _figure(trace, points, {"range": [low, 0.03 * -low], "title": {"text": "changed elements"}, **ticks})
+    return _figure(trace, series, {"range": [low, 0.03 * -low], "title": {"text": "changed elements"}, **ticks})
 
 
 def relative_figure(trace: Trace) -> Figure | None:
@@ -61,7 +61,7 @@ def relative_figure(trace: Trace) -> Figure | None:
         return None
     low = math.floor(math.log10(min(values, default=0.1)) - 1e-9)
     high = math.ceil(math.log10(max(values, default=1.0)) + 1e-9)
-    points = _by_phase(trace, lambda row: row.change.relative or None)
+    series = _by_phase(trace, lambda row: row.change.relative or None)
     top = float(high)
     drawn = [k for k in range(low, high + 1) if k % max(1, math.ceil((high - low) / 6)) == 0 and k <= _LARGEST]
     ticks = {10.0**k: f"10<sup>{k}</sup>" if abs(k) > 2 else f"{10.0**k:g}" for k in drawn}
@@ -74,10 +74,10 @@ def relative_figure(trace: Trace) -> Figure | None:
             rail = 10.0 ** min(top, _LARGEST)
             ticks[rail] = short_name
             marker = {"color": colour, "symbol": symbol, "size": 8}
-            points.append(_points(trace, name, numbers, [rail] * len(numbers), marker))
+            series.append(_points(trace, name, numbers, [rail] * len(numbers), marker))
     ends = [low - 0.06 * (high - low), top + (high - low) / 15]
     title = {"text": "largest relative change"}
-    return _figure(trace, points, {"range": ends, "tickvals": [*ticks], "ticktext": [*ticks.values()], "title": title})
+    return _figure(trace, series, {"range": ends, "tickvals": [*ticks], "ticktext": [*ticks.values()], "title": title})
 
 
 def segments(rows: Iterable[TraceRow]) -> list[Segment]:
@@ -123,16 +123,15 @@ def _by_phase(trace: Trace, value: Callable[[TraceRow], float | None]) -> list[F
 
 
 def _points(trace: Trace, name: str, numbers: Sequence[int], values: Sequence[float], marker: Figure) -> Figure:
-    hover = {"hoverinfo": "text", "hovertext": [_hover(i, trace.rows[i]) for i in numbers]}
-    places = {"x": numbers or (None,), "y": values or (None,)}
-    return {"type": "scatter", "mode": "markers", "name": name, "marker": marker, **places, **hover}
+    hover = [_hover(i, trace.rows[i]) for i in numbers]
+    return points(name, numbers or (None,), values or (None,), hover, marker)
 
 
-def _figure(trace: Trace, points: list[Figure], scale: Figure) -> Figure:
+def _figure(trace: Trace, series: list[Figure], scale: Figure) -> Figure:
     count = len(trace.rows)
     title = {"text": "outputs, in the order they are computed"}
     return figure(
-        points,
+        series,
         HEIGHT,
         showlegend=True,
         hovermode="closest",

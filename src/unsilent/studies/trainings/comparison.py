@@ -46,9 +46,7 @@ def _counts(share: Interval) -> Counts:
 
 def told(result: TrainingResult) -> str:
     """A campaign in a few words."""
-    return (
-        f"{result.workload} ({' and '.join(dict.fromkeys(result.optimizers)) or 'no optimizer'}, {result.n:,} trials)"
-    )
+    return f"{result.workload} ({' and '.join(dict.fromkeys(result.optimizers)) or 'no optimizer'}, {counted(result.n, 'trial')})"
 
 
 # -- its report -----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from unsilent.campaigns.trainings.spec import WATCHED
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.look import INK, SOFT, Figure, figure, label
+from unsilent.report.look import points as marks
 from unsilent.studies.trainings.curves import power
 from unsilent.studies.trainings.figures import look
 from unsilent.studies.trainings.records import Point
@@ -47,8 +48,8 @@ def conditions_figure(points: Sequence[Point]) -> Figure | None:
         size = 6 if name.startswith("masked") else 10
         marker = {"color": colour, "symbol": symbol, "size": size, "line": {"color": INK, "width": 0.5}}
         total = sum(point.outcome == name for point in points)
-        head = {"type": "scatter", "mode": "markers", "name": f"{label(name)} {total:,}", "marker": marker}
-        traces.append({**head, "x": xs, "y": ys, "hoverinfo": "text", "text": [_hover(point) for _, point in mine]})
+        hover = [_hover(point) for _, point in mine]
+        traces.append(marks(f"{label(name)} {total:,}", xs, ys, hover, marker))
     if len(sides) == 2:
         height, yaxis = 560, {**scales[1].axis(), "title": {"text": TITLES[MOVING]}}
     else:

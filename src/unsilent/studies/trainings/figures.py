@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.look import (
@@ -17,6 +18,8 @@ from unsilent.report.look import (
     labels,
     percent,
     percent_ticks,
+    points,
+    spans,
     triangle,
 )
 from unsilent.report.text import shown
@@ -134,10 +137,7 @@ def guard_figure(sizes: Sequence[Caught]) -> Figure:
     """Share of harmful faults that were caught, by their size."""
     kept = [one for one in sizes if one.n]
     rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(kept)]
-    trace = _dots(Dots("", [HARM] * len(rows), ["circle"] * len(rows), rows), 0.0)[0]
-    trace["x"] = [one.share.estimate for one in kept]
-    trace["error_x"]["array"] = [one.share.high - (one.share.estimate or 0) for one in kept]
-    trace["error_x"]["arrayminus"] = [(one.share.estimate or 0) - one.share.low for one in kept]
+    (trace,) = _dots(Dots("", [HARM] * len(rows), ["circle"] * len(rows), rows), 0.0)
     quarters = [0, 0.25, 0.5, 0.75, 1]
     axis = {"range": [-0.02, 1.02], "tickvals": quarters, "ticktext": [percent(q) for q in quarters]}
     title = {"title": {"text": "caught within two steps"}}
@@ -154,41 +154,18 @@ def _dots(dots: Dots, bottom: float) -> list[Figure]:
     """Estimates above zero with error bars; hollow triangles at the upper limits of the others."""
     some = [i for i, (_, interval, _) in enumerate(dots.rows) if interval.estimate or not bottom]
     none = [i for i, (_, interval, _) in enumerate(dots.rows) if interval.estimate == 0]
-    common = {"type": "scatter", "mode": "markers", "hoverinfo": "text"}
     values = [dots.rows[i][1] for i in some]
-    bars = {
-        "type": "data",
-        "symmetric": False,
-        "array": [v.high - (v.estimate or 0) for v in values],
-        "arrayminus": [(v.estimate or 0) - max(v.low, bottom / 10) for v in values],
-        "color": SOFT,
-        "thickness": 1.3,
-        "width": 3,
-    }
-    drawn = {
-        **common,
-        "name": dots.name,
-        "showlegend": bool(dots.name),
-        "x": [v.estimate for v in values],
-        "y": [dots.rows[i][0] for i in some],
-        "error_x": bars,
-        "marker": {"color": _one(dots.colour, some), "symbol": _one(dots.symbol, some), "size": 10},
-        "hovertext": [dots.rows[i][2] for i in some],
-    }
-    limits = {
-        **common,
-        "showlegend": False,
-        "x": [dots.rows[i][1].high for i in none],
-        "y": [dots.rows[i][0] for i in none],
-        "marker": {
-            "color": [dots.colour[i] for i in none],
-            "symbol": triangle(False),
-            "size": 11,
-            "line": {"width": 1.6},
-        },
-        "hovertext": [dots.rows[i][2] for i in none],
-    }
+    bars = {**spans(values, low=bottom / 10), "color": SOFT, "thickness": 1.3, "width": 3}
+    marker: Figure = {"color": _one(dots.colour, some), "symbol": _one(dots.symbol, some), "size": 10}
+    drawn = _points(dots, dots.name, some, [v.estimate for v in values], marker, error_x=bars)
+    colours = [dots.colour[i] for i in none]
+    marker = {"color": colours, "symbol": triangle(False), "size": 11, "line": {"width": 1.6}}
+    limits = _points(dots, "", none, [dots.rows[i][1].high for i in none], marker)
     return [drawn, limits] if none and bottom else [drawn]
+
+
+def _points(dots: Dots, name: str, numbers: list[int], x: list[Any], marker: Figure, **more: Figure) -> Figure:
+    return points(name, x, [dots.rows[i][0] for i in numbers], [dots.rows[i][2] for i in numbers], marker, **more)
 
 
 def _one(values: Sequence[str], kept: Sequence[int]) -> str | list[str]:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unsilent.campaigns.trainings.spec import WATCHED
-from unsilent.interval import Interval, counted
+from unsilent.interval import Interval
+from unsilent.interval import counted as known
 from unsilent.report.model import Column, Grid, Heading, Mark, Part, Plot, Report, Row, Section, Shown, Table, Text
-from unsilent.report.text import clean, short, shown
+from unsilent.report.text import clean, counted, short, shown
 from unsilent.studies.trainings.cells import (
     KINDS,
     counts_text,
@@ -108,7 +109,7 @@ def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval
         for measure in ("different", "harmful", "latent"):
             yield kind, group.name, measure, getattr(group, measure), {}
         for name, number in group.counts.items():
-            yield kind, group.name, f"{name}_trials", counted(number, group.n), {}
+            yield kind, group.name, f"{name}_trials", known(number, group.n), {}
     for contrast in result.contrasts:
         gap = f"{contrast.first} - {contrast.second}"
         yield "contrast", contrast.first, contrast.name, contrast.one, {}
@@ -124,7 +125,7 @@ def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval
                 "condition",
                 name,
                 f"{count}_trials",
-                counted(getattr(c, count), c.hit + c.missed + c.false + c.clear),
+                known(getattr(c, count), c.hit + c.missed + c.false + c.clear),
                 {},
             )
     for part in result.parts:
@@ -134,7 +135,7 @@ def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval
     for kind, caught in _caught(result):
         yield kind, caught.name, "caught", caught.share, {"caught": caught.within, "identical": caught.identical}
     for name in ("steps", "bound", "seconds", "per_hour"):
-        yield "cost", "all", name, counted(getattr(result.cost, name), result.n), {}
+        yield "cost", "all", name, known(getattr(result.cost, name), result.n), {}
 
 
 def _caught(result: TrainingResult) -> Sequence[tuple[str, Caught]]:
@@ -192,7 +193,7 @@ def _fields(row: Any) -> dict[str, Any]:
 
 def numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
-    yield "struck trainings", f"{result.n:,}", f"of {result.steps:,} steps each"
+    yield "struck trainings", f"{result.n:,}", f"of {counted(result.steps, 'step')} each"
     whole = result.whole
     shares = [("different", whole.different), ("harmful", whole.harmful), ("latent", whole.latent)]
     if result.parts:

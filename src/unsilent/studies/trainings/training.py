@@ -20,6 +20,7 @@ from unsilent.campaigns.trainings.spec import GUARDED, MADE, NOT_STRUCK, Trainin
 from unsilent.campaigns.trainings.store import TrainingStore
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.report.text import counted
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.trainings.conditions import conditions, points
 from unsilent.studies.trainings.floor import LEVEL, check_twin, least_accuracies
@@ -177,7 +178,7 @@ def _named(name: str, workload: str) -> str:
 
 def _notes(spared: Sequence[TrainingRow], judge: Judge) -> Iterator[str]:
     if spared:
-        yield f"{len(spared)} trials struck nothing, for their operation does not run in each step: {spared[0].error}"
+        yield f"{counted(len(spared), 'trial')} struck nothing, for their operation does not run in each step: {spared[0].error}"
     if not judge.told_accuracy:
         yield "Steps of this training tell no accuracy, so degradation is judged by held-out accuracy alone (low-test)."
 
