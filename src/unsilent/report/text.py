@@ -10,6 +10,7 @@ renderers' business.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
@@ -19,6 +20,8 @@ from unsilent.interval import Interval
 from unsilent.printable import clean as clean
 
 NO_TRIAL = "no trial"
+_JOINT = "\xa0"
+"""A blank at which no line is broken."""
 _PLACES = 6
 """More decimals than this are written as a power of ten."""
 
@@ -195,11 +198,19 @@ def folded(name: str, width: int) -> list[str]:
 def wrapped(text: str, width: int) -> list[str]:
     """``text`` in lines of at most ``width`` characters, broken at blanks; a word that is longer is `folded`.
 
+    What stands in brackets stays in one line where it can.
+
     >>> wrapped("of encoder.layers.10.weight alone", 16)
     ['of', 'encoder.layers.', '10.weight', 'alone']
+    >>> wrapped("0.31 [0.18, 0.46]", 12)
+    ['0.31', '[0.18, 0.46]']
     """
-    lines = wrap(text, width, break_long_words=False, break_on_hyphens=False)
-    return [part for line in lines for part in folded(line, width)]
+
+    def joined(found: re.Match[str]) -> str:
+        return found[0].replace(" ", _JOINT) if len(found[0]) <= width else found[0]
+
+    lines = wrap(re.sub(r"\[[^][]*\]", joined, text), width, break_long_words=False, break_on_hyphens=False)
+    return [part.replace(_JOINT, " ") for line in lines for part in folded(line, width)]
 
 
 def distinct(names: Sequence[str], width: int) -> list[str]:
