@@ -1,10 +1,10 @@
 """Numbers and names as text: what a reader sees of an estimate, and names made harmless.
 
 Digits follow the rounding rule of the Particle Data Group (one or two digits of the uncertainty), limits
-are rounded outwards, so a table never claims more than the interval supports. An estimate keeps as many digits as it takes
-not to differ from itself by more than `MOST_OFF`, however wide its interval is: one of four is 25 %, not 20 %. Names come from outside (state dicts, user
-files): control and bidirectional characters are shown as escapes; HTML and terminal markup are the
-renderers' business.
+are rounded outwards, so a table never claims more than the interval supports. An estimate keeps as many digits
+as it takes not to differ from itself by more than `MOST_OFF`, however wide its interval is: one of four is 25 %,
+not 20 %. Names come from outside (state dicts, user files): control and bidirectional characters are shown as
+escapes; HTML and terminal markup are the renderers' business.
 """
 
 from __future__ import annotations
