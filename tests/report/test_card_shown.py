@@ -8,11 +8,12 @@ from rich.console import Console
 
 from report.test_report_html import BROWSER, Page, check_harmless, opened
 from unsilent.campaigns.spec import CampaignSpec
+from unsilent.interval import PART
 from unsilent.render.report_page import report_html, write_report
 from unsilent.render.report_terminal import render_report
+from unsilent.report.estimates import limits_text
 from unsilent.studies.card import Card, CardRow
-from unsilent.studies.card_report import limits_text, ordered, report
-from unsilent.studies.records import PART
+from unsilent.studies.card_report import ordered, report
 
 PLAIN = ("level", "target", "parent", "flips", "estimate", "low", "high", "n", "silent")
 

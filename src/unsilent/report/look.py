@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from unsilent.interval import Interval
 from unsilent.report.text import clean, distinct, short
 
 Figure = dict[str, Any]
@@ -77,16 +76,6 @@ def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], 
         "marker": marker,
         **places,
         **more,
-    }
-
-
-def spans(values: Sequence[Interval], scale: float = 1.0, low: float = -math.inf) -> Figure:
-    """Error bars from the limits of estimates, times ``scale``, those below ``low`` cut."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [scale * (v.high - (v.estimate or 0)) for v in values],
-        "arrayminus": [scale * ((v.estimate or 0) - max(v.low, low)) for v in values],
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from unsilent.interval import Interval
+from unsilent.report.estimates import limits_text, share_cells
 from unsilent.report.model import Column, Report, Row, Section, Shown, Table
 from unsilent.report.text import counted, flips_count, flips_text, share, shown
 from unsilent.studies.card import SCHEMA, Card, CardRow
-from unsilent.studies.records import PART
 
 HASHES = ("weights", "inputs", "golden", "code", "components")
 """Fingerprints that are shown; the others are the device, threads and versions."""
@@ -89,13 +90,8 @@ def _table(card: Card, most: float, rows: Sequence[CardRow], title: str = "") ->
     without = 0 if title else 1  # only layers are part of something
     lines = []
     for row in rows:
-        text = shown(row.estimate, row.low, row.high)
-        key = -1.0 if row.estimate is None else row.estimate
-        numbers = (
-            Shown(text.estimate, key),
-            Shown(text.limits, row.high, bar=(row.low / most, row.high / most)),
-            row.n,
-        )
+        value, limits = share_cells(row)
+        numbers = value, replace(limits, bar=(row.low / most, row.high / most)), row.n
         cells = (row.target, row.parent, Shown(flips_count(row.flips), row.flips), *numbers, share(row.silent_share))
         hint = f"{counted(row.elements, 'element')}, {counted(row.bits, 'bit')}; {row.method}"
         lines.append(Row((cells[0], *cells[1 + without :]), row.level == "model", hint))
@@ -139,16 +135,3 @@ def accuracy_text(info: Mapping[str, Any]) -> str:
         (found.get("name", "accuracy"), found.get("value")) if isinstance(found, Mapping) else ("accuracy", found)
     )
     return "" if value is None else f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-
-
-def limits_text(rows: Sequence[CardRow], confidence: float) -> str:
-    """What the limits of these rows are: intervals, bounds, or none because rows are exact."""
-    exact = [row for row in rows if row.estimate is not None and row.low == row.high]
-    bounded = [row for row in rows if row not in exact and row.method.endswith(PART)]
-    told = [f"{100 * confidence:g} % intervals"] if not rows or len(exact) + len(bounded) < len(rows) else []
-    told += ["bounds: what the other faults of the list could make of it"] if bounded else []
-    if exact:
-        told.append(
-            "rows are exact: every fault was tried" if len(exact) == len(rows) else "exact where every fault was tried"
-        )
-    return "; ".join(told)

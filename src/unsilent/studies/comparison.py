@@ -19,12 +19,13 @@ from unsilent.campaigns.spec import TrialRow, value_text
 from unsilent.campaigns.spec import differences as changed
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
+from unsilent.interval import PART
 from unsilent.statistics import Interval
 from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio
 from unsilent.statistics.looks import confidence_at
 from unsilent.studies.analysis import analyse, dtype_of, reading
 from unsilent.studies.hits import single_hits
-from unsilent.studies.records import PART, PvfResult, PvfRow
+from unsilent.studies.records import PvfResult, PvfRow
 from unsilent.studies.rows import Group, layer_groups, target_groups
 from unsilent.studies.stored import Stored
 from unsilent.studies.tallies import Question, Sample

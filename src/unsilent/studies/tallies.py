@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from unsilent.campaigns.spec import TrialRow
 from unsilent.errors import UsageError, unknown
+from unsilent.interval import PART
 from unsilent.outcomes.base import Outcome
 from unsilent.statistics import Interval, Stratum, stratified, wilson
 from unsilent.statistics.looks import confidence_at
-from unsilent.studies.records import PART
 
 UNITS = ("sample", "batch")
 INTERVALS = ("clopper-pearson", "wilson")

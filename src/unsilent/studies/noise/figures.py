@@ -17,7 +17,6 @@ from unsilent.report.look import (
     label,
     labels,
     points,
-    spans,
 )
 from unsilent.report.text import counted
 from unsilent.statistics.groups import GroupSpread
@@ -136,7 +135,9 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
             continue
         symbols = [_marker(number) if called(g) else f"{_marker(number)}-open" for g in one.groups]
         marker = {"color": _colour(number), "symbol": symbols, "size": 9}
-        bars = {**spans([g.sd for g in one.groups], 100), "color": _colour(number), "thickness": 1, "width": 0}
+        bars: Figure = {"type": "data", "symmetric": False, "color": _colour(number), "thickness": 1, "width": 0}
+        bars["array"] = [100 * (g.sd.high - (g.sd.estimate or 0)) for g in one.groups]
+        bars["arrayminus"] = [100 * ((g.sd.estimate or 0) - g.sd.low) for g in one.groups]
         x, y = [100 * g.by_size for g in one.groups], [100 * (g.sd.estimate or 0) for g in one.groups]
         hover = [f"{label(one.name)}, {label(g.name)}, {counted(g.n, 'sample')}" for g in one.groups]
         traces.append(points(label(one.name), x, y, hover, marker, error_y=bars))

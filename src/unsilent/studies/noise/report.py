@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
@@ -99,10 +98,12 @@ def report(result: NoiseResult) -> Report:
         for name in (*names, "parameters", "device", "machine", "level", "smallest_p", "info")
     }
     data["variants"] = [_variant(one) for one in result.variants]
-    data["switches"] = [asdict(effect) for effect in result.effects]
-    data["churn_matrix"] = {"variants": result.matrix.variants, "churn": result.matrix.churn}
-    data["loss_spread"] = [{"variant": c.variant, "steps": c.steps, "sd": c.sd} for c in result.curves]
-    data["notes"] = result.notes
+    data |= {
+        "switches": result.effects,
+        "churn_matrix": result.matrix,
+        "loss_spread": result.curves,
+        "notes": result.notes,
+    }
     facts = {"command": result.command, "base seed": result.seed, "device": result.device, "store": result.store}
     facts |= {"training": result.training, **result.machine, **result.versions}
     return Report(
@@ -181,7 +182,7 @@ def _variant(one: VariantNoise) -> dict[str, Any]:
         | {"p_corrected_error": g.error_p, "draws": g.draws}
         for g in one.groups
     ]
-    return found | {"first": None if one.first is None else asdict(one.first)}
+    return found | {"first": one.first}
 
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:

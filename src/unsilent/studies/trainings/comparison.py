@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
+from unsilent.report.estimates import Dots, shares_figure
 from unsilent.report.look import SERIES_COLOURS
 from unsilent.report.model import Column, Plot, Report, Row, Section, Shown, Table, Text
 from unsilent.report.text import counted, listed, signed
 from unsilent.statistics.comparing import Counts, joint_differences
-from unsilent.studies.trainings.figures import Dots, shares_figure
 from unsilent.studies.trainings.judging import SHARES
 from unsilent.studies.trainings.records import Contrast, TrainingResult
 
