@@ -13,6 +13,7 @@ from unsilent.cli import options as o
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
+    from unsilent.campaigns import Store
     from unsilent.campaigns.replay import Replay
     from unsilent.faults.receipts import Receipt
     from unsilent.report.model import Report
@@ -28,10 +29,7 @@ OF_EVALUATIONS = ("trace", "batch", "log", "html")
 
 def replay(
     context: typer.Context,
-    store: Annotated[
-        Path,
-        typer.Argument(metavar="STORE|FILE.csv", help="A store, or a published injection."),
-    ],
+    store: Annotated[Path, typer.Argument(metavar="STORE|FILE.csv", help="A store, or a published injection.")],
     trial: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(help="Of a store: which one, like top_mlp/x8/17.", show_default=False),
@@ -49,8 +47,7 @@ def replay(
     ] = None,
     with_: o.With = None,
     trace: Annotated[
-        bool,
-        typer.Option("--trace", help="Show how the fault spread: every operation beside the golden run."),
+        bool, typer.Option("--trace", help="Show how the fault spread: every operation beside the golden run.")
     ] = False,
     batch: Annotated[
         Optional[int],  # noqa: UP045
@@ -177,14 +174,12 @@ def write_log(path: Path, receipt: Receipt) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _traced(store: object, again: Replay) -> Report | None:
-    from unsilent.campaigns import Store
+def _traced(store: Store, again: Replay) -> Report | None:
     from unsilent.report.text import counted
     from unsilent.studies.traces import report
 
     if again.trace is None:
         return None
-    assert isinstance(store, Store)
     spec, found = store.spec, store.description
     trial, samples = str(again.stored.trial), found.samples[again.batch or 0]
     facts = (

@@ -5,19 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from unsilent.report.look import (
-    GREY,
-    HEAT,
-    INK,
-    MARKERS,
-    SERIES_COLOURS,
-    SOFT,
-    Figure,
-    figure,
-    label,
-    labels,
-    points,
-)
+from unsilent.report.look import GREY, HEAT, INK, MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, labels, points
 from unsilent.report.text import counted
 from unsilent.statistics.groups import GroupSpread
 from unsilent.studies.noise.records import ChurnMatrix, LossSpread, NoiseResult, VariantNoise
@@ -77,10 +65,7 @@ def churn_figure(matrix: ChurnMatrix) -> Figure:
     lines = [
         {"type": "line", "x0": a, "x1": b, "y0": c, "y1": d, "line": {"color": INK, "width": 1}}
         for start in starts[1:]
-        for a, b, c, d in (
-            (start - 0.5, start - 0.5, -0.5, count - 0.5),
-            (-0.5, count - 0.5, start - 0.5, start - 0.5),
-        )
+        for a, b, c, d in ((start - 0.5, start - 0.5, -0.5, count - 0.5), (-0.5, count - 0.5, start - 0.5, start - 0.5))
     ]
     names = labels([name for name, _ in matrix.variants], 16)
     axis = {"tickvals": middles, "ticktext": names, "showgrid": False, "automargin": True}
