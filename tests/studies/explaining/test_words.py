@@ -13,7 +13,7 @@ from unsilent.cli.explain_noise import explain_loop
 from unsilent.cli.main import _interrupted
 from unsilent.render.report_json import report_json
 from unsilent.render.report_terminal import render_report
-from unsilent.studies.explaining.report import report
+from unsilent.studies.explaining.report import found_line, report
 from unsilent.studies.explaining.results import Controlled, Explained, Finding, Machine, Parting, Place
 
 MACHINE = Machine({}, 1, None)
@@ -63,6 +63,17 @@ def test_plain_has_a_row_for_each_source_and_lines_that_name_it():
     agreed = io.StringIO()
     render_report(report(explained()), Console(file=agreed, width=60), True)
     assert all(line.startswith("# ") for line in agreed.getvalue().splitlines())
+
+
+def test_names_from_outside_are_only_names():
+    bad = "\x1b[31m\u202e[red]x[/red]"
+    place = Place(bad, 7, bad)
+    found = Finding("clock", Parting(4, 2, bad, "backward", place, place, bad, "path", "", bad, (20, 30)), None, 9)
+    every = Explained(bad, 3, 9, 12, 2, (found,), Machine({}, 1, bad), 3.0, failed={"threads": bad})
+    for text in (said(every), said(every, plain=True), found_line(found)):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "\\x1b[31m\\u202e[red]x[/red]" in text
 
 
 def test_what_may_be_chance_is_told_so():
