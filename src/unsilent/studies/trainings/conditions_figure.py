@@ -15,10 +15,7 @@ from unsilent.studies.trainings.records import Point
 from unsilent.studies.trainings.sentences import FACTOR
 
 HISTORY, MOVING = (WATCHED.index("first"), WATCHED.index("second")), (WATCHED.index("moving"),)
-TITLES = {
-    HISTORY: "largest gradient history, × golden's",
-    MOVING: "largest moving statistic, × golden's",
-}
+TITLES = {HISTORY: "largest gradient history, × golden's", MOVING: "largest moving statistic, × golden's"}
 MOST = 3000
 """Harmless trials that are drawn; of the others all are."""
 LEAST = 1e-3

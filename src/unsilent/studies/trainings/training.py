@@ -24,14 +24,7 @@ from unsilent.report.text import counted
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.trainings.conditions import conditions, points
 from unsilent.studies.trainings.floor import LEVEL, check_twin, least_accuracies
-from unsilent.studies.trainings.judging import (
-    EXAMPLES,
-    Judge,
-    backward_against_forward,
-    group,
-    grouped,
-    groups_of,
-)
+from unsilent.studies.trainings.judging import EXAMPLES, Judge, backward_against_forward, group, grouped, groups_of
 from unsilent.studies.trainings.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
 from unsilent.studies.trainings.saved import saved
 
@@ -194,10 +187,7 @@ def _classes(trials: Sequence[Judged], confidence: float) -> tuple[ClassShare, .
     different = Counter(one.outcome for one in trials if one.different)
     return tuple(
         ClassShare(
-            str(outcome),
-            counts[outcome],
-            different[outcome],
-            clopper_pearson(counts[outcome], len(trials), confidence),
+            str(outcome), counts[outcome], different[outcome], clopper_pearson(counts[outcome], len(trials), confidence)
         )
         for outcome in TrainingOutcome
     )
@@ -253,11 +243,7 @@ class Example:
 
 
 def example(
-    wanted: str,
-    executor: Executor,
-    store: TrainingStore,
-    reading: Reading,
-    observer: Observer | None = None,
+    wanted: str, executor: Executor, store: TrainingStore, reading: Reading, observer: Observer | None = None
 ) -> Example:
     """One instance of a class, run again; raises ``UsageError`` where neither a trial nor a fault made by hand ends so."""
     judge = Judge(store.description, floors_of(store), reading.thresholds)
