@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 
 def strict(value: Any) -> Any:
-    """The same value made of dicts, lists, text, numbers, booleans and None alone."""
+    """The same value made of dicts, lists, text, numbers, booleans and None alone; a dataclass becomes its fields."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): strict(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: strict(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, (list, tuple)):
         return [strict(item) for item in value]
     if isinstance(value, (set, frozenset)):

@@ -145,7 +145,7 @@ def test_limits_that_say_nothing_are_not_told():
 
     assert limits(of(0.0, 0.0, greatest_sd(3)), 100, greatest_sd(3)) == "0 [0, –]"
     assert limits(of(0.0, 0.0, math.inf)) == "0 [0, –]"
-    assert limits(of(1.25, 0.8, math.inf)) == "1.2 [0.8, –]"
+    assert limits(of(1.25, 0.8, math.inf)) == "1.25 [0.80, –]"
     assert limits(of(0.3, 0.1, 1.0), 100, 1.0) == "30 [10, –]"
     assert limits(of(0.3, 0.1, 0.9), 100, 1.0) == "30 [10, 90]"
     assert limits(of(0.0, 0.0, 0.3), 100, 1.0) == "0 [0, 30]"

@@ -6,7 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsilent.report.text import amount, clean, counted, distinct, folded, listed, part, seconds, share, short, shown
+from unsilent.report.text import (
+    amount,
+    clean,
+    counted,
+    distinct,
+    folded,
+    listed,
+    part,
+    seconds,
+    share,
+    short,
+    shown,
+    signed,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +36,9 @@ from unsilent.report.text import amount, clean, counted, distinct, folded, liste
         (None, 0.0, 1.0, ("no trial", "0", "100")),
         (1e-9, 1e-10, 2.23e-9, ("1.0e-7", "1e-8", "2.3e-7")),
         (0.3, 0.3, 0.3, ("30", "30", "30")),
+        (0.25, 0.0063, 0.8059, ("25", "0.6", "81")),  # 1 of 4
+        (1 / 3, 0.0084, 0.9058, ("33", "0.8", "91")),
+        (0.000413, 0.0000712, 0.0431, ("0.041", "0.007", "4.4")),
     ],
 )
 def test_shown(estimate, low, high, text):
@@ -47,6 +63,16 @@ def test_limits_are_rounded_outwards(a, b, c):
     assert float(found.high.replace(",", "")) >= 100 * high * (1 - 1e-11)
     if estimate > 0:
         assert float(found.estimate) > 0
+
+
+@given(st.floats(1e-9, 1), st.floats(0, 1), st.floats(0, 1))
+def test_rounding_changes_an_estimate_by_a_fortieth_at_most(estimate, below, above):
+    low, high = estimate * below, estimate + (1 - estimate) * above
+    if low < high:
+        told = float(shown(estimate, low, high).estimate)
+        assert told == pytest.approx(100 * estimate, rel=0.0251)
+        assert float(signed(-estimate, -high, -low).estimate) == pytest.approx(-100 * estimate, rel=0.0251)
+        assert float(part(1.0, estimate, low, high)) == pytest.approx(100 * estimate, rel=0.0251)
 
 
 def test_no_digits_beyond_the_interval():

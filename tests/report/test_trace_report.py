@@ -11,21 +11,20 @@ from rich.console import Console
 from report.conftest import HOSTILE
 from report.test_report_html import BROWSER, Page, check_harmless, opened
 from unsilent.render.pages import is_ours
-from unsilent.render.trace_figures import LOOKS, relative_figure, share_figure
-from unsilent.render.trace_html import ROWS, figures, render_trace_html, write_trace
-from unsilent.render.trace_info import (
-    MOST,
+from unsilent.render.report_page import figures as figures_of
+from unsilent.render.report_page import report_html, write_report
+from unsilent.render.report_terminal import render_report
+from unsilent.studies.traces import report
+from unsilent.studies.traces.figures import (
+    LOOKS,
     PHASE_NAMES,
-    Gap,
-    TraceInfo,
-    folded_rows,
-    headline,
     marks,
+    relative_figure,
     segments,
+    share_figure,
     share_text,
-    worst,
 )
-from unsilent.render.trace_terminal import render_trace
+from unsilent.studies.traces.report import MOST, ROWS, Gap, folded_rows, headline, worst
 from unsilent.traced import BEFORE, PHASES, Change, Parting, Placed, Trace, TraceRow
 
 
@@ -84,7 +83,7 @@ CORNERS = {
 
 def shown(found, width=100, plain=False):
     file = io.StringIO()
-    render_trace(TraceInfo(found, "a step"), Console(file=file, width=width, force_terminal=False), plain)
+    render_report(report(found, "a step"), Console(file=file, width=width, force_terminal=False), plain)
     return file.getvalue()
 
 
@@ -159,8 +158,8 @@ def test_headlines():
     assert headline(step()) == "the fault changed 130 of 140 outputs of operations: first m10#add.0, last m19#add.0"
     assert headline(CORNERS["no rows"]) == "nothing could be compared: the runs part at once"
     assert headline(CORNERS["no fault"]) == "there was no fault, and nothing differs in 1 output"
-    assert worst(CORNERS["no rows"]) == ["the faulty run raised IndexError: out of range, before fc#addmm.0"]
-    assert worst(CORNERS["nan"]) == ["NaN or infinity first at fc#addmm.0: 100 of 100 elements"]
+    assert list(worst(CORNERS["no rows"])) == ["the faulty run raised IndexError: out of range, before fc#addmm.0"]
+    assert list(worst(CORNERS["nan"])) == ["NaN or infinity first at fc#addmm.0: 100 of 100 elements"]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def test_everything_lies_within_its_axis(name):
 
     import plotly.graph_objects as go
 
-    for drawn in figures(TraceInfo(CORNERS[name], "x")).values():
+    for drawn in figures_of(report(CORNERS[name], "x")).values():
         go.Figure(json.loads(json.dumps(drawn, allow_nan=False)))
         low, high = drawn["layout"]["yaxis"]["range"]
         left, right = drawn["layout"]["xaxis"]["range"]
@@ -242,30 +241,30 @@ def test_what_has_no_ratio_lies_above():
 
 
 def test_hostile_names_are_only_text():
-    text = render_trace_html(TraceInfo(HOSTILE_TRACE, HOSTILE[0], (("workload", HOSTILE[1]),)))
+    text = report_html(report(HOSTILE_TRACE, HOSTILE[0], (("workload", HOSTILE[1]),)))
     page = Page(text)
     check_harmless(page)
     for name in HOSTILE:
         assert name.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e") in page.text
         if "<" in name:
             assert name not in text
-    assert "template" not in json.dumps(figures(TraceInfo(HOSTILE_TRACE, "x")))
+    assert "template" not in json.dumps(figures_of(report(HOSTILE_TRACE, "x")))
 
 
 @pytest.mark.parametrize("name", CORNERS)
 def test_every_corner_renders(name, tmp_path):
-    info = TraceInfo(CORNERS[name], "a step", (("workload", "tiny"),))
-    path = write_trace(info, tmp_path / "t.html")
+    info = (CORNERS[name], "a step", (("workload", "tiny"),))
+    path = write_report(report(*info), tmp_path / "t.html")
     assert is_ours(path)
     page = Page(path.read_text())
     check_harmless(page)
-    for one in [r for r in info.trace.rows if r.change.changed][:50]:
+    for one in [r for r in info[0].rows if r.change.changed][:50]:
         assert one.label.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e") in page.text
 
 
 def test_a_long_trace_has_its_first_rows_and_says_so():
     rows = [row(f"m{i}#x.0", 1) for i in range(ROWS + 5)]
-    page = Page(render_trace_html(TraceInfo(trace(*rows), "x")))
+    page = Page(report_html(report(trace(*rows), "x")))
     assert "5 more that differ are in the figures" in " ".join(page.text.split())
     assert page.count("tr") == ROWS + 2 + 1
 
@@ -281,10 +280,10 @@ def test_json_is_plain():
 @pytest.mark.parametrize("name", ["step", "hostile", "nan"])
 @pytest.mark.slow
 def test_a_browser_draws_it_without_a_word(name, tmp_path):
-    info = TraceInfo(CORNERS[name], "a step")
-    text, console = opened(write_trace(info, tmp_path / "t.html"), tmp_path / "profile")
+    info = (CORNERS[name], "a step")
+    text, console = opened(write_report(report(*info), tmp_path / "t.html"), tmp_path / "profile")
     assert console == []
-    for figure in figures(info):
+    for figure in figures_of(report(*info)):
         start = text.index(f'id="figure-{figure}"')
         assert 'class="main-svg"' in text[start : start + 3000], figure
     assert not Page(text).count("img")

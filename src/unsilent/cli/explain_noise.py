@@ -5,7 +5,6 @@ Exit codes: 0 no difference found, 1 runs differ, 2 the loop is not there, raise
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -33,9 +32,10 @@ def explain_loop(
             the default there.
     """
     from unsilent.cli.main import INTERRUPTED
+    from unsilent.cli.reporting import show_report
     from unsilent.studies import explaining
     from unsilent.studies.explaining.explain import RUNS
-    from unsilent.studies.explaining.results import Controlled, Explained
+    from unsilent.studies.explaining.report import found_line, report
     from unsilent.studies.explaining.running import DEADLINE
 
     if not ref.strip():
@@ -46,23 +46,11 @@ def explain_loop(
         "deadline": DEADLINE if deadline is None else deadline,
         "arguments": tuple(arguments),
         "told": _silent if quiet else _told,
-        "shown": lambda finding: None if quiet else _told(report.found_line(finding)),
+        "shown": lambda finding: None if quiet else _told(found_line(finding)),
     }
-    from rich.console import Console
-
-    from unsilent.render import noise_explained as report
-
-    found: Controlled | Explained
     search = explaining.control if control else explaining.explain
     found = search(ref, **asked)
-    if as_json:
-        told = report.controlled_json(found) if isinstance(found, Controlled) else report.explained_json(found)
-        told["spec"]["arguments"] = list(arguments)
-        print(json.dumps(told, indent=2))
-    elif isinstance(found, Controlled):
-        report.render_controlled(found, Console(), plain)
-    else:
-        report.render_explained(found, Console(), plain)
+    show_report(report(found, arguments), None, as_json, plain)
     return INTERRUPTED if found.interrupted else 0 if found.agreed else 1
 
 

@@ -31,8 +31,8 @@ def replay_csv(
     from unsilent.cli.progress import make_observer
     from unsilent.cli.tracing import show_trace, trace_path
     from unsilent.faults.injections import read_injection
-    from unsilent.render.trace_info import TraceInfo
     from unsilent.studies.injection import replay_injection
+    from unsilent.studies.traces import report
 
     injection = read_injection(file)
     with make_observer(quiet=quiet, plain=plain) as observer:
@@ -55,5 +55,5 @@ def replay_csv(
         print(f"{done}\n\n{'# ' if plain else ''}Log: {done.log}")
     if done.trace is not None and page is not None:
         facts = (("injection", injection.name), ("layer", injection.target_layer), ("weights", done.weights))
-        show_trace(TraceInfo(done.trace, f"how the fault of {injection.name} spreads", facts), page, as_json, plain)
+        show_trace(report(done.trace, f"how the fault of {injection.name} spreads", facts), page, as_json, plain)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +15,9 @@ from unsilent.cli import options as o
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.replicas import ReplicaRow, Switches
+    from unsilent.replicas import Switches
     from unsilent.replicas.run import Told
 
-LINE_SECONDS = 10.0
 OF_EXPLAINING = ("runs",)
 """Options that only ``--explain`` and ``--control`` read."""
 OF_REPLICAS = (
@@ -184,44 +182,7 @@ def command_line() -> str:
 @contextmanager
 def showing(quiet: bool, lines: bool) -> Iterator[Told]:
     """How far it is, on stderr: nothing, a bar on a terminal, else a line now and then."""
-    if quiet:
-        yield lambda done, total, row: None
-    elif lines or not sys.stderr.isatty():
-        yield _Lines().told
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from unsilent.cli.progress import make_observer
 
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("loading the training", total=None)
-
-            def told(done: int, total: int, row: ReplicaRow | None) -> None:
-                progress.update(task, description="replicas", completed=done, total=total)
-
-            yield told
-
-
-class _Lines:
-    """A line at the start and every ten seconds."""
-
-    def __init__(self) -> None:
-        self._said = self._began = time.monotonic()
-        self._before = 0
-
-    def told(self, done: int, total: int, row: ReplicaRow | None) -> None:
-        """See `Told`."""
-        now = time.monotonic()
-        if row is None:
-            self._said, self._began, self._before = now, now, done
-            stored = f", {done:,} of them stored already" if done else ""
-            print(f"{total:,} replicas{stored}", file=sys.stderr)
-        elif now - self._said >= LINE_SECONDS:
-            self._said = now
-            left = (total - done) * (now - self._began) / max(done - self._before, 1)
-            print(f"{done:,}/{total:,} replicas, {left:.0f} s left", file=sys.stderr)
+    with make_observer(quiet=quiet, plain=lines, noun="replica") as observer:
+        yield lambda done, total, row: observer.planned(done, total) if row is None else observer.trial(row)

@@ -7,11 +7,12 @@ import time
 from typing import TYPE_CHECKING, Protocol, Self
 
 from unsilent.campaigns.observer import Observer, Silent
+from unsilent.report.text import amount, counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from unsilent.campaigns.spec import Row, TrialId
+    from unsilent.campaigns.spec import TrialId
 
 LINE_SECONDS = 10.0
 
@@ -23,12 +24,14 @@ class Display(Observer, Protocol):
 
     def __exit__(self, *raised: object) -> None: ...
 
+    def trial(self, row: object) -> None: ...
 
-def make_observer(*, quiet: bool, plain: bool) -> Display:
-    """The display that fits: nothing, lines on stderr, or a live bar on stderr."""
+
+def make_observer(*, quiet: bool, plain: bool, noun: str = "trial") -> Display:
+    """The display that fits: nothing, lines on stderr, or a live bar on stderr; ``noun``: what is counted."""
     if quiet:
         return NoDisplay()
-    return LineDisplay() if plain or not sys.stderr.isatty() else BarDisplay()
+    return LineDisplay(noun) if plain or not sys.stderr.isatty() else BarDisplay(noun)
 
 
 class NoDisplay(Silent):
@@ -37,15 +40,16 @@ class NoDisplay(Silent):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        return None
+    def __exit__(self, *raised: object) -> None: ...
+
+    def trial(self, row: object) -> None: ...
 
 
 class LineDisplay(NoDisplay):
     """A line on stderr when something begins, and every ten seconds."""
 
-    def __init__(self) -> None:
-        self._what = ""
+    def __init__(self, noun: str) -> None:
+        self._noun, self._what = noun, ""
         self._said = self._began = time.monotonic()
         self._done = self._before = self._total = 0
 
@@ -58,19 +62,20 @@ class LineDisplay(NoDisplay):
         self._done = self._before = done
         self._total = total
         self._said = self._began = time.monotonic()
-        print(f"{total:,} trials" + (f", {done:,} of them stored already" if done else ""), file=sys.stderr)
+        print(counted(total, self._noun) + (f", {done:,} of them stored already" if done else ""), file=sys.stderr)
 
     def say(self, sentence: str) -> None:
         print(sentence, file=sys.stderr)
 
-    def trial(self, row: Row) -> None:
+    def trial(self, row: object) -> None:
         self._done += 1
         now = time.monotonic()
         if now - self._said >= LINE_SECONDS and self._done > self._before:
             self._said = now
             rate = (self._done - self._before) / (now - self._began)
             left = (self._total - self._done) / rate
-            print(f"{self._done:,}/{self._total:,} trials, {rate:,.0f}/s, {left:.0f} s left", file=sys.stderr)
+            done = f"{self._done:,}/{self._total:,} {self._noun}s"
+            print(f"{done}, {amount(rate)}/s, {left:.0f} s left", file=sys.stderr)
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
         print(f"trial {trial}: its worker {why}", file=sys.stderr)
@@ -79,7 +84,7 @@ class LineDisplay(NoDisplay):
 class BarDisplay(NoDisplay):
     """A live bar with rate and time left."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -92,6 +97,7 @@ class BarDisplay(NoDisplay):
             console=Console(stderr=True),
             transient=True,
         )
+        self._noun = noun
         self._loading: TaskID | None = None
         self._trials: TaskID | None = None
 
@@ -114,15 +120,15 @@ class BarDisplay(NoDisplay):
             self._loading = None
         if self._trials is not None:
             self._progress.remove_task(self._trials)
-        self._trials = self._progress.add_task("trials", completed=done, total=total, rate="")
+        self._trials = self._progress.add_task(f"{self._noun}s", completed=done, total=total, rate="")
 
     def say(self, sentence: str) -> None:
         self._progress.console.print(sentence, markup=False)
 
-    def trial(self, row: Row) -> None:
+    def trial(self, row: object) -> None:
         assert self._trials is not None
         task = self._progress.tasks[-1]
-        self._progress.update(self._trials, advance=1, rate=f"{task.speed:.0f}/s" if task.speed else "")
+        self._progress.update(self._trials, advance=1, rate=f"{amount(task.speed)}/s" if task.speed else "")
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
         self._progress.console.print(f"trial {trial}: its worker {why}", markup=False)

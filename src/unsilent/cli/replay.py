@@ -14,7 +14,8 @@ from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
     from unsilent.faults.receipts import Receipt
-    from unsilent.render.trace_info import TraceInfo
+    from unsilent.report.model import Report
+    from unsilent.studies.pvf.kind import PvfStore
     from unsilent.studies.pvf.replay import Replay
 
 OF_TRACES = ("batch", "html")
@@ -149,15 +150,15 @@ def replay_stored(
     page = trace_path(store, str(number), html) if trace else None
     with PvfStore(store) as opened:
         again = replay_trial(opened, number, **given, options=named, trace=trace, batch=batch, receipt=log is not None)
-        info = _info(opened, again)
+        shown = _traced(opened, again)
     if log is not None and again.receipt is not None:
         write_log(log, again.receipt)
     if as_json:
         print(json.dumps(again.to_json() | ({} if page is None else {"report": str(page)}), indent=2))
     else:
         print("\n".join(f"{'# ' if plain else ''}{line}" for line in str(again).splitlines()))
-    if info is not None and page is not None:
-        show_trace(info, page, as_json, plain)
+    if shown is not None and page is not None:
+        show_trace(shown, page, as_json, plain)
     return 0 if again.same else 1
 
 
@@ -171,14 +172,12 @@ def write_log(path: Path, receipt: Receipt) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _info(store: object, again: Replay) -> TraceInfo | None:
-    from unsilent.render.trace_info import TraceInfo
+def _traced(store: PvfStore, again: Replay) -> Report | None:
     from unsilent.report.text import counted
-    from unsilent.studies.pvf.kind import PvfStore
+    from unsilent.studies.traces import report
 
     if again.trace is None:
         return None
-    assert isinstance(store, PvfStore)
     spec, found = store.spec, store.description
     trial, samples = str(again.stored.trial), found.samples[again.batch or 0]
     facts = (
@@ -189,4 +188,4 @@ def _info(store: object, again: Replay) -> TraceInfo | None:
         ("ended", again.ended),
         ("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())),
     )
-    return TraceInfo(again.trace, f"how the fault of {trial} spreads: batch {again.batch} of {spec.workload}", facts)
+    return report(again.trace, f"how the fault of {trial} spreads: batch {again.batch} of {spec.workload}", facts)

@@ -78,27 +78,26 @@ def card_paths(store: Path, card: Path) -> tuple[Path, Path]:
 
 def write_card(store: Path, question: Question, card: Path, page: Path) -> None:
     """Write a card and its page."""
-    from unsilent.render.card_html import write_card_page
     from unsilent.render.pages import write_file
+    from unsilent.render.report_page import write_report
     from unsilent.studies.pvf.card import card_text, make_card
+    from unsilent.studies.pvf.card_report import report
     from unsilent.studies.pvf.kind import PvfStore
 
     with PvfStore(store) as opened:
         made = make_card(opened, question)
     write_file(card_text(made).encode(), card, "the card")
-    write_card_page(made, page)
+    write_report(report(made), page)
 
 
 def show_card(path: Path, as_json: bool, plain: bool) -> None:
     """Print a card that somebody shared."""
+    from unsilent.cli.reporting import print_report
     from unsilent.studies.pvf.card import card_json, read_card
+    from unsilent.studies.pvf.card_report import report
 
     card = read_card(path)
     if as_json:
         print(json.dumps(card_json(card), indent=2))
     else:
-        from rich.console import Console
-
-        from unsilent.render.card_terminal import render_card
-
-        render_card(card, Console(), plain)
+        print_report(report(card), plain)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unsilent.cli.paths import report_path
+from unsilent.report.text import counted
 
 if TYPE_CHECKING:
     from unsilent.studies.training.records import TrainingResult
@@ -102,7 +103,7 @@ def tell_example(found: Example, as_json: bool) -> int:
             f"{curve.outcome}: trial {curve.trial} ({how})",
             f"{curve.told}: wrote up to {row.written:.3g} where {row.usual:.3g} was the largest",
             f"losses from that step on: {losses} …; held-out accuracy at the end: {test}",
-            f"ended: {row.reason}, after {row.ran} steps{f' ({row.error})' if row.error else ''}",
+            f"ended: {row.reason}, after {counted(row.ran, 'step')}{f' ({row.error})' if row.error else ''}",
             "run again: the same bits" if found.same else "run again: OTHER BITS; the training is not repeatable here",
         ]
         print("\n".join(lines))

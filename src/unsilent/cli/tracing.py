@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.render.trace_info import TraceInfo
+    from unsilent.report.model import Report
 
 
-def show_trace(info: TraceInfo, page: Path, as_json: bool, plain: bool) -> None:
+def show_trace(report: Report, page: Path, as_json: bool, plain: bool) -> None:
     """The table of a trace (unless JSON says all) and its page."""
-    from unsilent.render.trace_html import write_trace
+    from unsilent.cli.reporting import print_report
+    from unsilent.render.report_page import write_report
+    from unsilent.report.text import clean
 
     if not as_json:
-        from rich.console import Console
-
-        from unsilent.render.trace_terminal import render_trace
-
-        print("#" if plain else "")
-        render_trace(info, Console(), plain)
-    write_trace(info, page)
+        print(f"# {clean(report.title)}" if plain else f"\n{clean(report.title)}")
+        print_report(report, plain)
+    write_report(report, page)
     if not as_json:
         print(f"\n{'# ' if plain else ''}Report: {page}")
 

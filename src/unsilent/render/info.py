@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unsilent.studies.pvf.records import PART, HeatMap, PvfResult, PvfRow
+from unsilent.interval import PART
+from unsilent.studies.pvf.records import HeatMap, PvfResult, PvfRow
 
 SERIES = 8
 """Lines that one figure can tell apart."""

@@ -34,7 +34,7 @@ def figures(report: Report) -> dict[str, Figure]:
 def page(report: Report) -> dict[str, Any]:
     """Everything the template shows."""
     return {
-        "title": clean(report.title),
+        "title": capitalised(clean(report.title)),
         "kicker": clean(report.kicker),
         "headline": capitalised(clean(report.headline)),
         "numbers": [tuple(map(clean, number)) for number in report.numbers],
@@ -50,6 +50,7 @@ def page(report: Report) -> dict[str, Any]:
         ],
         "notes": [capitalised(clean(line)) for line in report.notes],
         "facts": [(clean(term), clean(text)) for term, text in report.facts],
+        "again": clean(report.again),
         "method": clean(report.method),
     }
 
@@ -82,8 +83,9 @@ def _part(part: Part, section: str) -> dict[str, Any]:
 
 
 def _row(table: Table, row: Row) -> dict[str, Any]:
-    cells = [
-        (text, cell_key(cell), cell.mark if isinstance(cell, Shown) else None)
-        for text, cell in zip(texts(table.columns, row), row.cells, strict=True)
-    ]
+    cells = []
+    for text, cell in zip(texts(table.columns, row), row.cells, strict=True):
+        mark, bar = (cell.mark, cell.bar) if isinstance(cell, Shown) else (None, None)
+        ends = bar and (100 * bar[0], max(100 * (bar[1] - bar[0]), 0.6))
+        cells.append((text, cell_key(cell), mark, ends))
     return {"strong": row.strong, "hint": clean(row.hint), "cells": cells}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from unsilent.render.cells import head, texts
-from unsilent.render.console import print_columns, print_lines, room
+from unsilent.render.console import print_columns, print_lines
 from unsilent.render.report_json import row_object
-from unsilent.report.model import Report, Row, Table
-from unsilent.report.text import clean
+from unsilent.report.model import Column, Report, Table
+from unsilent.report.text import clean, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LIMITS = ("estimate", "low", "high", "n")
-FIRST_LEAST = 14
-"""Characters that are left for the first column before others are left out."""
+FIRST_LEAST, NAME_MOST = 14, 24
+"""Longer words of texts are folded: those above the second where there is no room, above the first where there is very little."""
+GAP = 2
+"""Blanks between columns."""
 
 
 def render_report(report: Report, console: Console, plain: bool) -> None:
@@ -23,14 +26,19 @@ def render_report(report: Report, console: Console, plain: bool) -> None:
     print_lines(console, [clean(line) for line in (report.headline, *report.findings)], plain, "bold")
     tables = [part for section in report.sections for part in section.parts if isinstance(part, Table)]
     if plain:
-        _columns(report.estimates, console)
+        if report.estimates.columns:
+            _columns(report.estimates, console)
         for table in tables:
             for row in table.rows if table.sentence else ():
                 print_lines(console, [table.sentence.format(*texts(table.columns, row))], plain)
     else:
         for table in tables:
             _table(table, console)
+        if any(table.terminal_rows for table in tables):
+            console.print()
     print_lines(console, [clean(line) for line in report.notes], plain)
+    if report.again:
+        print_lines(console, [f"again: {clean(report.again)}"], plain, whole=True)
 
 
 def _columns(table: Table, console: Console) -> None:
@@ -53,28 +61,52 @@ def _table(table: Table, console: Console) -> None:
     if not table.terminal_rows:
         return
     rows = table.rows[: table.terminal_rows]
-    kept = _fitting(table, rows, console)
-    title = clean(table.title) or None
-    drawn = Drawn(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=(0, 1))
-    for number in kept:
-        column = table.columns[number]
-        drawn.add_column(Text(head(column)), justify="right" if number and not column.left else "left", overflow="fold")
-    for row in rows:
-        cells = texts(table.columns, row)
-        drawn.add_row(*(Text(cells[number], style="bold" if row.strong else "") for number in kept))
+    heads = [head(column) for column in table.columns]
+    cells = [texts(table.columns, row) for row in rows]
+    widths = fitting(table.columns, [heads, *cells], console.width + 1)
+    console.print()
+    if table.title:
+        print_lines(console, [clean(table.title)], False, "bold")
+    drawn = Drawn(box=box.SIMPLE_HEAD, show_header=any(heads), show_edge=False, padding=(0, GAP - 1, 0, 0))
+    for number, width in widths.items():
+        right = number and not table.columns[number].left
+        name = Text("\n".join(wrapped(heads[number], width)))
+        drawn.add_column(name, justify="right" if right else "left", width=width, overflow="fold")
+    for row, line in zip(rows, cells, strict=True):
+        style = "bold" if row.strong else ""
+        drawn.add_row(*(Text("\n".join(wrapped(line[n], width)), style) for n, width in widths.items()))
     console.print(drawn)
     if len(table.rows) > len(rows):
         print_lines(console, [table.cut.format(shown=len(rows), left=len(table.rows) - len(rows))], False)
 
 
-def _fitting(table: Table, rows: tuple[Row, ...], console: Console) -> list[int]:
-    """Columns for which there is room: those of the highest priority are left out first."""
+def fitting(columns: Sequence[Column], lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
+    """The columns for which there is room, by number, and their widths.
 
-    def needed(kept: list[int]) -> int:
-        cells = [[texts(table.columns, row)[n] for n in kept[1:]] for row in rows]
-        return FIRST_LEAST - room(console, [head(table.columns[n]) for n in kept[1:]], cells, 1)
+    Those of the highest priority are left out first, until words stay whole: of texts and heads all, and cells that are
+    compared in one line. Where that cannot be, these are broken at blanks, and then words.
+    """
 
-    kept = list(range(len(table.columns)))
-    while needed(kept) > 0 and any(table.columns[n].priority for n in kept):
-        kept.remove(max(kept, key=lambda n: (table.columns[n].priority, n)))
-    return kept
+    def longest(number: int, only: Sequence[Sequence[str]]) -> int:
+        return max((len(word) for line in only for word in line[number].split()), default=1)
+
+    def floors(text: Callable[[int], int], compared: Callable[[int], int]) -> list[int]:
+        return [text(n) if columns[n].left or not n else compared(n) for n in range(len(columns))]
+
+    whole = [min(max(len(line[n]) for line in lines), room) for n in range(len(columns))]
+    words = [longest(n, lines) for n in range(len(columns))]
+    cells = [max(longest(n, lines[:1]), *(len(line[n]) for line in lines[1:]), 1) for n in range(len(columns))]
+    roomy = floors(lambda n: min(whole[n], NAME_MOST if n else 2 * NAME_MOST), cells.__getitem__)
+    least = floors(lambda n: min(words[n] if n else whole[n], NAME_MOST), cells.__getitem__)
+    broken = floors(lambda n: min(words[n], FIRST_LEAST), words.__getitem__)
+    kept = list(range(len(columns)))
+    while sum(least[n] + GAP for n in kept) > room and any(columns[n].priority for n in kept):
+        kept.remove(max(kept, key=lambda n: (columns[n].priority, n)))
+    widths = {n: max(whole[n], 1) for n in kept}
+    for floor in (roomy, least, broken, [1] * len(columns)):
+        while sum(widths.values()) + GAP * len(kept) > room:
+            widest = max((n for n in kept if widths[n] > floor[n]), key=lambda n: widths[n], default=None)
+            if widest is None:
+                break
+            widths[widest] -= 1
+    return widths

@@ -65,6 +65,20 @@ def triangle(vertical: bool) -> str:
     return "triangle-down-open" if vertical else "triangle-left-open"
 
 
+def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], marker: Figure, **more: Any) -> Figure:
+    """A series of marks; ``name`` is that in the legend (empty: it has none), ``hover`` what is shown of each."""
+    places = {"x": list(x), "y": list(y), "hoverinfo": "text", "hovertext": list(hover)}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "showlegend": bool(name),
+        "marker": marker,
+        **places,
+        **more,
+    }
+
+
 def figure(data: list[Figure], height: int, **layout: Any) -> Figure:
     """A figure with the common look; axes given are completed with it."""
     axis = {"gridcolor": GRID, "zeroline": False, "linecolor": GREY, "ticks": "", "fixedrange": True}

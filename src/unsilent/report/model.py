@@ -44,11 +44,15 @@ Mark = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A cell that is shown as ``text`` whatever its column says, sorted by ``key`` (None: by the text), on a page with a mark."""
+    """A cell that is shown as ``text`` whatever its column says, sorted by ``key`` (None: by the text).
+
+    On a page with a mark, and over a bar between the ends ``bar``, 0 and 1 at most.
+    """
 
     text: str
     key: float | None = None
     mark: Mark | None = None
+    bar: tuple[float, float] | None = None
 
 
 Cell = str | int | float | bool | Interval | Shown | None
@@ -66,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of typed columns.
+    """Rows of typed columns; it has no head where no column has a name.
 
     Attributes:
         title: one line above it. terminal_rows: most rows in a terminal; 0: this table is left to the page. cut: what a terminal
@@ -136,7 +140,8 @@ class Report:
         schema: of the JSON object, like ``unsilent/noise/1``. kicker: what kind of report it is. numbers: term, text, and what
         is set smaller. estimates: one row for each estimate, the table for machines: lines of plain mode, ``results`` of JSON.
         sections: their figures have names of their own. facts: how it was made, term and text. notes: how to read the tables,
-        without full stops. method: how it was made, in sentences. data: further fields of the JSON object, of any depth.
+        without full stops. again: the command that makes it again, to be copied. method: how it was made, in sentences. data:
+        further fields of the JSON object, of any depth; ``results`` there replace those of ``estimates``.
     """
 
     schema: str
@@ -149,5 +154,6 @@ class Report:
     sections: tuple[Section, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    again: str = ""
     method: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)

@@ -1,23 +1,29 @@
 """Numbers and names as text: what a reader sees of an estimate, and names made harmless.
 
 Digits follow the rounding rule of the Particle Data Group (one or two digits of the uncertainty), limits
-are rounded outwards, so a table never claims more than the interval supports. A non-zero number always
-keeps one digit, so that it cannot be mistaken for zero events. Names come from outside (state dicts, user
-files): control and bidirectional characters are shown as escapes; HTML and terminal markup are the
-renderers' business.
+are rounded outwards, so a table never claims more than the interval supports. An estimate keeps as many digits
+as it takes not to differ from itself by more than `MOST_OFF`, however wide its interval is: one of four is 25 %,
+not 20 %. Names come from outside (state dicts, user files): control and bidirectional characters are shown as
+escapes; HTML and terminal markup are the renderers' business.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from textwrap import wrap
 
 from unsilent.interval import Interval
 from unsilent.printable import clean as clean
 
 NO_TRIAL = "no trial"
+_JOINT = "\xa0"
+"""A blank at which no line is broken."""
+MOST_OFF = 0.025
+"""Part of an estimate by which rounding may change it."""
 _PLACES = 6
 """More decimals than this are written as a power of ten."""
 
@@ -55,13 +61,16 @@ def shown(estimate: float | None, low: float, high: float, scale: float = 100.0)
         exact = f"{top:.4g}"
         return Shown(exact, exact, exact, exact=True)
     # Of an upper limit alone two digits are told.
-    places = _places((top - bottom) / 2) if estimate != 0 or top <= 0 else 1 - math.floor(math.log10(top))
-    lower, upper = _text(bottom, places, ROUND_FLOOR), _text(top, places, ROUND_CEILING)
+    places = _places((top - bottom) / 2) if estimate != 0 or top <= 0 else _two_digits(top)
+    own = _kept(estimate * scale, places) if estimate else places
+    # A limit has the digits of the estimate where they are more, but not more than two of its own.
+    ends = [max(places, min(own, _two_digits(limit))) for limit in (bottom, top)]
+    lower, upper = _text(bottom, ends[0], ROUND_FLOOR), _text(top, ends[1], ROUND_CEILING)
     if estimate is None:
         return Shown(NO_TRIAL, lower, upper)
     if estimate == 0 and top > 0:
         return Shown(f"< {upper}", lower, upper)
-    return Shown(_text(estimate * scale, places, ROUND_HALF_EVEN), lower, upper)
+    return Shown(_text(estimate * scale, own, ROUND_HALF_EVEN), lower, upper)
 
 
 def limits(interval: Interval, scale: float = 1.0, most: float = math.inf) -> str:
@@ -88,7 +97,7 @@ def signed(estimate: float | None, low: float, high: float, scale: float = 100.0
         exact = _sign(f"{estimate * scale:.4g}")
         return Shown(exact, exact, exact, exact=True)
     places = _places((high - low) * scale / 2)
-    value = NO_TRIAL if estimate is None else _sign(_text(estimate * scale, places, ROUND_HALF_EVEN))
+    value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * scale, places))
     lower, upper = _text(low * scale, places, ROUND_FLOOR), _text(high * scale, places, ROUND_CEILING)
     return Shown(value, _sign(lower), _sign(upper))
 
@@ -105,8 +114,7 @@ def factor(estimate: float | None, low: float, high: float) -> Shown:
         return Shown(exact, exact, exact, exact=True)
 
     def digits(value: float, rounding: str) -> str:
-        places = 1 - math.floor(math.log10(value)) if 0 < value < math.inf else 0
-        return _text(value, places, rounding)
+        return _text(value, _two_digits(value), rounding)
 
     value = "–" if estimate is None else digits(estimate, ROUND_HALF_EVEN)
     return Shown(value, digits(low, ROUND_FLOOR), digits(high, ROUND_CEILING))
@@ -118,7 +126,7 @@ def chance(p: float | None) -> str:
         return "–"
     if p < 1e-4:
         return "<0.0001"
-    return _text(p, 1 - math.floor(math.log10(p)), ROUND_CEILING) if p < 1 else "1"
+    return _text(p, _two_digits(p), ROUND_CEILING) if p < 1 else "1"
 
 
 def share(value: float | None) -> str:
@@ -131,7 +139,7 @@ def part(row_share: float, estimate: float, low: float, high: float, scale: floa
     value = estimate * row_share * scale
     if low == high:  # not an estimate
         return f"{value:.4g}"
-    return "0" if value < 1e-12 else _text(value, _places((high - low) * scale / 2), ROUND_HALF_EVEN)
+    return "0" if value < 1e-12 else _rounded(value, _places((high - low) * scale / 2))
 
 
 def seconds(value: float) -> str:
@@ -191,6 +199,24 @@ def folded(name: str, width: int) -> list[str]:
     return [*lines, name]
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """``text`` in lines of at most ``width`` characters, broken at blanks; a word that is longer is `folded`.
+
+    What stands in brackets stays in one line where it can.
+
+    >>> wrapped("of encoder.layers.10.weight alone", 16)
+    ['of', 'encoder.layers.', '10.weight', 'alone']
+    >>> wrapped("0.31 [0.18, 0.46]", 12)
+    ['0.31', '[0.18, 0.46]']
+    """
+
+    def joined(found: re.Match[str]) -> str:
+        return found[0].replace(" ", _JOINT) if len(found[0]) <= width else found[0]
+
+    lines = wrap(re.sub(r"\[[^][]*\]", joined, text), width, break_long_words=False, break_on_hyphens=False)
+    return [part.replace(_JOINT, " ") for line in lines for part in folded(line, width)]
+
+
 def distinct(names: Sequence[str], width: int) -> list[str]:
     """Names cut to ``width`` characters so that what tells them apart stays: dotted parts that all share go first."""
     if len(names) < 2 or max(map(len, names)) <= width:
@@ -222,6 +248,20 @@ def _places(half_width: float) -> int:
     power = math.floor(math.log10(half_width))
     leading = round(half_width / 10.0**power * 100)
     return 1 - power if leading < 355 else -power
+
+
+def _two_digits(value: float) -> int:
+    """Decimals that keep two digits of a number."""
+    return 1 - math.floor(math.log10(abs(value))) if 0 < abs(value) < math.inf else 0
+
+
+def _kept(value: float, places: int) -> int:
+    """``places``, or as many more as it takes to change the value by `MOST_OFF` of it at most."""
+    return next(p for p in range(places, places + 400) if abs(round(value, p) - value) <= MOST_OFF * abs(value))
+
+
+def _rounded(value: float, places: int) -> str:
+    return _text(value, _kept(value, places), ROUND_HALF_EVEN)
 
 
 def _text(value: float, places: int, rounding: str) -> str:

@@ -11,7 +11,9 @@ from rich.console import Console
 
 from unsilent.cli.explain_noise import explain_loop
 from unsilent.cli.main import _interrupted
-from unsilent.render.noise_explained import controlled_json, explained_json, render_controlled, render_explained
+from unsilent.render.report_json import report_json
+from unsilent.render.report_terminal import render_report
+from unsilent.studies.explaining.report import found_line, report
 from unsilent.studies.explaining.results import Controlled, Explained, Finding, Machine, Parting, Place
 
 MACHINE = Machine({}, 1, None)
@@ -30,30 +32,61 @@ def controlled(first: str = "", switches: tuple[str, ...] = (), verified: bool =
     return Controlled("loops.py:train", 3, 3, steps, 4, first, switches, verified, None, MACHINE, 3.0)
 
 
-def said(render: Callable[..., None], found: Any) -> str:
+def said(found: Any, plain: bool = False) -> str:
     out = io.StringIO()
-    render(found, Console(file=out, width=300), False)
+    render_report(report(found), Console(file=out, width=300), plain)
     return " ".join(out.getvalue().split())
 
 
+def as_json(found: Any) -> dict[str, Any]:
+    told = report_json(report(found))
+    assert isinstance(told, dict)
+    return told
+
+
 def test_sources_are_told_by_what_they_are():
-    text = said(
-        render_explained, explained(Finding("hash", parting("data"), None, 9), Finding(None, parting("data"), None, 3))
-    )
-    assert "Runs differ because of the order of sets, from Python's hash of text; an unknown source." in text
+    text = said(explained(Finding("hash", parting("data"), None, 9), Finding(None, parting("data"), None, 3)))
+    assert "Runs differ because of the order of sets, from Python's hash of text; an unknown source " in text
+
+
+def test_plain_has_a_row_for_each_source_and_lines_that_name_it():
+    text = io.StringIO()
+    found = explained(Finding("hash", parting("data"), None, 9), Finding(None, parting("data"), None, 3))
+    render_report(report(found), Console(file=text, width=60), True)
+    rows = [line.split() for line in text.getvalue().splitlines() if not line.startswith("#")]
+    assert rows == [
+        ["source", "step", "phase", "operation", "place", "kind", "pinned"],
+        ["hash", "2", "forward", "add", "loops.py:7", "data", "agree"],
+        ["unknown", "2", "forward", "add", "loops.py:7", "data", "unknown"],
+    ]
+    assert "# 2. an unknown source: where: step 2, add at loops.py:7 (train)\n" in text.getvalue()
+    agreed = io.StringIO()
+    render_report(report(explained()), Console(file=agreed, width=60), True)
+    assert all(line.startswith("# ") for line in agreed.getvalue().splitlines())
+
+
+def test_names_from_outside_are_only_names():
+    bad = "\x1b[31m\u202e[red]x[/red]"
+    place = Place(bad, 7, bad)
+    found = Finding("clock", Parting(4, 2, bad, "backward", place, place, bad, "path", "", bad, (20, 30)), None, 9)
+    every = Explained(bad, 3, 9, 12, 2, (found,), Machine({}, 1, bad), 3.0, failed={"threads": bad})
+    for text in (said(every), said(every, plain=True), found_line(found)):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "\\x1b[31m\\u202e[red]x[/red]" in text
 
 
 def test_what_may_be_chance_is_told_so():
     sure, unsure = (explained(Finding("clock", parting("path"), None, 9, unsure=unsure)) for unsure in (False, True))
-    assert "may be chance: runs differ rarely; compare more with --runs" in said(render_explained, unsure)
-    assert "because of the clock (may be chance)." in said(render_explained, unsure)
-    assert "chance" not in said(render_explained, sure)
-    assert [explained_json(found)["results"]["findings"][0]["unsure"] for found in (sure, unsure)] == [False, True]
+    assert "may be chance: runs differ rarely; compare more with --runs" in said(unsure)
+    assert "because of the clock (may be chance)" in said(unsure)
+    assert "chance" not in said(sure)
+    assert [as_json(found)["results"]["findings"][0]["unsure"] for found in (sure, unsure)] == [False, True]
 
 
 @pytest.mark.parametrize(("source", "told"), [("kernels", True), ("threads", True), (None, True), ("memory", False)])
 def test_of_a_race_the_step_is_told_to_be_chance(source: str | None, told: bool):
-    text = said(render_explained, explained(Finding(source, parting("kernel"), None, 9)))
+    text = said(explained(Finding(source, parting("kernel"), None, 9)))
     assert ("at which step that shows first is chance" in text) == told
 
 
@@ -76,32 +109,32 @@ def test_of_a_race_the_step_is_told_to_be_chance(source: str | None, told: bool)
 )
 def test_where_runs_do_other_operations(other: str, to_go: tuple[int, int], words: str):
     found = explained(Finding("clock", parting("path", other, to_go), None, 9))
-    assert words in said(render_explained, found)
-    assert explained_json(found)["results"]["findings"][0]["parting"]["operations_to_go"] == list(to_go)
+    assert words in said(found)
+    assert as_json(found)["results"]["findings"][0]["parting"]["operations_to_go"] == list(to_go)
 
 
 def test_a_clean_verdict_tells_how_little_it_shows():
     three = "3 runs agree: a difference that shows in one of ten runs would be missed in 73 of 100 such comparisons"
-    assert three in said(render_explained, explained())
-    assert three in said(render_controlled, controlled())
-    assert "10 runs agree" in said(render_explained, explained(runs=10))
-    assert "missed in 35 of 100" in said(render_explained, explained(runs=10))
-    assert controlled_json(controlled())["results"]["would_miss"] == {"shows_in": 0.1, "missed": pytest.approx(0.73)}
+    assert three in said(explained())
+    assert three in said(controlled())
+    assert "10 runs agree" in said(explained(runs=10))
+    assert "missed in 35 of 100" in said(explained(runs=10))
+    assert as_json(controlled())["results"]["would_miss"] == {"shows_in": 0.1, "missed": pytest.approx(0.73)}
     differ = explained(Finding("clock", parting("data"), None, 9))
-    assert "would be missed" not in said(render_explained, differ)
-    assert explained_json(differ)["results"]["would_miss"] is None
+    assert "would be missed" not in said(differ)
+    assert as_json(differ)["results"]["would_miss"] is None
 
 
 def test_a_loop_in_which_no_optimizer_made_a_step_is_told():
-    for render, found in ((render_explained, explained), (render_controlled, controlled)):
-        assert "No optimizer made a step" in said(render, found(steps=0))
-        assert "No optimizer made a step" not in said(render, found(steps=1))
+    for found in (explained, controlled):
+        assert "No optimizer made a step" in said(found(steps=0))
+        assert "No optimizer made a step" not in said(found(steps=1))
 
 
 def test_changes_that_make_runs_agree():
-    text = said(render_controlled, controlled("a weight", ("numpy",)))
+    text = said(controlled("a weight", ("numpy",)))
     assert "With these changes runs end in the same bits: call np.random.seed(SEED)" in text
-    text = said(render_controlled, controlled("a weight", ("numpy",), verified=False))
+    text = said(controlled("a weight", ("numpy",), verified=False))
     assert "Changes that help, but not alone: call np.random.seed(SEED)" in text
 
 

@@ -69,12 +69,7 @@ _ALL = (
         "os.urandom replaced by a fixed stream",
         "use a generator with a fixed seed instead of os.urandom, secrets, uuid or a generator that was given no seed",
     ),
-    Source(
-        "process",
-        "the number of the process",
-        "os.getpid() fixed",
-        "take no seed or name from os.getpid()",
-    ),
+    Source("process", "the number of the process", "os.getpid() fixed", "take no seed or name from os.getpid()"),
     Source(
         "memory",
         "memory that was never written",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from unsilent.report.look import GREY, HEAT, INK, MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, labels
+from unsilent.report.look import GREY, HEAT, INK, MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, labels, points
+from unsilent.report.text import counted
 from unsilent.statistics.groups import GroupSpread
 from unsilent.studies.noise.records import ChurnMatrix, LossSpread, NoiseResult, VariantNoise
 
@@ -28,19 +29,9 @@ def distribution_figure(variants: Sequence[VariantNoise], what: str) -> Figure:
     traces = []
     for number, one in enumerate(variants):
         values = [100 * v for v in one.accuracies] if what == "accuracy" else list(one.losses)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": values,
-                "y": _spread_out(number, len(values)),
-                "marker": {"color": _colour(number), "symbol": _marker(number), "size": 8, "opacity": 0.7},
-                "name": label(one.name),
-                "hoverinfo": "text",
-                "text": [f"{label(one.name)}, replica {r}: {v:.4g}" for r, v in enumerate(values)],
-                "showlegend": False,
-            }
-        )
+        hover = [f"{label(one.name)}, replica {r}: {v:.4g}" for r, v in enumerate(values)]
+        marker = {"color": _colour(number), "symbol": _marker(number), "size": 8, "opacity": 0.7}
+        traces.append(points("", values, _spread_out(number, len(values)), hover, marker))
     unit = "accuracy on held-out samples, %" if what == "accuracy" else "loss on held-out samples"
     names = labels([one.name for one in variants])
     rows = {
@@ -74,10 +65,7 @@ def churn_figure(matrix: ChurnMatrix) -> Figure:
     lines = [
         {"type": "line", "x0": a, "x1": b, "y0": c, "y1": d, "line": {"color": INK, "width": 1}}
         for start in starts[1:]
-        for a, b, c, d in (
-            (start - 0.5, start - 0.5, -0.5, count - 0.5),
-            (-0.5, count - 0.5, start - 0.5, start - 0.5),
-        )
+        for a, b, c, d in ((start - 0.5, start - 0.5, -0.5, count - 0.5), (-0.5, count - 0.5, start - 0.5, start - 0.5))
     ]
     names = labels([name for name, _ in matrix.variants], 16)
     axis = {"tickvals": middles, "ticktext": names, "showgrid": False, "automargin": True}
@@ -99,15 +87,15 @@ def parting_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Figure
     traces = []
     for curve in curves:
         number = list(order).index(curve.variant)
-        points = [(s + 1, v) for s, v in zip(curve.steps, curve.sd, strict=True) if v > 0 and math.isfinite(v)]
+        places = [(s + 1, v) for s, v in zip(curve.steps, curve.sd, strict=True) if v > 0 and math.isfinite(v)]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines",
-                "x": [x for x, _ in points],
-                "y": [y for _, y in points],
+                "x": [x for x, _ in places],
+                "y": [y for _, y in places],
                 "hoverinfo": "text",
-                "text": [f"{label(curve.variant)}, step {x - 1}: {y:.3g}" for x, y in points],
+                "text": [f"{label(curve.variant)}, step {x - 1}: {y:.3g}" for x, y in places],
                 "line": {"color": _colour(number), "width": 2, "dash": _DASHES[number % len(_DASHES)]},
                 "name": label(curve.variant),
             }
@@ -130,32 +118,14 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
     for number, one in enumerate(variants):
         if not one.groups or identical(one):
             continue
-        symbol = _marker(number)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": [100 * g.by_size for g in one.groups],
-                "y": [100 * (g.sd.estimate or 0) for g in one.groups],
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [100 * (g.sd.high - (g.sd.estimate or 0)) for g in one.groups],
-                    "arrayminus": [100 * ((g.sd.estimate or 0) - g.sd.low) for g in one.groups],
-                    "color": _colour(number),
-                    "thickness": 1,
-                    "width": 0,
-                },
-                "marker": {
-                    "color": _colour(number),
-                    "symbol": [symbol if called(g) else f"{symbol}-open" for g in one.groups],
-                    "size": 9,
-                },
-                "name": label(one.name),
-                "hoverinfo": "text",
-                "text": [f"{label(one.name)}, {label(g.name)}, {g.n} samples" for g in one.groups],
-            }
-        )
+        symbols = [_marker(number) if called(g) else f"{_marker(number)}-open" for g in one.groups]
+        marker = {"color": _colour(number), "symbol": symbols, "size": 9}
+        bars: Figure = {"type": "data", "symmetric": False, "color": _colour(number), "thickness": 1, "width": 0}
+        bars["array"] = [100 * (g.sd.high - (g.sd.estimate or 0)) for g in one.groups]
+        bars["arrayminus"] = [100 * ((g.sd.estimate or 0) - g.sd.low) for g in one.groups]
+        x, y = [100 * g.by_size for g in one.groups], [100 * (g.sd.estimate or 0) for g in one.groups]
+        hover = [f"{label(one.name)}, {label(g.name)}, {counted(g.n, 'sample')}" for g in one.groups]
+        traces.append(points(label(one.name), x, y, hover, marker, error_y=bars))
     widest = max((g.by_size for one in variants for g in one.groups), default=0.01)
     end = 100 * 1.05 * min(widest, top)
     line = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"color": SOFT, "dash": "dot", "width": 1}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
@@ -99,10 +98,12 @@ def report(result: NoiseResult) -> Report:
         for name in (*names, "parameters", "device", "machine", "level", "smallest_p", "info")
     }
     data["variants"] = [_variant(one) for one in result.variants]
-    data["switches"] = [asdict(effect) for effect in result.effects]
-    data["churn_matrix"] = {"variants": result.matrix.variants, "churn": result.matrix.churn}
-    data["loss_spread"] = [{"variant": c.variant, "steps": c.steps, "sd": c.sd} for c in result.curves]
-    data["notes"] = result.notes
+    data |= {
+        "switches": result.effects,
+        "churn_matrix": result.matrix,
+        "loss_spread": result.curves,
+        "notes": result.notes,
+    }
     facts = {"command": result.command, "base seed": result.seed, "device": result.device, "store": result.store}
     facts |= {"training": result.training, **result.machine, **result.versions}
     return Report(
@@ -181,11 +182,11 @@ def _variant(one: VariantNoise) -> dict[str, Any]:
         | {"p_corrected_error": g.error_p, "draws": g.draws}
         for g in one.groups
     ]
-    return found | {"first": None if one.first is None else asdict(one.first)}
+    return found | {"first": one.first}
 
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
-    yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {result.steps:,} steps each"
+    yield "replicas", f"{sum(one.n for one in result.variants):,}", f"of {counted(result.steps, 'step')} each"
     for one in spreading(result)[:4]:
         yield f"churn, {one.name}", f"{100 * (one.churn.estimate or 0):.2g} %", ""
     yield "parameters", f"{result.parameters:,}", ""
@@ -303,7 +304,9 @@ def findings(result: NoiseResult) -> Iterator[str]:
     """What else is told in sentences."""
     for found in result.variants:
         if found.fixed:
-            told = "end in the same bits" if identical(found) else f"end in {found.distinct} different states"
+            told = (
+                "end in the same bits" if identical(found) else f"end in {counted(found.distinct, 'different state')}"
+            )
             yield f"{clean(found.name)}: {counted(found.n, 'run')} {told}"
     for found in result.variants:
         if found.first is not None:
@@ -345,7 +348,7 @@ def how(result: NoiseResult) -> list[str]:
         f"{100 * result.confidence:g} % limits, from leaving out one replica at a time (for an sd at least those of a normal "
         "sample); – where nothing bounds it",
         f"parts at step: median over replicas, counted from 0, where weights differ from those of the clean twin; "
-        f"{result.steps:,} steps a run",
+        f"{counted(result.steps, 'step')} a run",
         f"a rank test against these replicas can give p = {result.smallest_p:.2g} at the least",
         f"{seconds(result.seconds)} in all sessions, {seconds(result.cpu_seconds)} of CPU time",
     ]

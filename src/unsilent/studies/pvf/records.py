@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PART = "part of a list"
-"""How the method of a row ends whose limits are bounds: what the faults of the list that were not run could make of it."""
-
 
 def at_flips(flips: int | None) -> str:
     """`` at 8 flips``, to stand behind a name; nothing where the fault model says how many there are."""

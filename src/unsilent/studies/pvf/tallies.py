@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError, unknown
+from unsilent.interval import PART
 from unsilent.outcomes.base import Outcome
 from unsilent.statistics import Interval, Stratum, stratified, wilson
 from unsilent.statistics.looks import confidence_at
-from unsilent.studies.pvf.records import PART
 from unsilent.studies.pvf.spec import TrialRow
 
 UNITS = ("sample", "batch")

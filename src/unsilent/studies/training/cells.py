@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.text import clean, counted, shown
 from unsilent.statistics.intervals import Interval
-from unsilent.studies.training.records import Caught, ClassShare, Condition, Group, Part, TrainingResult
+from unsilent.studies.training.records import Group, Part, TrainingResult
 from unsilent.studies.training.spec import PHASES
 
 ANY = "any"
@@ -98,24 +98,12 @@ def part_name(part: Part) -> str:
     return clean(part.part or part.target) + (f" ({clean(part.what)})" if part.what else "")
 
 
-def class_cells(found: ClassShare) -> list[str]:
-    """Name, trials, how many of them are different, share and its limits."""
-    share = shown(found.share.estimate, found.share.low, found.share.high)
-    return [clean(found.name), f"{found.n:,}", f"{found.different:,}", share.estimate, share.limits]
-
-
 def example(result: TrainingResult, outcome: str) -> str:
     """The first stored example of a class; nothing where there is none."""
     found = next((curve for curve in result.curves if curve.outcome == outcome), None)
     if found is None:
         return ""
     return clean(found.trial) + (" (made by hand)" if found.made else "")
-
-
-def group_cells(group: Group) -> list[str]:
-    """n, different, harmful and latent share with limits, and which classes that are not masked."""
-    shares = map(plainly, (group.different, group.harmful, group.latent))
-    return [f"{group.n:,}", *shares, counts_text(group.counts)]
 
 
 def plainly(share: Interval) -> str:
@@ -126,33 +114,6 @@ def plainly(share: Interval) -> str:
 def counts_text(counts: Mapping[str, int]) -> str:
     """``8×immediate-nan, 9×low-test``: of all classes but the masked ones; no blank parts a count from its class."""
     return ", ".join(f"{counts[name]:,}×{name}" for name in seen(counts) if not name.startswith("masked"))
-
-
-def condition_cells(found: Condition) -> list[str]:
-    """Kind and factor, the six counts, sensitivity and specificity, and sensitivity among different trials, with limits."""
-    counts = [
-        f"{x:,}" for x in (found.hit, found.missed, found.false, found.clear, found.loud_with, found.loud_without)
-    ]
-    kind = clean(KINDS.get(found.kind, found.kind))
-    shares = (found.sensitivity, found.specificity, found.different)
-    return [kind, f"{found.factor:,.0f}", *counts, *map(plainly, shares)]
-
-
-def part_cells(part: Part) -> list[str]:
-    """Target, what of it, elements, trials, failures, PVF and limits, and the share by implementation noise alone."""
-    text = shown(part.pvf.estimate, part.pvf.low, part.pvf.high)
-    counts = [f"{x:,}" for x in (part.elements, part.n, part.failures)]
-    name = clean(part.part or part.target)
-    return [name, clean(part.what), *counts, text.estimate, text.limits, plainly(part.different)]
-
-
-def caught_cells(found: Caught) -> list[str]:
-    """Size, faults, caught within two steps, share and limits, ended with golden's bits."""
-    text = shown(found.share.estimate, found.share.low, found.share.high)
-    return [
-        clean(found.name), f"{found.n:,}", f"{found.within:,}", text.estimate, text.limits if found.n else "–",
-        f"{found.identical:,}",
-    ]  # fmt: skip
 
 
 def ordered_groups(result: TrainingResult) -> dict[str, list[Group]]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
+from unsilent.report.estimates import Dots, shares_figure
 from unsilent.report.look import SERIES_COLOURS
 from unsilent.report.model import Column, Plot, Report, Row, Section, Shown, Table, Text
 from unsilent.report.text import counted, listed, signed
 from unsilent.statistics.comparing import Counts, joint_differences
-from unsilent.studies.training.figures import Dots, shares_figure
 from unsilent.studies.training.judging import SHARES
 from unsilent.studies.training.records import Contrast, TrainingResult
 
@@ -46,9 +46,7 @@ def _counts(share: Interval) -> Counts:
 
 def told(result: TrainingResult) -> str:
     """A campaign in a few words."""
-    return (
-        f"{result.workload} ({' and '.join(dict.fromkeys(result.optimizers)) or 'no optimizer'}, {result.n:,} trials)"
-    )
+    return f"{result.workload} ({' and '.join(dict.fromkeys(result.optimizers)) or 'no optimizer'}, {counted(result.n, 'trial')})"
 
 
 # -- its report -----------------------------------------------------------------------------------------------------------

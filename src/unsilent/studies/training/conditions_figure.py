@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.look import INK, SOFT, Figure, figure, label
+from unsilent.report.look import points as marks
 from unsilent.studies.training.curves import power
 from unsilent.studies.training.figures import look
 from unsilent.studies.training.records import Point
@@ -14,10 +15,7 @@ from unsilent.studies.training.sentences import FACTOR
 from unsilent.studies.training.spec import WATCHED
 
 HISTORY, MOVING = (WATCHED.index("first"), WATCHED.index("second")), (WATCHED.index("moving"),)
-TITLES = {
-    HISTORY: "largest gradient history, × golden's",
-    MOVING: "largest moving statistic, × golden's",
-}
+TITLES = {HISTORY: "largest gradient history, × golden's", MOVING: "largest moving statistic, × golden's"}
 MOST = 3000
 """Harmless trials that are drawn; of the others all are."""
 LEAST = 1e-3
@@ -47,8 +45,8 @@ def conditions_figure(points: Sequence[Point]) -> Figure | None:
         size = 6 if name.startswith("masked") else 10
         marker = {"color": colour, "symbol": symbol, "size": size, "line": {"color": INK, "width": 0.5}}
         total = sum(point.outcome == name for point in points)
-        head = {"type": "scatter", "mode": "markers", "name": f"{label(name)} {total:,}", "marker": marker}
-        traces.append({**head, "x": xs, "y": ys, "hoverinfo": "text", "text": [_hover(point) for _, point in mine]})
+        hover = [_hover(point) for _, point in mine]
+        traces.append(marks(f"{label(name)} {total:,}", xs, ys, hover, marker))
     if len(sides) == 2:
         height, yaxis = 560, {**scales[1].axis(), "title": {"text": TITLES[MOVING]}}
     else:

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.report.look import (
-    MARKERS,
-    SERIES_COLOURS,
-    SOFT,
-    Figure,
-    figure,
-    label,
-    labels,
-    percent,
-    percent_ticks,
-    triangle,
-)
+from unsilent.report.estimates import Dots, bottom_of, dot_traces, rows_axis, shares_figure
+from unsilent.report.look import MARKERS, SERIES_COLOURS, Figure, figure, label, percent
 from unsilent.report.text import shown
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.cells import events, ordered_groups, worst_first
@@ -44,17 +32,6 @@ IN_ORDER = ("phase", "what was struck", "part of the run")
 """Kinds of groups whose own order says more than the most harmful first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dots:
-    """One series of shares with limits, a row each; the name is that of the legend."""
-
-    name: str
-    colour: Sequence[str]
-    symbol: Sequence[str]
-    rows: Sequence[tuple[float, Interval, str]]
-    """Place, share, and what is shown when it is pointed at."""
-
-
 def look(outcome: str) -> tuple[str, str]:
     """Colour and shape of a class."""
     return LOOKS[TrainingOutcome(outcome)]
@@ -67,22 +44,6 @@ def classes_figure(result: TrainingResult) -> Figure:
     rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(classes)]
     dots = Dots("", [colour for colour, _ in looks], [symbol for _, symbol in looks], rows)
     return shares_figure([dots], [one.name for one in classes], "share of trials")
-
-
-def shares_figure(series: Sequence[Dots], names: Sequence[str], title: str, bottom: float | None = None) -> Figure:
-    """Dots with limits on a logarithmic axis, first row on top; a hollow triangle at the upper limit of none."""
-    known = [interval for dots in series for _, interval, _ in dots.rows if interval.n]
-    bottom = bottom_of(known) if bottom is None else bottom
-    traces = [trace for dots in series for trace in _dots(dots, bottom)]
-    axis = {"type": "log", "range": [math.log10(bottom), 0.08], "title": {"text": title}, **percent_ticks(bottom)}
-    legend = any(dots.name for dots in series)
-    return figure(traces, 76 + 26 * len(names) + 24 * legend, xaxis=axis, yaxis=_rows(names), margin=_margin(legend))
-
-
-def bottom_of(values: Sequence[Interval]) -> float:
-    """Where a logarithmic axis of shares starts: a power of ten below every estimate and upper limit."""
-    lowest = min((value.estimate or value.high for value in values), default=0.1)
-    return min(10.0 ** math.floor(math.log10(max(lowest, 1e-9)) - 0.05), 0.1)
 
 
 def group_figures(result: TrainingResult) -> dict[str, Figure]:
@@ -134,71 +95,12 @@ def guard_figure(sizes: Sequence[Caught]) -> Figure:
     """Share of harmful faults that were caught, by their size."""
     kept = [one for one in sizes if one.n]
     rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(kept)]
-    trace = _dots(Dots("", [HARM] * len(rows), ["circle"] * len(rows), rows), 0.0)[0]
-    trace["x"] = [one.share.estimate for one in kept]
-    trace["error_x"]["array"] = [one.share.high - (one.share.estimate or 0) for one in kept]
-    trace["error_x"]["arrayminus"] = [(one.share.estimate or 0) - one.share.low for one in kept]
+    traces = dot_traces(Dots("", [HARM] * len(rows), ["circle"] * len(rows), rows))
     quarters = [0, 0.25, 0.5, 0.75, 1]
     axis = {"range": [-0.02, 1.02], "tickvals": quarters, "ticktext": [percent(q) for q in quarters]}
     title = {"title": {"text": "caught within two steps"}}
-    return figure(
-        [trace], 120 + 34 * len(kept), xaxis=axis | title, yaxis=_rows([f"{one.name} ({one.n})" for one in kept])
-    )
-
-
-def _margin(legend: bool) -> Figure:
-    return {"l": 74, "r": 28, "t": 34 if legend else 10, "b": 52}
-
-
-def _dots(dots: Dots, bottom: float) -> list[Figure]:
-    """Estimates above zero with error bars; hollow triangles at the upper limits of the others."""
-    some = [i for i, (_, interval, _) in enumerate(dots.rows) if interval.estimate or not bottom]
-    none = [i for i, (_, interval, _) in enumerate(dots.rows) if interval.estimate == 0]
-    common = {"type": "scatter", "mode": "markers", "hoverinfo": "text"}
-    values = [dots.rows[i][1] for i in some]
-    bars = {
-        "type": "data",
-        "symmetric": False,
-        "array": [v.high - (v.estimate or 0) for v in values],
-        "arrayminus": [(v.estimate or 0) - max(v.low, bottom / 10) for v in values],
-        "color": SOFT,
-        "thickness": 1.3,
-        "width": 3,
-    }
-    drawn = {
-        **common,
-        "name": dots.name,
-        "showlegend": bool(dots.name),
-        "x": [v.estimate for v in values],
-        "y": [dots.rows[i][0] for i in some],
-        "error_x": bars,
-        "marker": {"color": _one(dots.colour, some), "symbol": _one(dots.symbol, some), "size": 10},
-        "hovertext": [dots.rows[i][2] for i in some],
-    }
-    limits = {
-        **common,
-        "showlegend": False,
-        "x": [dots.rows[i][1].high for i in none],
-        "y": [dots.rows[i][0] for i in none],
-        "marker": {
-            "color": [dots.colour[i] for i in none],
-            "symbol": triangle(False),
-            "size": 11,
-            "line": {"width": 1.6},
-        },
-        "hovertext": [dots.rows[i][2] for i in none],
-    }
-    return [drawn, limits] if none and bottom else [drawn]
-
-
-def _one(values: Sequence[str], kept: Sequence[int]) -> str | list[str]:
-    """One value where all are the same: the legend of a series that has limits alone shows it, too."""
-    return values[0] if len(set(values)) == 1 else [values[i] for i in kept]
-
-
-def _rows(names: Sequence[str]) -> Figure:
-    ends = [len(names) - 0.4, -0.6]
-    return {"tickvals": list(range(len(names))), "ticktext": labels(names), "range": ends, "automargin": True}
+    names = rows_axis([f"{one.name} ({one.n})" for one in kept])
+    return figure(traces, 120 + 34 * len(kept), xaxis=axis | title, yaxis=names)
 
 
 def _hover(name: str, share: Interval) -> str:

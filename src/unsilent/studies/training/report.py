@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unsilent.interval import Interval, counted
+from unsilent.interval import Interval
+from unsilent.interval import counted as certain
+from unsilent.report.estimates import share_cells
 from unsilent.report.model import Column, Grid, Heading, Mark, Part, Plot, Report, Row, Section, Shown, Table, Text
-from unsilent.report.text import clean, short, shown
+from unsilent.report.text import clean, counted, short, shown
 from unsilent.studies.training.cells import (
     KINDS,
     counts_text,
@@ -61,6 +63,8 @@ CONDITIONS = (
     "largest within two steps, false and clear harmless ones, loud and not those whose harm shows itself; different: "
     "sensitivity among trials that are latent harm by implementation noise alone"
 )
+LEFT_OUT = {"loud": 3, "not": 3, "different %": 2, "false": 1, "clear": 1}
+"""Columns of that table which a narrow terminal leaves out, the highest first."""
 UNDER_GUARD = "sizes (of harmful faults): largest value written, in multiples of what was usual in the tensor"
 
 
@@ -106,7 +110,7 @@ def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval
         for measure in ("different", "harmful", "latent"):
             yield kind, group.name, measure, getattr(group, measure), {}
         for name, number in group.counts.items():
-            yield kind, group.name, f"{name}_trials", counted(number, group.n), {}
+            yield kind, group.name, f"{name}_trials", certain(number, group.n), {}
     for contrast in result.contrasts:
         gap = f"{contrast.first} - {contrast.second}"
         yield "contrast", contrast.first, contrast.name, contrast.one, {}
@@ -122,7 +126,7 @@ def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval
                 "condition",
                 name,
                 f"{count}_trials",
-                counted(getattr(c, count), c.hit + c.missed + c.false + c.clear),
+                certain(getattr(c, count), c.hit + c.missed + c.false + c.clear),
                 {},
             )
     for part in result.parts:
@@ -132,7 +136,7 @@ def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval
     for kind, caught in _caught(result):
         yield kind, caught.name, "caught", caught.share, {"caught": caught.within, "identical": caught.identical}
     for name in ("steps", "bound", "seconds", "per_hour"):
-        yield "cost", "all", name, counted(getattr(result.cost, name), result.n), {}
+        yield "cost", "all", name, certain(getattr(result.cost, name), result.n), {}
 
 
 def _caught(result: TrainingResult) -> Sequence[tuple[str, Caught]]:
@@ -146,9 +150,7 @@ def _caught(result: TrainingResult) -> Sequence[tuple[str, Caught]]:
 def _data(result: TrainingResult) -> dict[str, Any]:
     """What JSON has besides estimates."""
     found: dict[str, Any] = {name: getattr(result, name) for name in TOP}
-    found["thresholds"] = _fields(result.thresholds)
-    floors = result.floors
-    found["floors"] = {"implementation": _fields(floors.implementation), "seeds": _fields(floors.seeds)}
+    found |= {"thresholds": result.thresholds, "floors": result.floors, "curves": result.curves, "cost": result.cost}
     found["least_accuracy"], found["least_accuracy_different"] = least_accuracy(result)
     found["classes"] = {one.name: one.n for one in result.classes}
     found["different"] = {one.name: one.different for one in result.classes}
@@ -157,8 +159,6 @@ def _data(result: TrainingResult) -> dict[str, Any]:
     }
     found["conditions"] = [{name: getattr(c, name) for name in ("kind", "factor", *COUNTS)} for c in result.conditions]
     found["points"] = [_point(point) for point in result.points]
-    found["curves"] = [_fields(curve) for curve in result.curves]
-    found["cost"] = _fields(result.cost)
     found["guard"] = None if result.guard is None else _guard(result)
     found["notes"] = list(result.notes)
     return found
@@ -180,17 +180,12 @@ def _point(point: Point) -> dict[str, Any]:
     return {"trial": point.trial, "class": point.outcome, "ratios": ratios, "not_finite": lost}
 
 
-def _fields(row: Any) -> dict[str, Any]:
-    # `dataclasses.asdict` copies values deeply, which a mapping proxy does not survive.
-    return {name: getattr(row, name) for name in row.__dataclass_fields__}
-
-
 # -- what is shown ------------------------------------------------------------------------------------------------------
 
 
 def numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
-    yield "struck trainings", f"{result.n:,}", f"of {result.steps:,} steps each"
+    yield "struck trainings", f"{result.n:,}", f"of {counted(result.steps, 'step')} each"
     whole = result.whole
     shares = [("different", whole.different), ("harmful", whole.harmful), ("latent", whole.latent)]
     if result.parts:
@@ -236,13 +231,6 @@ def _sections(result: TrainingResult) -> Iterator[Section]:
     yield Section("Thresholds", "", (table,))
 
 
-def _share(found: Interval) -> tuple[Shown, Shown]:
-    """Estimate and limits as two cells."""
-    text = shown(found.estimate, found.low, found.high)
-    key = -1.0 if found.estimate is None else found.estimate
-    return Shown(text.estimate, key), Shown(text.limits if found.n else "–", found.high)
-
-
 def _plainly(found: Interval) -> Shown:
     return Shown(plainly(found), -1.0 if found.estimate is None else found.estimate)
 
@@ -253,9 +241,13 @@ def _classes_table(result: TrainingResult) -> Table:
         colour, symbol = look(one.name)
         where = short(example(result, one.name), EXAMPLE)
         name = Shown(one.name, mark=(colour, SHAPES[symbol]))
-        rows.append(Row((name, one.n, one.different, *_share(one.share), where, told(one.name, result, brief=True))))
+        rows.append(
+            Row((name, one.n, one.different, *share_cells(one.share), where, told(one.name, result, brief=True)))
+        )
     heads = ("class", "trials", "different", "share %", "interval", "example", "what it is")
-    columns = tuple(Column(head, "text", left=head in ("example", "what it is")) for head in heads)
+    columns = tuple(
+        Column(head, left=head in ("example", "what it is"), priority=int(head == "example")) for head in heads
+    )
     return Table(columns, tuple(rows))
 
 
@@ -345,7 +337,7 @@ def _conditions(result: TrainingResult) -> Iterator[Part]:
             "sensitivity %",
             "specificity %",
         )
-        columns = tuple(Column(head) for head in (*heads, "different %"))
+        columns = tuple(Column(head, priority=LEFT_OUT.get(head, 0)) for head in (*heads, "different %"))
         rows = []
         for c in result.conditions:
             counts = (getattr(c, name) for name in COUNTS)
@@ -359,7 +351,7 @@ def _parts_table(result: TrainingResult) -> Table:
     if len(parts) > GROUPS:
         parts.sort(key=lambda part: -(part.pvf.estimate or 0.0))
     rows = [
-        Row((p.part or p.target, p.what, p.elements, p.n, p.failures, *_share(p.pvf), _plainly(p.different)))
+        Row((p.part or p.target, p.what, p.elements, p.n, p.failures, *share_cells(p.pvf), _plainly(p.different)))
         for p in parts
     ]
     heads = ("target", "of it", "elements", "trials", "failed", "PVF %", "interval", "different %")
@@ -374,7 +366,7 @@ def _guarded(result: TrainingResult) -> Iterator[Part]:
         return
     if any(one.n for one in guard.sizes):
         yield Plot("guard", "Caught share by size", guard_figure(guard.sizes))
-    rows = [Row((one.name, one.n, one.within, *_share(one.share), one.identical)) for _, one in _caught(result)]
+    rows = [Row((one.name, one.n, one.within, *share_cells(one.share), one.identical)) for _, one in _caught(result)]
     heads = ("faults", "n", "caught", "share %", "interval", "golden's bits")
     yield Table(tuple(map(Column, heads)), tuple(rows), f"under the guard; {UNDER_GUARD}")
 

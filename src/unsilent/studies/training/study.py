@@ -16,17 +16,11 @@ from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.report.text import counted
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.conditions import conditions, points
 from unsilent.studies.training.floor import LEVEL, check_twin, least_accuracies
-from unsilent.studies.training.judging import (
-    EXAMPLES,
-    Judge,
-    backward_against_forward,
-    group,
-    grouped,
-    groups_of,
-)
+from unsilent.studies.training.judging import EXAMPLES, Judge, backward_against_forward, group, grouped, groups_of
 from unsilent.studies.training.kind import Floors, TrainingStore
 from unsilent.studies.training.ladders import LADDERS
 from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
@@ -180,7 +174,7 @@ def _named(name: str, workload: str) -> str:
 
 def _notes(spared: Sequence[TrainingRow], judge: Judge) -> Iterator[str]:
     if spared:
-        yield f"{len(spared)} trials struck nothing, for their operation does not run in each step: {spared[0].error}"
+        yield f"{counted(len(spared), 'trial')} struck nothing, for their operation does not run in each step: {spared[0].error}"
     if not judge.told_accuracy:
         yield "Steps of this training tell no accuracy, so degradation is judged by held-out accuracy alone (low-test)."
 
@@ -196,10 +190,7 @@ def _classes(trials: Sequence[Judged], confidence: float) -> tuple[ClassShare, .
     different = Counter(one.outcome for one in trials if one.different)
     return tuple(
         ClassShare(
-            str(outcome),
-            counts[outcome],
-            different[outcome],
-            clopper_pearson(counts[outcome], len(trials), confidence),
+            str(outcome), counts[outcome], different[outcome], clopper_pearson(counts[outcome], len(trials), confidence)
         )
         for outcome in TrainingOutcome
     )
@@ -255,11 +246,7 @@ class Example:
 
 
 def example(
-    wanted: str,
-    executor: Executor,
-    store: TrainingStore,
-    reading: Reading,
-    observer: Observer | None = None,
+    wanted: str, executor: Executor, store: TrainingStore, reading: Reading, observer: Observer | None = None
 ) -> Example:
     """One instance of a class, run again; raises ``UsageError`` where neither a trial nor a fault made by hand ends so."""
     judge = Judge(store.description, floors_of(store), reading.thresholds)

@@ -1,0 +1,191 @@
+"""The figures of a trace: outputs in execution order against the share that differs, and the largest relative change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from unsilent.report.look import GREY, INK, SERIES_COLOURS, SOFT, Figure, figure, label, percent, points
+from unsilent.report.text import counted
+from unsilent.traced import BEFORE, Placed, Trace, TraceRow
+
+PHASE_NAMES = {"fwd": "forward", "recomputed": "run again", "bwd": "backward", "outside": "outside", "update": "update"}
+LOOKS = {
+    "fwd": (SERIES_COLOURS[0], "circle"),
+    "recomputed": (SERIES_COLOURS[5], "diamond"),
+    "bwd": (SERIES_COLOURS[1], "square"),
+    "outside": (SERIES_COLOURS[3], "cross"),
+    "update": (SERIES_COLOURS[2], "triangle-up"),
+}
+TICK = {"color": "#8a97a3", "symbol": "line-ns-open", "size": 7, "line": {"width": 1}}
+BAD = "#B00020"
+HEIGHT = 380
+_LARGEST = 307.0
+"""Of powers of ten, the largest that is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows ``first`` to ``last`` that one phase has without a break."""
+
+    phase: str
+    first: int
+    last: int
+
+
+def share_figure(trace: Trace) -> Figure:
+    """Share of changed elements on a logarithmic scale; what is unchanged is a tick on the line at the bottom."""
+    shares = [row.share for row in trace.rows if row.change.changed]
+    bottom = 10.0 ** math.floor(math.log10(min(shares, default=0.1)) - 1e-9)
+    rail = bottom / 10**0.45
+    series = _by_phase(trace, lambda row: row.share if row.change.changed else None)
+    same = [i for i, row in enumerate(trace.rows) if not row.change.changed]
+    if same:
+        series.append(_points(trace, "unchanged", same, [rail] * len(same), TICK))
+    powers = range(round(math.log10(bottom)), 1)
+    drawn = [k for k in powers if (0 - k) % max(1, math.ceil(len(powers) / 7)) == 0]
+    ticks = {"tickvals": [rail, *(10.0**k for k in drawn)], "ticktext": ["0", *(percent(10.0**k) for k in drawn)]}
+    low = math.log10(bottom) - 0.8
+    return _figure(trace, series, {"range": [low, 0.03 * -low], "title": {"text": "changed elements"}, **ticks})
+
+
+def relative_figure(trace: Trace) -> Figure | None:
+    """Largest relative change on a logarithmic scale; above it, what has no ratio. None where no number changed."""
+    changes = [row.change for row in trace.rows]
+    values = [change.relative for change in changes if change.relative]
+    bad = [i for i, change in enumerate(changes) if change.nonfinite]
+    born = [i for i, change in enumerate(changes) if change.from_zero and change.relative is None]
+    if not (values or bad or born):
+        return None
+    low = math.floor(math.log10(min(values, default=0.1)) - 1e-9)
+    high = math.ceil(math.log10(max(values, default=1.0)) + 1e-9)
+    series = _by_phase(trace, lambda row: row.change.relative or None)
+    top = float(high)
+    drawn = [k for k in range(low, high + 1) if k % max(1, math.ceil((high - low) / 6)) == 0 and k <= _LARGEST]
+    ticks = {10.0**k: f"10<sup>{k}</sup>" if abs(k) > 2 else f"{10.0**k:g}" for k in drawn}
+    for numbers, name, short_name, symbol, colour in (
+        (born, "from 0 alone", "from 0", "triangle-up-open", SOFT),
+        (bad, "NaN or infinity", "NaN, ∞", "x", BAD),
+    ):
+        if numbers:
+            top += (high - low) / 10
+            rail = 10.0 ** min(top, _LARGEST)
+            ticks[rail] = short_name
+            marker = {"color": colour, "symbol": symbol, "size": 8}
+            series.append(_points(trace, name, numbers, [rail] * len(numbers), marker))
+    ends = [low - 0.06 * (high - low), top + (high - low) / 15]
+    title = {"text": "largest relative change"}
+    return _figure(trace, series, {"range": ends, "tickvals": [*ticks], "ticktext": [*ticks.values()], "title": title})
+
+
+def segments(rows: Iterable[TraceRow]) -> list[Segment]:
+    """Runs of rows of one phase, in order."""
+    runs = [[*group] for _, group in groupby(enumerate(rows), key=lambda pair: pair[1].phase)]
+    return [Segment(run[0][1].phase, run[0][0], run[-1][0]) for run in runs]
+
+
+def marks(trace: Trace) -> dict[int, list[Placed]]:
+    """The faults by the number of the row they strike; a place that is not known is the first row that differs."""
+    found: dict[int, list[Placed]] = {}
+    first = next(trace.changed, BEFORE)
+    for fault in trace.faults:
+        found.setdefault(first if fault.row is None else fault.row, []).append(fault)
+    return dict(sorted(found.items()))
+
+
+def magnitude(value: float | None) -> str:
+    """Two digits and a power of ten, as a column of them needs it; ``–`` for none."""
+    if value is None:
+        return "–"
+    return f"{value:.2g}" if value == 0 or 1e-3 <= value < 1e4 else f"{value:.1e}"
+
+
+def share_text(row: TraceRow) -> str:
+    """Changed elements in percent, two or three digits, never rounded to 0 or 100."""
+    if row.change.changed in (0, row.elements):
+        return f"{100 * row.share:.0f}"
+    share = min(100 * row.share, 99.9)
+    return f"{share:.3g}" if share > 99 else magnitude(share)
+
+
+def _by_phase(trace: Trace, value: Callable[[TraceRow], float | None]) -> list[Figure]:
+    """One series of points for each phase that the run has; one without points still explains its colour."""
+    found = []
+    for phase, (colour, symbol) in LOOKS.items():
+        numbers = [i for i, row in enumerate(trace.rows) if row.phase == phase]
+        values = {i: at for i in numbers if (at := value(trace.rows[i])) is not None}
+        marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.85}
+        if numbers:
+            found.append(_points(trace, PHASE_NAMES[phase], [*values], [*values.values()], marker))
+    return found
+
+
+def _points(trace: Trace, name: str, numbers: Sequence[int], values: Sequence[float], marker: Figure) -> Figure:
+    hover = [_hover(i, trace.rows[i]) for i in numbers]
+    return points(name, numbers or (None,), values or (None,), hover, marker)
+
+
+def _figure(trace: Trace, series: list[Figure], scale: Figure) -> Figure:
+    count = len(trace.rows)
+    title = {"text": "outputs, in the order they are computed"}
+    return figure(
+        series,
+        HEIGHT,
+        showlegend=True,
+        hovermode="closest",
+        margin={"l": 74, "r": 20, "t": 62, "b": 52},
+        legend={"orientation": "h", "x": 0, "y": 1.07, "yanchor": "bottom", "traceorder": "normal"},
+        shapes=[*_phases(trace), *(_upright(_at(row), INK, "dot") for row in marks(trace))],
+        annotations=_fault_name(trace),
+        xaxis={"range": [-0.03 * count - 1, count * 1.02], "title": title, "showgrid": False},
+        yaxis={"type": "log", **scale},
+    )
+
+
+def _phases(trace: Trace) -> list[Figure]:
+    """A line where one phase follows another, and a tint of its colour behind each."""
+    found = segments(trace.rows)
+    tint = {"type": "rect", "opacity": 0.06, "line": {"width": 0}, "layer": "below", "y0": 0, "y1": 1, "yref": "paper"}
+    tints = [
+        {**tint, "fillcolor": LOOKS.get(s.phase, (SOFT,))[0], "x0": s.first - 0.5, "x1": s.last + 0.5} for s in found
+    ]
+    return [*tints, *(_upright(s.first - 0.5, GREY, "solid") for s in found[1:])] if len(found) > 1 else []
+
+
+def _fault_name(trace: Trace) -> list[Figure]:
+    """The word beside the line of a fault, on the side where there is room; of several the first alone has it."""
+    count = len(trace.faults)
+    text = {"text": " fault " if count == 1 else f" {counted(count, 'fault')} ", "font": {"size": 12, "color": INK}}
+    place = {"y": 1.0, "yref": "paper", "yanchor": "bottom", "showarrow": False}
+    side = [(row, "right" if row > 0.75 * len(trace.rows) else "left") for row in marks(trace)]
+    return [{**text, **place, "x": _at(row), "xanchor": anchor} for row, anchor in side[:1]]
+
+
+def _at(row: int) -> float:
+    return -0.5 if row == BEFORE else float(row)
+
+
+def _upright(x: float, colour: str, dash: str) -> Figure:
+    line = {"color": colour, "width": 1.5, "dash": dash}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line, "layer": "below"}
+
+
+def _hover(number: int, row: TraceRow) -> str:
+    # The only markup in these strings is what stands here: names are escaped.
+    step = f", micro-step {row.micro_step}" if row.micro_step else ""
+    place = f"output {number}, {PHASE_NAMES.get(row.phase, '')}{step}, {label(row.kind)}"
+    lines, change = [f"<b>{label(row.label, 70)}</b>", place], row.change
+    if row.other:
+        return "<br>".join([*lines, f"in the faulty run {label(row.other)}"])
+    if not change.changed:
+        return "<br>".join([*lines, "unchanged"])
+    lines.append(f"{share_text(row)} % changed ({change.changed:,} of {row.elements:,})")
+    if change.absolute is not None:
+        lines.append(f"relative at most {magnitude(change.relative)}, absolute {magnitude(change.absolute)}")
+    if change.from_zero:
+        lines.append(f"{change.from_zero:,} from 0")
+    if change.nonfinite:
+        lines.append(f"{change.nonfinite:,} NaN or infinite")
+    return "<br>".join(lines)
