@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional, cast
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from unsilent.campaigns import Means
     from unsilent.campaigns.executors import Executor
     from unsilent.campaigns.spec import Description
-    from unsilent.studies.records import PvfResult
 
 ENGINES = ("auto", "plain")
 
@@ -131,10 +129,12 @@ def pvf(
     """
     from unsilent.campaigns import Budget, Store, make_executor
     from unsilent.cli.progress import make_observer
-    from unsilent.render.fit import check_rate
+    from unsilent.cli.reporting import show_report
     from unsilent.studies.gates import Gate
     from unsilent.studies.precision import Precision
     from unsilent.studies.pvf import EACH, MOST, make_spec, run_pvf
+    from unsilent.studies.pvf_report.fit import check_rate
+    from unsilent.studies.pvf_report.report import report
     from unsilent.studies.tallies import Question
 
     if explain:
@@ -179,10 +179,8 @@ def pvf(
             gate.check(spec, cast("Description", running.describe()))
         result = run_pvf(spec, budget, running, opened, question, observer, precision=precision)
     failures = [line for gate in gates for line in gate.failures(result)]
-    show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit, failures=failures)
-    if not as_json:
-        mark = "# " if plain else ""
-        print(f"\n{mark}Report: {page}\n{mark}Store:  {result.store}")
+    found = report(result, fit_per_bit)
+    show_report(found, page, as_json, plain, {"Store": result.store}, failed_assertions=failures)
     for line in failures:
         print(f"unsilent: assertion failed: {line}", file=sys.stderr)
     for line in result.short:
@@ -213,33 +211,6 @@ def show_explanation(executor: Executor, as_json: bool, plain: bool) -> int:
     else:
         render_explanation(Explanation.from_json(said), Console(), plain)
     return 0
-
-
-def show(
-    result: PvfResult,
-    page: Path | None,
-    *,
-    as_json: bool,
-    plain: bool,
-    fit_per_bit: float | None,
-    failures: Sequence[str] = (),
-) -> None:
-    """Print a result (table or JSON) and write its HTML report, where one is wanted."""
-    if as_json:
-        from unsilent.render.jsonout import to_json
-
-        told = to_json(result, fit_per_bit=fit_per_bit)
-        print(json.dumps({**told, "report": page and str(page), "failed_assertions": list(failures)}, indent=2))
-    else:
-        from rich.console import Console
-
-        from unsilent.render.terminal import render
-
-        render(result, Console(), plain=plain, fit_per_bit=fit_per_bit)
-    if page is not None:
-        from unsilent.render.html import write_html
-
-        write_html(result, page, fit_per_bit=fit_per_bit)
 
 
 def _numbers(text: str | None) -> list[int] | None:

@@ -105,8 +105,8 @@ def lines(found: Status) -> list[str]:
 
 def _pvf(path: Path) -> Status:
     from unsilent.campaigns import Store
-    from unsilent.render.headline import sentence
     from unsilent.studies.analysis import analyse
+    from unsilent.studies.pvf_report.sentences import headline
     from unsilent.studies.tallies import Question
 
     with Store(path) as store:
@@ -119,7 +119,7 @@ def _pvf(path: Path) -> Status:
         result.trials_done,
         result.trials_planned,
         _with(command, path),
-        sentence(result),
+        headline(result),
     )
 
 

@@ -45,11 +45,12 @@ def report(
     from unsilent.cli import showing
     from unsilent.cli.noise import is_noise
     from unsilent.cli.paths import report_path
-    from unsilent.cli.pvf import show
+    from unsilent.cli.reporting import show_report
     from unsilent.cli.struck import is_training
-    from unsilent.render.fit import check_rate
     from unsilent.studies.analysis import analyse
     from unsilent.studies.card import is_card
+    from unsilent.studies.pvf_report.fit import check_rate
+    from unsilent.studies.pvf_report.report import report as pvf_report
     from unsilent.studies.tallies import Question
 
     if is_card(store):
@@ -79,10 +80,14 @@ def report(
         result = analyse(opened, question)
     if made:
         showing.write_card(store, question, *made)
-    show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit)
-    if not as_json:
-        paths = {"Report": page, "Card": card, "Page": made and made[1]}
-        print("\n" + "\n".join(f"{'# ' if plain else ''}{name}: {path}" for name, path in paths.items() if path))
+    show_report(
+        pvf_report(result, fit_per_bit),
+        page,
+        as_json,
+        plain,
+        {"Card": card, "Page": made and made[1]},
+        failed_assertions=[],
+    )
     return 0
 
 

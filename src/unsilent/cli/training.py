@@ -13,7 +13,8 @@ import typer
 
 from unsilent.cli import options as o
 from unsilent.cli.paths import default_store, report_path
-from unsilent.cli.struck import show, tell_example
+from unsilent.cli.reporting import show_report
+from unsilent.cli.struck import tell_example
 from unsilent.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def training(
     from unsilent.campaigns.trainings.store import TrainingStore
     from unsilent.cli.progress import make_observer
     from unsilent.studies.trainings.floor import horizon_of
+    from unsilent.studies.trainings.report import report
     from unsilent.studies.trainings.training import Reading, run_training
     from unsilent.studies.trainings.training import example as find_example
 
@@ -177,10 +179,7 @@ def training(
             shown = None if example is None else find_example(example, running, opened, reading, observer=observer)
     if shown is not None:
         return tell_example(shown, as_json)
-    show(result, page, as_json, plain)
-    if not as_json:
-        mark = "# " if plain else ""
-        print(f"\n{mark}Report: {page}\n{mark}Store:  {path}")
+    show_report(report(result), page, as_json, plain, {"Store": path})
     return 0
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.render.card_terminal import HASHES, header, ordered
-from unsilent.render.info import limits_text
-from unsilent.render.pages import render_page, write_page
-from unsilent.render.tables import Cell, Line
-from unsilent.render.terminal import accuracy_text
+from unsilent.render.pages import Cell, Line, render_page, write_page
+from unsilent.report.estimates import limits_text
 from unsilent.report.text import clean, counted, flips_count, flips_text, share, shown
 from unsilent.studies.card import Card, CardRow
+from unsilent.studies.pvf_report.sentences import accuracy_text
 
 TEMPLATE = "card.html.jinja"
 

@@ -6,7 +6,7 @@ from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from unsilent.render.console import print_columns, print_lines, print_table
-from unsilent.render.info import limits_text
+from unsilent.report.estimates import limits_text
 from unsilent.report.text import clean, counted, flips_count, share, shown
 from unsilent.studies.card import Card, CardRow
 

@@ -15,7 +15,7 @@ def report_json(report: Report) -> dict[str, Any]:
     """The object that ``--json`` prints; limits that nothing bounds are null."""
     rows = [row for row in report.estimates.rows if not any(map(_is_counted, row.cells))]
     results = [row_object(report.estimates, row) for row in rows]
-    plain = strict({"schema": report.schema, **report.data, "results": results})
+    plain = strict({"schema": report.schema, "results": results, **report.data})
     assert isinstance(plain, dict)
     return plain
 

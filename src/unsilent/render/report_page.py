@@ -50,7 +50,7 @@ def page(report: Report) -> dict[str, Any]:
         ],
         "notes": [capitalised(clean(line)) for line in report.notes],
         "facts": [(clean(term), clean(text)) for term, text in report.facts],
-        "method": clean(report.method),
+        "method": [clean(line) for line in report.method.split("\n") if line],
     }
 
 
@@ -83,7 +83,7 @@ def _part(part: Part, section: str) -> dict[str, Any]:
 
 def _row(table: Table, row: Row) -> dict[str, Any]:
     cells = [
-        (text, cell_key(cell), cell.mark if isinstance(cell, Shown) else None)
+        (text, cell_key(cell), *((cell.mark, cell.bar) if isinstance(cell, Shown) else (None, None)))
         for text, cell in zip(texts(table.columns, row), row.cells, strict=True)
     ]
     return {"strong": row.strong, "hint": clean(row.hint), "cells": cells}

@@ -8,7 +8,7 @@ from unsilent.render.cells import head, texts
 from unsilent.render.console import print_columns, print_lines, room
 from unsilent.render.report_json import row_object
 from unsilent.report.model import Report, Row, Table
-from unsilent.report.text import clean
+from unsilent.report.text import clean, folded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ FIRST_LEAST = 14
 
 def render_report(report: Report, console: Console, plain: bool) -> None:
     """Write a report to the console."""
-    print_lines(console, [clean(line) for line in (report.headline, *report.findings)], plain, "bold")
+    print_lines(console, [clean(line) for line in (report.headline, report.title, *report.findings)], plain, "bold")
     tables = [part for section in report.sections for part in section.parts if isinstance(part, Table)]
     if plain:
         _columns(report.estimates, console)
@@ -59,10 +59,14 @@ def _table(table: Table, console: Console) -> None:
     for number in kept:
         column = table.columns[number]
         drawn.add_column(Text(head(column)), justify="right" if number and not column.left else "left", overflow="fold")
-    for row in rows:
-        cells = texts(table.columns, row)
-        drawn.add_row(*(Text(cells[number], style="bold" if row.strong else "") for number in kept))
+    lines = [[texts(table.columns, row)[number] for number in kept] for row in rows]
+    width = room(console, [head(table.columns[number]) for number in kept[1:]], [line[1:] for line in lines], 1)
+    for row, (first, *others) in zip(rows, lines, strict=True):
+        name = "\n".join(folded(first, width)) if width >= FIRST_LEAST else first
+        drawn.add_row(*(Text(cell, style="bold" if row.strong else "") for cell in (name, *others)))
     console.print(drawn)
+    if left := [head(column) for number, column in enumerate(table.columns) if number not in kept]:
+        print_lines(console, [f"no room for {', '.join(left)}: widen the terminal, or --plain"], False)
     if len(table.rows) > len(rows):
         print_lines(console, [table.cut.format(shown=len(rows), left=len(table.rows) - len(rows))], False)
 

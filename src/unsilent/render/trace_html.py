@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from unsilent.render.pages import capitalised, render_page, write_page
-from unsilent.render.tables import Cell, Line
+from unsilent.render.pages import Cell, Line, capitalised, render_page, write_page
 from unsilent.render.trace_figures import relative_figure, share_figure
 from unsilent.render.trace_info import PHASE_NAMES, TraceInfo, headline, magnitude, marks, share_text, worst
 from unsilent.report.look import Figure

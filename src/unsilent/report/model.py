@@ -44,11 +44,15 @@ Mark = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A cell that is shown as ``text`` whatever its column says, sorted by ``key`` (None: by the text), on a page with a mark."""
+    """A cell that is shown as ``text`` whatever its column says, sorted by ``key`` (None: by the text).
+
+    A page shows a ``mark`` before it, and under it a ``bar`` of two lengths, shares of the longest: estimate and upper limit.
+    """
 
     text: str
     key: float | None = None
     mark: Mark | None = None
+    bar: tuple[float, float] | None = None
 
 
 Cell = str | int | float | bool | Interval | Shown | None
@@ -130,13 +134,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is shown of a result.
+    """All that is shown of a result; what stands in backquotes in its sentences is a name or code.
 
     Attributes:
         schema: of the JSON object, like ``unsilent/noise/1``. kicker: what kind of report it is. numbers: term, text, and what
         is set smaller. estimates: one row for each estimate, the table for machines: lines of plain mode, ``results`` of JSON.
         sections: their figures have names of their own. facts: how it was made, term and text. notes: how to read the tables,
-        without full stops. method: how it was made, in sentences. data: further fields of the JSON object, of any depth.
+        without full stops. method: how it was made, in sentences, a line each paragraph. data: further fields of the JSON object,
+        of any depth; ``results`` among them stands in place of the estimates, where a row has more than one estimate.
     """
 
     schema: str
