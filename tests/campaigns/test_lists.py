@@ -21,8 +21,8 @@ from unsilent.campaigns import Store
 from unsilent.campaigns.export import export_store
 from unsilent.cli.main import run
 from unsilent.errors import StoreError, UsageError
-from unsilent.render.headline import sentence
 from unsilent.studies.comparison import compare
+from unsilent.studies.pvf_report.sentences import headline as sentence
 from unsilent.studies.tallies import Question
 
 pytestmark = pytest.mark.slow

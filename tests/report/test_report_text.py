@@ -6,7 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsilent.report.text import amount, clean, counted, distinct, folded, listed, part, seconds, share, short, shown, signed
+from unsilent.report.text import (
+    amount,
+    clean,
+    counted,
+    distinct,
+    folded,
+    listed,
+    part,
+    seconds,
+    share,
+    short,
+    shown,
+    signed,
+)
 
 
 @pytest.mark.parametrize(

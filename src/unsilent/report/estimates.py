@@ -138,6 +138,8 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
     hollow = {"color": _kept(dots.colour, none), "symbol": triangle(along == "y"), "size": 11}
     limits = trace(none, [dots.rows[i][1].high for i in none], {**hollow, "line": {"width": 1.6}})
     drawn = trace(some, [v.estimate for v in values], marker, **named)
+    if not some:  # a legend names only what has a point
+        drawn |= {"x": [None], "y": [None]}
     return [drawn, limits] if none else [drawn]
 
 

@@ -47,8 +47,8 @@ METHOD = (
     "need be.\n"
     "The p value of a row is the error level at which its interval would just leave out 0 (told as 1 above one half). Holm's "
     "correction makes the p values of a level hold together: where A and B are alike in truth, the chance that any row of a "
-    "level is called different is at most {:g} %. That a row is not called different does not mean that A and B are equal there: its "
-    "interval says what is not excluded."
+    "level is called different is at most {:g} %. That a row is not called different does not mean that A and B are equal there: "
+    "its interval says what is not excluded."
 )
 
 

@@ -99,7 +99,7 @@ def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
             f"in rows over several targets counts of outcomes are plain sums, {result.measure} and the shares silent and due "
             "weigh every target by its share of the law"
         )
-    if fit_per_bit is not None and not fits:
+    if fit_per_bit is not None and not fits and not result.transient:
         yield f"no FIT: {NEEDS}"
     if without := [f.row.target for f in fits if f.reason]:
         yield f"no FIT for {listed(without)}: {', '.join(dict.fromkeys(f.reason for f in fits if f.reason))}"
