@@ -40,8 +40,8 @@ def test_plain_is_stable(result, row, no_trial):
         "model      model    -       1      0.002     0.001   0.003     2000  1    1    0.5     0",
         "# 6,000 trials on 2,048 samples in 2 batches, AUC 0.7931; unit sample, judge top1, law per-element, seed 7",
         "# 95 % intervals, n counts faults, differences rest on joint intervals",
-        "# in rows over several targets counts of outcomes are plain sums, PVF and the shares silent and due weigh every target by "
-        "its share of the law",
+        "# in rows over several targets counts of outcomes are plain sums, PVF and the shares silent and due weigh every target "
+        "by its share of the law",
         "# 93.4 s (3 min CPU) on cpu, float32",
     ]
 
