@@ -5,6 +5,8 @@ Importing this package is instant; what needs torch or numpy is loaded on first 
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageError, UserCodeError
@@ -13,8 +15,8 @@ from unsilent.version import __version__
 if TYPE_CHECKING:
     from unsilent.faults import Fault, FaultModel, fault_model
     from unsilent.outcomes import decide, judge
-    from unsilent.render.html import write_html
     from unsilent.sites import inject
+    from unsilent.studies.pvf.records import PvfResult
     from unsilent.studies.pvf.study import pvf
     from unsilent.workloads import Workload, load
     from unsilent.workloads.trainings import Training
@@ -30,7 +32,6 @@ _LAZY = {
     "Workload": "unsilent.workloads",
     "Training": "unsilent.workloads.trainings",
     "pvf": "unsilent.studies.pvf.study",
-    "write_html": "unsilent.render.html",
 }
 
 __all__ = [
@@ -52,6 +53,17 @@ __all__ = [
     "pvf",
     "write_html",
 ]
+
+
+def write_html(result: PvfResult, path: str | os.PathLike[str], *, fit_per_bit: float | None = None) -> Path:
+    """Write the report of a result to ``path`` (replacing it in one step) and return the path.
+
+    ``fit_per_bit``: failures per 1e9 hours and bit of memory. Raises ``UsageError`` where the file cannot be written.
+    """
+    from unsilent.render.report_page import write_report
+    from unsilent.studies.pvf.report.report import report
+
+    return write_report(report(result, fit_per_bit), path)
 
 
 def __getattr__(name: str) -> Any:

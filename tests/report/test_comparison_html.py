@@ -4,23 +4,18 @@ import json
 
 import pytest
 
+from report.showing import figures, render_html, write_html
 from report.test_report_html import BROWSER, Page, check_harmless, opened
 from unsilent.errors import UsageError
-from unsilent.render.comparison_html import (
-    HIGHER,
-    LOWER,
-    SAME,
-    figures,
-    forest,
-    render_comparison_html,
-    write_comparison,
-)
-from unsilent.render.info import BARS
 from unsilent.render.pages import is_ours
+from unsilent.studies.pvf.report.comparison import LOOKS, forest
+from unsilent.studies.pvf.report.figures import BARS
+
+HIGHER, LOWER, SAME = (colour for _, colour in LOOKS.values())
 
 
 def test_hostile_names_are_only_text(comparisons, hostile_names):
-    text = render_comparison_html(comparisons["hostile"])
+    text = render_html(comparisons["hostile"])
     page = Page(text)
     check_harmless(page)
     for name in hostile_names:
@@ -32,7 +27,7 @@ def test_hostile_names_are_only_text(comparisons, hostile_names):
 
 def test_everything_is_there(comparisons):
     demo = comparisons["demo"]
-    page = Page(render_comparison_html(demo))
+    page = Page(render_html(demo))
     check_harmless(page)
     told = " ".join(page.text.split())
     for wanted in (
@@ -55,7 +50,7 @@ def test_all_render_and_figures_are_valid_plotly(comparisons):
     import plotly.graph_objects as go
 
     for name, found in comparisons.items():
-        check_harmless(Page(render_comparison_html(found)))
+        check_harmless(Page(render_html(found)))
         for drawn in figures(found).values():
             go.Figure(json.loads(json.dumps(drawn, allow_nan=False)))
         assert bool(figures(found)) == any(r.difference.estimate is not None for r in found.rows), name
@@ -105,21 +100,21 @@ def test_many_rows_leave_the_most_surprising(comparison, compared, result, row):
     names = figures(found)["forest-0"]["layout"]["yaxis"]["ticktext"]
     assert names == [f"t{i}" for i in range(20, 60)]
     assert len(names) == BARS
-    assert f"The {BARS} least like chance are drawn" in Page(render_comparison_html(found)).text
+    assert f"The {BARS} least like chance are drawn" in Page(render_html(found)).text
 
 
 def test_it_is_written_like_a_report(comparisons, tmp_path):
-    path = write_comparison(comparisons["demo"], tmp_path / "c.html")
+    path = write_html(comparisons["demo"], tmp_path / "c.html")
     assert is_ours(path)
     with pytest.raises(UsageError, match="choose another path"):
-        write_comparison(comparisons["demo"], tmp_path / "no" / "c.html")
+        write_html(comparisons["demo"], tmp_path / "no" / "c.html")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser here")
 @pytest.mark.parametrize("name", ["demo", "hostile", "nothing", "same"])
 @pytest.mark.slow
 def test_browser_draws_it_without_a_word(name, comparisons, tmp_path):
-    path = write_comparison(comparisons[name], tmp_path / "c.html")
+    path = write_html(comparisons[name], tmp_path / "c.html")
     text, console = opened(path, tmp_path / "profile")
     assert console == []
     assert text.count("main-svg") >= len(figures(comparisons[name]))

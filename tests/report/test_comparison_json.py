@@ -2,7 +2,8 @@
 
 import json
 
-from unsilent.render.comparison_json import SCHEMA, comparison_json
+from report.showing import to_json as comparison_json
+from unsilent.studies.pvf.report.comparison import SCHEMA
 
 ESTIMATE = {"estimate", "low", "high", "confidence", "n", "unit"}
 

@@ -14,12 +14,11 @@ from dataclasses import replace
 
 import pytest
 
+from report.showing import figures, render_html, report_of, write_html
 from unsilent.errors import UsageError
-from unsilent.render.fit import MIXED
-from unsilent.render.html import figures, render_html, write_html
 from unsilent.render.pages import as_script, is_ours
-from unsilent.render.tables import result_columns
 from unsilent.studies.pvf.records import HeatMap
+from unsilent.studies.pvf.report.fit import MIXED
 from unsilent.version import __version__
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -93,7 +92,7 @@ def test_everything_is_there(demo):
         "AUC 0.7931",
         "Hot and cold embedding rows",
         "FIT estimate",
-        "What limits these numbers",
+        "Findings",
         *demo.notes,
         *(row.target for row in demo.rows),
     ):
@@ -207,7 +206,8 @@ def test_says_how_to_make_it_again(demo):
 def test_table_keeps_what_matters_in_sight(result, row):
     rows = [row("a", incorrect_trials=9, method="by hand <b>", bits=77_777), row("b", incorrect_trials=10)]
     text = render_html(result(rows), fit_per_bit=1e-4)
-    columns = result_columns(result(rows))
+    (table,) = next(section.parts for section in report_of(result(rows)).sections if section.title == "All rows")
+    columns = [column.name for column in table.columns]
     assert [h for h in columns if h in ("silent", "detectable", "silent %")] == [
         "silent",
         "detectable",
@@ -218,13 +218,14 @@ def test_table_keeps_what_matters_in_sight(result, row):
     titles = [attributes["title"] for tag, attributes in page.tags if tag == "tr" and "title" in attributes]
     assert (
         titles[0]
-        == "1,000 elements, 77,777 bits, 50,000 samples judged, 9 faults with an incorrect output; by hand <b>"
+        == "1,000 elements, 77,777 bits, 50,000 samples judged, 9 faults with an incorrect output; by hand <b>; "
+        "nonfinite 100"
     )
 
 
 def test_no_fit_for_mixed_widths(result, row):
     page = Page(render_html(result([row("a"), row("b", width_share=0.5)]), fit_per_bit=1e-4))
-    assert page.text.count(MIXED) == 1
+    assert page.text.count(MIXED) == 2  # in the table, and below it
 
 
 def test_heat_map_of_one_row_has_a_bar_that_fits(demo):
@@ -276,14 +277,14 @@ def test_faults_of_a_run_are_judged_on_the_one_batch_they_strike(result, row):
 
 def test_counts_that_are_not_weighted_are_called_so(result, row):
     rows = [row("a"), row("model", "model")]
-    said = "plain sums, while PVF and silent % weigh every target"
+    said = "plain sums, PVF and the shares silent and due weigh every target"
     assert said not in Page(render_html(result(rows))).text
     assert said in Page(render_html(result([*rows, row("b")]))).text
 
 
 def test_heavy_packages_are_imported_late():
     code = (
-        "import sys, unsilent.render.html, unsilent.render.terminal, unsilent.render.jsonout;"
+        "import sys, unsilent.render.report_page, unsilent.render.report_terminal, unsilent.render.report_json;"
         "print([m for m in ('plotly', 'jinja2', 'rich', 'numpy', 'torch') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -353,9 +354,9 @@ def test_browser_shows_the_whole_legend(width, corners, tmp_path):
 def test_table_sorts_and_filters(demo, tmp_path):
     text = render_html(demo)
     clicks = """<script>
-        var heads = Array.from(document.querySelectorAll("#all-rows th button"));
+        var heads = Array.from(document.querySelectorAll("table.sortable th button"));
         heads.find(function (b) { return b.textContent === "PVF %"; }).click();
-        var filter = document.getElementById("filter");
+        var filter = document.querySelector(".filter input");
         filter.value = "top_mlp.";
         filter.dispatchEvent(new Event("input"));
     </script></body>"""
@@ -364,8 +365,8 @@ def test_table_sorts_and_filters(demo, tmp_path):
     path.write_text(re.sub("<meta http-equiv=[^>]*>", "", text).replace("</body>", clicks), encoding="utf-8")
     found, console = opened(path, tmp_path / "profile")
     assert console == []
-    body = found[found.index('id="all-rows"') :]
-    rows = re.findall(r"<tr([^>]*)><td>([^<]*)</td>", body[: body.index("</table>")])
+    body = found[found.index('class="report sortable long"') :]
+    rows = re.findall(r"<tr([^>]*)><td[^>]*>([^<]*)</td>", body[: body.index("</table>")])
     shown_rows = [name for attributes, name in rows if "hidden" not in attributes]
     layers = sorted((r for r in demo.rows if r.target.startswith("top_mlp.")), key=lambda r: -r.estimate)
     assert shown_rows == [r.target for r in layers]

@@ -7,24 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from report.showing import render_html
 from unsilent.errors import UsageError
-from unsilent.render.fit import MIXED, check_rate, fit_rows, surprise
-from unsilent.render.headline import sentence
-from unsilent.render.html import render_html
-from unsilent.render.info import (
+from unsilent.studies.pvf.records import HeatMap
+from unsilent.studies.pvf.report.figures import (
     BARS,
     SERIES,
     curves,
     due_split,
-    heat,
-    itself,
-    main_level,
-    name_of,
+    heat_figure,
     outcome_split,
-    pooled,
     split_rows,
 )
-from unsilent.studies.pvf.records import HeatMap
+from unsilent.studies.pvf.report.fit import MIXED, check_rate, fit_rows, surprise
+from unsilent.studies.pvf.report.rows import itself, main_level, name_of, pooled
+from unsilent.studies.pvf.report.sentences import headline as sentence
 
 
 def wilson(hits, trials, z):
@@ -35,28 +32,25 @@ def wilson(hits, trials, z):
 def test_curves_group_by_target_and_keep_zero(result, row, no_trial):
     rows = [row("a", flips=4), row("a", flips=1, estimate=0.0, low=0.0), no_trial("b"), row("model", "model")]
     found = curves(result(rows))
-    assert [(s.name, [r.flips for r in s.rows]) for s in found.series] == [("a", [1, 4]), ("model", [1])]
-    assert found.series[0].rows[0].estimate == 0.0
-    assert (found.flips, found.against_flips, found.missing, found.left_out) == ((1, 4), True, ("b",), 0)
+    series = [(name, [r.flips for r in rows]) for name, rows in found.series.items()]
+    assert series == [("a", [1, 4]), ("model", [1])]
+    assert found.series["a"][0].estimate == 0.0
+    assert (found.flips, found.missing, found.left_out) == ([1, 4], ("b",), 0)
 
 
 def test_curves_keep_the_most_vulnerable(result, row):
     found = curves(result([row(f"l{i}", "layer", estimate=i / 100, high=0.5) for i in range(12)]))
-    assert (found.level, found.drawn, found.left_out) == ("layer", SERIES - 1, 12 - SERIES + 1)
-    assert [s.name for s in found.series] == [f"l{i}" for i in range(5, 12)]
-    assert not found.against_flips
+    assert (found.drawn, found.left_out) == (SERIES - 1, 12 - SERIES + 1)
+    assert list(found.series) == [f"l{i}" for i in range(5, 12)]
+    assert found.flips == [1]
 
 
 def test_splits_add_up(result, row, no_trial):
     made = row("a", units=100, masked=80, benign=10, sdc=6, due=4, due_kinds={"nonfinite": 3, "hang": 1})
     study = result([made, no_trial("b"), row("c", estimate=0.0), row("model", "model")])
-    first = outcome_split(study)[0]
-    assert first.counts == {"masked": 80, "benign": 10, "sdc": 6, "due": 4}
-    assert first.total == 100
-    assert [s.target for s in outcome_split(study)] == ["a", "c"]
-    dues = due_split(study)
-    assert [s.target for s in dues] == ["a"]
-    assert dues[0].counts == {"sdc": 6, "nonfinite": 3, "hang": 1}
+    assert outcome_split(study)[0][1] == {"masked": 80, "benign": 10, "sdc": 6, "due": 4}
+    assert [of.target for of, _ in outcome_split(study)] == ["a", "c"]
+    assert [(of.target, counts) for of, counts in due_split(study)] == [("a", {"sdc": 6, "nonfinite": 3, "hang": 1})]
 
 
 def test_splits_are_limited_and_counted(result, row):
@@ -69,13 +63,15 @@ def test_splits_are_limited_and_counted(result, row):
 
 def test_heat_reads_from_the_sign_bit():
     fields = {0: "mantissa", 1: "mantissa", 2: "exponent", 3: "sign"}
-    found = heat(HeatMap("tiny", ("l",), (0, 1, 2, 3), fields, ((0.0, None, 0.5, 0.25),), ((4, 0, 2, 8),)))
-    assert found.bits == (3, 2, 1, 0)
-    assert found.estimate == ((0.25, 0.5, None, 0.0),)
-    assert found.n == ((8, 2, 0, 4),)
-    assert found.fields == (("sign", 0, 0), ("exponent", 1, 1), ("mantissa", 2, 3))
-    assert found.peak == 0.5
-    assert (found.dtype, found.trials) == ("tiny", 14)
+    heat = HeatMap("tiny", ("l",), (0, 1, 2, 3), fields, ((0.0, None, 0.5, 0.25),), ((4, 0, 2, 8),))
+    drawn = heat_figure(heat, 0.01, "PVF")
+    (trace,), layout = drawn["data"], drawn["layout"]
+    assert layout["xaxis"]["ticktext"] == ["3", "2", "1", "0"]
+    assert trace["z"] == [pytest.approx([math.log10(0.25), math.log10(0.5), None, -2.0])]
+    assert [text.rpartition(" ")[2] for text in trace["text"][0]] == ["8", "2", "0", "4"]
+    assert [note["text"] for note in layout["annotations"]] == ["sign", "exponent", "mantissa"]
+    assert [shape["x0"] for shape in layout["shapes"]] == [0.5, 1.5]
+    assert heat.trials == 14
 
 
 def test_headline_claims_a_difference_only_where_intervals_separate(result, row):
@@ -185,7 +181,7 @@ def test_no_fit_where_elements_have_several_widths(result, row):
         ("mixed", True, MIXED),
         ("model", True, MIXED),
     ]
-    assert (found[1].low, found[1].high, found[1].text.estimate, found[1].limits) == (None, None, "–", MIXED)
+    assert (found[1].low, found[1].high, found[1].text.estimate) == (None, None, "–")
     assert surprise(found) == ""
 
 
@@ -213,7 +209,7 @@ def test_what_happens_in_a_component_itself_is_told_from_the_component(result, r
     rows = [row("block"), row("block", "layer", "block"), row("block.conv", "layer", "block")]
     rows += [row("head"), row("head", "layer", "head")]
     study = result(rows)
-    own = itself(study)
+    own = itself(rows)
     assert [name_of(r, own) for r in rows] == ["block", "block (itself)", "block.conv", "head", "head"]
     assert pooled(study)
     assert not pooled(result([row("a"), row("a", flips=4), row("model", "model")]))

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from unsilent.render.jsonout import SCHEMA, to_json
+from report.showing import to_json
 from unsilent.strictjson import strict
+from unsilent.studies.pvf.report.report import SCHEMA
 
 TOP_KEYS = {"schema", "command", "spec", "seed", "seconds", "cpu_seconds", "store", "versions", "results"}
 ROW_KEYS = {"target", "level", "flips", "estimate", "low", "high", "confidence", "n", "unit"}

@@ -232,9 +232,9 @@ def test_parts_have_a_row_each_and_a_series_for_each_kind():
     assert found["layout"]["yaxis"]["ticktext"] == ["stem", "head"]
     params, optim, none = found["data"]
     assert (params["name"], params["x"]) == ("param", [0.045])
-    assert (optim["name"], optim["x"], optim["marker"]["symbol"]) == ("optim", [], "square")  # for the legend
+    assert (optim["name"], optim["x"], optim["marker"]["symbol"]) == ("optim", [None], "square")  # for the legend
     assert none["x"] == [pytest.approx(0.01828, abs=1e-4)]
-    assert none["marker"]["color"] == [optim["marker"]["color"]]
+    assert none["marker"]["color"] == optim["marker"]["color"]
 
 
 def test_guarded_sizes_without_a_fault_are_not_drawn():

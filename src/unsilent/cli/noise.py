@@ -125,10 +125,7 @@ def noise(
         found = report(run_noise(asked, opened, jobs=jobs, deadline=deadline, command=command_line(), told=told))
     from unsilent.cli.reporting import show_report
 
-    show_report(found, page, as_json, plain)
-    if not as_json:
-        mark = "# " if plain else ""
-        print(f"\n{mark}Report: {page}\n{mark}Store:  {path}")
+    show_report(found, page, as_json, plain, {"Store": path})
     return 0
 
 
@@ -156,8 +153,6 @@ def show_noise(store: Path, confidence: float, html: Path | None, as_json: bool,
             )
         found = report(read_noise(asked_of(opened, trainings[0], confidence), opened, trainings[0]))
     show_report(found, page, as_json, plain)
-    if not as_json:
-        print(f"\n{'# ' if plain else ''}Report: {page}")
 
 
 def chosen(variants: str | None, switches: list[str]) -> tuple[Switches, ...]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -14,10 +12,10 @@ import typer
 from unsilent.cli import options as o
 from unsilent.cli.paths import default_store, report_path
 from unsilent.errors import UsageError, unknown
+from unsilent.studies.pvf.kind import PvfStore
 
 if TYPE_CHECKING:
     from unsilent.campaigns import Means
-    from unsilent.studies.pvf.records import PvfResult
     from unsilent.studies.pvf.spec import Description
 
 ENGINES = ("auto", "plain")
@@ -118,10 +116,11 @@ def pvf(
     """
     from unsilent.campaigns import Budget, make_executor
     from unsilent.cli.progress import make_observer
-    from unsilent.render.fit import check_rate
+    from unsilent.cli.reporting import show_report
     from unsilent.studies.pvf.gates import Gate
-    from unsilent.studies.pvf.kind import PvfStore
     from unsilent.studies.pvf.precision import Precision
+    from unsilent.studies.pvf.report.fit import check_rate
+    from unsilent.studies.pvf.report.report import report
     from unsilent.studies.pvf.study import EACH, MOST, make_spec, run_pvf
     from unsilent.studies.pvf.tallies import Question
 
@@ -160,10 +159,8 @@ def pvf(
             gate.check(spec, cast("Description", running.describe()))
         result = run_pvf(spec, budget, running, opened, question, observer, precision=precision)
     failures = [line for gate in gates for line in gate.failures(result)]
-    show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit, failures=failures)
-    if not as_json:
-        mark = "# " if plain else ""
-        print(f"\n{mark}Report: {page}\n{mark}Store:  {result.store}")
+    found = report(result, fit_per_bit)
+    show_report(found, page, as_json, plain, {"Store": result.store}, failed_assertions=failures)
     for line in failures:
         print(f"unsilent: assertion failed: {line}", file=sys.stderr)
     for line in result.short:
@@ -178,33 +175,6 @@ def _means(engine: str, memory: str | None) -> Means:
     if engine not in ENGINES:
         raise unknown("--engine", engine, ENGINES)
     return Means(engine, None if memory is None else parse_bytes(memory))
-
-
-def show(
-    result: PvfResult,
-    page: Path | None,
-    *,
-    as_json: bool,
-    plain: bool,
-    fit_per_bit: float | None,
-    failures: Sequence[str] = (),
-) -> None:
-    """Print a result (table or JSON) and write its HTML report, where one is wanted."""
-    if as_json:
-        from unsilent.render.jsonout import to_json
-
-        told = to_json(result, fit_per_bit=fit_per_bit)
-        print(json.dumps({**told, "report": page and str(page), "failed_assertions": list(failures)}, indent=2))
-    else:
-        from rich.console import Console
-
-        from unsilent.render.terminal import render
-
-        render(result, Console(), plain=plain, fit_per_bit=fit_per_bit)
-    if page is not None:
-        from unsilent.render.html import write_html
-
-        write_html(result, page, fit_per_bit=fit_per_bit)
 
 
 def _numbers(text: str | None) -> list[int] | None:

@@ -1,25 +1,42 @@
-"""A report as every command shows it: tables, plain columns or JSON on stdout, and the page."""
+"""A report as every command shows it: tables, plain columns or JSON on stdout, the page, and where everything is."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from unsilent.report.model import Report
 
 
-def show_report(report: Report, page: Path | None, as_json: bool, plain: bool) -> None:
-    """Print the report and write its page, where it has one; JSON names the page as well."""
+def show_report(
+    report: Report,
+    page: Path | None,
+    as_json: bool,
+    plain: bool,
+    files: Mapping[str, object] | None = None,
+    **more: Any,
+) -> None:
+    """Print the report, write its page where one is wanted, and name it.
+
+    Args:
+        files: what else was written, by the names that a terminal shows. more: further fields of the JSON object.
+    """
     if as_json:
         from unsilent.render.report_json import report_json
 
-        print(json.dumps(report_json(report) | ({} if page is None else {"report": str(page)}), indent=2))
+        print(json.dumps({**report_json(report), "report": page and str(page), **more}, indent=2))
     else:
         print_report(report, plain)
     if page is not None:
         from unsilent.render.report_page import write_report
 
         write_report(report, page)
+    if not as_json:
+        for name, path in {"Report": page, **(files or {})}.items():
+            if path:
+                print(f"{'# ' if plain else ''}{name}: {path}")
 
 
 def print_report(report: Report, plain: bool) -> None:

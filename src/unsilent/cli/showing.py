@@ -22,26 +22,15 @@ CARDS = (
 
 def compare_stores(store: Path, other: Path, question: Question, html: Path | None, as_json: bool, plain: bool) -> None:
     """Print how B differs from A and write the HTML page."""
-    from unsilent.render.comparison_html import write_comparison
+    from unsilent.cli.reporting import show_report
     from unsilent.studies.pvf.comparison import compare
     from unsilent.studies.pvf.kind import PvfStore
+    from unsilent.studies.pvf.report.comparison import comparison_report
 
     page = comparison_path(store, other, html)
     with PvfStore(store) as one, PvfStore(other) as two:
         found = compare(one, two, question)
-    if as_json:
-        from unsilent.render.comparison_json import comparison_json
-
-        print(json.dumps({**comparison_json(found), "report": str(page)}, indent=2))
-    else:
-        from rich.console import Console
-
-        from unsilent.render.comparison_terminal import render_comparison
-
-        render_comparison(found, Console(), plain)
-    write_comparison(found, page)
-    if not as_json:
-        print(f"\n{'# ' if plain else ''}Report: {page}")
+    show_report(comparison_report(found), page, as_json, plain)
 
 
 def comparison_path(store: Path, other: Path, html: Path | None) -> Path:

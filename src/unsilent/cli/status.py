@@ -108,9 +108,9 @@ def lines(found: Status) -> list[str]:
 
 
 def _pvf(path: Path) -> Status:
-    from unsilent.render.headline import sentence
     from unsilent.studies.pvf.analysis import analyse
     from unsilent.studies.pvf.kind import PvfStore
+    from unsilent.studies.pvf.report.sentences import headline
     from unsilent.studies.pvf.tallies import Question
 
     with PvfStore(path) as store:
@@ -123,7 +123,7 @@ def _pvf(path: Path) -> Status:
         result.trials_done,
         result.trials_planned,
         _with(command, path),
-        sentence(result),
+        headline(result),
     )
 
 

@@ -10,6 +10,7 @@ import typer
 
 from unsilent.cli import options as o
 from unsilent.errors import UsageError
+from unsilent.studies.pvf.kind import PvfStore
 
 OF_STORES = ("unit", "confidence", "interval", "fit_per_bit", "card", "html")
 """Parameters that mean nothing where a card is shown."""
@@ -44,12 +45,12 @@ def report(
     from unsilent.cli import showing
     from unsilent.cli.noise import is_noise
     from unsilent.cli.paths import report_path
-    from unsilent.cli.pvf import show
+    from unsilent.cli.reporting import show_report
     from unsilent.cli.struck import is_training
-    from unsilent.render.fit import check_rate
     from unsilent.studies.pvf.analysis import analyse
     from unsilent.studies.pvf.card import is_card
-    from unsilent.studies.pvf.kind import PvfStore
+    from unsilent.studies.pvf.report.fit import check_rate
+    from unsilent.studies.pvf.report.report import report as pvf_report
     from unsilent.studies.pvf.tallies import Question
 
     if is_card(store):
@@ -79,10 +80,14 @@ def report(
         result = analyse(opened, question)
     if made:
         showing.write_card(store, question, *made)
-    show(result, page, as_json=as_json, plain=plain, fit_per_bit=fit_per_bit)
-    if not as_json:
-        paths = {"Report": page, "Card": card, "Page": made and made[1]}
-        print("\n" + "\n".join(f"{'# ' if plain else ''}{name}: {path}" for name, path in paths.items() if path))
+    show_report(
+        pvf_report(result, fit_per_bit),
+        page,
+        as_json,
+        plain,
+        {"Card": card, "Page": made and made[1]},
+        failed_assertions=[],
+    )
     return 0
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unsilent.cli.paths import report_path
+from unsilent.cli.reporting import show_report
 from unsilent.report.text import counted
 
 if TYPE_CHECKING:
-    from unsilent.studies.training.records import TrainingResult
     from unsilent.studies.training.study import Example
 
 
@@ -27,14 +27,13 @@ def is_training(store: Path) -> bool:
 def show_stored(store: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
     """``unsilent report`` of such a store."""
     from unsilent.studies.training.kind import TrainingStore
+    from unsilent.studies.training.report import report
     from unsilent.studies.training.study import Reading, read_training
 
     page = report_path(store, html)
     with TrainingStore(store) as opened:
         result = read_training(opened, Reading(confidence=confidence))
-    show(result, page, as_json, plain)
-    if not as_json:
-        print(f"\n{'# ' if plain else ''}Report: {page}")
+    show_report(report(result), page, as_json, plain)
 
 
 def replay_training(
@@ -58,7 +57,6 @@ def replay_training(
 
 def show_comparison(one: Path, other: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
     """``unsilent report`` of two such stores."""
-    from unsilent.cli.reporting import show_report
     from unsilent.cli.showing import comparison_path
     from unsilent.studies.training.comparison import compare, comparison_report
     from unsilent.studies.training.kind import TrainingStore
@@ -68,16 +66,6 @@ def show_comparison(one: Path, other: Path, confidence: float, html: Path | None
     with TrainingStore(one) as first, TrainingStore(other) as second:
         results = [read_training(opened, Reading(confidence=confidence)) for opened in (first, second)]
     show_report(comparison_report(compare(*results), *results), page, as_json, plain)
-    if not as_json:
-        print(f"\n{'# ' if plain else ''}Report: {page}")
-
-
-def show(result: TrainingResult, page: Path, as_json: bool, plain: bool) -> None:
-    """Tables or JSON on stdout, and the page."""
-    from unsilent.cli.reporting import show_report
-    from unsilent.studies.training.report import report
-
-    show_report(report(result), page, as_json, plain)
 
 
 def tell_example(found: Example, as_json: bool) -> int:

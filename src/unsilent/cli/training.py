@@ -13,8 +13,10 @@ import typer
 
 from unsilent.cli import options as o
 from unsilent.cli.paths import default_store, report_path
-from unsilent.cli.struck import show, tell_example
+from unsilent.cli.reporting import show_report
+from unsilent.cli.struck import tell_example
 from unsilent.errors import UsageError, unknown
+from unsilent.studies.training.kind import TrainingStore
 
 if TYPE_CHECKING:
     from unsilent.outcomes.training import Thresholds
@@ -150,7 +152,7 @@ def training(
     from unsilent.campaigns.executors import checked, make_executor
     from unsilent.cli.progress import make_observer
     from unsilent.studies.training.floor import horizon_of
-    from unsilent.studies.training.kind import TrainingStore
+    from unsilent.studies.training.report import report
     from unsilent.studies.training.study import Reading, run_training
     from unsilent.studies.training.study import example as find_example
 
@@ -175,10 +177,7 @@ def training(
             shown = None if example is None else find_example(example, running, opened, reading, observer=observer)
     if shown is not None:
         return tell_example(shown, as_json)
-    show(result, page, as_json, plain)
-    if not as_json:
-        mark = "# " if plain else ""
-        print(f"\n{mark}Report: {page}\n{mark}Store:  {path}")
+    show_report(report(result), page, as_json, plain, {"Store": path})
     return 0
 
 

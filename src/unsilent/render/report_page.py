@@ -51,7 +51,7 @@ def page(report: Report) -> dict[str, Any]:
         "notes": [capitalised(clean(line)) for line in report.notes],
         "facts": [(clean(term), clean(text)) for term, text in report.facts],
         "again": clean(report.again),
-        "method": clean(report.method),
+        "method": [clean(line) for line in report.method.split("\n") if line],
     }
 
 

@@ -23,7 +23,7 @@ GAP = 2
 
 def render_report(report: Report, console: Console, plain: bool) -> None:
     """Write a report to the console."""
-    print_lines(console, [clean(line) for line in (report.headline, *report.findings)], plain, "bold")
+    print_lines(console, [clean(line) for line in (report.headline, report.title, *report.findings)], plain, "bold")
     tables = [part for section in report.sections for part in section.parts if isinstance(part, Table)]
     if plain:
         if report.estimates.columns:
@@ -76,6 +76,8 @@ def _table(table: Table, console: Console) -> None:
         style = "bold" if row.strong else ""
         drawn.add_row(*(Text("\n".join(wrapped(line[n], width)), style) for n, width in widths.items()))
     console.print(drawn)
+    if left := [head(column) for number, column in enumerate(table.columns) if number not in widths]:
+        print_lines(console, [f"no room for {', '.join(left)}: widen the terminal, or --plain"], False)
     if len(table.rows) > len(rows):
         print_lines(console, [table.cut.format(shown=len(rows), left=len(table.rows) - len(rows))], False)
 

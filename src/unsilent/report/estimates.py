@@ -77,13 +77,13 @@ class Dots:
     """One series of estimates with limits.
 
     Attributes:
-        name: in the legend, where there is one. colour, symbol: of each dot. rows: place, estimate, and what is shown when it is
-        pointed at.
+        name: in the legend, where there is one. colour, symbol: of all dots, or of each. rows: place, estimate, and what is
+        shown when it is pointed at.
     """
 
     name: str
-    colour: Sequence[str]
-    symbol: Sequence[str]
+    colour: str | Sequence[str]
+    symbol: str | Sequence[str]
     rows: Sequence[tuple[float, Limited, str]]
 
 
@@ -120,7 +120,7 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
     known = [i for i, (_, row, _) in enumerate(dots.rows) if row.estimate is not None]
     some = [i for i in known if bottom is None or dots.rows[i][1].estimate]
     none = [i for i in known if i not in some and dots.rows[i][1].high > 0]
-    colour = _one(dots.colour, some)
+    colour = _kept(dots.colour, some)
     least = -math.inf if bottom is None else bottom / 10
     values = [dots.rows[i][1] for i in some]
     bars: Figure = {"type": "data", "symmetric": False, "thickness": 1.3, "width": 3}
@@ -133,14 +133,15 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
         found = {"type": "scatter", "mode": "markers", "hoverinfo": "text", "hovertext": hover, "showlegend": False}
         return {**found, along: list(at), "y" if along == "x" else "x": places, "marker": marker, **more}
 
-    marker = {"color": colour, "symbol": _one(dots.symbol, some), "size": 10}
+    marker = {"color": colour, "symbol": _kept(dots.symbol, some), "size": 10}
     named = {"name": dots.name, "showlegend": bool(dots.name), f"error_{along}": bars}
-    hollow = {"color": [dots.colour[i] for i in none], "symbol": triangle(along == "y"), "size": 11}
+    hollow = {"color": _kept(dots.colour, none), "symbol": triangle(along == "y"), "size": 11}
     limits = trace(none, [dots.rows[i][1].high for i in none], {**hollow, "line": {"width": 1.6}})
     drawn = trace(some, [v.estimate for v in values], marker, **named)
+    if not some:  # a legend names only what has a point
+        drawn |= {"x": [None], "y": [None]}
     return [drawn, limits] if none else [drawn]
 
 
-def _one(values: Sequence[str], kept: Sequence[int]) -> str | list[str]:
-    """One value where all are the same: the legend of a series that has limits alone shows it, too."""
-    return values[0] if len(set(values)) == 1 else [values[i] for i in kept]
+def _kept(values: str | Sequence[str], kept: Sequence[int]) -> str | list[str]:
+    return values if isinstance(values, str) else [values[i] for i in kept]

@@ -134,14 +134,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is shown of a result.
+    """All that is shown of a result; what stands in backquotes in its sentences is a name or code.
 
     Attributes:
         schema: of the JSON object, like ``unsilent/noise/1``. kicker: what kind of report it is. numbers: term, text, and what
         is set smaller. estimates: one row for each estimate, the table for machines: lines of plain mode, ``results`` of JSON.
         sections: their figures have names of their own. facts: how it was made, term and text. notes: how to read the tables,
-        without full stops. again: the command that makes it again, to be copied. method: how it was made, in sentences. data:
-        further fields of the JSON object, of any depth; ``results`` there replace those of ``estimates``.
+        without full stops. again: the command that makes it again, to be copied. method: how it was made, in sentences, a line
+        each paragraph. data: further fields of the JSON object, of any depth; ``results`` there replace those of ``estimates``.
     """
 
     schema: str

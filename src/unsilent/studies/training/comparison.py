@@ -126,7 +126,7 @@ def _figure(found: Sequence[Contrast]) -> dict[str, object]:
             (i + 0.3 * (number - 0.5), share, f"{c.name}, {name}")
             for i, (c, share) in enumerate(zip(found, shares, strict=True))
         ]
-        series.append(Dots("", [SERIES_COLOURS[number]] * len(rows), [symbol] * len(rows), rows))
+        series.append(Dots("", SERIES_COLOURS[number], symbol, rows))
     return shares_figure(series, [c.name for c in found], "share of trials")
 
 

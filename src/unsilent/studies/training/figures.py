@@ -61,7 +61,7 @@ def _group_figure(groups: Sequence[Group], bottom: float) -> Figure:
         for i, g in enumerate(groups):
             word, share, colour, symbol = _shares(g)[number]
             rows.append((i + 0.24 * (number - 1), share, f"{_hover(g.name, share)} {word}"))
-        series.append(Dots("", [colour] * len(rows), [symbol] * len(rows), rows))
+        series.append(Dots("", colour, symbol, rows))
     return shares_figure(series, [group.name for group in groups], "share of trials", bottom)
 
 
@@ -87,7 +87,7 @@ def parts_figure(parts: Sequence[Part]) -> Figure:
         apart = 0.5 * ((number + 0.5) / len(kinds) - 0.5)
         rows = [(names.index(p.part or p.target) + apart, p.pvf, _hover(p.target, p.pvf)) for p in mine]
         colour, symbol = SERIES_COLOURS[number % len(SERIES_COLOURS)], MARKERS[number % len(MARKERS)]
-        series.append(Dots(label(kind), [colour] * len(rows), [symbol] * len(rows), rows))
+        series.append(Dots(label(kind), colour, symbol, rows))
     return shares_figure(series, names, "training PVF")
 
 
@@ -95,7 +95,7 @@ def guard_figure(sizes: Sequence[Caught]) -> Figure:
     """Share of harmful faults that were caught, by their size."""
     kept = [one for one in sizes if one.n]
     rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(kept)]
-    traces = dot_traces(Dots("", [HARM] * len(rows), ["circle"] * len(rows), rows))
+    traces = dot_traces(Dots("", HARM, "circle", rows))
     quarters = [0, 0.25, 0.5, 0.75, 1]
     axis = {"range": [-0.02, 1.02], "tickvals": quarters, "ticktext": [percent(q) for q in quarters]}
     title = {"title": {"text": "caught within two steps"}}

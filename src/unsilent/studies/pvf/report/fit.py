@@ -10,16 +10,15 @@ as exact: its own uncertainty, which is often larger, is not in the limits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unsilent.errors import UsageError
-from unsilent.render.info import main_level, rows_of
 from unsilent.report.text import Shown, clean, shown
 from unsilent.studies.pvf.records import PvfResult, PvfRow
+from unsilent.studies.pvf.report.rows import at_level, main_level
 
 NEEDS = "FIT needs PVF of single flips of any bit of parameters, drawn per element (--fault bitflip --flips 1 --law per-element)"
-
-
 MIXED = "mixed element widths"
 ONE_WIDTH = 0.99
 """Share of the bits that must belong to elements of one width; the error of FIT stays below the rest."""
@@ -27,7 +26,7 @@ ONE_WIDTH = 0.99
 
 @dataclass(frozen=True, slots=True)
 class FitRow:
-    """FIT of one target; ``raw`` is the rate of faults before anything is masked."""
+    """FIT of one target; ``raw`` is the rate of faults before anything is masked, ``reason`` why there is no FIT."""
 
     row: PvfRow
     raw: float
@@ -35,7 +34,6 @@ class FitRow:
     low: float | None
     high: float | None
     reason: str = ""
-    """Why there is no FIT."""
 
     @property
     def text(self) -> Shown:
@@ -44,16 +42,11 @@ class FitRow:
             return Shown("–", "–", "–")
         return shown(self.estimate, self.low, self.high, scale=1.0)
 
-    @property
-    def limits(self) -> str:
-        """The interval, or why there is none."""
-        return self.reason or self.text.limits
-
 
 def check_rate(fit_per_bit: float, transient: bool = False) -> float:
     """Return the rate if it is one and there is memory it speaks of; raises ``UsageError`` otherwise.
 
-    ``transient``: values of a run are struck.
+    ``transient``: faults are injected into values of a run.
     """
     if not (math.isfinite(fit_per_bit) and fit_per_bit >= 0):
         raise UsageError(f"--fit-per-bit is {fit_per_bit!r}; expected failures per 1e9 hours and bit, 0 or more")
@@ -62,16 +55,6 @@ def check_rate(fit_per_bit: float, transient: bool = False) -> float:
             "no FIT: values of a run have no rate per bit of memory; leave --fit-per-bit out or use --at 'param:*'"
         )
     return fit_per_bit
-
-
-def applies(result: PvfResult) -> bool:
-    """Whether a raw rate per bit can be multiplied with what this study measured."""
-    return (
-        not result.transient
-        and result.fault == "bitflip"
-        and result.law == "per-element"
-        and any(r.flips == 1 for r in result.rows)
-    )
 
 
 def fit_of(row: PvfRow, fit_per_bit: float) -> FitRow:
@@ -83,21 +66,22 @@ def fit_of(row: PvfRow, fit_per_bit: float) -> FitRow:
 
 
 def fit_rows(result: PvfResult, fit_per_bit: float) -> tuple[FitRow, ...]:
-    """Rows of the main level at one flip, then the model; empty unless it `applies`.
+    """Rows of the main level at one flip, then the model; empty where a raw rate cannot be multiplied with what was measured.
 
     Largest FIT first. Where nothing went wrong the upper limit ranks: a large part that might dominate
     stays visible.
     """
     check_rate(fit_per_bit)
-    if not applies(result):
+    if result.transient or result.fault != "bitflip" or result.law != "per-element":
         return ()
     level = main_level(result)
-    parts = [fit_of(r, fit_per_bit) for r in rows_of(result, level) if r.flips == 1 and level != "model"]
+    single = [row for row in result.rows if row.flips == 1]
+    parts = [fit_of(row, fit_per_bit) for row in at_level(single, level) if level != "model"]
     parts.sort(key=lambda f: -1.0 if f.high is None else f.estimate or f.high, reverse=True)
-    return (*parts, *(fit_of(r, fit_per_bit) for r in rows_of(result, "model") if r.flips == 1))
+    return (*parts, *(fit_of(row, fit_per_bit) for row in at_level(single, "model")))
 
 
-def surprise(rows: tuple[FitRow, ...]) -> str:
+def surprise(rows: Sequence[FitRow]) -> str:
     """Says where size beats vulnerability: most FIT and highest PVF are two targets and their joint limits separate."""
     parts = [f for f in rows if f.row.level != "model" and f.estimate is not None]
     if len(parts) < 2:

@@ -1,0 +1,1 @@
+"""The report of parameter vulnerability, and of two such campaigns compared."""

@@ -1,0 +1,360 @@
+"""The report of two campaigns compared: the finding, forest plots of differences, all rows, what is not the same."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from unsilent.interval import Interval
+from unsilent.report.estimates import NOTHING, Dots, cells, dot_traces, limits_text, rows_axis, share_cells
+from unsilent.report.look import INK, SERIES_COLOURS, Figure, figure, label
+from unsilent.report.model import Column, Heading, Part, Plot, Report, Row, Section, Shown, Table
+from unsilent.report.text import chance, clean, counted, factor, flips_count, flips_text, short, shown, signed
+from unsilent.studies.pvf.comparison import ComparedRow, Comparison, Estimated
+from unsilent.studies.pvf.records import PvfRow
+from unsilent.studies.pvf.report.figures import BARS
+from unsilent.studies.pvf.report.report import terminal_tables
+from unsilent.studies.pvf.report.rows import EVERYTHING, TOP, at_level, first_flips, itself, layers, main_level, name_of
+from unsilent.studies.pvf.report.sentences import meaning
+from unsilent.studies.pvf.report.words import common_facts
+
+SCHEMA = "unsilent/comparison/1"
+NAMED = 4
+"""Targets that a sentence names."""
+VALUE = 40
+"""Characters of a value that is told as changed."""
+LOOKS = {
+    "higher": ("B higher", SERIES_COLOURS[1]),
+    "lower": ("B lower", SERIES_COLOURS[0]),
+    "": ("no difference shown", "#8a97a3"),
+}
+"""What B is against A, in the legend and as a colour."""
+COMMON = ("fault", "law", "per", "unit", "judge", "confidence")
+SIDE = ("store", "campaign", "command", "workload", "info", "spec", "at", "seed", "device", "dtype", "threads", "samples",
+        "batches", "trials_done", "trials_planned", "versions")  # fmt: skip
+ROW = ("estimate", "low", "high", "confidence", "n", "unit", "method")
+NAMES = ("target", "level", "parent", "flips")
+COLUMNS = (
+    *(Column("target"), Column("level", left=True), Column("part of", left=True, priority=4), Column("flips")),
+    *(Column("A %"), Column("B %"), Column("B - A"), Column("interval"), Column("B / A", priority=2)),
+    *(Column("its interval", priority=2), Column("p"), Column("B is"), Column("paired")),
+)
+METHOD = (
+    "Limits of B − A and of B / A are made from those of both rows, taken as independent (Zou and Donner 2008, Donner and Zou "
+    "2012). Where every trial of a row had the very same fault in both campaigns the difference is taken trial by trial, with "
+    "Gaffke's limits for the mean of numbers between −1 and 1; its ratio still takes both for independent and is then wider than "
+    "need be.\n"
+    "The p value of a row is the error level at which its interval would just leave out 0 (told as 1 above one half). Holm's "
+    "correction makes the p values of a level hold together: where A and B are alike in truth, the chance that any row of a "
+    "level is called different is at most {:g} %. That a row is not called different does not mean that A and B are equal there: "
+    "its interval says what is not excluded."
+)
+
+
+def comparison_report(found: Comparison) -> Report:
+    """All that is shown of a comparison."""
+    a, b = found.a, found.b
+    kind = meaning(a)[:1].upper() + meaning(a)[1:]
+    return Report(
+        schema=SCHEMA,
+        kicker=f"Comparison · {kind} · {a.fault}",
+        title=f"{meaning(a)}, {a.fault}: B ({b.store}, {b.workload}) against A ({a.store}, {a.workload})",
+        headline=headline(found),
+        estimates=_estimates(found),
+        numbers=tuple(_numbers(found)),
+        findings=tuple(filter(None, (which_differ(found), *_missing(found), *found.notes))),
+        sections=tuple(_sections(found)),
+        facts=(("command", found.command),),
+        notes=tuple(_notes(found)),
+        method=METHOD.format(100 - 100 * found.confidence),
+        data=_data(found),
+    )
+
+
+def _estimates(found: Comparison) -> Table:
+    names = (
+        "level",
+        "target",
+        "parent",
+        "flips",
+        "a",
+        "a_n",
+        "b",
+        "b_n",
+        "",
+        "ratio",
+        "ratio_low",
+        "ratio_high",
+        "p",
+        "b_is",
+    )
+    rows = []
+    for row in at_level(found.rows, "component", "model", "layer", "tensor", "bit"):
+        d, r = row.difference, row.ratio
+        both = (row.a.estimate, row.a.n, row.b.estimate, row.b.n)
+        apart = Interval(d.estimate, d.low, d.high, found.confidence, min(row.a.n, row.b.n), row.method)
+        more = (r.estimate, r.low, r.high, row.adjusted, verdict(row) or None, "yes" if row.paired else "no")
+        rows.append(Row((row.level, row.target, row.parent, row.flips, *both, apart, *more)))
+    return Table(tuple(Column(name, "text" if name else "estimate") for name in (*names, "paired")), tuple(rows))
+
+
+def _data(found: Comparison) -> dict[str, Any]:
+    a = found.a
+    return {
+        "command": found.command,
+        "spec": {name: getattr(a, name) for name in COMMON} | {"flips": a.spec["flips"]},
+        "measure": a.measure,
+        "headline": " ".join(filter(None, (headline(found), which_differ(found)))),
+        "identical": found.identical,
+        "a": _fields(a, SIDE),
+        "b": _fields(found.b, SIDE),
+        "changes": found.changes,
+        "only_a": [_fields(row, NAMES) for row in found.only_a],
+        "only_b": [_fields(row, NAMES) for row in found.only_b],
+        "results": list(map(_result, found.rows)),
+        "notes": found.notes,
+    }
+
+
+def _fields(record: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+def _result(row: ComparedRow) -> dict[str, Any]:
+    """A row as JSON: its own limits are those of the difference."""
+    common = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
+    limits = ("estimate", "low", "high")
+    told = {**_fields(row, (*NAMES, "method", "paired", "p", "differs")), "p_adjusted": row.adjusted}
+    told |= _fields(row.difference, limits) | common | {"ratio": _fields(row.ratio, limits) | common}
+    return told | {"a": _fields(row.a, ROW), "b": _fields(row.b, ROW)}
+
+
+# -- sentences ---------------------------------------------------------------------------------------------------------
+
+
+def headline(found: Comparison) -> str:
+    """The finding for all that was struck."""
+    if found.identical:
+        return "Every trial of A and B is the same: all differences are 0."
+    model = at_level(found.rows, "model")
+    first = [row for row in model if row.flips == first_flips(model) and row.p is not None]
+    if not first:
+        return "Nothing was struck in both A and B."
+    row, measure = first[0], found.a.measure
+    where = "the whole model" if found.a.at == found.b.at == EVERYTHING else "all that was struck"
+    where += "" if row.flips is None else f" at {flips_text(row.flips)}"
+    a, b = (shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
+    points = f"{_points(row).estimate} points{_points(row).behind}"
+    if row.differs:
+        return f"{measure} of {where} is {verdict(row)} in B: {b} % against {a} %, {points}."
+    return f"No difference is shown in {measure} of {where}: A {a} %, B {b} %, {points}."
+
+
+def which_differ(found: Comparison) -> str:
+    """Which rows of the main level differ; nothing where that is said already."""
+    level = main_level(found.a)
+    rows = [row for row in at_level(found.rows, level) if row.p is not None and level != "model"]
+    if found.identical or not rows:
+        return ""
+    apart = sorted((row for row in rows if row.differs), key=surprise)
+    start = f"After correction, {len(apart):,} of {len(rows):,} {level} rows differ"
+    if not apart:
+        return f"{start}."
+    told = [f"`{clean(row.target)}`{_flips(row.flips)} {_points(row).estimate}" for row in apart[:NAMED]]
+    more = f" and {len(apart) - NAMED:,} more" if len(apart) > NAMED else ""
+    return f"{start} (points): {', '.join(told)}{more}."
+
+
+def how_many(found: Comparison) -> str:
+    """How many rows of each level differ after correction."""
+    told = []
+    for level in dict.fromkeys(row.level for row in found.rows):
+        rows = [row for row in found.rows if row.level == level and row.p is not None]
+        told += [f"{level}: {sum(row.differs for row in rows):,} of {len(rows):,} rows differ"] if rows else []
+    return "; ".join(told)
+
+
+def pairing(found: Comparison) -> str:
+    """Which rows rest on the same faults in both campaigns."""
+    paired = sum(row.paired for row in found.rows)
+    if not paired:
+        return "no row is paired: A and B struck faults of their own"
+    rows = "every row is" if paired == len(found.rows) else f"{paired:,} of {len(found.rows):,} rows are"
+    return f"{rows} paired: the same faults struck A and B, and differences are taken trial by trial"
+
+
+def surprise(row: ComparedRow) -> tuple[float, float]:
+    """Sort key: what is least like chance first, among equals the greater difference."""
+    return 1.0 if row.p is None else row.p, -abs(row.difference.estimate or 0.0)
+
+
+def verdict(row: ComparedRow) -> str:
+    """What B is against A: ``higher``, ``lower``, or nothing where no difference is shown."""
+    return "" if not row.differs else "higher" if (row.difference.estimate or 0.0) > 0 else "lower"
+
+
+def _notes(found: Comparison) -> Iterator[str]:
+    a = found.a
+    yield f"unit {a.unit}, judge {a.judge}, law {a.law}, per {a.per}"
+    if found.changes:
+        yield "not the same: " + ", ".join(f"{c.what} ({_value(c.a)}, {_value(c.b)})" for c in found.changes)
+    yield f"{how_many(found)} (p after Holm's correction for the rows of a level)"
+    yield f"{_limits(found)}, B - A in percentage points; {pairing(found)}"
+
+
+def _limits(found: Comparison) -> str:
+    """What the limits of the differences are."""
+    told = [(row.difference, row.method) for row in found.rows]
+    return limits_text([Interval(d.estimate, d.low, d.high, 0.0, 0, m) for d, m in told], found.confidence)
+
+
+def _missing(found: Comparison) -> Iterator[str]:
+    for side, rows in (("A", found.only_a), ("B", found.only_b)):
+        names = [f"{row.target} ({row.level}{_flips(row.flips)})" for row in rows]
+        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+        if names:
+            yield f"only {side} has {', '.join(names[:NAMED])}{more}"
+
+
+def _value(text: str) -> str:
+    """Of hashes the first digits tell them apart."""
+    hashed = len(text) >= 16 and set(text) <= set("0123456789abcdef")
+    return text[:8] if hashed else short(clean(text), VALUE)
+
+
+def _flips(flips: int | None) -> str:
+    return "" if flips is None else f" x{flips:,}"
+
+
+def _points(row: ComparedRow) -> Any:
+    return signed(row.difference.estimate, row.difference.low, row.difference.high)
+
+
+def _times(ratio: Estimated) -> Any:
+    return factor(ratio.estimate, ratio.low, ratio.high)
+
+
+def _numbers(found: Comparison) -> Iterator[tuple[str, str, str]]:
+    """The few numbers at the head of the page: term, text, and what is set smaller."""
+    for row in at_level(found.rows, "model")[:1]:
+        where = "" if row.flips is None else f", {flips_text(row.flips)}"
+        for name, one in (("A", row.a), ("B", row.b)):
+            text = shown(one.estimate, one.low, one.high)
+            yield f"{name}{where}", f"{text.estimate} %", text.limits
+        apart, times = _points(row), _times(row.ratio)
+        yield "B − A, points", apart.estimate, apart.limits
+        yield "B / A", times.estimate, times.limits
+    yield "faults tried", f"{found.a.trials_done:,}", f"and {found.b.trials_done:,}"
+
+
+# -- tables and figures ------------------------------------------------------------------------------------------------
+
+
+def _sections(found: Comparison) -> Iterator[Section]:
+    measure, level = found.a.measure, main_level(found.a)
+    flips = sorted({row.flips for row in at_level(found.rows, level) if _drawn(row)}, key=lambda f: f or 0)
+    parts: list[Part] = []
+    left = 0
+    for number, count in enumerate(flips):
+        every = [row for row in at_level(found.rows, level) if row.flips == count and _drawn(row)]
+        model = [row for row in at_level(found.rows, "model") if row.flips == count and level != "model"]
+        kept = sorted(every, key=surprise)[:BARS]
+        left = max(left, len(every) - BARS)
+        parts += [Heading(flips_text(count))] if len(flips) > 1 else []
+        plot = forest([*(row for row in every if row in kept), *model])
+        parts.append(Plot(f"forest-{number}", f"Difference of {measure} by {level}, {flips_text(count)}", plot))
+    lead = (
+        f"{measure} of B minus {measure} of A, in percentage points ({_limits(found)}). Coloured where they differ after "
+        "correction for the number of rows. A diamond: the same faults struck both, and the difference is taken trial by trial."
+        + (f" The {BARS} least like chance are drawn; all are in the table of all rows." if left > 0 else "")
+    )
+    yield Section(f"Difference by {level}", lead, (*parts, *_terminal(found)))
+    more = [row for row in _layers(found) if row.level != level and row.p is not None][:TOP]
+    if more:
+        plot = forest(more, several=len({row.flips for row in more}) > 1)
+        lead = f"The layers and tensors whose difference is least like chance, at most {TOP} of them."
+        yield Section("Difference by layer", lead, (Plot("layers", f"Difference of {measure} by layer", plot),))
+    own = itself(found.rows)
+    lead = "Click a heading to sort; point at a row for its numbers of faults, p before correction and the method."
+    rows = tuple(_row(row, own) for row in found.rows)
+    yield Section("All rows", lead, (Table(COLUMNS, rows, terminal_rows=0, long=True),))
+    heads = (Column(""), Column("A", left=True), Column("B", left=True))
+    sides = zip(common_facts(found.a), common_facts(found.b), strict=True)
+    tables = [
+        ("What is not the same", [Row((c.what, c.a, c.b)) for c in found.changes]),
+        ("Everything", [Row((term, a, b)) for (term, a), (_, b) in sides]),
+    ]
+    told = tuple(Table(heads, tuple(rows), title, terminal_rows=0) for title, rows in tables if rows)
+    yield Section("A and B", "Both ask the same question.", told)
+
+
+def _layers(found: Comparison) -> list[ComparedRow]:
+    """Layers and tensors, least like chance first."""
+    return layers(found.rows, surprise, lambda row: (row.difference, row.ratio, row.a.n, row.b.n))
+
+
+def _terminal(found: Comparison) -> Iterator[Table]:
+    """Without columns that would say the same in every row."""
+    hidden = {"level", "part of"}
+    hidden |= {"flips"} if len({row.flips for row in found.rows}) < 2 else set()
+    hidden |= {"paired"} if not any(row.paired for row in found.rows) else set()
+    own, more = itself(found.rows), _layers(found)
+    title = f"The {TOP} layers least like chance" if len(more) > TOP else "Layers"
+    kept = [column.name for column in COLUMNS if column.name not in hidden]
+    main, rest = ([_row(r, own) for r in part] for part in (at_level(found.rows, "component", "model"), more))
+    yield from terminal_tables(COLUMNS, kept, main, rest, title)
+
+
+def _row(row: ComparedRow, own: frozenset[str]) -> Row:
+    names = (name_of(row, own), row.level, row.parent, Shown(flips_count(row.flips), float(row.flips or 0)))
+    both = [_one(one) for one in (row.a, row.b)]
+    apart, times = cells(_points(row), row.difference), cells(_times(row.ratio), row.ratio)
+    p = Shown(chance(row.adjusted), NOTHING if row.adjusted is None else row.adjusted)
+    told = (*names, *both, *apart, *times, p, verdict(row), "yes" if row.paired else "no")
+    faults = f"A {counted(row.a.n, 'fault')}, B {counted(row.b.n, 'fault')}"
+    return Row(told, row.level == "model", f"{faults}; p before correction {chance(row.p)}; {row.method}")
+
+
+def _one(row: PvfRow) -> Shown:
+    return share_cells(row)[0]
+
+
+def _drawn(row: ComparedRow) -> bool:
+    return row.difference.estimate is not None
+
+
+def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
+    """One line a row, first at the top: the difference in points with its limits; ``several`` numbers of flips are told."""
+    rows = [row for row in rows if _drawn(row)]
+    points = [_in_points(row) for row in rows]
+    ends = [0.0, *(end for one in points for end in (one.low, one.high))]
+    edge = 0.06 * max(map(abs, ends)) or 1.0
+    names = [clean(row.target) + (f" · {flips_count(row.flips)}" if several else "") for row in rows]
+    traces = []
+    for kind, (name, colour) in LOOKS.items():
+        mine = [i for i, row in enumerate(rows) if verdict(row) == kind]
+        symbols = ["diamond" if rows[i].paired else "circle" for i in mine]
+        if mine:
+            traces += dot_traces(Dots(name, colour, symbols, [(i, points[i], _hover(rows[i])) for i in mine]))
+    zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper", "line": {"color": INK, "width": 1.2}}
+    title = {"text": "← lower in B · percentage points · higher in B →"}
+    xaxis = {"range": [min(ends) - edge, max(ends) + edge], "title": title}
+    return figure(traces, 112 + 32 * len(rows), showlegend=True, shapes=[zero], xaxis=xaxis, yaxis=rows_axis(names))
+
+
+def _in_points(row: ComparedRow) -> Estimated:
+    d = row.difference
+    return Estimated(100 * (d.estimate or 0.0), 100 * d.low, 100 * d.high)
+
+
+def _hover(row: ComparedRow) -> str:
+    apart, times = _points(row), _times(row.ratio)
+    # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
+    lines = (
+        f"B − A {apart.estimate} points {apart.limits}",
+        f"A {_one(row.a).text} %, n = {row.a.n:,}; B {_one(row.b).text} %, n = {row.b.n:,}",
+        f"B / A {times.estimate} {times.limits}, p {chance(row.adjusted)}",
+    )
+    told = "<br>".join(html.escape(line, quote=False) for line in lines)
+    return f"<b>{label(row.target, 60)}</b> · {flips_text(row.flips)}<br>{told}"
