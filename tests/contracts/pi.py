@@ -100,7 +100,10 @@ class PiRunner:
     def prove(self) -> None: ...
 
 
-def analyse(store: Store[PiSpec, PiBaseline, PiRow], confidence: float = 0.95) -> Interval:
+PiStore = Store[PiSpec, PiBaseline, PiRow]
+
+
+def analyse(store: PiStore, confidence: float = 0.95) -> Interval:
     """Pi, with limits from the spread between trials."""
     from scipy.stats import norm
 
@@ -116,9 +119,9 @@ def report(found: Interval) -> Report:
     return Report("unsilent/pi/1", "A toy", "Pi", headline, table, sections=(Section("Pi", "", (table,)),))
 
 
-def compare(one: Interval, other: Interval) -> Report:
+def compare(one: PiStore, other: PiStore, confidence: float = 0.95) -> Report:
     """Two of them."""
-    rows = tuple(Row((name, found)) for name, found in (("A", one), ("B", other)))
+    rows = tuple(Row((name, analyse(store, confidence))) for name, store in (("A", one), ("B", other)))
     table = Table((Column("what"), Column("pi", "estimate")), rows)
     return Report(
         "unsilent/pi-comparison/1", "A toy", "Pi twice", "Two of pi", table, sections=(Section("Pi", "", (table,)),)

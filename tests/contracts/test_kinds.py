@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -19,7 +20,9 @@ from unsilent.campaigns import Budget, Store, make_executor, run_campaign
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
+from unsilent.cli.main import run as cli
 from unsilent.errors import StoreError
+from unsilent.studies import registered
 
 SPEC = PiSpec(points=50)
 TRIALS = 40
@@ -79,6 +82,25 @@ def test_an_export_has_the_fields_of_a_row(tmp_path, ending):
     text = (tmp_path / f"out{ending}").read_text()
     assert all(word in text for word in ("inside", "square/x/0", "worker"))
     assert len(text.splitlines()) == {".csv": TRIALS + 1, ".json": 1, ".jsonl": TRIALS}[ending]
+
+
+def verb(capsys, *words):
+    assert cli(list(map(str, words))) == 0
+    return capsys.readouterr().out
+
+
+def test_verbs_work_for_a_kind_that_is_registered(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
+    monkeypatch.chdir(tmp_path)
+    parts = [run(tmp_path / f"{i}.sqlite", shard=(i, 2)).name for i in (1, 2)]
+    assert f"out.sqlite: {TRIALS} trials" in verb(capsys, "merge", "out.sqlite", *parts)
+    assert "pi is 3." in verb(capsys, "report", "out.sqlite")
+    assert "Pi" in Path("out.html").read_text()
+    told = json.loads(verb(capsys, "report", "out.sqlite", "--json", "--confidence", "0.5"))
+    assert (told["schema"], told["results"][0]["confidence"]) == ("unsilent/pi/1", 0.5)
+    assert "Two of pi" in verb(capsys, "report", *parts, "--plain")
+    assert len(verb(capsys, "export", "out.sqlite", "--canonical").splitlines()) == TRIALS + 1
+    assert f"{TRIALS} of {TRIALS} trials, complete" in verb(capsys, "status", "out.sqlite")
 
 
 @pytest.mark.parametrize(

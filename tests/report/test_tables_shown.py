@@ -68,8 +68,8 @@ def test_a_table_of_pairs_has_no_head():
     table = Table((Column(""), Column("", left=True)), (Row(("what", WORDY)),), "Pairs")
     text = shown(table)
     assert "─" not in text
-    assert text.splitlines()[1:3] == ["", "Pairs"]
-    assert text.splitlines()[3].startswith("what  largest value")
+    assert text.splitlines()[2:4] == ["", "Pairs"]
+    assert text.splitlines()[4].startswith("what  largest value")
     assert "<th" not in report_html(report(table))
 
 

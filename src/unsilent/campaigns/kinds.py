@@ -21,8 +21,16 @@ def of_its_targets(trial: TrialId, spec: Spec, targets: frozenset[str]) -> bool:
     return trial.target in targets and trial.flips in spec.flips
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_: Any, **__: Any) -> Any:
     """Finds nothing wrong."""
+
+
+def size(store: Any) -> int:
+    """Trials of all strata, by the budget that was asked."""
+    spec, found = store.spec, store.description
+    if spec.enumerated:
+        return sum(target.slots for target in found.targets)
+    return int(store.budget()[0]) * len(found.targets) * len(spec.flips)
 
 
 @dataclass(frozen=True)
@@ -38,9 +46,10 @@ class Kind(Generic[S, B, R]):
         planned: whether a trial is part of the campaign, not asked for afterwards.
         records: further records by name -> how their text is read, with spec and baseline.
         fixed: fields of the baseline that are equal in all stores of one campaign.
-        choices: names of what may be chosen when a store is read, which changes no row. analyse: the result of a store, by such
-            choices.
-        report, compare: what is shown of a result, and of two.
+        choices: names of what may be chosen when a store is read, which changes no row.
+        analyse: the result of a store, by such choices. report: what is shown of a result.
+        compare: what is shown of two stores, by such choices; None where that means nothing.
+        size: how many trials a store will hold when its campaign is complete. subject: what its trials run.
     """
 
     name: str
@@ -59,8 +68,10 @@ class Kind(Generic[S, B, R]):
     fixed: tuple[str, ...] = ("targets",)
     choices: tuple[str, ...] = ("confidence",)
     analyse: Callable[..., Any] = nothing
-    report: Callable[[Any], Report] | None = None
-    compare: Callable[[Any, Any], Report] | None = None
+    report: Callable[[Any], Report] = nothing
+    compare: Callable[..., Report] | None = None
+    size: Callable[[Any], int] = size
+    subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
 
     def __post_init__(self) -> None:
         verb = f"unsilent {self.name}"

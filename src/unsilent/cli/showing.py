@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,17 +21,26 @@ CARDS = (
 )
 
 
-def compare_stores(store: Path, other: Path, question: Question, html: Path | None, as_json: bool, plain: bool) -> None:
-    """Print how B differs from A and write the HTML page."""
+def show_store(
+    store: Path, other: Path | None, choices: Mapping[str, object], html: Path | None, as_json: bool, plain: bool
+) -> None:
+    """Print what a store of any kind holds, or how ``other`` differs from it, and write the page."""
+    from unsilent.campaigns import Store
     from unsilent.cli.reporting import show_report
-    from unsilent.studies.pvf.comparison import compare
-    from unsilent.studies.pvf.kind import PvfStore
-    from unsilent.studies.pvf.report.comparison import comparison_report
+    from unsilent.studies.registered import kind_of
 
-    page = comparison_path(store, other, html)
-    with PvfStore(store) as one, PvfStore(other) as two:
-        found = compare(one, two, question)
-    show_report(comparison_report(found), page, as_json, plain)
+    kind = kind_of(store)
+    if other is None:
+        page = report_path(store, html)
+        with Store(store, kind) as opened:
+            report = kind.report(kind.analyse(opened, **choices))
+    elif kind.compare is None:
+        raise UsageError(f"{store} is a store of unsilent {kind.name}, whose stores are not compared")
+    else:
+        page = comparison_path(store, other, html)
+        with Store(store, kind) as one, Store(other, kind) as two:
+            report = kind.compare(one, two, **choices)
+    show_report(report, page, as_json, plain)
 
 
 def comparison_path(store: Path, other: Path, html: Path | None) -> Path:

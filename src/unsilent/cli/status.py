@@ -7,13 +7,16 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unsilent.cli import options as o
 from unsilent.errors import StoreError, UnsilentError, UsageError
 from unsilent.printable import clean
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.kinds import Kind
 
 MOST = 1000
 """Stores of a folder that are listed."""
@@ -61,38 +64,36 @@ def status(
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Files that were named, and the stores of ours in folders that were."""
+    from unsilent.cli.noise import is_noise
+    from unsilent.studies.registered import registered
+
     for path in given:
         if not path.is_dir():
             if not path.exists():
                 raise UsageError(f"there is no store {path}; check the name")
             yield path
             continue
-        ours = [file for file in sorted(path.iterdir()) if _verb(file)]
+        ours = [file for file in sorted(path.iterdir()) if is_noise(file) or registered(file)]
         if len(ours) > MOST:
             raise UsageError(f"{path} has {len(ours):,} stores; name some of them, at most {MOST:,}")
         yield from ours
 
 
-def _verb(path: Path) -> str:
-    """The verb that made a store; empty for what is none of ours."""
-    from unsilent.campaigns.filed import application_of
-    from unsilent.replicas import ReplicaStore
-    from unsilent.studies.registered import KINDS
-
-    verbs = {kind.application: kind.name for kind in KINDS} | {ReplicaStore.application: "noise"}
-    return verbs.get(application_of(path), "")
-
-
 def status_of(path: Path) -> Status:
     """The status of one store; what is wrong with it is part of that."""
-    kind = _verb(path)
-    read = {"pvf": _pvf, "training": _training, "noise": _noise}.get(kind)
-    if read is None:
-        return Status(str(path), error="this is no store of unsilent pvf, training or noise")
+    from unsilent.cli.noise import is_noise
+    from unsilent.studies.registered import registered
+
+    kind = registered(path)
+    name = "noise" if is_noise(path) else kind.name if kind else ""
     try:
-        return read(path)
+        if is_noise(path):
+            return _noise(path)
+        if kind is not None:
+            return _campaign(path, kind)
     except UnsilentError as error:
-        return Status(str(path), kind, error=str(error))
+        return Status(str(path), name, error=str(error))
+    return Status(str(path), error="this is no store of unsilent pvf, training or noise")
 
 
 def lines(found: Status) -> list[str]:
@@ -107,44 +108,19 @@ def lines(found: Status) -> list[str]:
     return [*told, f"  goes on with: {found.command}"] if found.command else told
 
 
-def _pvf(path: Path) -> Status:
-    from unsilent.studies.pvf.analysis import analyse
-    from unsilent.studies.pvf.kind import PvfStore
-    from unsilent.studies.pvf.report.sentences import headline
-    from unsilent.studies.pvf.tallies import Question
+def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
+    from unsilent.campaigns import Store
 
-    with PvfStore(path) as store:
-        result = analyse(store, Question())
-        command = store.budget()[1]
-    return Status(
-        str(path),
-        "pvf",
-        clean(result.workload),
-        result.trials_done,
-        result.trials_planned,
-        _with(command, path),
-        headline(result),
-    )
-
-
-def _training(path: Path) -> Status:
-    from unsilent.studies.training.kind import TrainingStore
-    from unsilent.studies.training.sentences import headline
-    from unsilent.studies.training.spec import GUARDED, MADE
-    from unsilent.studies.training.study import Reading, read_training
-
-    with TrainingStore(path) as store:
-        budget, command = store.budget()
-        own = [trial for trial in store.done() if not trial.target.startswith((GUARDED, MADE))]
-        planned = budget * len(store.description.targets)
+    with Store(path, kind) as store:
+        own = sum(map(kind.planned, store.done()))
         try:
-            found = headline(read_training(store, Reading()))
+            found = kind.report(kind.analyse(store)).headline
         except StoreError:
             raise
         except UsageError as error:  # interrupted before there was anything to read
             found = str(error).partition(";")[0]
-        subject = store.description.name
-    return Status(str(path), "training", clean(subject), len(own), planned, _with(command, path), found)
+        told = clean(kind.subject(store)), own, kind.size(store), _with(store.budget()[1], path), found
+    return Status(str(path), kind.name, *told)
 
 
 def _noise(path: Path) -> Status:

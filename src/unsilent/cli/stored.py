@@ -43,15 +43,15 @@ def report(
     With two stores: what differs between them. With a card: what it says, once its checksum holds.
     """
     from unsilent.cli import showing
-    from unsilent.cli.noise import is_noise
+    from unsilent.cli.noise import is_noise, show_noise
     from unsilent.cli.paths import report_path
     from unsilent.cli.reporting import show_report
-    from unsilent.cli.struck import is_training
-    from unsilent.studies.pvf.analysis import analyse
     from unsilent.studies.pvf.card import is_card
+    from unsilent.studies.pvf.kind import PVF
     from unsilent.studies.pvf.report.fit import check_rate
     from unsilent.studies.pvf.report.report import report as pvf_report
     from unsilent.studies.pvf.tallies import Question
+    from unsilent.studies.registered import kind_of
 
     if is_card(store):
         if other is not None:
@@ -59,17 +59,27 @@ def report(
         o.refuse(context, OF_STORES, "a card is shown as it is, it holds no trials")
         showing.show_card(store, as_json, plain)
         return 0
-    if is_training(store) or is_noise(store):
-        o.refuse(context, OF_PVF, "that belongs to stores of unsilent pvf")
-        _of_trainings(store, other, confidence, html, as_json, plain)
-        return 0
-    question = Question(unit, confidence, interval)
     if other is not None and is_card(other):
         raise UsageError(showing.CARDS.format(other))
-    if other is not None:
-        o.refuse(context, ("card", "fit_per_bit"), "two stores are compared")
-        showing.compare_stores(store, other, question, html, as_json, plain)
+    if is_noise(store):
+        o.refuse(context, OF_PVF, "that belongs to stores of unsilent pvf")
+        if other is not None:
+            raise UsageError(f"{store} holds replicas of unsilent noise, which are not compared with another store")
+        show_noise(store, confidence, html, as_json, plain)
         return 0
+    kind = kind_of(store)
+    if kind is not PVF:
+        o.refuse(
+            context, [name for name in OF_PVF if name not in kind.choices], "that belongs to stores of unsilent pvf"
+        )
+    elif other is not None:
+        o.refuse(context, ("card", "fit_per_bit"), "two stores are compared")
+    if kind is not PVF or other is not None:
+        chosen = {"unit": unit, "confidence": confidence, "interval": interval}
+        chosen = {name: value for name, value in chosen.items() if name in kind.choices}
+        showing.show_store(store, other, chosen, html, as_json, plain)
+        return 0
+    question = Question(unit, confidence, interval)
     made = showing.card_paths(store, card) if card else None
     page = report_path(store, html) if html or not card else None
     if made and page and os.path.realpath(page) == os.path.realpath(made[1]):
@@ -77,7 +87,7 @@ def report(
     with PvfStore(store) as opened:
         if fit_per_bit is not None:
             check_rate(fit_per_bit, opened.spec.transient)
-        result = analyse(opened, question)
+        result = PVF.analyse(opened, unit=unit, confidence=confidence, interval=interval)
     if made:
         showing.write_card(store, question, *made)
     show_report(
@@ -89,27 +99,6 @@ def report(
         failed_assertions=[],
     )
     return 0
-
-
-def _of_trainings(
-    store: Path,
-    other: Path | None,
-    confidence: float,
-    html: Path | None,
-    as_json: bool,
-    plain: bool,
-) -> None:
-    """Show a campaign of trainings, or two of them, or replicas."""
-    from unsilent.cli.noise import is_noise, show_noise
-    from unsilent.cli.struck import show_comparison, show_stored
-
-    if other is None:
-        show = show_noise if is_noise(store) else show_stored
-        show(store, confidence, html, as_json, plain)
-    elif is_noise(store):
-        raise UsageError(f"{store} holds replicas of unsilent noise, which are not compared with another store")
-    else:
-        show_comparison(store, other, confidence, html, as_json, plain)
 
 
 def export(

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unsilent.cli.paths import report_path
-from unsilent.cli.reporting import show_report
 from unsilent.report.text import counted
 
 if TYPE_CHECKING:
@@ -22,18 +20,6 @@ def is_training(store: Path) -> bool:
     from unsilent.studies.training.kind import TRAINING
 
     return kind_of(store) is TRAINING
-
-
-def show_stored(store: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
-    """``unsilent report`` of such a store."""
-    from unsilent.studies.training.kind import TrainingStore
-    from unsilent.studies.training.report import report
-    from unsilent.studies.training.study import Reading, read_training
-
-    page = report_path(store, html)
-    with TrainingStore(store) as opened:
-        result = read_training(opened, Reading(confidence=confidence))
-    show_report(report(result), page, as_json, plain)
 
 
 def replay_training(
@@ -53,19 +39,6 @@ def replay_training(
         spec = named_again(opened.spec, given, {"workload": TRAININGS, "accelerator": SHIPPED}, named)
         with make_executor("serial", spec) as executor:
             return tell_example(repeat(wanted, executor, opened, Reading()), as_json)
-
-
-def show_comparison(one: Path, other: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
-    """``unsilent report`` of two such stores."""
-    from unsilent.cli.showing import comparison_path
-    from unsilent.studies.training.comparison import compare, comparison_report
-    from unsilent.studies.training.kind import TrainingStore
-    from unsilent.studies.training.study import Reading, read_training
-
-    page = comparison_path(one, other, html)
-    with TrainingStore(one) as first, TrainingStore(other) as second:
-        results = [read_training(opened, Reading(confidence=confidence)) for opened in (first, second)]
-    show_report(comparison_report(compare(*results), *results), page, as_json, plain)
 
 
 def tell_example(found: Example, as_json: bool) -> int:

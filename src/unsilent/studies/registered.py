@@ -10,10 +10,15 @@ from unsilent.campaigns.kinds import Kind
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING
 
-KINDS: tuple[Kind[Any, Any, Any], ...] = (PVF, TRAINING)
+KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING]
+
+
+def registered(path: Path) -> Kind[Any, Any, Any] | None:
+    """The kind of a store; None for a file that is no store of a registered kind."""
+    application = application_of(path)
+    return next((kind for kind in KINDS if kind.application == application), None)
 
 
 def kind_of(path: Path) -> Kind[Any, Any, Any]:
     """The kind of a store; pvf's where it is none, whose store says what the file is."""
-    application = application_of(path)
-    return next((kind for kind in KINDS if kind.application == application), PVF)
+    return registered(path) or PVF

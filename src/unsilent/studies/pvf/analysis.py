@@ -14,7 +14,7 @@ from unsilent.campaigns.merging import without_shard
 from unsilent.errors import StoreError
 from unsilent.statistics.looks import confidence_at
 from unsilent.studies.pvf.hits import dtypes, heat_maps, lookup_rows, single_hits
-from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.records import PvfResult, PvfRow
 from unsilent.studies.pvf.rows import Group, layer_groups, make_rows, target_groups
 from unsilent.studies.pvf.spec import CampaignSpec, Description
@@ -45,8 +45,8 @@ def _analysed(store: PvfStore, question: Question) -> PvfResult:
     if spec.per == "component" and 1 in spec.flips:
         groups += layer_groups([h for h in counting if h.row.trial.flips == 1], stored)
     rows = make_rows(groups, question)
-    budget, asked = store.budget()
-    planned = _planned(stored, budget)
+    asked = store.budget()[1]
+    planned = PVF.size(store)
     if stored.trials >= planned:  # all parts are there, whichever of them this store was asked for last
         asked = without_shard(asked)
     command = (
@@ -87,15 +87,6 @@ def _analysed(store: PvfStore, question: Question) -> PvfResult:
         transient=spec.transient,
         notes=(*description.notes, *_notes(rows, spec.transient)),
     )
-
-
-def _planned(stored: Stored, budget: int) -> int:
-    """Trials of all strata, as far as is known."""
-    if stored.plans:
-        return sum(plan.size for plan in stored.plans.values())
-    if stored.spec.enumerated:
-        return sum(t.slots for t in stored.description.targets)
-    return budget * len(stored.description.targets) * len(stored.spec.flips)
 
 
 def _over_looks(stored: Stored, confidence: float) -> float:

@@ -6,17 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.driver import ROUND
-from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.kinds import Kind, size
 from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, MOST_TRIALS, Damaged, parsed
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
-from unsilent.studies.pvf.rounds import CellPlan
+from unsilent.report.model import Report
+from unsilent.studies.pvf.rounds import CellPlan, current
 from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
+
+if TYPE_CHECKING:
+    from unsilent.studies.pvf.records import PvfResult
 
 MOST_SAMPLES = 10**7
 MOST_FLIPS = 1000
@@ -87,6 +91,36 @@ def read_round(text: str, spec: CampaignSpec, description: Description) -> list[
     return found
 
 
+def planned_trials(store: PvfStore) -> int:
+    """Trials of all strata, as far as is known: what looks decided, else what was asked."""
+    plans = current(store.records(ROUND))
+    return sum(plan.size for plan in plans.values()) if plans else size(store)
+
+
+def analyse(store: PvfStore, **choices: Any) -> PvfResult:
+    """What a campaign found; ``choices``: those of a `Question`."""
+    from unsilent.studies.pvf.analysis import analyse
+    from unsilent.studies.pvf.tallies import Question
+
+    return analyse(store, Question(**choices))
+
+
+def report(result: PvfResult) -> Report:
+    """What is shown of it."""
+    from unsilent.studies.pvf.report.report import report
+
+    return report(result)
+
+
+def compare(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
+    """What is shown of two."""
+    from unsilent.studies.pvf.comparison import compare
+    from unsilent.studies.pvf.report.comparison import comparison_report
+    from unsilent.studies.pvf.tallies import Question
+
+    return comparison_report(compare(one, other, Question(**choices)))
+
+
 PVF = Kind(
     name="pvf",
     application=0x556E7369,  # "Unsi"
@@ -99,6 +133,11 @@ PVF = Kind(
     shapes=shapes,
     records={ROUND: read_round},
     fixed=("samples", "targets", "tensors"),
+    choices=("unit", "confidence", "interval"),
+    analyse=analyse,
+    report=report,
+    compare=compare,
+    size=planned_trials,
 )
 
 

@@ -153,11 +153,12 @@ def report(result: TrainingResult) -> Report:
     return report(result)
 
 
-def compare(one: TrainingResult, other: TrainingResult) -> Report:
+def compare(one: TrainingStore, other: TrainingStore, confidence: float = 0.95) -> Report:
     """What is shown of two."""
     from unsilent.studies.training.comparison import compare, comparison_report
 
-    return comparison_report(compare(one, other), one, other)
+    results = [analyse(store, confidence) for store in (one, other)]
+    return comparison_report(compare(*results), *results)
 
 
 def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
@@ -181,6 +182,7 @@ TRAINING = Kind(
     analyse=analyse,
     report=report,
     compare=compare,
+    subject=lambda store: str(store.description.name),
 )
 
 
@@ -196,5 +198,10 @@ class TrainingStore(Store[TrainingSpec, TrainingFound, TrainingRow]):
 
     def floors(self) -> Floors | None:
         """What replicas ended in; None where those of a floor are missing."""
-        found = self.records(FLOOR)
-        return Floors(*found) if len(found) == len(Floors.__slots__) else None
+        return stored_floors(self)
+
+
+def stored_floors(store: Store[TrainingSpec, TrainingFound, TrainingRow]) -> Floors | None:
+    """See `TrainingStore.floors`."""
+    found = store.records(FLOOR)
+    return Floors(*found) if len(found) == len(Floors.__slots__) else None

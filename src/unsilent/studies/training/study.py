@@ -21,7 +21,7 @@ from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.conditions import conditions, points
 from unsilent.studies.training.floor import LEVEL, check_twin, least_accuracies
 from unsilent.studies.training.judging import EXAMPLES, Judge, backward_against_forward, group, grouped, groups_of
-from unsilent.studies.training.kind import Floors, TrainingStore
+from unsilent.studies.training.kind import Floors, TrainingStore, stored_floors
 from unsilent.studies.training.ladders import LADDERS
 from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
 from unsilent.studies.training.saved import saved
@@ -87,7 +87,7 @@ def drawn(store: TrainingStore) -> Iterator[TrainingRow]:
 
 def floors_of(store: TrainingStore) -> Floors:
     """Both noise floors; raises ``UsageError`` where one is missing."""
-    floors = store.floors()
+    floors = stored_floors(store)
     if floors is None:
         raise UsageError(
             f"{store.path} lacks a noise floor (it needs fault-free replicas of implementation noise and of other seeds); "
