@@ -243,14 +243,13 @@ def test_user_code_in_a_worker_sees_no_arguments_of_ours(monkeypatch, module, re
 
     worker, seen = importlib.import_module(module), []
 
-    def load_it(spec, *more):
+    def load_it(*_):
         seen.extend(sys.argv)
         raise EOFError
 
     monkeypatch.setattr(sys, "argv", ["worker.py", "7", "4242"])
-    monkeypatch.setattr("unsilent.campaigns.kinds.make_runner", load_it)
     monkeypatch.setattr("unsilent.replicas.runner.ReplicaRunner", load_it)
-    start = ("start", SimpleNamespace(workload=ref), None)
+    start = ("start", SimpleNamespace(workload=ref, make_runner=load_it), None)
     with pytest.raises(EOFError):
         worker._serve(SimpleNamespace(recv=lambda: start if "replicas" not in module else start[:2]))
     assert len(seen) == 1
