@@ -62,8 +62,16 @@ def _run(tree: Path, words: tuple[str, ...]) -> tuple[Counter[str], Counter[Any]
             return done.stdout
 
         found = json.loads(unsilent(*words, "--json", "--quiet", "--store", "s.sqlite"))
-        rows = [] if words[0] == "noise" else unsilent("export", "s.sqlite", "--canonical").splitlines()
-    return Counter(rows), Counter(_estimates(found))
+        lines = [] if words[0] == "noise" else unsilent("export", "s.sqlite", "--canonical").splitlines()
+    return Counter(_rows(lines)), Counter(_estimates(found))
+
+
+def _rows(lines: list[str]) -> Iterator[str]:
+    """The campaign's hash, then its trials; what a trial does not have (null) may be left out."""
+    for number, values in enumerate(map(json.loads, lines)):
+        yield (
+            values["campaign"] if not number else json.dumps({k: v for k, v in sorted(values.items()) if v is not None})
+        )
 
 
 def _estimates(found: Any) -> Iterator[tuple[Any, ...]]:

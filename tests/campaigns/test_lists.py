@@ -152,9 +152,9 @@ def test_each_fault_is_struck_and_ends_as_by_hand(net, write):
     wrong = np.array([[c >= 2 for c in ending(*struck)] for struck in STRUCK]).mean(1)
     told = {line.split()[1]: line.split() for line in out.splitlines() if line.startswith(("tensor", "model"))}
     for name in LAYERS:
-        mean = 100 * wrong[[n == name for n, *_ in STRUCK]].mean()
+        mean = wrong[[n == name for n, *_ in STRUCK]].mean()
         assert [float(x) for x in told[name][4:7]] == pytest.approx([mean] * 3, rel=1e-3)
-    assert [float(x) for x in told["model"][4:7]] == pytest.approx([100 * wrong.mean()] * 3, rel=1e-3)
+    assert [float(x) for x in told["model"][4:7]] == pytest.approx([wrong.mean()] * 3, rel=1e-3)
     assert "All numbers are about the 8 faults of the list" in out
 
 

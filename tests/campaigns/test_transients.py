@@ -239,7 +239,7 @@ def test_the_command_line_from_campaign_to_replay(tiny):
     assert "values of a run have no rate per bit of memory" in refused.stderr
     report = in_process("report", "s.sqlite", "--plain", "--unit", "sample")
     assert report.returncode == 0, report.stderr
-    assert "p(incorrect)%" in report.stdout
+    assert "P(incorrect)" in report.stdout
     assert "PVF" not in report.stdout
     page = Path("s.html").read_text()
     shown = page[: page.index('id="figure-data"')]

@@ -289,7 +289,7 @@ class Stub:
 def test_the_trial_that_ended_its_worker_is_found(how, pack, reason, jobs):
     """Also where several ran together, or were not proven yet."""
     trials = [TrialId("bad" if k in (5, 11) else "good", 1, k) for k in range(16)]
-    with mock.patch("unsilent.campaigns.kinds.make_runner", return_value=Stub(how, pack)):
+    with mock.patch.object(CampaignSpec, "make_runner", return_value=Stub(how, pack)):
         rows = ran(CampaignSpec("stub"), trials, jobs=jobs)
     for row in rows.values():
         assert (set(row.codes), row.error) == (({Outcome.CRASH}, reason) if row.trial.target == "bad" else ({0}, ""))

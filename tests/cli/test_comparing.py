@@ -141,7 +141,7 @@ def test_a_card_goes_round(stores, tmp_path):
     told = json.loads((tmp_path / "a.json").read_text())
     shown = in_process("report", tmp_path / "a.json")
     assert shown.returncode == 0, shown.stderr
-    assert "PVF card, version 1: tiny.py:make" in shown.stdout
+    assert "PVF card of tiny.py:make" in shown.stdout
     assert "checksum holds" in shown.stdout
     assert json.loads(in_process("report", tmp_path / "a.json", "--json").stdout) == told
     rows = rows_of(stores, "a.sqlite")

@@ -216,7 +216,9 @@ def test_a_store_of_something_else_is_refused(stored, folder):
         ReplicaStore(folder / "other.sqlite")
     from unsilent.studies.pvf.kind import PvfStore
 
-    with pytest.raises(StoreError, match="holds replicas of unsilent noise; unsilent pvf needs a store of a campaign"):
+    with pytest.raises(
+        StoreError, match="holds replicas of unsilent noise; unsilent pvf needs a store of its own campaigns"
+    ):
         PvfStore(path)
     shutil.copy(path, folder / "broken.sqlite")
     with sqlite3.connect(folder / "broken.sqlite") as db:

@@ -249,7 +249,7 @@ def test_only_different_trials_are_run_again_under_the_guard(done, here, floors)
 def test_a_store_with_one_floor_is_completed_by_the_same_command(done, spec, floors, here, tmp_path):
     shutil.copy(done[0], tmp_path / "s.sqlite")
     with closing(sqlite3.connect(tmp_path / "s.sqlite")) as db, db:
-        db.execute("DELETE FROM floor WHERE rowid = 2")
+        db.execute("DELETE FROM record WHERE rowid = 2")
     with (
         TrainingStore(tmp_path / "s.sqlite") as store,
         pytest.raises(UsageError, match="lacks a noise floor .* run the command that made it again"),

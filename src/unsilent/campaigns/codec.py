@@ -1,8 +1,9 @@
 """The codec of trials: one annotated record says which columns they have, how these are written, read and exported.
 
-A row is a dataclass with a field ``trial`` (`TrialId`) and fields of these types: ``str``, ``int``, ``bool``, ``float`` (NaN is
-stored as NULL), ``X | None``, a NamedTuple of those (a column each), ``bytes`` and ``NDArray[float64]`` (compressed). Limits are
-those of `annotated_types` (``Annotated[int, Ge(0)]``); `FAULTS` is JSON, `RUN` belongs to one run and not to the trial.
+A row is a dataclass with a field ``trial`` (`TrialId`) and fields of these types: ``str``, ``int``, ``bool``, ``float`` (without
+limits it may be NaN, which is stored as NULL), ``X | None``, a NamedTuple of those (a column each), ``bytes`` and
+``NDArray[float64]`` (compressed). Limits are those of `annotated_types` (``Annotated[int, Ge(0)]``); `FAULTS` is JSON, `RUN`
+belongs to one run and not to the trial.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ def _column(name: str, hint: Any) -> Column:
         limits = (Interval(ge=0, le=1),)
     if limits:
         checked = Annotated[(checked, *limits)]
-    null = optional or plain is float
+    null = optional or (plain is float and not limits)
     return Column(name, _SQL[plain] + ("" if null else " NOT NULL"), checked | None if null else checked, plain)
 
 

@@ -34,7 +34,7 @@ def figures(report: Report) -> dict[str, Figure]:
 def page(report: Report) -> dict[str, Any]:
     """Everything the template shows."""
     return {
-        "title": capitalised(clean(report.title)),
+        "title": clean(report.title),
         "kicker": clean(report.kicker),
         "headline": capitalised(clean(report.headline)),
         "numbers": [tuple(map(clean, number)) for number in report.numbers],

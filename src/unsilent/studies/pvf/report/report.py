@@ -216,7 +216,7 @@ def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
     lead = (
         f"Raw rate ({fit_per_bit:.3g} FIT per bit) × bits × PVF: the rate, per 10⁹ hours, of single-bit faults after which an "
         "output would be wrong, largest first (by upper limit where nothing went wrong). Limits are those of the PVF; the raw "
-        "rate is taken as exact; bars are estimate and upper limit. No FIT is given where the elements of a target have several "
+        "rate is taken as exact; bars are intervals. No FIT is given where the elements of a target have several "
         "widths: PVF is uniform over elements, the raw rate over bits."
     )
     return Section("FIT estimate", lead, (_fit_table(fits, fit_per_bit),))
