@@ -32,8 +32,6 @@ class Replayer:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.kept: Holders = {}
-        self.executed = 0
-        """Operations re-executed so far, for reports."""
         self.blocks: dict[int, Blocks] = {}
         """Operations that are computed in blocks of outputs."""
         self._golden_windows: dict[tuple[int, int], Tensor] = {}
@@ -165,7 +163,6 @@ class Replayer:
 
     def step(self, node: Node, dirty: Holders, faults: Sequence[tuple[int, Fault]] = ()) -> Holders:
         """One operation on whole values, with faults on copies of its operands."""
-        self.executed += 1
         if node.func is None:
             self._check_readback(node, dirty)
             return {}
@@ -202,7 +199,6 @@ class Replayer:
             reached |= found
         if len(reached) * blocks.seconds > node.seconds:
             return None
-        self.executed += 1
         tensors = [self.golden_window(node, k) for k in range(len(node.reads))]
         made: Holders = {}
         for block in sorted(reached):

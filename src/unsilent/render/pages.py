@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +27,6 @@ from unsilent.version import __version__
 GENERATOR = "Unsilent"
 _MARK = f'<meta name="generator" content="{GENERATOR} '.encode()
 _HEAD = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Text, and the number to sort by (None: by text)."""
-
-    text: str
-    key: float | None = None
-    title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One row of a table: its name, level, and cells."""
-
-    name: str
-    level: str
-    cells: tuple[Cell, ...]
-    bar: tuple[float, float] = (0.0, 0.0)
-    """Estimate and upper limit as shares of the longest bar, where the table draws one."""
-    title: str = ""
-    """Shown when the row is pointed at: what is rarely needed."""
 
 
 def render_page(template: str, values: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:

@@ -33,8 +33,6 @@ from unsilent.studies.noise.measures import churn_matrix, loss_spread, measure
 from unsilent.studies.noise.parting import first_seen, parts_first
 from unsilent.studies.noise.records import Effect, NoiseResult
 
-DEFAULT = tuple(VARIANTS)
-"""Variants that are run where none is asked for."""
 REPEATS = LEAST
 """Runs of a variant in which nothing is drawn: they should be one and the same run."""
 
