@@ -269,10 +269,9 @@ def unsilent_cli(*words: object, seconds: float = 300, **kwargs: Any) -> subproc
 @contextlib.contextmanager
 def inline_campaigns() -> Iterator[None]:
     """Campaigns of every kind run in this process, which has torch already, instead of in workers."""
-    from inline_pool import InlinePool
     from unsilent.campaigns import code, executors
     from unsilent.campaigns.inline import InlineExecutor
-    from unsilent.replicas import run
+    from unsilent.replicas import runner
 
     def here(
         spec: Any, *, jobs: int = 1, deadline: float | None = None, observer: Any = None, means: Any = None
@@ -288,7 +287,7 @@ def inline_campaigns() -> Iterator[None]:
         stack.callback(lambda: [sys.modules.pop(name) for name in loaded_since()])  # a new process has none of them
         patch.setattr(code, "_user_modules", loaded_since)
         patch.setattr(executors, "ProcessExecutor", here)
-        patch.setattr(run, "ReplicaPool", InlinePool)
+        patch.setattr(runner, "SECOND_TWIN", None)  # no process for it alone
         patch.setattr(sys, "path", list(sys.path))
         patch.setattr(sys, "argv", list(sys.argv))
         yield

@@ -21,6 +21,7 @@ from unsilent.campaigns.spec import TrialId, campaign_hash
 from unsilent.cli import main
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
+from unsilent.replicas.kind import AskedFor
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.noise import Asked, looks_at, read_noise
 from unsilent.studies.registered import kind_of
@@ -56,18 +57,17 @@ def make_training(folder):
 
 
 def make_replicas(folder):
-    """A few runs and looks; the store, how it was asked, its training."""
+    """A few runs and looks; the store, and how it was asked."""
     (folder / "loop.py").write_text(LOOP)
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("steps", "4"),))
     asked, runner = Asked(spec, (Switches(), Switches.parse("within")), replicas=3), ReplicaRunner(spec)
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
-        training = store.bind(spec, trained := runner.describe())
-        for replica in dict.fromkeys(asked.wanted(trained)):
-            store.add(training, runner.run(replica))
-        for look in dict.fromkeys(looks_at(asked, store, training)):
-            store.add_seen(training, look, runner.look(look))
+        store.bind(spec, trained := runner.describe())
+        store.note_asked(AskedFor(tuple(map(str, asked.variants)), asked.replicas))
+        store.add(map(runner.run, dict.fromkeys(asked.wanted(trained))))
+        store.add(map(runner.look, dict.fromkeys(looks_at(asked, store))))
         store.note_usage(1.0, 2.0)
-    return folder / "s.sqlite", asked, training
+    return folder / "s.sqlite", asked
 
 
 def repair(path):
@@ -176,27 +176,24 @@ def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
     if kind == "pvf" and turn % 4 == 0:
         watch.run("resume", command(*resume), told)
     if asked is not None:
-        watch.run("noise", lambda: _noise(path, *asked, write=turn % 4 == 0), told)
+        watch.run("noise", lambda: _noise(path, asked, write=turn % 4 == 0), told)
     victim = folder / "victim.txt"
     if victim.exists() or " super" in told:
         assert victim.read_text() == "precious", f"{told} removed another file"
 
 
-def _noise(path, asked, training, write=False):
+def _noise(path, asked, write=False):
     """What ``unsilent noise`` asks of a store."""
     from unsilent.replicas import Look
 
     def call():
         with ReplicaStore(path, write=write) as store:
-            trained = store.trained(training)
-            store.trainings()
-            for replica in store.done(training):
-                store.weights(training, replica)
-                for row in store.rows(training, replica.switches, 9, weights=True):
-                    for step in range(trained.steps):
-                        store.seen(training, Look(row.replica, step))
+            for replica in store.replicas():
+                for row in store.of(replica.switches, 9, weights=True):
+                    for step in range(store.description.steps):
+                        store.seen(Look(row.replica, step))
             store.usage()
-            read_noise(asked, store, training)
+            read_noise(asked, store)
         return 0
 
     err = StringIO()

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from unittest import mock
 
-import inline_pool  # noqa: F401 - a test that loads it later would change the fingerprint of the code that is loaded
 from unsilent.campaigns import worker
 
 

@@ -27,6 +27,7 @@ from unsilent.campaigns.filed import HELD
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import StoreError, UsageError
 from unsilent.replicas import ReplicaStore
+from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.registered import KINDS
 from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore
@@ -430,11 +431,11 @@ def test_a_bomb_takes_no_memory(copy):
 
 
 def test_a_store_of_another_verb_is_named(ran, tmp_path):
-    assert {kind.application for kind in KINDS} | {ReplicaStore.application} <= set(HELD)
+    assert {kind.application for kind in KINDS} <= set(HELD)
     needs = "unsilent training needs a store of its own campaigns: give another --store"
     for other, said in (
         (PVF.application, f"holds a campaign of unsilent pvf; {needs}"),
-        (ReplicaStore.application, f"holds replicas of unsilent noise; {needs}"),
+        (NOISE.application, f"holds a campaign of unsilent noise; {needs}"),
         (0x556E737A, f"holds what another command of unsilent made; {needs}"),
     ):
         path = tmp_path / f"{other}.sqlite"
@@ -445,7 +446,7 @@ def test_a_store_of_another_verb_is_named(ran, tmp_path):
                 TrainingStore(path, write=write)
     for other, said in (
         (PvfStore, "holds a campaign of unsilent training; unsilent pvf needs a store of its own campaigns"),
-        (ReplicaStore, "holds a campaign of unsilent training; unsilent noise needs a store of replicas"),
+        (ReplicaStore, "holds a campaign of unsilent training; unsilent noise needs a store of its own campaigns"),
     ):
         with pytest.raises(StoreError, match=said):
             other(ran[2])

@@ -339,6 +339,13 @@ def test_threads_are_put_back_and_noted(tmp_path, monkeypatch):
     assert set(seen) == {1}
     assert any("'mine' sets torch's threads to 2" in note for note in result.notes)
     assert any("'mine' leaves a thread running" in note for note in result.notes)
+    again = unsilent.pvf(net(lambda faulty: None), at="bias", trials=3, engine="plain")
+    assert not any("thread" in note for note in again.notes), "what another workload did"
+
+
+def test_what_another_workload_left_untold_is_not_said_of_this_one():
+    process.note("did this before")
+    assert not any("did this" in note for note in unsilent.pvf(net(lambda faulty: None), at="bias", trials=3).notes)
 
 
 def test_threads_that_only_a_fault_sets_are_said(monkeypatch):

@@ -135,8 +135,7 @@ def result(ran):
     folder = ran[0]
     spec = ReplicaSpec(f"{folder}/loop.py:make")
     with ReplicaStore(folder / "s.sqlite") as store:
-        (training,) = store.trainings()
-        return read_noise(Asked(spec, (Switches(), Switches.parse("algo+impl")), 3), store, training)
+        return read_noise(Asked(spec, (Switches(), Switches.parse("algo+impl")), 3), store)
 
 
 def test_limits_that_say_nothing_are_not_told():

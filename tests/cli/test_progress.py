@@ -1,6 +1,5 @@
 """What is told on stderr while a campaign runs."""
 
-from unsilent.cli.noise import showing
 from unsilent.cli.progress import make_observer
 
 
@@ -14,10 +13,9 @@ def test_one_is_one_and_replicas_are_named(capsys):
     with make_observer(quiet=False, plain=True, noun="replica") as observer:
         observer.planned(0, 1)
         observer.trial(None)
-    with showing(quiet=False, lines=True) as told:
-        told(1, 30, None)
-    with showing(quiet=True, lines=True) as told:
-        told(1, 30, None)
+        observer.planned(1, 30)
+    with make_observer(quiet=True, plain=True, noun="replica") as observer:
+        observer.planned(1, 30)
     assert capsys.readouterr().err == "1 replica\n30 replicas, 1 of them stored already\n"
 
 

@@ -23,33 +23,30 @@ def stored(tmp_path_factory):
     spec = ReplicaSpec(f"{folder}/loop.py:make")
     runner = ReplicaRunner(spec)
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
-        training = store.bind(spec, runner.describe())
-        for replica in [Replica(Switches(), 0), *(Replica(WITHIN, n) for n in range(21))]:
-            store.add(training, runner.run(replica))
+        store.bind(spec, runner.describe())
+        store.add(map(runner.run, [Replica(Switches(), 0), *(Replica(WITHIN, n) for n in range(21))]))
     with ReplicaStore(folder / "s.sqlite") as store:
-        yield store, training
+        yield store
 
 
 def test_comparisons_are_differences_from_the_twin(stored):
-    store, training = stored
-    floor = Floor(store, training, WITHIN)
+    floor = Floor(stored, WITHIN)
     null = floor.null(range(20))
     assert (null.n, null.twin) == (20, "control/0")
-    row = list(store.rows(training, WITHIN, 4, weights=True))[3]
-    twin = next(store.rows(training, Switches(), 1, weights=True))
+    row = stored.whole(Replica(WITHIN, 3))
+    twin = stored.whole(Replica(Switches(), 0))
     found = null.compared[3]
     assert found.run == "within/3"
     assert found.source == "within"
     assert found.values["loss"] == row.loss - twin.loss
-    a, b = (r.weights.astype(np.float64) / np.linalg.norm(r.weights.astype(np.float64)) for r in (row, twin))
+    a, b = (r.flat.astype(np.float64) / np.linalg.norm(r.flat.astype(np.float64)) for r in (row, twin))
     assert found.values["unit"] == pytest.approx(np.linalg.norm(a - b), rel=1e-6)
     assert not found.same_bits
 
 
 def test_a_run_is_judged_by_them(stored):
-    store, training = stored
-    floor = Floor(store, training, WITHIN)
-    last = list(store.rows(training, WITHIN, 21))[20]
+    floor = Floor(stored, WITHIN)
+    last = stored.whole(Replica(WITHIN, 20))
     measures = [Measure("loss", margin=10.0), Measure("unit", margin=2.0, distance=True)]
     verdict = judge(floor.compared(last), floor.null(range(20)), measures, level=0.05)
     assert verdict.n == 20
@@ -59,6 +56,5 @@ def test_a_run_is_judged_by_them(stored):
 
 
 def test_what_is_not_there_is_said(stored):
-    store, training = stored
     with pytest.raises(UsageError, match="replica within/21 is not stored"):
-        Floor(store, training, WITHIN).null(range(30))
+        Floor(stored, WITHIN).null(range(30))

@@ -6,8 +6,9 @@ import json
 import shutil
 import sqlite3
 import zlib
+from contextlib import closing
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from conftest import few, spread
@@ -15,9 +16,9 @@ from hostile_stores import loosened
 from replicas.subjects import LOOP
 from unsilent.errors import StoreError, UsageError
 from unsilent.replicas import Look, Replica, ReplicaSpec, ReplicaStore, Switches
+from unsilent.replicas.kind import AskedFor
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.studies.noise import Asked, looks_at, read_noise
-from unsilent.studies.pvf.kind import PVF, PvfStore
+from unsilent.studies.noise import Asked, asked_of, looks_at, read_noise
 
 WITHIN = Switches.parse("within")
 NESTED = "[" * 100_000 + "]" * 100_000
@@ -56,88 +57,79 @@ WRONG = {
     "array cut": packed(bytes(range(256)) * 8)[:-9],
     "array of part of an element": packed(b"\0" * 9),
     "array and more": packed(b"\0" * 32) + b"more",
-    "packed list": packed([]),
-    "packed object": packed({}),
-    "packed short mask": packed({"a": "ff"}),
-    "packed mask that is none": packed({"a": "xx"}),
-    "packed mask that is a list": packed({"a": [1]}),
-    "packed nested": packed(NESTED.encode()),
-    "packed look with an exponent": packed(b'[[1e400], [1], [], ""]'),
-    "packed look of unequal sides": packed([[1, 2], [1], [], ""]),
-    "packed look with a short operation": packed([[], [], [["a", "b"]], ""]),
-    "packed look with text for hashes": packed([["1"], ["1"], [], ""]),
-    "packed no text": packed(b"\xff\xfe"),
+    "look of unequal sides": '{"before": [1, 2], "after": [1], "operations": [], "note": ""}',
+    "look with a short operation": '{"before": [], "after": [], "operations": [["a", "b"]], "note": ""}',
+    "look with text for hashes": '{"before": ["a"], "after": ["a"], "operations": [], "note": ""}',
+    "unknown switches": '{"variants": ["within=3"], "replicas": 3}',
+    "none asked": '{"variants": [], "replicas": 3}',
 }
 RIGHT = {
-    ("replica", "loss"): {"null", "half", "negative", "greatest", "infinite"},
-    ("replica", "metrics"): {"object"},
-    ("replica", "notes"): {"list"},
-    ("replica", "finals"): {"list"},
-    ("replica", "seconds"): {"half", "greatest"},
-    ("replica", "worker"): {"negative", "greatest"},
-    ("training", "groups"): {"packed object"},
+    ("trial", "loss"): {"null", "half", "negative", "greatest", "infinite"},
+    ("trial", "metrics"): {"object"},
+    ("trial", "notes"): {"list"},
+    ("trial", "finals"): {"list"},
+    ("trial", "seen"): {"text", "number as text", "empty text", "two lines"},
+    ("trial", "seconds"): {"half", "greatest"},
+    ("trial", "worker"): {"negative", "greatest"},
     ("usage", "seconds"): {"half"},
     ("usage", "cpu_seconds"): {"half"},
 }
-"""What these cells may well hold."""
+"""What these cells of a run may well hold."""
 COLUMNS = {
-    "training": ("hash", "spec", "found", "labels", "groups"),
-    "replica": (
-        "training", "switches", "number", "losses", "hashes", "finals", "loss", "metrics", "predictions", "weights", "dtype",
-        "notes", "seconds", "worker",
+    "campaign": ("hash", "spec", "description"),
+    "trial": (
+        "target", "flips", "k", "losses", "hashes", "finals", "loss", "metrics", "predictions", "weights", "dtype", "notes",
+        "seconds", "worker",
     ),
-    "look": ("training", "switches", "number", "step", "unordered", "seen"),
+    "record": ("value",),
     "usage": ("seconds", "cpu_seconds"),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A store of a few runs and looks how it was asked; its training."""
+    """A store of a few runs and looks."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "loop.py").write_text(LOOP)
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("steps", "4"),))
     asked, runner = Asked(spec, (Switches(), WITHIN), replicas=3), ReplicaRunner(spec)
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
-        training = store.bind(spec, trained := runner.describe())
-        for replica in dict.fromkeys(asked.wanted(trained)):
-            store.add(training, runner.run(replica))
-        for look in dict.fromkeys(looks_at(asked, store, training)):
-            store.add_seen(training, look, runner.look(look))
+        store.bind(spec, trained := runner.describe())
+        store.note_asked(AskedFor(tuple(map(str, asked.variants)), asked.replicas))
+        store.add(map(runner.run, dict.fromkeys(asked.wanted(trained))))
+        store.add(map(runner.look, dict.fromkeys(looks_at(asked, store))))
         store.note_usage(1.0, 2.0)
-    return folder / "s.sqlite", asked, training
+    return folder / "s.sqlite"
 
 
-def read_all(path, asked, training):
+def read_all(path):
     """Everything that can be asked of a store."""
     with ReplicaStore(path) as store:
-        trained = store.trained(training)
-        store.trainings()
-        for replica in store.done(training):
-            store.weights(training, replica)
-            for row in store.rows(training, replica.switches, 9, weights=True):
-                for step in range(trained.steps):
-                    for unordered in (False, True):
-                        store.seen(training, Look(row.replica, step, unordered))
+        for row in store.rows():
+            assert store.find(row.trial) is not None
+        for replica in store.replicas():
+            for step in range(store.description.steps):
+                store.seen(Look(replica, step))
+        asked_of(store)
         store.usage()
 
 
-def read_study(path, asked, training):
+def read_study(path):
     with ReplicaStore(path) as store:
-        return read_noise(asked, store, training)
+        return read_noise(asked_of(store), store)
 
 
 def changed(sound, tmp_path, change, *values):
     path = tmp_path / "changed.sqlite"
-    shutil.copy(sound[0], path)
+    shutil.copy(sound, path)
     with loosened(path) as db:
         assert db.execute(change, values).rowcount == 1
     return path
 
 
 def test_the_sound_store_is_read(sound):
-    read_all(*sound)
-    assert [v.distinct for v in read_study(*sound).variants] == [1, 3]
+    read_all(sound)
+    assert [v.distinct for v in read_study(sound).variants] == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -145,115 +137,89 @@ def test_the_sound_store_is_read(sound):
 )
 @pytest.mark.parametrize("last", few([False, True], False), ids=["first", "last"])
 def test_a_wrong_cell_is_refused_in_one_line(sound, tmp_path, place, names, last):
-    _, asked, training = sound
     table, _, column = place.partition(".")
     row = f"(SELECT {'max' if last else 'min'}(rowid) FROM {table})"
-    tried = 0
     for name in names:
-        value = WRONG[name]
-        path = changed(sound, tmp_path, f"UPDATE {table} SET {column} = ? WHERE rowid = {row}", value)
-        if name in RIGHT.get((table, column), ()):
-            read_all(path, asked, training)
+        if name in RIGHT.get((table, column), ()) or (column, name) == ("flips", "null"):
             continue
-        for read in (read_all, read_study):
-            with pytest.raises((StoreError, UsageError)) as raised:
-                read(path, asked, training)
-            told = str(raised.value)
-            assert "\n" not in told, (name, told)
-            assert len(told) < 700, (name, told)
-            # Asked for a training whose hash was overwritten, the store says that it has none, or that it is damaged.
-            assert isinstance(raised.value, StoreError) or column == "hash", (name, told)
-        tried += 1
-    assert tried > len(names) - 8
+        path = changed(sound, tmp_path, f"UPDATE {table} SET {column} = ? WHERE rowid = {row}", WRONG[name])
+        with pytest.raises(StoreError) as raised:
+            read_all(path)
+        told = str(raised.value)
+        assert "\n" not in told, (name, told)
+        assert len(told) < 700, (name, told)
 
 
-@pytest.mark.parametrize("column", ["losses", "hashes", "predictions"])
+@pytest.mark.parametrize(
+    ("table", "column", "name"), [(*place, name) for place, names in RIGHT.items() for name in names]
+)
+def test_what_a_cell_may_hold_is_read(sound, tmp_path, table, column, name):
+    read_all(changed(sound, tmp_path, f"UPDATE {table} SET {column} = ? WHERE rowid = 1", WRONG[name]))
+
+
+@pytest.mark.parametrize("column", ["losses", "hashes", "predictions", "weights"])
 def test_arrays_have_the_length_that_the_training_gives(sound, tmp_path, column):
-    _, asked, training = sound
     for count in (0, 1, 3, 5, 49, 51):
-        path = changed(sound, tmp_path, f"UPDATE replica SET {column} = ? WHERE rowid = 1", packed(b"\0" * 8 * count))
-        for read in (read_all, read_study):
-            with pytest.raises(StoreError, match=f"the {column} of run control/0 are not|an array is cut or too long"):
-                read(path, asked, training)
+        path = changed(sound, tmp_path, f"UPDATE trial SET {column} = ? WHERE rowid = 1", packed(b"\0" * 8 * count))
+        with pytest.raises(
+            StoreError, match=f"trial control/x/0: ({column} has an impossible length|an array is cut or too)"
+        ):
+            read_all(path)
 
 
 @pytest.mark.parametrize("every", [1, 3, 4, 5])
 def test_hashes_are_as_many_as_every_gives(sound, tmp_path, every):
     """The last step is always hashed."""
-    asked = sound[1]
-    spec = ReplicaSpec(asked.spec.workload, asked.spec.options, every=every)
+    with ReplicaStore(sound) as store:
+        spec = replace(store.spec, every=every)
     runner = ReplicaRunner(spec)
     with ReplicaStore(tmp_path / "s.sqlite", write=True) as store:
-        training = store.bind(spec, runner.describe())
-        store.add(training, runner.run(Replica(Switches(), 0)))
-        (row,) = store.rows(training, Switches(), 1)
-    assert len(row.hashes) == {1: 4, 3: 2, 4: 1, 5: 1}[every]
+        store.bind(spec, runner.describe())
+        store.add([runner.run(Replica(Switches(), 0))])
+        assert len(store.twin().hashes) == {1: 4, 3: 2, 4: 1, 5: 1}[every]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("steps", "not the one that its hash stands for"),
-        ("parameters", "weights cannot be read"),
-        ("fingerprint", "not the one that its hash stands for"),
-        ("layouts", "parts of other types"),
-        ("streams", "parts of other types"),
-        ("extra", "one too many"),
+        ({"steps": 5}, "losses has an impossible length"),
+        ({"steps": 0}, "impossible numbers"),
+        ({"parameters": 7}, "an array is cut or too long"),
+        ({"labels": [1, 2**80]}, "description cannot be read|impossible labels"),
+        ({"labels": []}, "impossible numbers"),
+        ({"groups": {"a": "ff"}}, "a group of other samples"),
+        ({"groups": {"a": "x" * 14}}, "a group of other samples"),
+        ({"fingerprint": {"a": "b"}}, "not the one that its spec makes"),
+        ({"streams": [1]}, "description cannot be read"),
     ],
 )
-def test_what_is_told_of_a_training_fits_its_hash(sound, tmp_path, change, said):
-    path, asked, training = sound
-    with sqlite3.connect(path) as db:
-        told = json.loads(db.execute("SELECT found FROM training").fetchone()[0])
-    told[change] = {"steps": 5, "parameters": 7, "layouts": 1, "streams": [1], "extra": 1, "fingerprint": {"a": "b"}}[
-        change
-    ]
-    path = changed(sound, tmp_path, "UPDATE training SET found = ?", json.dumps(told))
-    for read in (read_all, read_study):
-        with pytest.raises(StoreError, match=said):
-            read(path, asked, training)
+def test_what_is_told_of_a_training_is_checked(sound, tmp_path, change, said):
+    with closing(sqlite3.connect(sound)) as db:
+        told = json.loads(db.execute("SELECT description FROM campaign").fetchone()[0])
+    path = changed(sound, tmp_path, "UPDATE campaign SET description = ?", json.dumps(told | change))
+    with pytest.raises(StoreError, match=said):
+        read_all(path)
 
 
-def test_every_of_the_spec_fits_the_hash(sound, tmp_path):
-    path, asked, training = sound
-    with sqlite3.connect(path) as db:
-        spec = json.loads(db.execute("SELECT spec FROM training").fetchone()[0])
-    for change in ({"every": 2}, {"every": 0}, {"seed": 1}, {"options": [["a"]]}, {"more": 1}):
-        path = changed(sound, tmp_path, "UPDATE training SET spec = ?", json.dumps(spec | change))
-        with pytest.raises(StoreError, match="hash stands for|spec of a training"):
-            read_all(path, asked, training)
+@pytest.mark.parametrize(
+    "target", ["within=3", "impl", "look:1:", "look:9:within", "look:-1:within", "look:x:within", "look:1"]
+)
+def test_a_target_that_is_no_run_is_refused(sound, tmp_path, target):
+    path = changed(sound, tmp_path, "UPDATE trial SET target = ? WHERE target = 'within' AND k = 1", target)
+    with pytest.raises(StoreError, match="its campaign has no trial|array|at no step"):
+        read_all(path)
 
 
-def test_an_unknown_training_is_a_mistake_of_who_asks(sound, tmp_path):
-    path, _, training = sound
-    with ReplicaStore(path) as store, pytest.raises(UsageError) as raised:
-        store.trained("0" * 32)
-    assert f"has no training 00000000; it holds tiny {training[:8]}: give one of these" in str(raised.value)
-    with ReplicaStore(tmp_path / "empty.sqlite", write=True) as store, pytest.raises(UsageError, match="it holds none"):
-        store.trained("0" * 32)
+def test_runs_that_evaluate_other_samples_are_not_stored(sound, monkeypatch):
+    with ReplicaStore(sound) as store:
+        runner = ReplicaRunner(store.spec)
+    evaluate = runner.workload.evaluate
+    runner.describe()
 
+    def few_samples(self, state):
+        found = evaluate(state)
+        return replace(found, predictions=found.predictions[:3], labels=found.labels[:3], groups={})
 
-def test_runs_that_evaluate_other_samples_are_not_stored(sound, tmp_path):
-    asked = sound[1]
-    runner = ReplicaRunner(asked.spec)
-    row = runner.run(Replica(Switches(), 0))
-    object.__setattr__(row, "predictions", np.zeros(3, np.int64))
-    with ReplicaStore(tmp_path / "s.sqlite", write=True) as store:
-        training = store.bind(asked.spec, runner.describe())
-        with pytest.raises(UsageError, match="3 predictions where 50 samples are held out"):
-            store.add(training, row)
-        assert not store.done(training)
-
-
-def test_a_store_of_the_other_verb_is_named(tmp_path):
-    for other, opened, said in (
-        (PVF, ReplicaStore, "holds a campaign of unsilent pvf; unsilent noise needs a store of replicas: give another --store"),
-        (ReplicaStore, PvfStore, "holds replicas of unsilent noise; unsilent pvf needs a store of its own campaigns"),
-    ):  # fmt: skip
-        path = tmp_path / f"{other.application}.sqlite"
-        with sqlite3.connect(path) as db:
-            db.executescript(f"CREATE TABLE training (hash TEXT); PRAGMA application_id={other.application};")
-        db.close()
-        for write in (False, True):
-            with pytest.raises(StoreError, match=said):
-                opened(path, write=write)
+    monkeypatch.setattr(type(runner.workload), "evaluate", few_samples)
+    with pytest.raises(UsageError, match="3 predictions where 50 samples are held out"):
+        list(runner.run_all([Replica(Switches(), 0).trial]))

@@ -44,16 +44,14 @@ def test_measures_follow_from_the_rows(named):
     assert [v.distinct for v in result.variants] == [1, 4, 4, 4, 1]
     algo = result.variants[1]
     with ReplicaStore(path) as store:
-        rows = list(store.rows(result.training, Switches.parse("algo"), 4, weights=True))
-        labels = store.trained(result.training).labels
+        rows = list(store.of(Switches.parse("algo"), 4, weights=True))
+        labels = np.array(store.description.labels)
     pairs = list(itertools.combinations(rows, 2))
     accuracies = [float((row.predictions == labels).mean()) for row in rows]
     assert algo.accuracies == pytest.approx(accuracies)
     assert algo.accuracy.sd.estimate == pytest.approx(np.std(accuracies, ddof=1))
     assert algo.churn.estimate == pytest.approx(np.mean([(a.predictions != b.predictions).mean() for a, b in pairs]))
-    assert algo.raw.estimate == pytest.approx(
-        np.mean([np.linalg.norm(a.weights - b.weights) for a, b in pairs]), rel=1e-5
-    )
+    assert algo.raw.estimate == pytest.approx(np.mean([np.linalg.norm(a.flat - b.flat) for a, b in pairs]), rel=1e-5)
     assert 0 < algo.unit.low < algo.unit.estimate < algo.unit.high <= 2
     assert algo.partings == (0, 0, 0, 0)
     assert result.matrix.churn[4][5] == (rows[0].predictions != rows[1].predictions).mean()
@@ -92,7 +90,7 @@ def test_a_stream_that_is_not_drawn_from_is_said_and_the_others_count(named):
 def test_reading_again_gives_the_same(named):
     result, path, asked = named
     with ReplicaStore(path) as store:
-        again = read_noise(asked, store, result.training)
+        again = read_noise(asked, store)
     assert again.variants == result.variants
     assert again.effects == result.effects
 

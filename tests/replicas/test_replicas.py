@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +14,8 @@ import numpy as np
 import pytest
 
 from replicas.subjects import LOOP
+from unsilent.campaigns.observer import Silent
+from unsilent.campaigns.spec import Means, RunAlone
 from unsilent.errors import StoreError, UnsilentError, UsageError
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
 from unsilent.replicas.runner import ReplicaRunner
@@ -41,44 +42,36 @@ def stored(folder):
     """A store with all of `ASKED`, run by one worker after the other."""
     spec = ReplicaSpec(f"{folder}/loop.py:make")
     with ReplicaStore(folder / "one.sqlite", write=True) as store:
-        training, _ = run_replicas(spec, lambda trained: ASKED, store, jobs=1)
-    return spec, folder / "one.sqlite", training
+        run_replicas(spec, lambda trained: ASKED, store, jobs=1)
+    return spec, folder / "one.sqlite"
 
 
-def content(path, training):
+def content(path):
     """All that is stored of runs but time and worker."""
     with ReplicaStore(path) as store:
-        return {
-            row.replica: (
-                row.losses.tobytes(), row.hashes.tobytes(), row.finals, row.loss, row.metrics, row.predictions.tobytes(),
-                row.weights.tobytes(),
-            )
-            for switches in dict.fromkeys(r.switches for r in ASKED)
-            for row in store.rows(training, switches, 99, weights=True)
-        }  # fmt: skip
+        return {row.replica: (row.bits, row.content(), row.weights) for row in store.rows()}
 
 
 def test_rows_hold_what_the_training_gives(stored):
-    spec, path, training = stored
+    spec, path = stored
     workload = load_training(spec.workload)
     state = workload.start(Seeds(**Replica(Switches.parse("algo"), 1).seeds(0)))
     losses = [workload.step(state).loss for _ in range(workload.steps)]
     with ReplicaStore(path) as store:
-        row = list(store.rows(training, Switches.parse("algo"), 2, weights=True))[1]
-        trained = store.trained(training)
+        row, trained = store.whole(Replica(ALGO, 1)), store.description
     assert row.losses.tolist() == losses
     assert row.hashes.shape == (8,)
     assert row.predictions.tolist() == workload.evaluate(state).predictions.tolist()
-    assert trained.labels.tolist() == workload.evaluate(state).labels.tolist()
+    assert list(trained.labels) == workload.evaluate(state).labels.tolist()
     flat = np.concatenate([p.detach().numpy().ravel() for p in state.model.parameters()])
-    assert row.weights.tobytes() == flat.tobytes()
-    assert trained.groups.keys() == workload.evaluate(state).groups.keys()
+    assert row.weights == flat.tobytes()
+    masks = workload.evaluate(state).groups
+    assert {name: mask.tolist() for name, mask in trained.masks.items()} == {n: list(m) for n, m in masks.items()}
 
 
 def test_clean_twins_agree_and_switches_change_bits(stored):
-    _, path, training = stored
-    with ReplicaStore(path) as store:
-        finals = {name: [r.final for r in store.rows(training, Switches.parse(name), 2)]
+    with ReplicaStore(stored[1]) as store:
+        finals = {name: [r.final for r in store.of(Switches.parse(name), 2)]
                   for name in ("control", "algo", "within", "isa=default")}  # fmt: skip
     assert len(set(finals["control"])) == 1
     assert len(set(finals["isa=default"])) == 1
@@ -86,15 +79,14 @@ def test_clean_twins_agree_and_switches_change_bits(stored):
 
 
 def test_two_jobs_in_another_order_give_the_same_rows(stored, folder):
-    spec, path, training = stored
+    spec, path = stored
     with ReplicaStore(folder / "two.sqlite", write=True) as store:
-        again, _ = run_replicas(spec, lambda trained: reversed(ASKED), store, jobs=2)
-    assert again == training
-    assert content(folder / "two.sqlite", training) == content(path, training)
+        run_replicas(spec, lambda trained: reversed(ASKED), store, jobs=2)
+    assert content(folder / "two.sqlite") == content(path)
 
 
 def test_a_killed_driver_loses_only_runs_in_flight(stored, folder):
-    spec, path, training = stored
+    spec, path = stored
     killed, wanted = folder / "killed.sqlite", [r for r in ASKED if r.switches in (ALGO, WITHIN)]
     code = (
         "from unsilent.replicas import *\n"
@@ -110,20 +102,22 @@ def test_a_killed_driver_loses_only_runs_in_flight(stored, folder):
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
-    before, ran = _count(killed), []
+    before, ran = _count(killed), Silent()
+    ran.trial = lambda row: ran.rows.append(str(row.replica))
+    ran.rows = []
     assert 2 <= before < 2000
     with ReplicaStore(killed, write=True) as store:
-        run_replicas(spec, lambda trained: wanted, store, told=lambda done, total, row: ran.append(row))
+        run_replicas(spec, lambda trained: wanted, store, observer=ran)
     # Two of them were stored before: these were not run again.
-    assert {str(row.replica) for row in ran if row is not None} == {str(r) for r in wanted if r.switches != WITHIN}
-    found, whole = content(killed, training), content(path, training)
+    assert set(ran.rows) == {str(r) for r in wanted if r.switches != WITHIN}
+    found, whole = content(killed), content(path)
     assert {r: found[r] for r in wanted} == {r: whole[r] for r in wanted}
 
 
 def _count(path):
     try:
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
-            return db.execute("SELECT count(*) FROM replica").fetchone()[0]
+            return db.execute("SELECT count(*) FROM trial").fetchone()[0]
     except sqlite3.Error:
         return 0
 
@@ -131,21 +125,19 @@ def _count(path):
 def test_another_training_is_another_one(folder):
     spec = ReplicaSpec(f"{folder}/loop.py:make")
     runner = ReplicaRunner(spec)
-    found = runner.describe()
-    training = found.hash(spec)
-    assert ReplicaRunner(spec).describe().hash(spec) == training
-    assert found.hash(replace(spec, steps=8)) == training  # all that it has
-    assert found.hash(replace(spec, seed=1)) != training
+    training = runner.describe().campaign
+    assert ReplicaRunner(spec).describe().campaign == training
+    assert ReplicaRunner(replace(spec, seed=1)).describe().campaign != training
     (folder / "edited").mkdir()
     (folder / "edited" / "loop.py").write_text(LOOP + "\n# edited\n")
     edited = replace(spec, workload=f"{folder}/edited/loop.py:make")
-    assert ReplicaRunner(edited).describe().hash(edited) != training
+    assert ReplicaRunner(edited).describe().campaign != training
     with pytest.MonkeyPatch.context() as patch:  # what user code reads by itself, and what libraries choose kernels by
         patch.setenv("SUBJECT_SCALE", "2")
-        assert ReplicaRunner(spec).describe().hash(spec) != training
+        assert ReplicaRunner(spec).describe().campaign != training
         patch.delenv("SUBJECT_SCALE")
         patch.setenv("MKL_CBWR", "COMPATIBLE")
-        assert ReplicaRunner(spec).describe().hash(spec) != training
+        assert ReplicaRunner(spec).describe().campaign != training
     assert ReplicaRunner(replace(spec, steps=3)).run(ASKED[0]).losses.shape == (3,)
 
 
@@ -178,9 +170,9 @@ def test_settings_are_put_back_and_each_switch_is_applied(folder):
 def test_a_worker_that_dies_is_told_with_its_replica(folder):
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("dies", "yes"),))
     with ReplicaStore(folder / "dies.sqlite", write=True) as store:
-        with pytest.raises(UnsilentError, match=r"signal 9.* replica control/0.*what was stored is safe"):
+        with pytest.raises(UnsilentError, match=r"replica control/0 ended its process.*what was stored is safe"):
             run_replicas(spec, lambda trained: ASKED, store)
-        assert store.trainings()
+        assert store.description.name == "tiny"
     assert not os.path.exists(folder / "dies.sqlite.lock")
 
 
@@ -188,28 +180,26 @@ def test_a_run_that_hangs_is_ended(folder):
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("dies", "never"),))
     with (
         ReplicaStore(folder / "hangs.sqlite", write=True) as store,
-        pytest.raises(UsageError, match=r"(replica control/0|evaluation,) was not over after 8 s.*--deadline"),
+        pytest.raises(UsageError, match=r"replica control/0 was not over before the deadline.*--deadline"),
     ):
         run_replicas(spec, lambda trained: ASKED, store, deadline=8)
 
 
 def test_threads_of_two_runs_do_not_share_processors(folder):
     """A run of two threads beside another takes a hundred times as long on two processors: they wait busily for each other."""
-    from unsilent.replicas.pool import ReplicaPool
-
-    wide, narrow = Replica(Switches.parse("threads=2"), 0), Replica(Switches(), 0)
-    with ReplicaPool(ReplicaSpec(f"{folder}/loop.py:make"), 2) as pool:
-        pool._processors = 2
-        list(pool.run([narrow]))
-        worker = pool._workers[0]
-        for running, fits in ((narrow, (True, False)), (wide, (False, False)), (None, (True, True))):
-            worker.running = running
-            assert (pool._fits(narrow), pool._fits(wide)) == fits
-        worker.running = None
+    wide, narrow = Replica(Switches.parse("threads=2"), 0).trial, Replica(Switches(), 0).trial
+    spec = ReplicaSpec(f"{folder}/loop.py:make")
+    first, second = ReplicaRunner(spec, Means(jobs=2)).run_all([wide, narrow])
+    assert first == RunAlone(wide, "")
+    assert second.trial == narrow
+    (row,) = ReplicaRunner(spec, Means(jobs=2)).run_all([wide], alone=True)
+    assert row.trial == wide
+    (row,) = ReplicaRunner(spec).run_all([wide])
+    assert row.trial == wide
 
 
 def test_a_store_of_something_else_is_refused(stored, folder):
-    _, path, training = stored
+    path = stored[1]
     with sqlite3.connect(folder / "other.sqlite") as db:
         db.execute("CREATE TABLE notes (text)")
     with pytest.raises(StoreError, match="database of another program"):
@@ -217,21 +207,9 @@ def test_a_store_of_something_else_is_refused(stored, folder):
     from unsilent.studies.pvf.kind import PvfStore
 
     with pytest.raises(
-        StoreError, match="holds replicas of unsilent noise; unsilent pvf needs a store of its own campaigns"
+        StoreError, match="holds a campaign of unsilent noise; unsilent pvf needs a store of its own campaigns"
     ):
         PvfStore(path)
-    shutil.copy(path, folder / "broken.sqlite")
-    with sqlite3.connect(folder / "broken.sqlite") as db:
-        db.execute("UPDATE replica SET losses = ? WHERE switches = 'control'", (b"\x00" * 9,))
-        db.execute("UPDATE replica SET dtype = 'object' WHERE switches LIKE '%within%'")
-        db.execute("UPDATE replica SET number = -1 WHERE switches LIKE 'isa%' AND number = 0")
-    with ReplicaStore(folder / "broken.sqlite") as store:
-        with pytest.raises(StoreError, match="damaged"):
-            list(store.rows(training, Switches(), 2))
-        with pytest.raises(StoreError, match="weights cannot be read"):
-            store.weights(training, Replica(Switches.parse("within"), 0))
-        with pytest.raises(StoreError, match="number -1"):
-            store.done(training)
 
 
 def test_steps_below_one_are_refused(folder):

@@ -40,15 +40,11 @@ pytestmark = pytest.mark.slow
 STEPS, WITHIN = 24, Switches.parse("within")
 
 
-def in_this_process(spec, wanted, store, *, jobs=1, told=lambda done, total, row: None):
+def in_this_process(spec, wanted, store, **_):
     """As `run_replicas`, without a process."""
     runner = ReplicaRunner(spec)
-    trained = runner.describe()
-    training = store.bind(spec, trained)
-    for replica in wanted(trained):
-        if replica not in store.done(training):
-            store.add(training, runner.run(replica))
-    return training, trained
+    store.bind(spec, runner.describe())
+    store.add(map(runner.run, wanted(runner.describe())))
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +59,9 @@ def ran(spec, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, ReplicaStore(path, write=True) as store:
         patch.setattr(floor_module, "run_replicas", in_this_process)
         found = run_floors(spec, store, WITHIN, 20)
-        ((training, *_),) = [(hashed,) for hashed in store.trainings()]
-        rows = [list(store.rows(training, switches, 20)) for switches in (WITHIN, SEEDS)]
-        twin = next(iter(store.rows(training, Switches(), 1)))
-        labels = store.trained(training).labels
+        rows = [list(store.of(switches, 20)) for switches in (WITHIN, SEEDS)]
+        twin = store.twin()
+        labels = np.array(store.description.labels)
     return found, rows, twin, labels
 
 

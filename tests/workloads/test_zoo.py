@@ -104,8 +104,7 @@ def test_declared_options_are_those_of_the_factory(entry):
 
 @pytest.mark.parametrize("name", sorted(TRAINED))
 @pytest.mark.parametrize("count", ["0", "-3", "9999999"])
-def test_number_of_samples_is_checked(zoo, name, count):
-    zoo(name)
+def test_number_of_samples_is_checked_before_anything_is_trained(name, count):
     with pytest.raises(UsageError, match=rf"workload '{name}': option 'eval' is {count}; expected 1 to \d+"):
         load(name, {"eval": count})
 

@@ -2,8 +2,8 @@
 
 A row is a dataclass with a field ``trial`` (`TrialId`) and fields of these types: ``str``, ``int``, ``bool``, ``float`` (without
 limits it may be NaN, which is stored as NULL), ``X | None``, a NamedTuple of those (a column each), ``bytes`` and
-``NDArray[float64]`` (compressed). Limits are those of `annotated_types` (``Annotated[int, Ge(0)]``); `FAULTS` is JSON, `RUN`
-belongs to one run and not to the trial.
+``NDArray`` of a number type (compressed). Limits are those of `annotated_types` (``Annotated[int, Ge(0)]``); `FAULTS` is JSON,
+`RUN` belongs to one run and not to the trial, `LARGE` is in no export.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ FAULTS = "faults"
 MOST_ELEMENTS = 4096
 RUN = "run"
 """Marks what belongs to one run of a trial: it may differ when the trial is run again, and is in no canonical export."""
+LARGE = "large"
+"""Marks an array that is too large to be exported; other fields say whether it is the same."""
 _SQL = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
 _DIGITS = b"0123456789abcdef".ljust(256, b"?")
 
@@ -47,13 +49,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a row. ``parts``: names of the columns of a tuple, which is made by ``make``."""
+    """One field of a row. ``make``: of a tuple, what makes it of its columns. ``dtype``: of the elements of an array."""
 
     name: str
     kind: type
     marks: tuple[Any, ...]
     columns: tuple[Column, ...]
     make: Callable[..., Any] | None = None
+    dtype: Any = None
 
     @property
     def array(self) -> bool:
@@ -89,7 +92,7 @@ class Codec(Generic[R]):
 
     def encode(self, row: R) -> tuple[Any, ...]:
         """Cells in the order of `columns`."""
-        return tuple(_encoded(row, self._scalars)) + tuple(_packed(getattr(row, one.name)) for one in self.arrays)
+        return tuple(_encoded(row, self._scalars)) + tuple(_packed(one, getattr(row, one.name)) for one in self.arrays)
 
     def decode(
         self, cells: Sequence[Any], shapes: Callable[[Mapping[str, Any]], Mapping[str, Shape]], allowance: Allowance
@@ -132,7 +135,7 @@ class Codec(Generic[R]):
             if one.array
             else tuple(_encoded(row, [one]))
             for one in self.fields
-            if RUN not in one.marks
+            if RUN not in one.marks and LARGE not in one.marks
         }
 
     def record(self, row: R, *, canonical: bool = False) -> dict[str, Any]:
@@ -142,7 +145,7 @@ class Codec(Generic[R]):
         """
         found: dict[str, Any] = {}
         for one in self.fields:
-            if canonical and RUN in one.marks:
+            if LARGE in one.marks or (canonical and RUN in one.marks):
                 continue
             value = getattr(row, one.name)
             if isinstance(value, TrialId):
@@ -158,7 +161,7 @@ class Codec(Generic[R]):
     @property
     def digits(self) -> list[str]:
         """Fields that are exported as hex digits."""
-        return [one.name for one in self.arrays if one.kind is bytes]
+        return [one.name for one in self.arrays if one.kind is bytes and LARGE not in one.marks]
 
     @property
     def numbers(self) -> set[str]:
@@ -204,10 +207,10 @@ def _field(name: str, hint: Any) -> Field:
     if isinstance(kind, type) and issubclass(kind, tuple):
         hints = get_type_hints(kind, include_extras=True)
         return Field(name, kind, marks, tuple(_column(part, hints[part]) for part in kind._fields), kind)  # type: ignore[attr-defined]
-    if kind is bytes or get_origin(kind) is np.ndarray or kind is np.ndarray:
-        return Field(
-            name, bytes if kind is bytes else np.ndarray, marks, (Column(name, "BLOB NOT NULL", bytes, bytes),)
-        )
+    if kind is bytes or get_origin(kind) is np.ndarray:
+        dtype = None if kind is bytes else get_args(get_args(kind)[1])[0]
+        columns = (Column(name, "BLOB NOT NULL", bytes, bytes),)
+        return Field(name, bytes if kind is bytes else np.ndarray, marks, columns, dtype=dtype)
     return Field(name, kind, marks, (_column(name, hint),))
 
 
@@ -255,20 +258,20 @@ def _value(column: Column, cell: Any) -> Any:
     return bool(cell) if column.kind is bool else cell
 
 
-def _packed(array: Any) -> bytes:
-    data = array if isinstance(array, bytes) else np.ascontiguousarray(array, dtype=np.float64).tobytes()
+def _packed(one: Field, array: Any) -> bytes:
+    data = array if one.kind is bytes else np.ascontiguousarray(array, dtype=one.dtype).tobytes()
     return zlib.compress(data, 1)
 
 
 def _unpacked(one: Field, cell: Any, shape: Shape, allowance: Allowance) -> Any:
     if cell is None:  # not asked for
-        return b"" if one.kind is bytes else np.empty(0)
+        return b"" if one.kind is bytes else np.empty(0, one.dtype)
     count = shape if isinstance(shape, int) else math.prod(shape)
-    size = count if one.kind is bytes else 8 * count
+    size = count if one.kind is bytes else count * np.dtype(one.dtype).itemsize
     content = allowance.unpack(cell, size)
     if len(content) != size:
         raise Damaged(f"{one.name} has an impossible length")
-    return content if one.kind is bytes else np.frombuffer(content, np.float64).reshape(shape)
+    return content if one.kind is bytes else np.frombuffer(content, one.dtype).reshape(shape)
 
 
 def _plain(value: Any) -> Any:

@@ -69,7 +69,7 @@ class StoreFile(Closing):
     schema: str
     owner: ClassVar[str]
     """The table that is empty as long as the file holds nothing."""
-    longest: ClassVar[int] = TEXT_BYTES
+    longest: int = TEXT_BYTES
     """Bytes of a cell at most."""
 
     def __init__(self, path: str | Path, *, write: bool = False) -> None:

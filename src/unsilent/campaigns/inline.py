@@ -15,7 +15,7 @@ from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError
 from unsilent.faults.receipts import Receipt
 from unsilent.traced import Trace
-from unsilent.workloads.process import take_notes
+from unsilent.workloads.process import forget_notes, take_notes
 from unsilent.workloads.training import Progress
 from unsilent.workloads.trainings.randomness import held_generators
 
@@ -40,6 +40,7 @@ class InlineExecutor(Closing):
         self._held: list[Row] = []
         self._release = release
         self._observer = observer or Silent()
+        forget_notes()
         self.runner: Any = (make_runner or spec.make_runner)(self._observer.loading, means or Means())
 
     def describe(self) -> Baseline:

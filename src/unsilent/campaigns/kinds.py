@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.filed import HELD
+from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.spec import Baseline, Row, Spec, TrialId
 from unsilent.report.model import Report
 
@@ -43,12 +44,13 @@ class Kind(Generic[S, B, R]):
             not limit.
         shapes: by the baseline and the scalars of a row, the shapes of its arrays.
         has: whether a campaign with this spec and these names of targets may hold a trial.
-        planned: whether a trial is part of the campaign, not asked for afterwards.
+        planned: whether a trial is part of the campaign, not asked for afterwards. longest: bytes of a cell at most.
         records: further records by name -> how their text is read, with spec and baseline.
         fixed: fields of the baseline that are equal in all stores of one campaign.
         choices: names of what may be chosen when a store is read, which changes no row.
         analyse: the result of a store, by such choices. report: what is shown of a result.
         compare: what is shown of two stores, by such choices; None where that means nothing.
+        store: the class of its open stores; None: `Store` itself.
         size: how many trials a store will hold when its campaign is complete. subject: what its trials run.
     """
 
@@ -64,12 +66,14 @@ class Kind(Generic[S, B, R]):
     shapes: Callable[[B, Mapping[str, Any]], Mapping[str, Shape]] = lambda baseline, values: {}
     has: Callable[[TrialId, S, frozenset[str]], bool] = of_its_targets
     planned: Callable[[TrialId], bool] = lambda trial: True
+    longest: int = TEXT_BYTES
     records: Mapping[str, Callable[[str, S, B], Any]] = field(default_factory=dict)
     fixed: tuple[str, ...] = ("targets",)
     choices: tuple[str, ...] = ("confidence",)
     analyse: Callable[..., Any] = nothing
     report: Callable[[Any], Report] = nothing
     compare: Callable[..., Report] | None = None
+    store: Callable[..., Any] | None = None
     size: Callable[[Any], int] = size
     subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
 

@@ -230,7 +230,8 @@ class ProcessExecutor(Closing):
         if worker.waiting and worker.waiting[0] == row.trial:
             worker.waiting.popleft()
         if isinstance(row, RunAlone):
-            self._observer.say(f"trial {row.trial}: {row.reason}; it runs again, alone")
+            if row.reason:
+                self._observer.say(f"trial {row.trial}: {row.reason}; it runs again, alone")
             self._suspects.add(row.trial)
             self._backlog.appendleft(row.trial)
             return
@@ -326,8 +327,8 @@ class ProcessExecutor(Closing):
         """Seconds that a worker may stay silent: one deadline, and time for what it runs together before the first row."""
         assert self._description is not None
         golden = self._description.golden_seconds
-        together = min(self._pack, len(worker.waiting)) if self._pack > 1 else 0
-        return (self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * golden)) + 2 * together * golden
+        limit = self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * golden)
+        return limit if self._pack == 1 else limit + 2 * min(self._pack, len(worker.waiting)) * golden
 
     def _replace(self, worker: _Worker, lost: _Lost) -> Iterator[list[Row]]:
         """Have a new worker take over; the trial that ended this one is recorded where it is certain which that was."""

@@ -58,7 +58,8 @@ class TrialId(NamedTuple):
 
 
 class RunAlone(NamedTuple):
-    """A trial that ran out of memory, which others may have taken: it has no outcome before it has run alone."""
+    """A trial that has no outcome before it has run alone: it ran out of memory, which others may have taken, or (without a
+    ``reason``) it takes all processors."""
 
     trial: TrialId
     reason: str

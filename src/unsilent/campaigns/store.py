@@ -53,7 +53,7 @@ class Store(StoreFile, Generic[S, B, R]):
 
     def __init__(self, path: str | Path, kind: Kind[S, B, R], *, write: bool = False) -> None:
         self.kind, self.codec = kind, codec(kind.row)
-        self.application, self.version = kind.application, kind.version
+        self.application, self.version, self.longest = kind.application, kind.version, kind.longest
         self.schema = TABLES + self.codec.schema
         self._read: tuple[tuple[Any, ...], tuple[S, B]] | None = None
         super().__init__(path, write=write)
@@ -167,24 +167,33 @@ class Store(StoreFile, Generic[S, B, R]):
             known = self._known()
             return {self._trial(known, *cells) for cells in self._db.execute("SELECT target, flips, k FROM trial")}
 
-    def rows(self, *, without: Collection[str] = ()) -> Iterator[R]:
-        """All trials in canonical order (target, flips, k), each one that the campaign has; arrays ``without`` are empty."""
+    def rows(self, *, target: str | None = None, without: Collection[str] = ()) -> Iterator[R]:
+        """All trials (of one target) in canonical order (target, flips, k), each one that the campaign has.
+
+        Arrays that are named in ``without`` are left empty.
+        """
         # By the index: sorting cannot be interrupted.
+        where, values = ("", ()) if target is None else ("WHERE target = ? ", (target,))
         with self._errors():
-            yield from ascending(self._select("ORDER BY target, IFNULL(flips, 0), k", without=without))
+            yield from ascending(self._select(f"{where}ORDER BY target, IFNULL(flips, 0), k", values, without))
+
+    def find(self, trial: TrialId) -> R | None:
+        """One trial; None where it was not run."""
+        return next(iter(list(self._select("WHERE target = ? AND flips IS ? AND k = ?", tuple(trial)))), None)
 
     def row(self, trial: TrialId) -> R:
         """One trial; raises ``StoreError`` when it was not run."""
-        found = list(self._select("WHERE target = ? AND flips IS ? AND k = ?", tuple(trial)))
-        if not found:
-            targets = ", ".join(t.name for t in self.description.targets[:LISTED])
+        found = self.find(trial)
+        if found is None:
+            names = [t.name for t in self.description.targets] or sorted({t.target for t in self.done()})
+            targets = ", ".join(names[:LISTED])
             flips = ", ".join(f"x{f or ''}" for f in self.spec.flips)
             most = max(t.slots for t in self.description.targets) if self.spec.enumerated else self.budget()[0]
             raise StoreError(
                 f"{self.path} has no trial {trial}; there are TARGET/xFLIPS/NUMBER with {targets} … and {flips}, "
                 f"numbers below {most}"
             )
-        return found[0]
+        return found
 
     def _select(self, clause: str, values: tuple[Any, ...] = (), without: Collection[str] = ()) -> Iterator[R]:
         columns = ", ".join("NULL" if name in without else name for name in self.codec.columns)
@@ -227,6 +236,11 @@ class Store(StoreFile, Generic[S, B, R]):
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+
+def open_store(path: str | Path, kind: Kind[S, B, R], *, write: bool = False) -> Any:
+    """An open store of a kind, with what is special about its stores; see `Store`."""
+    return (kind.store or Store)(path, kind, write=write)
 
 
 def _short(key: str, value: Any) -> str:

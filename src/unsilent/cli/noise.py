@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +14,12 @@ from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
     from unsilent.replicas import Switches
-    from unsilent.replicas.run import Told
 
 OF_EXPLAINING = ("runs",)
 """Options that only ``--explain`` and ``--control`` read."""
 OF_REPLICAS = (
-    "replicas", "variants", "switch", "every", "level", "confidence", "with_", "data", "seed", "jobs", "store", "html",
+    "replicas", "variants", "switch", "every", "level", "confidence", "with_", "data", "seed", "jobs", "executor", "ray", "store",
+    "html",
 )  # fmt: skip
 """Options that mean nothing where a loop is explained."""
 
@@ -67,11 +65,13 @@ def noise(
     data: o.Data = None,
     seed: Annotated[int, typer.Option(help="Base seed: of the clean twin, and what fresh seeds derive from.")] = 0,
     jobs: o.Jobs = 1,
+    executor: o.Executor = None,
+    ray: o.Ray = None,
     store: Annotated[
         Path | None,
         typer.Option(
             "--store",
-            help="Where replicas are kept; may hold many trainings.",
+            help="Where replicas are kept.",
             show_default="unsilent-noise-….sqlite here",
         ),
     ] = None,
@@ -109,50 +109,30 @@ def noise(
         raise UsageError(
             "no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP"
         )
+    from unsilent.campaigns.executors import checked
     from unsilent.cli.paths import default_store, report_path
+    from unsilent.cli.progress import make_observer
+    from unsilent.cli.reporting import show_report
     from unsilent.replicas import ReplicaSpec, ReplicaStore
     from unsilent.studies.noise import Asked, report, run_noise
 
-    if jobs < 1 or every < 1 or (steps is not None and steps < 1) or seed < 0:
-        raise UsageError("--jobs, --every and --steps are numbers from 1 on, --seed from 0 on")
-    if deadline is not None and not deadline > 0:
-        raise UsageError(f"--deadline is {deadline:g} s; expected more than 0")
+    if every < 1 or (steps is not None and steps < 1) or seed < 0:
+        raise UsageError("--every and --steps are numbers from 1 on, --seed from 0 on")
+    checked(executor, jobs=jobs, deadline=deadline, address=ray)
     spec = ReplicaSpec(workload, o.pairs(with_), data, seed, steps, every)
     asked = Asked(spec, chosen(variants, switch or []), replicas, confidence, level)
     path = store or Path(default_store("noise", spec.identity()))
     page = report_path(path, html)
-    with showing(quiet, plain or as_json) as told, ReplicaStore(path, write=True) as opened:
-        found = report(run_noise(asked, opened, jobs=jobs, deadline=deadline, command=command_line(), told=told))
-    from unsilent.cli.reporting import show_report
-
+    observer = make_observer(quiet=quiet, plain=plain or as_json, noun="replica")
+    with observer, ReplicaStore(path, write=True) as opened:
+        found = report(
+            run_noise(
+                asked, opened, jobs=jobs, deadline=deadline, executor=executor, address=ray, observer=observer,
+                command=command_line(),
+            )
+        )  # fmt: skip
     show_report(found, page, as_json, plain, {"Store": path})
     return 0
-
-
-def is_noise(store: Path) -> bool:
-    """Whether a file is a store of replicas."""
-    from unsilent.campaigns.filed import application_of
-    from unsilent.replicas import ReplicaStore
-
-    return application_of(store) == ReplicaStore.application
-
-
-def show_noise(store: Path, confidence: float, html: Path | None, as_json: bool, plain: bool) -> None:
-    """``unsilent report`` of such a store: of the one training that it holds."""
-    from unsilent.cli.paths import report_path
-    from unsilent.cli.reporting import show_report
-    from unsilent.replicas import ReplicaStore
-    from unsilent.studies.noise import asked_of, read_noise, report
-
-    page = report_path(store, html)
-    with ReplicaStore(store) as opened:
-        trainings = opened.trainings()
-        if len(trainings) != 1:
-            raise UsageError(
-                f"{store} holds {len(trainings)} trainings; unsilent noise WORKLOAD --store {store} shows that of one"
-            )
-        found = report(read_noise(asked_of(opened, trainings[0], confidence), opened, trainings[0]))
-    show_report(found, page, as_json, plain)
 
 
 def chosen(variants: str | None, switches: list[str]) -> tuple[Switches, ...]:
@@ -172,12 +152,3 @@ def chosen(variants: str | None, switches: list[str]) -> tuple[Switches, ...]:
 def command_line() -> str:
     """What was typed."""
     return shlex.join(["unsilent", *sys.argv[1:]]) if sys.argv[1:2] == ["noise"] else "unsilent noise"
-
-
-@contextmanager
-def showing(quiet: bool, lines: bool) -> Iterator[Told]:
-    """How far it is, on stderr: nothing, a bar on a terminal, else a line now and then."""
-    from unsilent.cli.progress import make_observer
-
-    with make_observer(quiet=quiet, plain=lines, noun="replica") as observer:
-        yield lambda done, total, row: observer.planned(done, total) if row is None else observer.trial(row)

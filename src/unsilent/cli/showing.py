@@ -25,20 +25,20 @@ def show_store(
     store: Path, other: Path | None, choices: Mapping[str, object], html: Path | None, as_json: bool, plain: bool
 ) -> None:
     """Print what a store of any kind holds, or how ``other`` differs from it, and write the page."""
-    from unsilent.campaigns import Store
+    from unsilent.campaigns.store import open_store
     from unsilent.cli.reporting import show_report
     from unsilent.studies.registered import kind_of
 
     kind = kind_of(store)
     if other is None:
         page = report_path(store, html)
-        with Store(store, kind) as opened:
+        with open_store(store, kind) as opened:
             report = kind.report(kind.analyse(opened, **choices))
     elif kind.compare is None:
         raise UsageError(f"{store} is a store of unsilent {kind.name}, whose stores are not compared")
     else:
         page = comparison_path(store, other, html)
-        with Store(store, kind) as one, Store(other, kind) as two:
+        with open_store(store, kind) as one, open_store(other, kind) as two:
             report = kind.compare(one, two, **choices)
     show_report(report, page, as_json, plain)
 

@@ -64,7 +64,6 @@ def status(
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Files that were named, and the stores of ours in folders that were."""
-    from unsilent.cli.noise import is_noise
     from unsilent.studies.registered import registered
 
     for path in given:
@@ -73,7 +72,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
                 raise UsageError(f"there is no store {path}; check the name")
             yield path
             continue
-        ours = [file for file in sorted(path.iterdir()) if is_noise(file) or registered(file)]
+        ours = [file for file in sorted(path.iterdir()) if registered(file)]
         if len(ours) > MOST:
             raise UsageError(f"{path} has {len(ours):,} stores; name some of them, at most {MOST:,}")
         yield from ours
@@ -81,18 +80,14 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
 
 def status_of(path: Path) -> Status:
     """The status of one store; what is wrong with it is part of that."""
-    from unsilent.cli.noise import is_noise
     from unsilent.studies.registered import registered
 
     kind = registered(path)
-    name = "noise" if is_noise(path) else kind.name if kind else ""
     try:
-        if is_noise(path):
-            return _noise(path)
         if kind is not None:
             return _campaign(path, kind)
     except UnsilentError as error:
-        return Status(str(path), name, error=str(error))
+        return Status(str(path), kind.name if kind else "", error=str(error))
     return Status(str(path), error="this is no store of unsilent pvf, training or noise")
 
 
@@ -109,9 +104,9 @@ def lines(found: Status) -> list[str]:
 
 
 def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
-    from unsilent.campaigns import Store
+    from unsilent.campaigns.store import open_store
 
-    with Store(path, kind) as store:
+    with open_store(path, kind) as store:
         own = sum(map(kind.planned, store.done()))
         try:
             found = kind.report(kind.analyse(store)).headline
@@ -121,32 +116,6 @@ def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
             found = str(error).partition(";")[0]
         told = clean(kind.subject(store)), own, kind.size(store), _with(store.budget()[1], path), found
     return Status(str(path), kind.name, *told)
-
-
-def _noise(path: Path) -> Status:
-    from unsilent.replicas import ReplicaStore
-
-    with ReplicaStore(path) as store:
-        trainings = store.trainings()
-        names = [store.trained(training).name for training in trainings]
-        done = [store.done(training) for training in trainings]
-        specs = [store.spec(training) for training in trainings]
-    variants = {replica.switches for own in done for replica in own}
-    told = f"replicas of {len(variants)} sets of switches"
-    if len(specs) == 1:
-        (spec,) = specs
-        words = [
-            "unsilent",
-            "noise",
-            spec.workload,
-            *(w for name, value in spec.options for w in ("--with", f"{name}={value}")),
-        ]
-        words += ["--steps", str(spec.steps)] if spec.steps else []
-        words += ["--data", spec.data] if spec.data else []
-        words += ["--seed", str(spec.seed)] if spec.seed else []
-        told += f"; {clean(shlex.join([*words, '--store', str(path)]))} studies this training with them"
-    subject = ", ".join(map(clean, names)) or "no training yet"
-    return Status(str(path), "noise", subject, sum(map(len, done)), None, "", told)
 
 
 def _with(command: str, path: Path) -> str:

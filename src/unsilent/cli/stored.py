@@ -43,7 +43,6 @@ def report(
     With two stores: what differs between them. With a card: what it says, once its checksum holds.
     """
     from unsilent.cli import showing
-    from unsilent.cli.noise import is_noise, show_noise
     from unsilent.cli.paths import report_path
     from unsilent.cli.reporting import show_report
     from unsilent.studies.pvf.card import is_card
@@ -61,12 +60,6 @@ def report(
         return 0
     if other is not None and is_card(other):
         raise UsageError(showing.CARDS.format(other))
-    if is_noise(store):
-        o.refuse(context, OF_PVF, "that belongs to stores of unsilent pvf")
-        if other is not None:
-            raise UsageError(f"{store} holds replicas of unsilent noise, which are not compared with another store")
-        show_noise(store, confidence, html, as_json, plain)
-        return 0
     kind = kind_of(store)
     if kind is not PVF:
         o.refuse(

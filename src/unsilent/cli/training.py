@@ -280,14 +280,15 @@ def floors_of(
     spec: TrainingSpec, floor: Path | None, noise: str, replicas: int, jobs: int, quiet: bool, lines: bool
 ) -> Floors:
     """The fault-free runs of both floors, in the file that ``unsilent noise`` keeps them in."""
-    from unsilent.cli.noise import showing
+    from unsilent.cli.progress import make_observer
     from unsilent.replicas import ReplicaStore, Switches
     from unsilent.studies.training.floor import replica_spec, run_floors
 
     switches = Switches.parse(noise)
     path = floor or Path(default_store("noise", replica_spec(spec).identity()))
-    with showing(quiet, lines) as told, ReplicaStore(path, write=True) as opened:
-        return run_floors(spec, opened, switches, replicas, jobs=jobs, told=told)
+    observer = make_observer(quiet=quiet, plain=lines, noun="replica")
+    with observer, ReplicaStore(path, write=True) as opened:
+        return run_floors(spec, opened, switches, replicas, jobs=jobs, observer=observer)
 
 
 def command_line() -> str:

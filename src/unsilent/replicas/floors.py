@@ -22,38 +22,35 @@ class Floor:
     """Replicas of one training with the same switches beside its clean twin.
 
     Args:
-        store, training: where they are. switches: the noise that the runs which are to be judged have met, too.
+        store: where they are. switches: the noise that the runs which are to be judged have met, too.
 
     Raises:
-        UsageError: the store has no clean twin of this training.
+        UsageError: the store has no clean twin.
     """
 
-    def __init__(self, store: ReplicaStore, training: str, switches: Switches) -> None:
-        self._store, self._training, self._switches = store, training, switches
-        self.trained = store.trained(training)
-        twin = next(store.rows(training, Switches(), 1), None)
-        if twin is None:
-            raise UsageError(f"{store.path} has no clean twin of {self.trained.name}; run its replicas first")
-        self.twin = twin
-        self._weights = store.weights(training, twin.replica)
+    def __init__(self, store: ReplicaStore, switches: Switches) -> None:
+        self._store, self._switches = store, switches
+        self.twin = store.twin()
+        self._labels = np.array(store.description.labels)
+        self._weights = store.whole(self.twin.replica).flat
 
     def null(self, numbers: range) -> Null:
         """The clean comparisons of the replicas with these numbers; raises ``UsageError`` where one is not stored."""
-        rows = {row.replica.number: row for row in self._store.rows(self._training, self._switches, numbers.stop)}
-        if missing := [number for number in numbers if number not in rows]:
+        rows = self._store.of(self._switches, numbers.stop, weights=True)
+        found = {row.trial.k: self.compared(row) for row in rows if row.trial.k in numbers}
+        if missing := [number for number in numbers if number not in found]:
             raise UsageError(f"replica {Replica(self._switches, missing[0])} is not stored; run it first")
-        return Null([self.compared(rows[number]) for number in numbers])
+        return Null([found[number] for number in numbers])
 
     def compared(self, row: ReplicaRow) -> Compared:
         """A run beside the clean twin."""
-        labels = self.trained.labels
-        accuracy, clean = (float((one.predictions == labels).mean()) for one in (row, self.twin))
+        accuracy, clean = (float((one.predictions == self._labels).mean()) for one in (row, self.twin))
         values = {
             ACCURACY: accuracy - clean,
             LOSS: row.loss - self.twin.loss,
             CHURN: float(np.mean(row.predictions != self.twin.predictions)),
         }
-        own = row.weights if row.weights is not None else self._store.weights(self._training, row.replica)
+        own = row.flat
         if own is not None and self._weights is not None:
             values[UNIT] = distance(self._weights, own)[1]
         return Compared(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
-from unsilent.campaigns.reading import Allowance, Damaged
-from unsilent.replicas.reading import MOST_SAMPLES, read_json
+from unsilent.campaigns.reading import Damaged, parsed, stored_json
+from unsilent.campaigns.spec import TrialId
 from unsilent.replicas.spec import Replica
 from unsilent.replicas.switches import Switches
 
-T = TypeVar("T")
+LOOK, UNORDERED = "look:", "unordered-look:"
+"""What the targets of looks begin with; the step and the switches follow, ``look:12:within``."""
 
 
 class Look(NamedTuple):
@@ -21,18 +22,28 @@ class Look(NamedTuple):
     step: int
     unordered: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.replica} at step {self.step}"
+
     @property
     def switches(self) -> Switches:
         """Those of the run."""
         return self.replica.switches
 
     @property
-    def number(self) -> int:
-        """That of the run."""
-        return self.replica.number
+    def trial(self) -> TrialId:
+        """What it is stored as."""
+        prefix = UNORDERED if self.unordered else LOOK
+        return TrialId(f"{prefix}{self.step}:{self.replica.switches}", None, self.replica.number)
 
-    def __str__(self) -> str:
-        return f"{self.replica} at step {self.step}"
+
+def asked_by(trial: TrialId) -> Replica | Look:
+    """The run or the look that a trial is; raises ``UsageError`` or ``ValueError`` where it is neither."""
+    for prefix in (LOOK, UNORDERED):
+        if trial.target.startswith(prefix):
+            step, _, switches = trial.target.removeprefix(prefix).partition(":")
+            return Look(Replica(Switches.parse(switches), trial.k), int(step), prefix == UNORDERED)
+    return Replica(Switches.parse(trial.target), trial.k)
 
 
 class Operation(NamedTuple):
@@ -60,44 +71,19 @@ class Looked:
     ``note``: why it cannot be told; then there are no operations.
     """
 
-    before: Sequence[int] = ()
-    after: Sequence[int] = ()
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
     operations: Sequence[Operation] = ()
     note: str = ""
 
-    def json(self) -> list[Any]:
-        """As plain lists."""
-        return [list(self.before), list(self.after), [list(one) for one in self.operations], self.note]
+    def text(self) -> str:
+        """As JSON."""
+        return stored_json(asdict(self))
 
 
-def read_look(blob: Any, allowance: Allowance) -> Looked:
-    """The inverse of `Looked.json`, compressed; raises ``Damaged``."""
-    try:
-        found = read_json(allowance.unpack(blob, MOST_SAMPLES).decode(), list, "a look")
-        before, after, operations, note = found
-        looked = Looked(_numbers(before), _numbers(after), [_operation(one) for one in operations], _typed(note, str))
-    except (ValueError, TypeError):
-        raise Damaged("what was seen of a step cannot be read") from None
+def read_look(text: str) -> Looked:
+    """The inverse of `Looked.text`; raises ``Damaged``."""
+    looked = parsed(Looked, text, "look")
     if len(looked.before) != len(looked.after):
         raise Damaged("what was seen of a step does not have as many tensors after it as before")
     return looked
-
-
-def _operation(found: Any) -> Operation:
-    name, kernel, phase, draws, moves, reads, gives = _typed(found, list)
-    texts = [_typed(one, str) for one in (name, kernel, phase)]
-    return Operation(
-        texts[0], texts[1], texts[2], _typed(draws, bool), _typed(moves, bool), _numbers(reads), _numbers(gives)
-    )
-
-
-def _numbers(found: Any) -> tuple[int, ...]:
-    if any(isinstance(one, bool) for one in _typed(found, list)):
-        raise TypeError("a hash is no number")
-    return tuple(_typed(one, int) for one in found)
-
-
-def _typed(found: Any, kind: type[T]) -> T:
-    if not isinstance(found, kind):
-        raise TypeError(f"{kind.__name__} expected")
-    return found

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from unsilent.campaigns import executors
+from unsilent.campaigns.driver import run_trials
+from unsilent.campaigns.observer import Observer
+from unsilent.replicas.kind import AskedFor, ReplicaStore
 from unsilent.replicas.looks import Look
-from unsilent.replicas.pool import ReplicaPool
-from unsilent.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
-from unsilent.replicas.store import ReplicaStore
+from unsilent.replicas.spec import Replica, ReplicaSpec, Trained
+from unsilent.replicas.switches import Switches
 
-Told = Callable[[int, int, ReplicaRow | None], None]
-"""Called with how many runs are stored, how many there will be, and the one that ended (None at first)."""
 Wanted = Callable[[Trained], Iterable[Replica]]
-
-
-def _nobody(done: int, total: int, row: ReplicaRow | None) -> None:
-    """Progress told to nobody."""
 
 
 def run_replicas(
@@ -25,32 +22,37 @@ def run_replicas(
     *,
     jobs: int = 1,
     deadline: float | None = None,
-    told: Told = _nobody,
-    looks: Callable[[str], Iterable[Look]] = lambda training: (),
-) -> tuple[str, Trained]:
-    """Run what ``wanted`` asks for and the store does not hold; return the training's hash and what it is.
+    executor: str | None = None,
+    address: str | None = None,
+    observer: Observer | None = None,
+    asked_for: AskedFor | None = None,
+    command: str = "",
+    check: Callable[[], None] = lambda: None,
+    looks: Callable[[], Iterable[Look]] = lambda: (),
+) -> Trained:
+    """Run what ``wanted`` asks for and the store does not hold; return what the training is.
 
-    ``wanted`` decides once it is known what the training is. Rows are stored as runs end, so an interrupt or a kill loses
-    only the runs in flight. ``deadline``: seconds that one run may take.
-    ``looks`` is asked, with the training's hash, when all rows are stored.
+    ``wanted`` decides once it is known what the training is. Rows are stored as runs end, so an interrupt or a kill loses only
+    the runs in flight. ``check`` is called when all runs without switches are stored, before any other; ``looks`` is asked when
+    all runs are. ``asked_for``: what the store remembers of the question. ``deadline``: seconds that one run may take; None: no
+    limit. The rest: see `make_executor`.
     """
-    with ReplicaPool(spec, jobs, deadline) as pool:
-        try:
-            trained = pool.describe()
-            training = store.bind(spec, trained)
-            asked = list(dict.fromkeys(wanted(trained)))
-            have = store.done(training)
-            missing = [replica for replica in asked if replica not in have]
-            done = len(asked) - len(missing)
-            told(done, len(asked), None)
-            for row in pool.run(missing):
-                store.add(training, row)
-                done += 1
-                told(done, len(asked), row)
-            for look, seen in pool.look(
-                [look for look in dict.fromkeys(looks(training)) if not store.seen(training, look)]
-            ):
-                store.add_seen(training, look, seen)
-        finally:
-            store.note_usage(*pool.spent())
-    return training, trained
+    with executors.make_executor(
+        executor, spec, jobs=jobs, deadline=deadline, observer=observer, address=address
+    ) as running:
+        trained: Trained = running.describe()  # type: ignore[assignment]
+        store.bind(spec, trained)
+        asked = sorted(dict.fromkeys(wanted(trained)), key=_order)
+        store.note_budget(1 + max((replica.number for replica in asked), default=0), command)
+        if asked_for is not None:
+            store.note_asked(asked_for)
+        run_trials([r.trial for r in asked if r.switches == Switches()], running, store, observer)
+        check()
+        run_trials([r.trial for r in asked], running, store, observer)
+        run_trials([look.trial for look in sorted(dict.fromkeys(looks()), key=_order)], running, store, observer)
+    return trained
+
+
+def _order(asked: Replica | Look) -> tuple[object, ...]:
+    """Runs that need the same environment one after the other, so that they share a process."""
+    return asked.switches.environment, asked.trial.k

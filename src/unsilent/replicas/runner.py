@@ -1,6 +1,7 @@
-"""Runs replicas in this process: seeds and switches set, a training from start to end, everything of before put back.
+"""Runs replicas: seeds and switches set, a training from start to end, everything of before put back.
 
-Lives in a worker: it imports torch.
+Lives in a worker: it imports torch. Switches that are read from the environment when torch is loaded are set in a process of
+their own, which the worker starts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unsilent.campaigns.code import code_fingerprint, versions
+from unsilent.campaigns.reading import stored_json
+from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash, canonical
 from unsilent.engine.digests import content_of, contents, digest, digest_unordered
 from unsilent.engine.tracing.flow import Flow, Met
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.nested import leaves_in
-from unsilent.replicas.looks import Look, Looked, Operation
+from unsilent.replicas.child import Child
+from unsilent.replicas.looks import Look, Looked, Operation, asked_by
 from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.replicas.switches import Switches
 from unsilent.sites.calls import OUTSIDE
@@ -52,53 +56,127 @@ _CHOOSE = (
     "TORCH_ALLOW_TF32",
 )
 _UNSURE = "does not have a deterministic implementation"
+SECOND_TWIN = Replica(Switches(), 1).trial
+"""It runs in a new process. The first twin runs in the one that described the training, so it has trained some steps before: what
+depends on the process (the order of sets, say), or is left behind for the next run there, must not hide."""
 
 
 class ReplicaRunner:
-    """Runs replicas of one training, one after the other."""
+    """Runs replicas of one training, one after the other.
 
-    def __init__(self, spec: ReplicaSpec) -> None:
-        self._spec = spec
-        self._workload = load_training(spec.workload, dict(spec.options), data=spec.data)
-        self._steps = self._workload.steps if spec.steps is None else spec.steps
+    Attributes:
+        pack, unproven: as every runner's: runs are made one at a time, and leave nothing behind to be proven.
+    """
+
+    pack, unproven = 1, 0
+
+    def __init__(self, spec: ReplicaSpec, means: Means | None = None) -> None:
+        # What cuBLAS needs to be deterministic; without CUDA nobody reads it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        self._spec, self._jobs = spec, (means or Means()).jobs
+        self.workload = load_training(spec.workload, dict(spec.options), data=spec.data)
+        self._steps = self.workload.steps if spec.steps is None else spec.steps
+        self._described: Trained | None = None
+        self._child: Child | None = None
         if not self._steps >= 1:
             raise UsageError(f"steps is {self._steps}; expected at least 1")
 
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[ReplicaRow | RunAlone]:
+        """The rows of some trials. Threads of two runs that take turns wait a hundred times longer, so those run alone."""
+        for trial in trials:
+            switches = asked_by(trial).switches
+            if switches.threads > 1 and self._jobs > 1 and not alone:
+                yield RunAlone(trial, "")
+            elif switches.environment or trial == SECOND_TWIN:
+                yield self._in_child(trial, dict(switches.environment))
+            else:
+                yield self._checked(self.row(trial))
+
+    def _in_child(self, trial: TrialId, environment: Mapping[str, str]) -> ReplicaRow:
+        """The row of a trial that needs a process of its own, which those that follow in the same environment share."""
+        if self._child is None or trial == SECOND_TWIN or self._child.environment != environment:
+            self.close()
+            self._child = Child(self._spec, environment)
+        return self._checked(self._child.row(trial))
+
+    def _checked(self, row: ReplicaRow) -> ReplicaRow:
+        """The row; raises ``UsageError`` where its predictions are of other samples than were held out before the first run."""
+        samples = len(self.describe().labels)
+        if not row.seen and row.predictions.size != samples:
+            raise UsageError(
+                f"replica {row.replica} has {row.predictions.size} predictions where {samples} samples are held out; "
+                "evaluate on the same samples in the same order at every call"
+            )
+        return row
+
+    def lost(self, trial: TrialId, ended: Any, seconds: float, reason: str) -> ReplicaRow:
+        """A run that ends its process is no outcome: raises ``UsageError``, ``UnsilentError``."""
+        what = f"{self._spec.workload}: replica {asked_by(trial)}"
+        if ended.name == "HANG":
+            raise UsageError(
+                f"{what} was not over before the deadline; what was stored is safe: wait longer (--deadline SECONDS), or make "
+                "fewer steps (--steps N)"
+            )
+        raise UnsilentError(
+            f"{what} ended its process ({reason}); what was stored is safe: see what ends it, then run the same command again"
+        )
+
+    def prove(self) -> None:
+        """Nothing is to be proven: every run begins anew."""
+
+    def close(self) -> None:
+        """End the process of its own."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def row(self, trial: TrialId) -> ReplicaRow:
+        """The row of a trial, run in this process."""
+        asked = asked_by(trial)
+        return self.run(asked) if isinstance(asked, Replica) else self.look(asked)
+
     def describe(self) -> Trained:
         """What is known before the first run; trains the first steps with the base seed, and evaluates."""
+        if self._described is None:
+            self._described = self._describe()
+        return self._described
+
+    def _describe(self) -> Trained:
         with applied(Switches()), _told(), user_code(self._spec.workload):
-            state = self._workload.start(Seeds.all(self._spec.seed))
-            start = digest_of(_all_tensors(self._workload.snapshot(state)))
-            evaluation = self._workload.evaluate(state)
+            state = self.workload.start(Seeds.all(self._spec.seed))
+            start = digest_of(_all_tensors(self.workload.snapshot(state)))
+            evaluation = self.workload.evaluate(state)
             draws = self._draws()
-            losses = [self._workload.step(state).loss for _ in range(min(PROBED, self._steps))]
-            first = digest_of(_all_tensors(self._workload.snapshot(state)))
+            losses = [self.workload.step(state).loss for _ in range(min(PROBED, self._steps))]
+            first = digest_of(_all_tensors(self.workload.snapshot(state)))
         parameters = list(state.model.parameters())
-        labels = evaluation.labels
-        masks = {name: np.asarray(mask) for name, mask in evaluation.groups.items()}
+        labels = np.asarray(evaluation.labels, np.int64)
         machine = {
             "capability": torch.backends.cpu.get_cpu_capability(),
             "processor": _processor(),
             "onednn": str(torch.backends.mkldnn.is_available()),
             "mkl": str(torch.backends.mkl.is_available()),
         }
-        streams = getattr(self._workload, "streams", None)
+        streams = getattr(self.workload, "streams", None)
+        fingerprint = {
+            # Now, when the first steps have loaded what they load late.
+            "code": code_fingerprint(self._spec.workload, self.workload, None),
+            "data": _file_hash(self._spec.data),
+            "start": start,
+            "first steps": xxhash.xxh3_64_hexdigest(np.array(losses).tobytes()) + first,
+            "labels": xxhash.xxh3_128_hexdigest(labels.tobytes()),
+            "environment": _environment(),
+            **{name: value for name, value in versions().items() if name != "unsilent"},
+            **machine,
+        }
         return Trained(
-            name=str(self._workload.name),
+            campaign=campaign_hash(self._spec, fingerprint),
+            fingerprint=fingerprint,
+            name=str(self.workload.name),
             steps=self._steps,
-            fingerprint={
-                # Now, when the first steps have loaded what they load late.
-                "code": code_fingerprint(self._spec.workload, self._workload, None),
-                "data": _file_hash(self._spec.data),
-                "start": start,
-                "first steps": xxhash.xxh3_64_hexdigest(np.array(losses).tobytes()) + first,
-                "labels": xxhash.xxh3_128_hexdigest(labels.tobytes()),
-                "environment": _environment(),
-                **{name: value for name, value in versions().items() if name != "unsilent"},
-                **machine,
-            },
-            labels=labels,
-            groups=masks,
+            hashes=-(-self._steps // self._spec.every),
+            labels=tuple(labels.tolist()),
+            groups={name: np.packbits(np.asarray(m)).tobytes().hex() for name, m in evaluation.groups.items()},
             streams=None if streams is None else tuple(streams),
             layouts=any(p.ndim == 4 and p.shape[1] > 1 for p in parameters),
             draws=draws,
@@ -106,16 +184,16 @@ class ReplicaRunner:
             parameters=sum(p.numel() for p in parameters),
             machine=machine,
             versions=versions(),
-            info=dict(self._workload.info),
+            info=dict(self.workload.info),
         )
 
     def _draws(self) -> bool:
         """Whether a module draws random numbers in a step that do not go with the rows of the batch."""
-        state = self._workload.start(Seeds.all(self._spec.seed))
+        state = self.workload.start(Seeds.all(self._spec.seed))
         flow = Flow(state.model)
         try:
             with flow:
-                self._workload.step(state)
+                self.workload.step(state)
         except UnsilentError:  # a compiled model cannot be watched
             return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in state.model.modules())
         by_row = {name for name, module in named_modules(state.model) if isinstance(module, RowDropout)}
@@ -123,22 +201,31 @@ class ReplicaRunner:
         return bool(drawn - by_row - {OUTSIDE})
 
     def _start(self, replica: Replica) -> TrainingState:
-        state = self._workload.start(Seeds(**replica.seeds(self._spec.seed)))  # type: ignore[arg-type]
+        state = self.workload.start(Seeds(**replica.seeds(self._spec.seed)))  # type: ignore[arg-type]
         if "layout" in replica.switches:
             state.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return state
 
-    def look(self, look: Look) -> Looked:
+    def look(self, look: Look) -> ReplicaRow:
         """What every operation of one step reads and gives."""
+        began = time.perf_counter()
+        seen = self._look(look)
+        none = np.empty(0)
+        return ReplicaRow(
+            look.trial, "[]", float("nan"), "{}", "", "[]", none, none.astype(np.uint64), none.astype(np.int64), b"",
+            seen.text(), time.perf_counter() - began,
+        )  # fmt: skip
+
+    def _look(self, look: Look) -> Looked:
         with applied(look.switches), _told(), user_code(self._spec.workload):
             state = self._start(look.replica)
             for _ in range(look.step):
-                self._workload.step(state)
+                self.workload.step(state)
             kind = digest_unordered if look.unordered else _ordered
             flow, before = Flow(state.model, kind), _digests(state, kind)
             try:
                 with flow:
-                    self._workload.step(state)
+                    self.workload.step(state)
             except (
                 UnsilentError
             ) as error:  # what cannot be watched (a compiled model, say) still has its other measures
@@ -153,23 +240,26 @@ class ReplicaRunner:
         with applied(replica.switches), _told() as notes, user_code(self._spec.workload):
             state = self._start(replica)
             for step in range(self._steps):
-                losses.append(self._workload.step(state).loss)
+                losses.append(self.workload.step(state).loss)
                 if (step + 1) % self._spec.every == 0 or step + 1 == self._steps:
                     hashes.append(_quick_hash(state))
-            evaluation = self._workload.evaluate(state)
-            snapshot = self._workload.snapshot(state)
-        check_forks(self._workload.name)
-        notes += take_notes(self._workload.name)
+            evaluation = self.workload.evaluate(state)
+            snapshot = self.workload.snapshot(state)
+        check_forks(self.workload.name)
+        notes += take_notes(self.workload.name)
+        finals = [(name, xxhash.xxh3_64_hexdigest(content_of(t))) for name, t in _all_tensors(snapshot).items()]
+        weights = _weights(state)
         return ReplicaRow(
-            replica=replica,
+            trial=replica.trial,
+            finals=canonical(finals),
+            loss=float(evaluation.loss),
+            metrics=canonical({name: float(value) for name, value in evaluation.metrics.items()}),
+            dtype="" if weights is None else str(weights.dtype),
+            notes=stored_json(sorted(set(notes))),
             losses=np.array(losses, dtype=np.float64),
             hashes=np.array(hashes, dtype=np.uint64),
-            finals=[(name, xxhash.xxh3_64_hexdigest(content_of(t))) for name, t in _all_tensors(snapshot).items()],
-            loss=float(evaluation.loss),
-            metrics={name: float(value) for name, value in evaluation.metrics.items()},
-            predictions=evaluation.predictions,
-            weights=_weights(state),
-            notes=tuple(sorted(set(notes))),
+            predictions=np.asarray(evaluation.predictions, np.int64),
+            weights=b"" if weights is None else weights.tobytes(),
             seconds=time.perf_counter() - began,
         )
 

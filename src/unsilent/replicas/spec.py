@@ -1,22 +1,29 @@
 """What is trained (`ReplicaSpec`), what was found out about it (`Trained`), which run (`Replica`), how it ended (`ReplicaRow`).
 
-A replica is known by the fingerprint of its training, its switches and its number, and nothing else: who asks for the same one
-gets the same row, whichever study, worker or day it is from. Its seeds follow from base seed and number, and those of different
-switches are the same for the same number: replica 3 of ALGO and replica 3 of ALGO+IMPL differ in the implementation alone.
+A replica is known by its training, its switches and its number, and nothing else: who asks for the same one gets the same row,
+whichever study, worker or day it is from. Its seeds follow from base seed and number, and those of different switches are the
+same for the same number: replica 3 of ALGO and replica 3 of ALGO+IMPL differ in the implementation alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
+from annotated_types import Ge, Lt
 from numpy.typing import NDArray
 
-from unsilent.campaigns.spec import Json, canonical, without_folders
+from unsilent.campaigns.codec import LARGE, RUN, StoredRow
+from unsilent.campaigns.spec import Json, Means, Runner, TrialId, without_folders
 from unsilent.replicas.switches import SWITCHES, Switches
+
+if TYPE_CHECKING:
+    from unsilent.workloads.training import Progress
 
 WEIGHT_BYTES = 64 * 2**20
 """Final weights that take more than this are not kept; their distances are then not known."""
@@ -36,27 +43,59 @@ class ReplicaSpec:
     steps: int | None = None
     every: int = 1
 
+    @property
+    def enumerated(self) -> bool:
+        """Never: there are as many replicas as are asked for."""
+        return False
+
+    @property
+    def flips(self) -> tuple[None]:
+        """There are no faults."""
+        return (None,)
+
+    @property
+    def threads(self) -> int:
+        """Of a run without switches."""
+        return 1
+
+    @property
+    def device(self) -> str:
+        """Where it trains: an option of its workload."""
+        return dict(self.options).get("device", "cpu")
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
-        return without_folders(asdict(self), "data")
+        return without_folders(self.to_json(), "data")
+
+    def make_runner(self, told: Progress | None, means: Means) -> Runner:
+        """What runs replicas, in a worker."""
+        from unsilent.replicas.runner import ReplicaRunner
+
+        return ReplicaRunner(self, means)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class Trained:
     """What a worker found out about a training before its first run.
 
     Attributes:
-        steps: of a run. fingerprint: what a run depends on, by name. labels: int64 of the held-out samples. groups: name -> the
-        samples of it, bool. streams: seeds that have an effect (None: not known). layouts: whether it has a tensor that can be
-        channels last. draws: whether a module draws random numbers that do not go with the rows of the batch. machine: what
-        only holds where it was found (instructions, cores).
+        steps: of a run. hashes: of the weights that a run has. fingerprint: what a run depends on, by name. labels: of the
+        held-out samples. groups: name -> the samples of it, as bits in hex digits. streams: seeds that have an effect (None: not
+        known). layouts: whether it has a tensor that can be channels last. draws: whether a module draws random numbers that do
+        not go with the rows of the batch. machine: what only holds where it was found (instructions, cores).
     """
 
+    campaign: str
+    fingerprint: Mapping[str, str]
     name: str
     steps: int
-    fingerprint: Mapping[str, str]
-    labels: NDArray[np.int64]
-    groups: Mapping[str, NDArray[np.bool_]]
+    hashes: int
+    labels: tuple[int, ...]
+    groups: Mapping[str, str]
     streams: tuple[str, ...] | None
     layouts: bool
     draws: bool
@@ -66,10 +105,26 @@ class Trained:
     versions: Mapping[str, str]
     info: Json = field(default_factory=dict)
 
-    def hash(self, spec: ReplicaSpec) -> str:
-        """32 hex digits that stand for the training: spec and fingerprint."""
-        text = canonical({"spec": spec.identity() | {"steps": self.steps}, "fingerprint": dict(self.fingerprint)})
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+    @property
+    def targets(self) -> tuple[()]:
+        """None are known beforehand: which sets of switches are run is asked later."""
+        return ()
+
+    @property
+    def golden_seconds(self) -> float:
+        """Not known, so that no run is taken for one that hangs unless a deadline is given."""
+        return math.inf
+
+    @property
+    def masks(self) -> dict[str, NDArray[np.bool_]]:
+        """Name of a group -> which samples are in it, bool[samples]."""
+        count = len(self.labels)
+        packed = {name: np.frombuffer(bytes.fromhex(bits), np.uint8) for name, bits in self.groups.items()}
+        return {name: np.unpackbits(bits, count=count).astype(np.bool_) for name, bits in packed.items()}
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
 
 
 class Replica(NamedTuple):
@@ -81,6 +136,11 @@ class Replica(NamedTuple):
     def __str__(self) -> str:
         return f"{self.switches}/{self.number}"
 
+    @property
+    def trial(self) -> TrialId:
+        """What it is stored as."""
+        return TrialId(str(self.switches), None, self.number)
+
     def seeds(self, base: int) -> dict[str, int | None]:
         """Stream -> seed, as `Seeds` takes them: fresh ones for what is switched on, the base seed for the rest."""
         fresh = int.from_bytes(hashlib.sha256(f"{base}/{self.number}".encode()).digest()[:7], "big")
@@ -90,39 +150,61 @@ class Replica(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ReplicaRow:
-    """How one run went.
+class ReplicaRow(StoredRow):
+    """How one run went, or what was seen at one step of it (``seen``: see `looks`; then all else is empty).
 
     Attributes:
-        losses: float64[steps], before each update. hashes: uint64 of parameters and buffers, each ``every`` steps. finals:
-        (tensor, hash) of all that the state holds at the end. predictions: int64 of the held-out samples. weights: parameters one
-        after the other, as floats; None where they are too large. notes: what torch warned of. seconds, worker: no content.
+        losses: float64[steps], before each update. hashes: uint64 of parameters and buffers, each ``every`` steps. finals: JSON
+        list of (tensor, hash) of all that the state holds at the end. metrics: JSON object. predictions: int64 of the held-out
+        samples. weights: all parameters one after the other, as ``dtype``; empty where they are too large. notes: JSON list of
+        what torch warned of. seconds, worker: no content.
     """
 
-    replica: Replica
+    trial: TrialId
+    finals: str
+    loss: float
+    metrics: str
+    dtype: str
+    notes: str
     losses: NDArray[np.float64]
     hashes: NDArray[np.uint64]
-    finals: Sequence[tuple[str, str]]
-    loss: float
-    metrics: Mapping[str, float]
     predictions: NDArray[np.int64]
-    weights: NDArray[Any] | None
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
-    worker: int = 0
+    weights: Annotated[bytes, LARGE]
+    seen: str = ""
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN] = 0.0
+    worker: Annotated[int, RUN] = 0
 
     @property
-    def content(self) -> tuple[object, ...]:
-        """All that a run gave but its weights, which ``finals`` stand for: equal where all bits are."""
-        floats = (np.float64(self.loss).tobytes(), self.losses.tobytes(), self.hashes.tobytes())
-        return (*floats, self.final, self.predictions.tobytes(), sorted((k, repr(v)) for k, v in self.metrics.items()))
+    def replica(self) -> Replica:
+        """Which run it is."""
+        return Replica(Switches.parse(self.trial.target), self.trial.k)
+
+    @property
+    def flat(self) -> NDArray[Any] | None:
+        """All parameters one after the other; None where they were not kept, or not read."""
+        return np.frombuffer(self.weights, self.dtype) if self.weights else None
 
     @property
     def final(self) -> str:
         """One hash of the state at the end: equal hashes, equal bits of every tensor."""
-        return hashlib.sha256(canonical([list(pair) for pair in self.finals]).encode()).hexdigest()[:16]
+        return hashlib.sha256(self.finals.encode()).hexdigest()[:16]
+
+    def derived(self) -> dict[str, Any]:
+        """The final state as one hash."""
+        return {"final": self.final}
+
+    @property
+    def bits(self) -> tuple[object, ...]:
+        """All that a run returned but its weights, which ``finals`` stand for: equal where all bits are."""
+        floats = (np.float64(self.loss).tobytes(), self.losses.tobytes(), self.hashes.tobytes())
+        return (*floats, self.finals, self.predictions.tobytes(), self.metrics)
+
+    def notes_list(self) -> list[str]:
+        """``notes`` as a list."""
+        found: list[str] = json.loads(self.notes)
+        return found
 
 
 def same(one: ReplicaRow, other: ReplicaRow) -> bool:
     """Whether two runs have the same bits in all that was written down."""
-    return one.content == other.content
+    return one.bits == other.bits

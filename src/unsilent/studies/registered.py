@@ -7,10 +7,11 @@ from typing import Any
 
 from unsilent.campaigns.filed import application_of
 from unsilent.campaigns.kinds import Kind
+from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING
 
-KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING]
+KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE]
 
 
 def registered(path: Path) -> Kind[Any, Any, Any] | None:

@@ -62,6 +62,12 @@ def take_notes(name: str) -> list[str]:
     return notes
 
 
+def forget_notes() -> None:
+    """Have nothing noted: what ran in this process before belongs to another workload."""
+    _new.clear()
+    _all.clear()
+
+
 def note(text: str) -> None:
     """Say something of the workload once in a process: what follows its name in a sentence."""
     if text not in _all:

@@ -40,21 +40,21 @@ def probes(part: Switches, trained: Trained) -> Iterator[Replica]:
         yield Replica(_threads(part), 0)
 
 
-def effect(part: Switches, trained: Trained, store: ReplicaStore, training: str) -> Effect:
+def effect(part: Switches, trained: Trained, store: ReplicaStore) -> Effect:
     """What was seen of it; the probes must be stored."""
     name = part.settings[0][0]
     told = (str(part), SWITCHES[name].kind, SWITCHES[name].text)
     if why := impossible(part, trained):
         return Effect(*told, None, why)
-    twin = next(store.rows(training, Switches(), 1))
-    rows = list(store.rows(training, part, RACES if _racing(part) else 1))
+    twin = store.twin()
+    rows = list(store.of(part, RACES if _racing(part) else 1))
     changed = not same(rows[0], twin)
     if not _racing(part):
         return Effect(*told, changed, "changes the bits" if changed else "gives the same bits as the clean twin")
     if any(not same(row, rows[0]) for row in rows):
         return Effect(*told, True, f"makes runs of the same seeds differ ({RACES} runs)")
     if part.threads > 1:
-        alike = same(rows[0], next(store.rows(training, _threads(part), 1)))
+        alike = same(rows[0], next(store.of(_threads(part), 1)))
         other = "the same bits as" if alike else "other bits than"
         return Effect(*told, changed, f"ends in {other} {_threads(part)}; no operation raced in {RACES} runs")
     return Effect(*told, changed, f"runs of the same seeds agreed ({RACES} runs)")

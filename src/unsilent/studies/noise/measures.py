@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError
 from unsilent.interval import Interval
-from unsilent.replicas import Replica, ReplicaRow, ReplicaStore, Switches, Trained
+from unsilent.replicas import Replica, ReplicaRow, ReplicaStore, Switches
 from unsilent.statistics.distances import Distances, distance, weight_distances
 from unsilent.statistics.groups import GroupSpread, group_spread
 from unsilent.statistics.replicas import differing, median_parting, over_pairs, parting, spread
@@ -28,18 +27,16 @@ def measure(
     switches: Switches,
     rows: Sequence[ReplicaRow],
     twin: ReplicaRow,
-    trained: Trained,
     store: ReplicaStore,
-    training: str,
-    every: int,
     confidence: float,
 ) -> VariantNoise:
     """All measures of one variant; at least 3 rows."""
-    predictions = _predictions(rows, trained)
-    wrong = predictions != trained.labels
+    trained, every = store.description, store.spec.every
+    predictions = np.stack([row.predictions for row in rows])
+    wrong = predictions != np.array(trained.labels)
     accuracies = 1 - wrong.mean(axis=1)
     losses = [row.loss for row in rows]
-    distances, twins, told = _distances(rows, switches, store, training)
+    distances, twins, told = _distances(rows, store)
     steps = [_parting(twin, row, every, trained.steps) for row in rows]
     finite = all(map(math.isfinite, losses))
     notes = [*told, *([] if finite else ["a loss on held-out samples is not finite, so its spread is not told"])]
@@ -54,7 +51,7 @@ def measure(
         churn=over_pairs(differing(predictions), confidence, most=1.0),
         raw=None if distances is None else distances.mean_raw(confidence),
         unit=None if distances is None else distances.mean_unit(confidence),
-        groups=tuple(_groups(wrong, trained.groups, confidence)),
+        groups=tuple(_groups(wrong, trained.masks, confidence)),
         parting=_median(steps, confidence),
         partings=tuple(steps),
         accuracies=tuple(map(float, accuracies)),
@@ -64,16 +61,6 @@ def measure(
         seconds=float(np.mean([row.seconds for row in rows])),
         notes=tuple(notes),
     )
-
-
-def _predictions(rows: Sequence[ReplicaRow], trained: Trained) -> NDArray[np.int64]:
-    for row in rows:
-        if row.predictions.shape != trained.labels.shape:
-            raise UsageError(
-                f"replica {row.replica} has {row.predictions.size} predictions where {trained.labels.size} samples are held "
-                "out; evaluate on the same samples in the same order at every call"
-            )
-    return np.stack([row.predictions for row in rows])
 
 
 def _parting(twin: ReplicaRow, row: ReplicaRow, every: int, steps: int) -> int | None:
@@ -87,10 +74,10 @@ def _median(steps: Sequence[int | None], confidence: float) -> Interval:
 
 
 def _distances(
-    rows: Sequence[ReplicaRow], switches: Switches, store: ReplicaStore, training: str
+    rows: Sequence[ReplicaRow], store: ReplicaStore
 ) -> tuple[Distances | None, tuple[float, ...], list[str]]:
     """Of all pairs, and of each from the clean twin on the unit sphere; None with a note where there are none."""
-    twin = store.weights(training, Replica(Switches(), 0))
+    twin = store.whole(Replica(Switches(), 0)).flat
     if twin is None:
         return None, (), ["final weights are too large to be kept, so distances are not told"]
     held: dict[int, NDArray[Any]] = {}
@@ -99,7 +86,7 @@ def _distances(
     def load(index: int) -> NDArray[Any]:
         found = held.get(index)
         if found is None:
-            found = store.weights(training, rows[index].replica)
+            found = store.whole(rows[index].replica).flat
             assert found is not None
             if keep:
                 held[index] = found

@@ -26,14 +26,12 @@ def parts_first(rows: Sequence[ReplicaRow], twin: ReplicaRow) -> Look | None:
     return min(looks, key=lambda look: look.step, default=None)
 
 
-def first_seen(
-    rows: Sequence[ReplicaRow], twin: ReplicaRow, store: ReplicaStore, training: str
-) -> FirstOperation | None:
+def first_seen(rows: Sequence[ReplicaRow], twin: ReplicaRow, store: ReplicaStore) -> FirstOperation | None:
     """The operation at which the first of these replicas parts; None where nobody looked, or it cannot be told."""
     look = parts_first(rows, twin)
     if look is None:
         return None
-    seen, other = store.seen(training, look._replace(replica=twin.replica)), store.seen(training, look)
+    seen, other = store.seen(look._replace(replica=twin.replica)), store.seen(look)
     return None if seen is None or other is None else first_operation(seen, other, str(look.replica), look.step)
 
 

@@ -6,9 +6,10 @@ store. CONTROL is always run: its replicas must agree to the last bit, or nothin
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from unsilent.replicas import (
     Trained,
     run_replicas,
 )
-from unsilent.replicas.run import Told
+from unsilent.replicas.kind import ASKED, AskedFor
 from unsilent.replicas.spec import same
 from unsilent.replicas.switches import CONTROL, VARIANTS
 from unsilent.statistics.floor import replicas_needed
@@ -107,60 +108,49 @@ def nothing_to_run(asked: Asked, trained: Trained) -> None:
         raise UsageError(f"no variant can be run here ({whys}); ask for another --switch")
 
 
-def run_noise(
-    asked: Asked,
-    store: ReplicaStore,
-    *,
-    jobs: int = 1,
-    deadline: float | None = None,
-    command: str = "",
-    told: Told = lambda done, total, row: None,
-) -> NoiseResult:
-    """Run what is missing and read what was found; raises ``UnsilentError`` where clean twins differ."""
-    twins: list[ReplicaRow] = []
+def run_noise(asked: Asked, store: ReplicaStore, **how: Any) -> NoiseResult:
+    """Run what is missing and read what was found; raises ``UnsilentError`` where clean twins differ.
 
-    def watch(done: int, total: int, row: ReplicaRow | None) -> None:
-        told(done, total, row)
-        if row is not None and str(row.replica.switches) == CONTROL:
-            twins.append(row)
-            check_control(twins, asked.spec.workload)  # at once: what follows would be worth nothing
+    ``how``: jobs, executor and so on, see `run_replicas`.
+    """
 
-    def looks(training: str) -> Iterator[Look]:
-        return looks_at(asked, store, training)
+    def check() -> None:
+        check_control(list(store.of(Switches())), asked.spec.workload)  # what follows would be worth nothing
 
-    training, _ = run_replicas(asked.spec, asked.wanted, store, jobs=jobs, deadline=deadline, told=watch, looks=looks)
-    return read_noise(asked, store, training, command)
+    def looks() -> Iterator[Look]:
+        return looks_at(asked, store)
+
+    question = AskedFor(tuple(map(str, asked.variants)), asked.replicas)
+    run_replicas(asked.spec, asked.wanted, store, asked_for=question, check=check, looks=looks, **how)
+    return read_noise(asked, store)
 
 
-def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = "") -> NoiseResult:
+def read_noise(asked: Asked, store: ReplicaStore) -> NoiseResult:
     """The result from what is stored alone."""
-    trained = store.trained(training)
-    missing = set(asked.wanted(trained)) - store.done(training)
+    trained = store.description
+    missing = set(asked.wanted(trained)) - store.replicas()
     if missing:
         first = min(missing, key=lambda replica: (str(replica.switches), replica.number))
         raise UsageError(
             f"{store.path} lacks replica {first} of {trained.name}; run the study, which makes what is missing"
         )
-    clean = list(store.rows(training, Switches(), asked.count(Switches())))
+    clean = list(store.of(Switches(), asked.count(Switches())))
     check_control(clean, asked.spec.workload)
     twin, found, variants = clean[0], [], []
     for switches in asked.possible(trained):
         name = name_of(switches)
-        rows = list(store.rows(training, switches, asked.count(switches)))
+        rows = list(store.of(switches, asked.count(switches)))
         found.append((name, rows))
         variants.append(
-            replace(
-                measure(name, switches, rows, twin, trained, store, training, asked.spec.every, asked.confidence),
-                first=first_seen(rows, twin, store, training),
-            )
+            replace(measure(name, switches, rows, twin, store, asked.confidence), first=first_seen(rows, twin, store))
         )
     seconds, cpu_seconds = store.usage()
     return NoiseResult(
         workload=trained.name,
-        command=command,
+        command=store.budget()[1],
         spec={**asdict(asked.spec), "variants": [str(s) for s in asked.variants], "replicas": asked.replicas},
         seed=asked.spec.seed,
-        training=training,
+        training=trained.campaign,
         steps=trained.steps,
         samples=len(trained.labels),
         parameters=trained.parameters,
@@ -169,7 +159,7 @@ def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = 
         level=asked.level,
         smallest_p=1 / (asked.replicas + 1),
         variants=tuple(variants),
-        effects=tuple(_effect(part, trained, store, training) for part in asked.parts()),
+        effects=tuple(_effect(part, trained, store) for part in asked.parts()),
         matrix=churn_matrix(found or [(CONTROL, clean)]),
         curves=tuple(loss_spread(name, rows) for name, rows in found if any(not same(row, rows[0]) for row in rows)),
         store=str(store.path),
@@ -182,36 +172,29 @@ def read_noise(asked: Asked, store: ReplicaStore, training: str, command: str = 
     )
 
 
-def asked_of(store: ReplicaStore, training: str, confidence: float) -> Asked:
-    """The question that a store answers: the sets of switches with the most replicas, and the clean twin's.
-
-    Raises ``UsageError`` where there are fewer replicas than a study needs.
-    """
-    counts = Counter(replica.switches for replica in store.done(training))
-    most = max((count for switches, count in counts.items() if switches.varies), default=REPEATS)
-    chosen = [switches for switches, count in counts.items() if switches.varies and count == most]
-    named = [switches for switches in VARIANTS.values() if switches in chosen]
-    others = sorted((switches for switches in chosen if switches not in named), key=str)
-    return Asked(store.spec(training), (Switches(), *named, *others), most, confidence)
+def asked_of(store: ReplicaStore, confidence: float = 0.95) -> Asked:
+    """The question that was asked of a store last; raises ``UsageError`` where none was."""
+    found: list[AskedFor] = store.records(ASKED)
+    if not found:
+        raise UsageError(f"{store.path} does not say which replicas were asked for; run unsilent noise again")
+    return Asked(store.spec, tuple(map(Switches.parse, found[-1].variants)), found[-1].replicas, confidence)
 
 
-def looks_at(asked: Asked, store: ReplicaStore, training: str) -> Iterator[Look]:
+def looks_at(asked: Asked, store: ReplicaStore) -> Iterator[Look]:
     """The steps at which runs part: of each variant, and of each switch alone, the replica that parts first, and the twin."""
-    trained = store.trained(training)
-    twin = next(store.rows(training, Switches(), 1))
-    for switches in dict.fromkeys([*asked.possible(trained), *asked.parts()]):
-        rows = list(store.rows(training, switches, asked.count(switches)))
+    twin = store.twin()
+    for switches in dict.fromkeys([*asked.possible(store.description), *asked.parts()]):
+        rows = list(store.of(switches, asked.count(switches)))
         if asked.spec.every == 1 and (look := parts_first(rows, twin)) is not None:
             yield look
             yield look._replace(replica=twin.replica)
 
 
-def _effect(part: Switches, trained: Trained, store: ReplicaStore, training: str) -> Effect:
-    found = effect(part, trained, store, training)
+def _effect(part: Switches, trained: Trained, store: ReplicaStore) -> Effect:
+    found = effect(part, trained, store)
     if not found.changes:
         return found
-    twin = next(store.rows(training, Switches(), 1))
-    return replace(found, first=first_seen(list(store.rows(training, part, RACES)), twin, store, training))
+    return replace(found, first=first_seen(list(store.of(part, RACES)), store.twin(), store))
 
 
 def name_of(switches: Switches) -> str:
@@ -246,7 +229,7 @@ def _where(one: ReplicaRow, other: ReplicaRow) -> str:
         found.append(f"in the loss from step {losses} on")
     if weights is not None:
         found.append(f"in the weights from hash {weights} of {len(one.hashes)} on")
-    pairs = zip(one.finals, other.finals, strict=False)
+    pairs = zip(json.loads(one.finals), json.loads(other.finals), strict=False)
     tensor = next((mine[0] for mine, theirs in pairs if mine != theirs), None)
     if tensor is not None:
         found.append(f"at the end first in {tensor}")
@@ -257,7 +240,7 @@ def _notes(asked: Asked, trained: Trained, rows: Sequence[ReplicaRow]) -> Iterat
     for switches in asked.variants:
         if why := _left_out(switches, trained):
             yield f"{name_of(switches)} was not run: {why}"
-    yield from sorted({note for row in rows for note in row.notes})
+    yield from sorted({note for row in rows for note in row.notes_list()})
     if any("within" in switches for switches in asked.variants) and trained.draws:
         yield (
             "forward passes of this training draw random numbers by the place in the batch, so in-batch permutations (IMPL) also "

@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
+from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Ending, Thresholds
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, Trained, run_replicas
 from unsilent.replicas.floors import ACCURACY, CHURN, LOSS, Floor
-from unsilent.replicas.run import Told
+from unsilent.replicas.kind import AskedFor
 from unsilent.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS
 from unsilent.statistics.floor import judge
 from unsilent.statistics.nulls import Compared, Measure, Null
@@ -42,7 +43,7 @@ def run_floors(
     count: int = LEAST,
     *,
     jobs: int = 1,
-    told: Told = lambda done, total, row: None,
+    observer: Observer | None = None,
 ) -> Floors:
     """Run the replicas that the store lacks, ``count`` of each floor, and compare them with their clean twin.
 
@@ -62,14 +63,15 @@ def run_floors(
         floors = (Replica(switches, number) for switches in (implementation, SEEDS) for number in range(count))
         return [Replica(Switches(), 0), *floors]
 
-    training, _ = run_replicas(replica_spec(spec), wanted, store, jobs=jobs, told=told)
-    return Floors(*(_values(spec, store, training, switches, count) for switches in (implementation, SEEDS)))
+    asked = AskedFor((str(implementation), str(SEEDS)), count)
+    run_replicas(replica_spec(spec), wanted, store, jobs=jobs, observer=observer, asked_for=asked)
+    return Floors(*(_values(spec, store, switches, count) for switches in (implementation, SEEDS)))
 
 
-def _values(spec: TrainingSpec, store: ReplicaStore, training: str, switches: Switches, count: int) -> FloorValues:
-    floor = Floor(store, training, switches)
+def _values(spec: TrainingSpec, store: ReplicaStore, switches: Switches, count: int) -> FloorValues:
+    floor = Floor(store, switches)
     null = floor.null(range(count))
-    rows = list(store.rows(training, switches, count))
+    rows = list(store.of(switches, count))
     windows = [_windowed(row.losses) - _windowed(floor.twin.losses) for row in rows]
     band = np.abs(np.array(windows)).max(0)
     if not np.isfinite(band).all():
