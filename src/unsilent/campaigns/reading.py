@@ -6,6 +6,7 @@ import json
 import shlex
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, Protocol, TypeGuard, TypeVar
 
 from unsilent.campaigns.spec import TrialId
@@ -91,14 +92,20 @@ def stored_json(value: Any) -> str:
 
 def parsed(kind: type[T], text: Any, what: str) -> T:
     """A record from its JSON; raises ``Damaged``, which names ``what``."""
-    from pydantic import TypeAdapter, ValidationError
-
     if not isinstance(text, str):
         raise Damaged(f"its {what} is no text")
     try:
-        return TypeAdapter(kind).validate_json(text)
-    except (ValidationError, RecursionError, ValueError) as error:
+        found: T = _adapter(kind).validate_json(text)
+    except (RecursionError, ValueError) as error:
         raise Damaged(f"its {what} cannot be read: {shown(str(error).splitlines()[-1].strip())}") from None
+    return found
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def ascending(rows: Iterable[R]) -> Iterator[R]:

@@ -101,7 +101,11 @@ def check_row(row: ReplicaRow, found: Trained) -> None:
         read_look(row.seen)
         if asked.step >= found.steps:
             raise Damaged("is at no step of its training")
+        if (row.finals, row.metrics, row.dtype, row.notes) != ("[]", "{}", "", "[]"):
+            raise Damaged("is a look with the end of a run")
         return
+    if row.seen:
+        raise Damaged("is a run with a look at one step")
     finals = parsed(list[tuple[str, str]], row.finals, "final state")
     if not all(_HASH.fullmatch(value) for _, value in finals):
         raise Damaged("has a hash of its final state that is none")
