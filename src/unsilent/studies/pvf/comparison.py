@@ -19,17 +19,15 @@ from unsilent.campaigns.spec import differences as changed
 from unsilent.campaigns.spec import value_text
 from unsilent.errors import UsageError
 from unsilent.interval import PART
+from unsilent.outcomes.tallies import Question, Sample
 from unsilent.statistics import Interval
 from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio
 from unsilent.statistics.looks import confidence_at
-from unsilent.studies.pvf.analysis import analyse, dtype_of, reading
-from unsilent.studies.pvf.hits import single_hits
+from unsilent.studies.pvf.analysis import analyse, dtype_of, reading, single_hits
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfResult, PvfRow
-from unsilent.studies.pvf.rows import Group, layer_groups, target_groups
+from unsilent.studies.pvf.rows import Group, Stored, layer_groups, target_groups
 from unsilent.studies.pvf.spec import TrialRow
-from unsilent.studies.pvf.stored import Stored
-from unsilent.studies.pvf.tallies import Question, Sample
 
 Key = tuple[str, str, str, int | None]
 LEAST_CONFIDENCE = 0.5

@@ -14,17 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unsilent.campaigns.driver import ROUND
+from unsilent.campaigns.rounds import Cell, CellPlan, current, trials_of
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.errors import UsageError
+from unsilent.outcomes.tallies import Question
 from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.looks import GROWTH, confidence_at, size_at
 from unsilent.statistics.planning import allocate, expected_half_width, foreseen
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import at_flips
-from unsilent.studies.pvf.rounds import Cell, CellPlan, current, trials_of
-from unsilent.studies.pvf.rows import Group, target_groups
-from unsilent.studies.pvf.stored import Stored
-from unsilent.studies.pvf.tallies import Question
+from unsilent.studies.pvf.rows import Group, Stored, target_groups
 
 PILOT = 24
 """Trials of each stratum before anything is decided, at least."""

@@ -1,17 +1,101 @@
-"""Rows of estimates: targets, what they roll up to, and layers seen through where single faults fell."""
+"""Rows of estimates: a store's trials sorted into strata, targets, what they roll up to, and layers seen through where single
+faults fell.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from unsilent.outcomes.base import Outcome
-from unsilent.studies.pvf.hits import SingleHit
+import numpy as np
+
+from unsilent.campaigns.driver import ROUND
+from unsilent.campaigns.rounds import Cell, CellPlan, current
+from unsilent.errors import StoreError, UsageError
+from unsilent.outcomes.base import Outcome, incorrect
+from unsilent.outcomes.tallies import Question, Sample, Tally, Weighed
+from unsilent.statistics import Stratum
+from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfRow
-from unsilent.studies.pvf.spec import TargetInfo, TensorInfo, TrialRow
-from unsilent.studies.pvf.stored import NOTHING, Stored
-from unsilent.studies.pvf.tallies import Question, Sample, Tally, Weighed
+from unsilent.studies.pvf.spec import Description, TargetInfo, TensorInfo, TrialRow
+
+NOTHING = Tally(np.zeros((0, len(Outcome)), np.int64))
+
+
+class Stored:
+    """All trials of a store, read once.
+
+    Attributes:
+        spec, description: of the campaign. rows: by (stratum, flips), numbers ascending. plans: what the last rounds decided.
+    """
+
+    def __init__(self, store: PvfStore, unit: str) -> None:
+        self.spec, self.description = store.spec, store.description
+        self.unit = unit
+        if self.spec.one_batch and unit == "batch" and len(set(self.description.samples)) > 1:
+            raise UsageError(
+                f"--one-batch drew batches by their samples, and this workload's have {_few(self.description.samples)}; per "
+                "batch all would count alike: give --unit sample, or batches of one size"
+            )
+        self.plans: dict[Cell, CellPlan] = current(store.records(ROUND))
+        self.rows: dict[Cell, list[TrialRow]] = {}
+        for row in store.rows():
+            self.rows.setdefault((row.trial.target, row.trial.flips), []).append(row)
+        self._groups = {t.name: t.group for t in self.description.targets}
+        self._tallies: dict[tuple[str, int | None, range | None], Tally] = {}
+
+    @property
+    def trials(self) -> int:
+        """Trials of all strata, pilots included."""
+        return sum(map(len, self.rows.values()))
+
+    def look(self, groups: Iterable[str], flips: int | None) -> int | None:
+        """The last look that all these reported targets have come to; None where they have no plan, or a pilot alone."""
+        plans = [self.plans.get((group, flips)) for group in groups]
+        return min((-1 if p is None or not p.first else p.look for p in plans), default=-1) if any(plans) else None
+
+    def sample(self, targets: Sequence[TargetInfo], flips: int | None) -> Sample:
+        """What counts for a row over these strata: of each as many trials as the least advanced one has looks."""
+        look = self.look((t.group for t in targets), flips)
+        if look == -1:  # a pilot is all there is of some
+            look = None
+        found = []
+        for target in targets:
+            plan = self.plans.get((target.group, flips))
+            which = None if plan is None else plan.counting(target.name, look)
+            centre = plan.centre.get(target.name, 0.0) if plan is not None and look is not None else 0.0
+            found.append(Weighed(target.share, self._tally(target.name, flips, which), centre))
+        if not self.spec.enumerated:
+            return Sample(tuple(found), look)
+        left = tuple(t.slots - len(w.tally.classes) for w, t in zip(found, targets, strict=True))
+        listed = self.spec.faults is not None
+        if not any(left):
+            return Sample(tuple(found), look, "whole list" if listed else "exhaustive")
+        return Sample(tuple(found), look, left=left if listed else ())
+
+    def pilot(self, stratum: str, flips: int | None, upto: int) -> Stratum:
+        """The first trials of a stratum."""
+        return Stratum.of(self._tally(stratum, flips, range(upto)).shares)
+
+    def counts(self, row: TrialRow) -> bool:
+        """Whether a trial counts for estimates at all."""
+        plan = self.plans.get((self._groups[row.trial.target], row.trial.flips))
+        return plan is None or row.trial.k in plan.counting(row.trial.target)
+
+    def _tally(self, stratum: str, flips: int | None, which: range | None) -> Tally:
+        key = (stratum, flips, which)
+        if key not in self._tallies:
+            rows = self.rows.get((stratum, flips), [])
+            codes = [row.codes for row in rows if which is None or row.trial.k in which]
+            self._tallies[key] = Tally.of(codes, self.description.samples, self.unit) if codes else NOTHING
+        return self._tallies[key]
+
+
+def _few(numbers: Sequence[int], most: int = 6) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
 
 
 @dataclass(frozen=True)
@@ -112,7 +196,9 @@ def layer_groups(hits: Sequence[SingleHit], stored: Stored) -> list[Group]:
         strata = tuple(
             Weighed(
                 _share(t, own, stored.spec.law),
-                Tally.of(rows[t.name], description.samples, stored.unit) if t.name in rows else NOTHING,
+                Tally.of([row.codes for row in rows[t.name]], description.samples, stored.unit)
+                if t.name in rows
+                else NOTHING,
             )
             for t in targets
         )
@@ -140,6 +226,48 @@ def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float
         if t.dtype == target.dtype
     )
     return mine / sum(mass.values())
+
+
+@dataclass(frozen=True)
+class SingleHit:
+    """One trial whose faults were exactly one element of one tensor; ``bit`` when exactly one bit of it was flipped."""
+
+    row: TrialRow
+    tensor: TensorInfo
+    element: int
+    bit: int | None
+
+    def incorrect(self, samples: Sequence[int], unit: str) -> tuple[int, int]:
+        """Incorrect units and units of this trial."""
+        codes = np.frombuffer(self.row.codes, np.uint8)
+        ran = codes != Outcome.SPARED
+        if unit == "sample":
+            return int(incorrect(codes).sum()), int(ran.sum())
+        firsts = np.cumsum([0, *samples[:-1]])
+        return self.row.incorrect_batches, int(ran[firsts].sum())
+
+
+def single_hits(rows: Iterable[TrialRow], description: Description) -> list[SingleHit]:
+    """The trials of ``rows`` that struck one element."""
+    tensors = {(t.site, t.dtype): t for t in description.tensors}
+    found = []
+    for row in rows:
+        if row.trial.flips not in (1, None):
+            continue
+        try:
+            faults = json.loads(row.faults)
+            if not isinstance(faults, list) or len(faults) != 1 or len(faults[0]["elements"]) != 1:
+                continue
+            fault = faults[0]
+            mask = int(fault["operands"][0], 16) if fault["operation"] == "xor" else 0
+            bit = mask.bit_length() - 1 if mask.bit_count() == 1 else None
+            tensor, element = tensors[fault["site"], fault["dtype"]], int(fault["elements"][0])
+            if not 0 <= element < prod(tensor.shape) or (bit is not None and bit >= tensor.width):
+                raise ValueError("outside of its tensor")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StoreError(f"the store is damaged: the fault of trial {row.trial} cannot be read ({error})") from None
+        found.append(SingleHit(row, tensor, element, bit))
+    return found
 
 
 def make_rows(groups: Iterable[Group], question: Question) -> list[PvfRow]:

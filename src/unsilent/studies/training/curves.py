@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from unsilent.report.look import SERIES_COLOURS, Figure, figure, label
+from unsilent.report.look import SERIES_COLOURS, Figure, figure, label, upright
 from unsilent.studies.training.records import Curve, TrainingResult
 
 GOLDEN = "#B4BFCB"
@@ -159,9 +159,7 @@ def _bare(curves: Sequence[Curve]) -> Figure:
 
 def _strikes(curves: Sequence[Curve]) -> list[Figure]:
     """A dotted line at each fault's step, in the colour of its example."""
-    common = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
-    lines = [{"color": _EXAMPLES[i % len(_EXAMPLES)], "width": 1, "dash": "dot"} for i in range(len(curves))]
-    return [{**common, "x0": c.step, "x1": c.step, "line": line} for c, line in zip(curves, lines, strict=True)]
+    return [upright(curve.step, _EXAMPLES[i % len(_EXAMPLES)], 1, dash="dot") for i, curve in enumerate(curves)]
 
 
 def _number(value: float | None) -> str:

@@ -8,16 +8,23 @@ from typing import Any
 
 from unsilent.interval import Interval
 from unsilent.report.estimates import NOTHING, Dots, cells, dot_traces, limits_text, rows_axis, share_cells
-from unsilent.report.look import INK, SERIES_COLOURS, Figure, figure, label
+from unsilent.report.look import INK, SERIES_COLOURS, Figure, figure, label, upright
 from unsilent.report.model import Column, Heading, Part, Plot, Report, Row, Section, Shown, Table
 from unsilent.report.text import chance, clean, counted, factor, flips_count, flips_text, short, shown, signed
 from unsilent.studies.pvf.comparison import ComparedRow, Comparison, Estimated
-from unsilent.studies.pvf.records import PvfRow
-from unsilent.studies.pvf.report.figures import BARS
-from unsilent.studies.pvf.report.report import terminal_tables
-from unsilent.studies.pvf.report.rows import EVERYTHING, TOP, at_level, first_flips, itself, layers, main_level, name_of
-from unsilent.studies.pvf.report.sentences import meaning
-from unsilent.studies.pvf.report.words import common_facts
+from unsilent.studies.pvf.records import (
+    EVERYTHING,
+    TOP,
+    PvfRow,
+    at_level,
+    first_flips,
+    itself,
+    layers,
+    main_level,
+    name_of,
+)
+from unsilent.studies.pvf.report import BARS, terminal_tables
+from unsilent.studies.pvf.words import common_facts, meaning
 
 SCHEMA = "unsilent/comparison/1"
 NAMED = 4
@@ -337,10 +344,16 @@ def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
         symbols = ["diamond" if rows[i].paired else "circle" for i in mine]
         if mine:
             traces += dot_traces(Dots(name, colour, symbols, [(i, points[i], _hover(rows[i])) for i in mine]))
-    zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper", "line": {"color": INK, "width": 1.2}}
     title = {"text": "← lower in B · percentage points · higher in B →"}
     xaxis = {"range": [min(ends) - edge, max(ends) + edge], "title": title}
-    return figure(traces, 112 + 32 * len(rows), showlegend=True, shapes=[zero], xaxis=xaxis, yaxis=rows_axis(names))
+    return figure(
+        traces,
+        112 + 32 * len(rows),
+        showlegend=True,
+        shapes=[upright(0, INK, 1.2)],
+        xaxis=xaxis,
+        yaxis=rows_axis(names),
+    )
 
 
 def _in_points(row: ComparedRow) -> Estimated:

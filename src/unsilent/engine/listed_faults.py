@@ -14,15 +14,13 @@ import numpy as np
 import xxhash
 from torch import nn
 
-from unsilent.campaigns.spec import TrialId
-from unsilent.engine import PlainEngine
+from unsilent.engine.plain import PlainEngine
 from unsilent.errors import UsageError
 from unsilent.faults import Fault, Region
 from unsilent.faults.lists import Entry, Tensors, read_entries, read_file, resolve
 from unsilent.faults.naming import SiteName, is_transient, parse_site
 from unsilent.sites.modules import named_modules
 from unsilent.sites.targets import LEVELS, Target, component_of
-from unsilent.studies.pvf.spec import CampaignSpec
 
 KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d, "fcc": nn.Linear}
 """Layers that a list may count, by the names that lists have for them."""
@@ -30,8 +28,12 @@ KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d
 Faults = tuple[Fault, ...]
 
 
-class GivenFaults:
-    """The faults of ``spec.faults``.
+class ListedFaults:
+    """The faults of a file.
+
+    Args:
+        path: of the list. kind: the format, None where the content says it. per: what a target is. components: name -> modules.
+        most_elements: that the faults of a trial may have.
 
     Attributes:
         targets: what they fall in, with the elements they touch as regions. regions: all of these.
@@ -42,23 +44,28 @@ class GivenFaults:
     """
 
     def __init__(
-        self, spec: CampaignSpec, engine: PlainEngine, components: Mapping[str, Sequence[str]], most_elements: int
+        self,
+        path: str,
+        kind: str | None,
+        per: str,
+        engine: PlainEngine,
+        components: Mapping[str, Sequence[str]],
+        most_elements: int,
     ) -> None:
-        assert spec.faults is not None
-        content, name = read_file(spec.faults), spec.faults
+        content = read_file(path)
         self.digest = xxhash.xxh3_128_hexdigest(content)
-        entries = list(read_entries(content, name, spec.faults_as))
+        entries = list(read_entries(content, path, kind))
         tensors = _tensors(engine, entries)
         found: dict[str, list[Faults]] = {}
         owners: dict[str, Target] = {}
         touched: dict[str, dict[tuple[Any, ...], list[Fault]]] = {}
         for entry in entries:
-            faults = resolve(entry, tensors, name)
+            faults = resolve(entry, tensors, path)
             if (size := sum(map(len, faults))) > most_elements:
                 raise UsageError(
-                    f"{name} {entry.place}: strikes {size:,} elements, of which {most_elements:,} are stored; strike fewer"
+                    f"{path} {entry.place}: strikes {size:,} elements, of which {most_elements:,} are stored; strike fewer"
                 )
-            owner = _owner(faults, components, spec.per)
+            owner = _owner(faults, components, per)
             owners.setdefault(owner.name, owner)
             found.setdefault(owner.name, []).append(faults)
             for fault in faults:
@@ -84,14 +91,10 @@ class GivenFaults:
         """How many faults fall in a target."""
         return len(self._faults[target])
 
-    def of(self, trial: TrialId) -> tuple[int | None, Faults]:
-        """The batch that is struck (None: all of them) and the faults of a trial; raises ``UsageError`` where there is none."""
-        mine = self._faults[trial.target]
-        if not 0 <= trial.k < len(mine):
-            raise UsageError(
-                f"trial {trial} is not there; {trial.target!r} has {len(mine)} listed faults, numbered from 0"
-            )
-        return mine[trial.k][0].step, mine[trial.k]
+    def of(self, target: str, number: int) -> tuple[int | None, Faults]:
+        """The batch that is struck (None: all of them) and the faults of a target's trial, from 0."""
+        faults = self._faults[target][number]
+        return faults[0].step, faults
 
 
 def _tensors(engine: PlainEngine, entries: Sequence[Entry]) -> Tensors:

@@ -1,20 +1,58 @@
-"""The report of parameter vulnerability: sentences, tables and figures of a `PvfResult`."""
+"""The report of parameter vulnerability: tables, sections, and figures as plain plotly dicts.
+
+Nothing with trials is dropped silently (what is left out is counted or named); an estimate of zero stays a point, marked as an
+upper limit; no data is None, never zero.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import html
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from unsilent.interval import Interval
-from unsilent.report.estimates import NOTHING, cells, share_cells
+from unsilent.report.estimates import (
+    NOTHING,
+    Dots,
+    bottom_of,
+    cells,
+    dot_traces,
+    share_axis,
+    share_cells,
+    shares_figure,
+)
+from unsilent.report.heat import HeatMap, heat_figures
+from unsilent.report.look import (
+    MARKERS,
+    MODEL_COLOUR,
+    OUTCOME_COLOURS,
+    OUTCOME_NAMES,
+    SERIES_COLOURS,
+    Figure,
+    figure,
+    label,
+    labels,
+    percent,
+)
 from unsilent.report.model import Cell, Column, Heading, Part, Plot, Report, Row, Section, Shown, Table, Text
-from unsilent.report.text import amount, counted, flips_count, part, share
-from unsilent.studies.pvf.records import HeatMap, PvfResult, PvfRow
-from unsilent.studies.pvf.report import figures as drawing
-from unsilent.studies.pvf.report import words
-from unsilent.studies.pvf.report.fit import NEEDS, FitRow, check_rate, fit_of, fit_rows
-from unsilent.studies.pvf.report.rows import TOP, at_level, itself, layers, main_level, name_of, rank
-from unsilent.studies.pvf.report.sentences import headline, meaning
+from unsilent.report.text import amount, counted, flips_count, flips_text, part, share, shown
+from unsilent.studies.pvf import words
+from unsilent.studies.pvf.analysis import NEEDS, FitRow, check_rate, fit_of, fit_rows
+from unsilent.studies.pvf.records import (
+    TOP,
+    LookupRow,
+    PvfResult,
+    PvfRow,
+    at_level,
+    itself,
+    layers,
+    main_level,
+    name_of,
+    rank,
+)
+from unsilent.studies.pvf.words import headline, meaning
 
 SCHEMA = "unsilent/pvf/1"
 IN_TERMINAL = ("target", "flips", "{} %", "interval %", "n", "silent %", "due %")
@@ -163,41 +201,37 @@ def _lookup_table(result: PvfResult) -> Table:
 
 def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> Iterator[Section]:
     measure, level = result.measure, main_level(result)
-    lines = drawing.curves(result)
+    lines = curves(result)
     plots: list[Part] = []
     if lines.series:
-        plots = [Plot("curves", f"{measure} by {level}", drawing.curves_figure(lines, measure))]
+        plots = [Plot("curves", f"{measure} by {level}", curves_figure(lines, measure))]
     against = " against the number of flips" if len(lines.flips) > 1 else ""
     yield Section(f"{measure} by {level}{against}", words.curves_lead(result, lines), (*plots, *_terminal(result)))
-    maps = drawing.heat_figures(result)
+    maps = heat_figures(result.heat_maps, measure)
     if maps:
         parts: list[Part] = []
-        for number, (heat, figure) in enumerate(maps):
+        for number, (heat, plot) in enumerate(maps):
             parts += [Heading(heat.dtype, counted(heat.trials, "trial"))] if len(maps) > 1 else []
-            parts.append(Plot(f"heat-{number}", f"{measure} by layer and bit position, {heat.dtype}", figure))
+            parts.append(Plot(f"heat-{number}", f"{measure} by layer and bit position, {heat.dtype}", plot))
         yield Section(f"{measure} by layer and bit position", words.heat_lead(result, len(maps)), tuple(parts))
-    if splits := drawing.outcome_split(result):
-        units, left = words.units(result), drawing.split_rows(result)[1]
-        figure = drawing.split_figure(splits, f"share of {units}")
-        parts = [Plot("outcomes", "Outcomes by target and number of flips", figure)]
-        if dues := drawing.due_split(result):
-            figure = drawing.split_figure(dues, f"share of incorrect {units}")
+    if splits := outcome_split(result):
+        units, left = words.units(result), split_rows(result)[1]
+        plot = split_figure(splits, f"share of {units}")
+        parts = [Plot("outcomes", "Outcomes by target and number of flips", plot)]
+        if dues := due_split(result):
+            plot = split_figure(dues, f"share of incorrect {units}")
             parts.append(Heading("Of the wrong outputs: silent or detectable, and how"))
-            parts.append(Plot("due", "Silent and detectable share of wrong outputs", figure))
+            parts.append(Plot("due", "Silent and detectable share of wrong outputs", plot))
         lead = words.ENDED.format(measure)
-        lead += (
-            f" The {drawing.BARS} most vulnerable rows are drawn; {left} more are in the table of all rows."
-            if left
-            else ""
-        )
+        lead += f" The {BARS} most vulnerable rows are drawn; {left} more are in the table of all rows." if left else ""
         yield Section("How trials ended", lead, tuple(parts))
     if not result.transient:
         yield _fit_section(fit_per_bit, fits)
     if result.lookups:
         parts = [_lookup_table(result)]
         if any(row.estimate is not None for row in result.lookups):
-            figure = drawing.lookup_figure(result.lookups, measure)
-            parts.append(Plot("lookups", f"{measure} of hot and cold embedding rows", figure))
+            plot = lookup_figure(result.lookups, measure)
+            parts.append(Plot("lookups", f"{measure} of hot and cold embedding rows", plot))
         yield Section("Hot and cold embedding rows", words.LOOKUPS, tuple(parts))
     own = itself(result.rows)
     rows = tuple(_row(row, own) for row in result.rows)
@@ -220,3 +254,158 @@ def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
         "widths: PVF is uniform over elements, the raw rate over bits."
     )
     return Section("FIT estimate", lead, (_fit_table(fits, fit_per_bit),))
+
+
+SERIES = 8
+"""Lines that one figure can tell apart."""
+BARS = 40
+"""Bars that one figure can hold."""
+
+
+# -- against the number of flips ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What is drawn: targets with their rows, the model last; how many targets are left out, and which no trial struck."""
+
+    series: Mapping[str, Sequence[PvfRow]]
+    left_out: int
+    missing: tuple[str, ...]
+
+    @property
+    def flips(self) -> list[int]:
+        """Numbers of flips, ascending."""
+        return sorted({row.flips for rows in self.series.values() for row in rows if row.flips is not None})
+
+    @property
+    def drawn(self) -> int:
+        """Targets beside the model."""
+        return sum(rows[0].level != "model" for rows in self.series.values())
+
+
+def curves(result: PvfResult) -> Curves:
+    """Rows of the main level (the `SERIES` - 1 most vulnerable targets) and of the model."""
+    level = main_level(result)
+    named = _series(at_level(result.rows, level)) if level != "model" else {}
+    missing = sorted({row.target for row in at_level(result.rows, level) if row.estimate is None})
+    ranked = sorted(named, key=lambda name: max(map(rank, named[name])), reverse=True)[: SERIES - 1]
+    kept = {name: rows for name, rows in named.items() if name in ranked} | _series(at_level(result.rows, "model"))
+    return Curves(kept, len(named) - len(ranked), tuple(missing))
+
+
+def _series(rows: Sequence[PvfRow]) -> dict[str, list[PvfRow]]:
+    found: dict[str, list[PvfRow]] = {}
+    for row in rows:
+        if row.estimate is not None:
+            found.setdefault(row.target, []).append(row)
+    return found
+
+
+def curves_figure(lines: Curves, measure: str) -> Figure:
+    """Estimates against flips on two logarithmic axes, or one dot per target where there is only one number of flips."""
+    every = list(enumerate(lines.series.items()))
+    looks = [_look(i, rows[0]) for i, (_, rows) in every]
+    hover = [[_hover(name, row, measure) for row in rows] for _, (name, rows) in every]
+    flips = lines.flips
+    if len(flips) < 2:
+        dots = [
+            Dots("", *looks[i], [(i, *pair) for pair in zip(rows, hover[i], strict=True)]) for i, (_, rows) in every
+        ]
+        return shares_figure(dots, list(lines.series), measure)
+    bottom = bottom_of([row for rows in lines.series.values() for row in rows])
+    traces = []
+    for i, (name, rows) in every:
+        # Shifted a little along x, or the error bars of all series would lie on each other.
+        shift = 1.035 ** (i - (len(every) - 1) / 2)
+        places = [
+            (row.flips * shift, row, told) for row, told in zip(rows, hover[i], strict=True) if row.flips is not None
+        ]
+        mine = dot_traces(Dots(label(name), *looks[i], places), bottom, "y")
+        line = {"color": looks[i][0], "width": 2, **({"dash": "dash"} if rows[0].level == "model" else {})}
+        mine[0] |= {"mode": "lines+markers", "line": line}
+        traces += [{**trace, "legendgroup": str(i)} for trace in mine]
+    ends = [math.log10(flips[0]) - 0.12, math.log10(flips[-1]) + 0.12]
+    axis = {"type": "log", "range": ends, "tickvals": flips, "ticktext": [f"{f:,}" for f in flips]}
+    title = {"title": {"text": "flipped bits per fault"}}
+    return figure(traces, 440, xaxis=axis | title, yaxis=share_axis(bottom, measure))
+
+
+def _look(index: int, row: PvfRow) -> tuple[str, str]:
+    if row.level == "model":
+        return MODEL_COLOUR, "circle-open"
+    return SERIES_COLOURS[index % len(SERIES_COLOURS)], MARKERS[index % len(MARKERS)]
+
+
+def _hover(name: str, row: PvfRow | LookupRow, measure: str) -> str:
+    text = shown(row.estimate, row.low, row.high)
+    limits = "" if row.estimate == 0 else f" {text.limits}"
+    # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
+    value = html.escape(f"{text.estimate} %{limits}", quote=False)
+    flips = f" · {flips_text(row.flips)}" if isinstance(row, PvfRow) else ""
+    return f"<b>{label(name, 60)}</b>{flips}<br>{measure} {value}<br>n = {row.n:,} faults"
+
+
+def lookup_figure(lookups: Sequence[LookupRow], measure: str) -> Figure:
+    """Embedding rows by how often they are looked up, with limits."""
+    rows = [row for row in lookups if row.estimate is not None]
+    places = [(float(i), row, _hover(row.heat, row, measure)) for i, row in enumerate(rows)]
+    dots = Dots("", SERIES_COLOURS[0], "circle", places)
+    return shares_figure([dots], [row.heat for row in rows], measure)
+
+
+# -- how trials ended --------------------------------------------------------------------------------------------------
+
+Split = tuple[PvfRow, dict[str, float]]
+"""A row, and its units by how they ended: shares weighted by the law, or counts."""
+
+
+def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
+    """The rows of the main level whose outcomes are drawn (at most `BARS`, the most vulnerable), and how many are not.
+
+    The model is left out where its parts are shown: its counts pool strata that were not sampled in proportion.
+    """
+    rows = [row for row in at_level(result.rows, main_level(result)) if row.units > 0]
+    least = sorted(map(rank, rows), reverse=True)[:BARS][-1:]
+    kept = [row for row in rows if rank(row) >= least[0]][:BARS]
+    return kept, len(rows) - len(kept)
+
+
+def outcome_split(result: PvfResult) -> list[Split]:
+    """Masked, benign, silent and detectable units of each row drawn."""
+    found = []
+    for row in split_rows(result)[0]:
+        counts: Mapping[str, float] = row.mix or {"masked": row.masked, "benign": row.benign, "sdc": row.sdc}
+        due = sum(row.mix[kind] for kind in row.due_kinds) if row.mix else row.due
+        found.append((row, {kind: float(counts[kind]) for kind in ("masked", "benign", "sdc")} | {"due": float(due)}))
+    return found
+
+
+def due_split(result: PvfResult) -> list[Split]:
+    """Incorrect units only: silent against each kind of detectable error; rows without one are left out."""
+    rows = [row for row in split_rows(result)[0] if row.sdc + row.due > 0]
+    kinds = ("sdc", *dict.fromkeys(kind for row in rows for kind in row.due_kinds))
+    whole = [row.mix or {"sdc": row.sdc, **row.due_kinds} for row in rows]
+    return [(row, {kind: float(of.get(kind, 0)) for kind in kinds}) for row, of in zip(rows, whole, strict=True)]
+
+
+def split_figure(splits: Sequence[Split], axis: str) -> Figure:
+    """Stacked bars of shares, one bar per target and number of flips, first at the top."""
+    names = labels([row.target for row, _ in splits], 22)
+    counts = ["" if row.flips is None else f" · {row.flips:,}" for row, _ in splits]
+    ticks = [0, 0.25, 0.5, 0.75, 1]
+    traces = [_bars(splits, kind) for kind in splits[0][1] if any(found[kind] for _, found in splits)]
+    xaxis = {"range": [0, 1], "tickvals": ticks, "ticktext": [percent(t) for t in ticks], "title": {"text": axis}}
+    yaxis = {"tickvals": list(range(len(splits))), "ticktext": [a + b for a, b in zip(names, counts, strict=True)]}
+    yaxis |= {"range": [len(splits) - 0.4, -0.6], "showgrid": False, "automargin": True}
+    more = {"barmode": "stack", "showlegend": True, "bargap": 0.25}
+    return figure(traces, 120 + 24 * len(splits), xaxis=xaxis, yaxis=yaxis, **more)
+
+
+def _bars(splits: Sequence[Split], kind: str) -> Figure:
+    name = OUTCOME_NAMES.get(kind, label(kind))
+    parts = [counts[kind] / sum(counts.values()) for _, counts in splits]
+    heads = [f"<b>{label(row.target, 60)}</b> · {flips_text(row.flips)}" for row, _ in splits]
+    hover = [f"{head}<br>{name}: {100 * x:.3g} %" for head, x in zip(heads, parts, strict=True)]
+    look = {"marker": {"color": OUTCOME_COLOURS.get(kind, "#7A5C3E")}, "hoverinfo": "text", "hovertext": hover}
+    return {"type": "bar", "orientation": "h", "name": name, "y": list(range(len(splits))), "x": parts, **look}
