@@ -11,32 +11,39 @@ from unsilent.interval import counted as certain
 from unsilent.report.estimates import share_cells
 from unsilent.report.model import Column, Grid, Heading, Mark, Part, Plot, Report, Row, Section, Shown, Table, Text
 from unsilent.report.text import clean, counted, short, shown
-from unsilent.studies.training.cells import (
+from unsilent.studies.training.conditions import MOST, conditions_figure, drawn
+from unsilent.studies.training.figures import (
+    DIFFERENT,
+    GOLDEN,
+    HARM,
+    LATENT,
+    ROWS,
+    classes_figure,
+    curve_figures,
+    group_figures,
+    guard_figure,
+    look,
+    parts_figure,
+    stroke,
+)
+from unsilent.studies.training.records import Caught, Curve, Group, Point, TrainingResult
+from unsilent.studies.training.sentences import (
+    FACTOR,
     KINDS,
     counts_text,
     example,
+    findings,
+    headline,
+    how,
+    least_accuracy,
     ordered_groups,
     plainly,
+    pvf_text,
     seen,
     thresholds,
     told,
     worst_first,
 )
-from unsilent.studies.training.conditions_figure import MOST, conditions_figure, drawn
-from unsilent.studies.training.curves import GOLDEN, curve_figures, stroke
-from unsilent.studies.training.figures import (
-    DIFFERENT,
-    HARM,
-    LATENT,
-    ROWS,
-    classes_figure,
-    group_figures,
-    guard_figure,
-    look,
-    parts_figure,
-)
-from unsilent.studies.training.records import Caught, Curve, Group, Point, TrainingResult
-from unsilent.studies.training.sentences import FACTOR, findings, headline, how, least_accuracy, pvf_text
 from unsilent.studies.training.spec import WATCHED
 
 SCHEMA = "unsilent/training/1"
