@@ -63,42 +63,32 @@ def _analysed(store: PvfStore, question: Question) -> PvfResult:
     planned = PVF.size(store)
     if stored.trials >= planned:  # all parts are there, whichever of them this store was asked for last
         asked = without_shard(asked)
-    command = (
-        " ".join([asked, *reading(question, Question().of(spec.transient))]) if asked.startswith("unsilent ") else asked
-    )
+    if asked.startswith("unsilent "):
+        asked = " ".join([asked, *reading(question, Question().of(spec.transient))])
     seconds, cpu = store.usage()
     return PvfResult(
-        workload=spec.workload,
-        info=description.info,
+        **{name: getattr(spec, name) for name in ("workload", "per", "law", "seed", "threads", "transient")},
+        **{name: getattr(description, name) for name in ("info", "judge", "campaign", "golden_seconds", "versions")},
         fault=spec.fault if spec.faults is None else f"{spec.fault} {PurePath(spec.faults).name}",
         at=" ".join(spec.at),
-        per=spec.per,
-        law=spec.law,
         unit=unit,
-        judge=description.judge,
-        seed=spec.seed,
         confidence=question.confidence,
         spec=spec.to_json(),
-        command=command,
+        command=asked,
         store=str(store.path),
-        campaign=description.campaign,
         samples=sum(description.samples),
         batches=len(description.samples),
         trials_done=stored.trials,
         trials_planned=planned,
         seconds=seconds,
         cpu_seconds=cpu,
-        golden_seconds=description.golden_seconds,
-        versions=description.versions,
         device=description.fingerprint.get("device", spec.device),
         dtype=dtype_of(spec, description),
-        threads=spec.threads,
         rows=tuple(rows),
         heat_maps=heat_maps(hits, description, unit),
         lookups=()
         if spec.strata == "risk" or spec.faults is not None  # such trials are not uniform over rows
         else lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
-        transient=spec.transient,
         notes=(*description.notes, *_notes(rows, spec.transient)),
     )
 

@@ -28,13 +28,14 @@ from unsilent.interval import Interval
 from unsilent.outcomes.tallies import UNITS, Question
 from unsilent.plainfiles import read_plain
 from unsilent.report.estimates import limits_text, share_cells
-from unsilent.report.model import Column, Report, Row, Section, Shown, Table
+from unsilent.report.model import Column, Report, Row, Section, Shown, Table, columns, estimates_table
 from unsilent.report.text import counted, flips_count, flips_text, share, shown
 from unsilent.strictjson import strict
 from unsilent.studies.pvf.analysis import analyse, reading
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import Precision
 from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.words import accuracy_text
 
 SCHEMA = "unsilent-pvf-card"
 VERSION = 1
@@ -300,13 +301,8 @@ def report(card: Card) -> Report:
     )
     lead += f"Bars go from the lower to the upper limit, on a scale from 0 to {100 * most:.3g} %. {POINT}"
     found, known = [_table(card, most, [row for row in rows if row.level != "layer"])], tuple(facts(card))
-    again = Table(
-        (Column(""), Column("", left=True)),
-        tuple(map(Row, known)),
-        "to measure it again",
-        on_page=False,
-        sentence="{0}: {1}",
-    )
+    heads = (Column(""), Column("", left=True))
+    again = Table(heads, tuple(map(Row, known)), "to measure it again", on_page=False, sentence="{0}: {1}")
     return Report(
         schema=SCHEMA,
         kicker="A measurement to share",
@@ -338,28 +334,27 @@ def ordered(card: Card) -> list[CardRow]:
 
 def _estimates(rows: Sequence[CardRow], confidence: float) -> Table:
     names = ("level", "target", "parent", "flips", "", "silent")
-    columns = tuple(Column(name, "text" if name else "estimate") for name in names)
     values = [Interval(r.estimate, r.low, r.high, confidence, r.n, r.method) for r in rows]
-    cells = [
-        (r.level, r.target, r.parent, r.flips, value, r.silent_share) for r, value in zip(rows, values, strict=True)
-    ]
-    return Table(columns, tuple(map(Row, cells)))
+    pairs = zip(rows, values, strict=True)
+    return estimates_table(names, ((r.level, r.target, r.parent, r.flips, x, r.silent_share) for r, x in pairs))
 
 
 def _table(card: Card, most: float, rows: Sequence[CardRow], title: str = "") -> Table:
     heads = ("target", "part of", "flips", f"{card.measure} %", "interval %", "n", "silent")
-    columns = [Column(head, left=head == "part of", priority=int(head == "part of")) for head in heads]
-    without = 0 if title else 1  # only layers are part of something
+    without = () if title else ("part of",)  # only layers are part of something
     lines = []
     for row in rows:
         value, limits = share_cells(row)
-        numbers = value, replace(limits, bar=(row.low / most, row.high / most)), row.n
-        cells = (row.target, row.parent, Shown(flips_count(row.flips), row.flips), *numbers, share(row.silent_share))
+        names = (row.target,) if without else (row.target, row.parent)
+        numbers = (
+            Shown(flips_count(row.flips), row.flips),
+            value,
+            replace(limits, bar=(row.low / most, row.high / most)),
+        )
         hint = f"{counted(row.elements, 'element')}, {counted(row.bits, 'bit')}; {row.method}"
-        lines.append(Row((cells[0], *cells[1 + without :]), row.level == "model", hint))
-    return Table(
-        (columns[0], *columns[1 + without :]), tuple(lines), title, terminal_rows=len(lines), long=len(lines) > 12
-    )
+        lines.append(Row((*names, *numbers, row.n, share(row.silent_share)), row.level == "model", hint))
+    shown = columns(*(head for head in heads if head not in without), left=("part of",), priority={"part of": 1})
+    return Table(shown, tuple(lines), title, terminal_rows=len(lines), long=len(lines) > 12)
 
 
 def numbers(card: Card) -> Iterator[tuple[str, str, str]]:
@@ -388,12 +383,3 @@ def facts(card: Card) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in card.versions.items())
     accuracy = accuracy_text(card.info)
     yield from ((key, str(value)) for key, value in card.info.items() if key != "accuracy" or not accuracy)
-
-
-def accuracy_text(info: Mapping[str, Any]) -> str:
-    """``accuracy 0.95``, where the workload states it as a number or as ``{"name": …, "value": …}``."""
-    found = info.get("accuracy")
-    name, value = (
-        (found.get("name", "accuracy"), found.get("value")) if isinstance(found, Mapping) else ("accuracy", found)
-    )
-    return "" if value is None else f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"

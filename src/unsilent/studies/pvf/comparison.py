@@ -23,10 +23,10 @@ from unsilent.outcomes.tallies import Question, Sample
 from unsilent.statistics import Interval
 from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio
 from unsilent.statistics.looks import confidence_at
-from unsilent.studies.pvf.analysis import analyse, dtype_of, reading, single_hits
+from unsilent.studies.pvf.analysis import analyse, dtype_of, reading
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfResult, PvfRow
-from unsilent.studies.pvf.rows import Group, Stored, layer_groups, target_groups
+from unsilent.studies.pvf.rows import Group, Stored, layer_groups, rows_by_layer, single_hits, target_groups
 from unsilent.studies.pvf.spec import TrialRow
 
 Key = tuple[str, str, str, int | None]
@@ -261,11 +261,9 @@ def _sides(store: PvfStore, question: Question) -> dict[Key, Side]:
     if stored.spec.per == "component" and 1 in stored.spec.flips:
         rows = (row for (_, flips), mine in stored.rows.items() if flips == 1 for row in mine if stored.counts(row))
         hits = single_hits(rows, stored.description)
-        fell: dict[tuple[str, str, str], list[TrialRow]] = defaultdict(list)
-        for hit in hits:
-            fell[hit.tensor.component, hit.tensor.layer, hit.row.trial.target].append(hit.row)
+        fell = rows_by_layer(hits)
         for group in layer_groups(hits, stored):
-            parts = (fell[group.parent, group.name, target.name] for target in group.targets)
+            parts = (fell[group.parent, group.name][target.name] for target in group.targets)
             sides[_key(group)] = Side(group.sample, tuple(map(_trials, parts)))
     return sides
 

@@ -36,7 +36,21 @@ from unsilent.report.look import (
     labels,
     percent,
 )
-from unsilent.report.model import Cell, Column, Heading, Part, Plot, Report, Row, Section, Shown, Table, Text
+from unsilent.report.model import (
+    Cell,
+    Column,
+    Heading,
+    Part,
+    Plot,
+    Report,
+    Row,
+    Section,
+    Shown,
+    Table,
+    Text,
+    columns,
+    estimates_table,
+)
 from unsilent.report.text import amount, counted, flips_count, flips_text, part, share, shown
 from unsilent.studies.pvf import words
 from unsilent.studies.pvf.analysis import NEEDS, FitRow, check_rate, fit_of, fit_rows
@@ -86,14 +100,13 @@ def estimates(result: PvfResult, fit_per_bit: float | None) -> Table:
     names = ["level", "target", "parent", "flips", "", "sdc", "due", "silent", "deciding"]
     names += [] if fit_per_bit is None else ["fit", "fit_low", "fit_high"]
     rows = []
-    order = at_level(result.rows, "component", "model", "layer", "tensor", "bit")
-    for row in order:
+    for row in at_level(result.rows, "component", "model", "layer", "tensor", "bit"):
         estimate = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
         told: list[Cell] = [row.level, row.target, row.parent, row.flips, estimate, row.sdc, row.due, row.silent_share]
         found = None if fit_per_bit is None or row.flips != 1 else fit_of(row, fit_per_bit)
         fit = (None,) * 3 if found is None else (found.estimate, found.low, found.high)
-        rows.append(Row((*told, row.incorrect_trials, *fit[: len(names) - 9])))
-    return Table(tuple(Column(name, "text" if name else "estimate") for name in names), tuple(rows))
+        rows.append((*told, row.incorrect_trials, *fit[: len(names) - 9]))
+    return estimates_table(names, rows)
 
 
 def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> dict[str, Any]:
@@ -124,10 +137,9 @@ def _heat(found: HeatMap) -> dict[str, Any]:
 
 
 def _columns(measure: str) -> tuple[Column, ...]:
-    texts = (Column("target"), Column("level", left=True), Column("part of", left=True, priority=4), Column("flips"))
-    counts = (Column(name, "number") for name in ("n", "masked", "benign", "silent", "detectable"))
-    shares = (Column("silent %", priority=2), Column("due %", priority=3))
-    return (*texts, Column(f"{measure} %"), Column("interval %"), *counts, *shares)
+    names = ("target", "level", "part of", "flips", f"{measure} %", "interval %", "n")
+    counts = ("masked", "benign", "silent", "detectable", "silent %", "due %")
+    return columns(*names, *counts, left=("level", "part of"), priority={"part of": 4, "silent %": 2, "due %": 3})
 
 
 def _row(row: PvfRow, own: frozenset[str]) -> Row:
@@ -182,9 +194,9 @@ def _fit_table(fits: Sequence[FitRow], fit_per_bit: float) -> Table:
         limits = Shown(f.reason or limits.text, f.high, bar=((f.low or 0.0) / most, (f.high or 0.0) / most))
         raw = Shown(amount(f.raw), f.raw)
         rows.append(Row((f.row.target, f.row.bits, raw, share_cells(f.row)[0], value, limits), f.row.level == "model"))
-    heads = (Column("target"), Column("bits", "number"), Column("raw FIT", priority=1), Column("PVF %", priority=1))
+    heads = columns("target", "bits", "raw FIT", "PVF %", "FIT", "interval", priority={"raw FIT": 1, "PVF %": 1})
     title = f"Failures per 1e9 hours at {fit_per_bit:g} per bit (FIT)"
-    return Table((*heads, Column("FIT"), Column("interval")), tuple(rows), title)
+    return Table(heads, tuple(rows), title)
 
 
 def _lookup_table(result: PvfResult) -> Table:
@@ -193,7 +205,7 @@ def _lookup_table(result: PvfResult) -> Table:
         Row((r.heat, r.rows, r.lookups, f"{100 * r.share_of_elements:.3g} %", *share_cells(r), r.n))
         for r in result.lookups
     )
-    return Table(tuple(map(Column, heads)), rows, terminal_rows=0)
+    return Table(columns(*heads), rows, terminal_rows=0)
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------

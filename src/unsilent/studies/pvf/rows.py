@@ -5,7 +5,7 @@ faults fell.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -90,7 +90,7 @@ class Stored:
         if key not in self._tallies:
             rows = self.rows.get((stratum, flips), [])
             codes = [row.codes for row in rows if which is None or row.trial.k in which]
-            self._tallies[key] = Tally.of(codes, self.description.samples, self.unit) if codes else NOTHING
+            self._tallies[key] = Tally.of(codes, self.description.samples, self.unit)
         return self._tallies[key]
 
 
@@ -157,11 +157,11 @@ def target_groups(stored: Stored, flips: int | None) -> list[Group]:
     return found
 
 
-def _by(targets: Sequence[TargetInfo], key: Callable[[TargetInfo], str]) -> list[tuple[str, list[TargetInfo]]]:
-    found: dict[str, list[TargetInfo]] = {}
+def _by(targets: Sequence[TargetInfo], key: Callable[[TargetInfo], str]) -> Iterable[tuple[str, list[TargetInfo]]]:
+    found: dict[str, list[TargetInfo]] = defaultdict(list)
     for target in targets:
-        found.setdefault(key(target), []).append(target)
-    return list(found.items())
+        found[key(target)].append(target)
+    return found.items()
 
 
 def _rolled_up(
@@ -183,34 +183,34 @@ def layer_groups(hits: Sequence[SingleHit], stored: Stored) -> list[Group]:
     if not hits:
         return []
     description = stored.description
-    tensors: dict[tuple[str, str], list[TensorInfo]] = {}
+    tensors: dict[tuple[str, str], list[TensorInfo]] = defaultdict(list)
     for tensor in description.tensors:
-        tensors.setdefault((tensor.component, tensor.layer), []).append(tensor)
-    groups = []
+        tensors[tensor.component, tensor.layer].append(tensor)
+    groups, fell = [], rows_by_layer(hits)
     for (component, layer), own in tensors.items():
-        rows: dict[str, list[TrialRow]] = {}
-        for hit in hits:
-            if (hit.tensor.component, hit.tensor.layer) == (component, layer):
-                rows.setdefault(hit.row.trial.target, []).append(hit.row)
-        targets = tuple(t for t in description.targets if t.component == component and _share(t, own, stored.spec.law))
-        strata = tuple(
-            Weighed(
-                _share(t, own, stored.spec.law),
-                Tally.of([row.codes for row in rows[t.name]], description.samples, stored.unit)
-                if t.name in rows
-                else NOTHING,
-            )
-            for t in targets
-        )
+        rows = fell[component, layer]
+        members = [t for t in description.targets if t.component == component]
+        shares = {t.name: _share(t, own, stored.spec.law) for t in members}
+        targets = tuple(t for t in members if shares[t.name])
+        tallies = {t.name: Tally.of([r.codes for r in rows[t.name]], description.samples, stored.unit) for t in targets}
+        strata = tuple(Weighed(shares[name], tally) for name, tally in tallies.items())
         bits = Counter[int]()
         for tensor in own:
             bits[tensor.width] += tensor.elements * tensor.width
         strata = strata or (Weighed(1.0, NOTHING),)  # the fault model strikes nothing there
         look = stored.look([component], 1)
-        whole = stored.sample([t for t in description.targets if t.component == component], 1)
+        whole = stored.sample(members, 1)
         sample = Sample(strata, None if look == -1 else look, whole.complete)
         groups.append(Group(layer, "layer", component, 1, targets, sample, sum(t.elements for t in own), bits))
     return groups
+
+
+def rows_by_layer(hits: Iterable[SingleHit]) -> dict[tuple[str, str], dict[str, list[TrialRow]]]:
+    """The trials whose one fault fell in a layer: (component, layer) -> target -> trials."""
+    found: dict[tuple[str, str], dict[str, list[TrialRow]]] = defaultdict(lambda: defaultdict(list))
+    for hit in hits:
+        found[hit.tensor.component, hit.tensor.layer][hit.row.trial.target].append(hit.row)
+    return found
 
 
 def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float:
