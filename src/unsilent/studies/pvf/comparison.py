@@ -165,6 +165,7 @@ def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) 
     apart = interval_at(question.confidence)
     times = _combined(ratio, one, other, question)
     p = None if apart.estimate is None else p_value(interval_at)
+    exact = one.sample.complete if other.sample.complete else ""  # both tried every fault there is
     return ComparedRow(
         a=a,
         b=b,
@@ -174,7 +175,7 @@ def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) 
         adjusted=p,
         differs=False,
         paired=shares_faults(one, other),
-        method=one.sample.complete if _exact(one, other) else apart.method,
+        method=exact or apart.method,
     )
 
 
@@ -183,10 +184,7 @@ def differences_at(one: Side, other: Side, question: Question) -> Callable[[floa
     drawn = not (one.sample.complete or other.sample.complete or one.sample.left or other.sample.left)
     if drawn and shares_faults(one, other):
         return _paired(one.sample, other.sample)
-    return _unpaired(one, other, question)
 
-
-def _unpaired(one: Side, other: Side, question: Question) -> Callable[[float], Interval]:
     def interval_at(confidence: float) -> Interval:
         return _combined(difference, one, other, replace(question, confidence=max(confidence, LEAST_CONFIDENCE)))
 
@@ -229,11 +227,6 @@ def shares_faults(one: Side, other: Side) -> bool:
         return False
     mine, theirs = ([s.share for s in side.sample.strata] for side in (one, other))
     return bool(np.allclose(np.divide(mine, sum(mine)), np.divide(theirs, sum(theirs)), rtol=1e-12))
-
-
-def _exact(one: Side, other: Side) -> bool:
-    """Whether both tried every fault there is, so that nothing is left to estimate."""
-    return bool(one.sample.complete and other.sample.complete)
 
 
 def _same_outcomes(one: Side, other: Side) -> bool:

@@ -7,7 +7,7 @@ two took another path, and ended as a fault-free run of the same recipe may end.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -21,7 +21,7 @@ from unsilent.replicas.run import Told
 from unsilent.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS
 from unsilent.statistics.comparing import joint_differences
 from unsilent.statistics.floor import judge
-from unsilent.statistics.intervals import Interval, clopper_pearson
+from unsilent.statistics.intervals import clopper_pearson
 from unsilent.statistics.nulls import Compared, Measure, Null
 from unsilent.studies.training.kind import Floors, FloorValues
 from unsilent.studies.training.records import Contrast, Curve, Group, Judged
@@ -233,9 +233,9 @@ class Judge:
 
 def grouped(trials: Iterable[Judged], key: Callable[[Judged], str], confidence: float) -> tuple[Group, ...]:
     """Trials by what ``key`` says, the largest group first."""
-    found: dict[str, list[Judged]] = {}
+    found: dict[str, list[Judged]] = defaultdict(list)
     for one in trials:
-        found.setdefault(key(one), []).append(one)
+        found[key(one)].append(one)
     names = sorted(found, key=lambda name: (-len(found[name]), name))
     return tuple(group(name, found[name], confidence) for name in names)
 
@@ -243,12 +243,8 @@ def grouped(trials: Iterable[Judged], key: Callable[[Judged], str], confidence: 
 def group(name: str, trials: Sequence[Judged], confidence: float) -> Group:
     """Counts and shares of some trials."""
     counts = Counter(str(one.outcome) for one in trials)
-    return Group(name, len(trials), dict(counts), *(share(trials, is_so, confidence) for is_so in SHARES.values()))
-
-
-def share(trials: Sequence[Judged], is_so: Callable[[Judged], bool], confidence: float) -> Interval:
-    """The share of trials for which ``is_so`` holds, with limits."""
-    return clopper_pearson(sum(map(is_so, trials)), len(trials), confidence)
+    shares = (clopper_pearson(sum(map(is_so, trials)), len(trials), confidence) for is_so in SHARES.values())
+    return Group(name, len(trials), dict(counts), *shares)
 
 
 def groups_of(trials: Sequence[Judged], found: TrainingFound, confidence: float) -> dict[str, tuple[Group, ...]]:

@@ -36,8 +36,6 @@ from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, P
 from unsilent.studies.training.spec import GUARDED, MADE, NOT_STRUCK, TrainingFound, TrainingRow, TrainingSpec, bare
 
 MARGIN = 0.02
-COPIED = ("campaign", "steps", "samples", "parameters", "optimizers", "golden_seconds", "versions", "info")
-"""What a result has from what a worker found out."""
 NAMELESS = "custom"
 """The name that a training of the user's has where none was given."""
 
@@ -143,9 +141,14 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         workload=_named(found.name, spec.workload),
         command=store.budget()[1],
         spec=spec.to_json(),
+        campaign=found.campaign,
         store=str(store.path),
-        **{name: getattr(found, name) for name in COPIED},
+        steps=found.steps,
+        samples=found.samples,
+        parameters=found.parameters,
+        optimizers=found.optimizers,
         golden_test=found.test,
+        golden_seconds=found.golden_seconds,
         confidence=confidence,
         thresholds=reading.thresholds,
         floors=floors,
@@ -164,6 +167,8 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         guard=saved(trials, guarded, confidence),
         seconds=seconds,
         cpu_seconds=cpu_seconds,
+        versions=found.versions,
+        info=found.info,
         notes=(*found.notes, *_notes(spared, judge)),
         golden_losses=found.losses,
     )
