@@ -6,7 +6,8 @@ part of the list, and once all were run nothing is left to estimate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,9 +57,9 @@ class ListedFaults:
         self.digest = xxhash.xxh3_128_hexdigest(content)
         entries = list(read_entries(content, path, kind))
         tensors = _tensors(engine, entries)
-        found: dict[str, list[Faults]] = {}
+        found: dict[str, list[Faults]] = defaultdict(list)
         owners: dict[str, Target] = {}
-        touched: dict[str, dict[tuple[Any, ...], list[Fault]]] = {}
+        touched: dict[str, dict[tuple[Any, ...], list[Fault]]] = defaultdict(lambda: defaultdict(list))
         for entry in entries:
             faults = resolve(entry, tensors, path)
             if (size := sum(map(len, faults))) > most_elements:
@@ -67,12 +68,12 @@ class ListedFaults:
                 )
             owner = _owner(faults, components, per)
             owners.setdefault(owner.name, owner)
-            found.setdefault(owner.name, []).append(faults)
+            found[owner.name].append(faults)
             for fault in faults:
                 step = fault.step if is_transient(fault.site) else None
                 key = (fault.site, fault.dtype, fault.shape, step, fault.occurrence)
-                touched.setdefault(owner.name, {}).setdefault(key, []).append(fault)
-        self._faults = found
+                touched[owner.name][key].append(fault)
+        self._faults = dict(found)
         self.targets = tuple(
             replace(
                 owner,
@@ -81,7 +82,11 @@ class ListedFaults:
             )
             for target, owner in owners.items()
         )
-        self.regions = _merged(r for t in self.targets for r in t.regions)
+        everywhere: dict[tuple[Any, ...], list[Fault]] = defaultdict(list)
+        for target in owners:
+            for key, struck in touched[target].items():
+                everywhere[key] += struck
+        self.regions = tuple(_region(key, struck) for key, struck in everywhere.items())
         self.note = (
             f"All numbers are about the {len(entries):,} faults of the list, each tried once, and about no others: where the "
             "list itself was drawn at random, no interval here says so."
@@ -137,17 +142,3 @@ def _owner(faults: Faults, components: Mapping[str, Sequence[str]], per: str) ->
 def _region(key: tuple[Any, ...], struck: Sequence[Fault]) -> Region:
     site, dtype, shape, step, occurrence = key
     return Region(site, dtype, shape, np.unique(np.concatenate([f.elements for f in struck])), step, occurrence)
-
-
-def _merged(regions: Iterable[Region]) -> tuple[Region, ...]:
-    """Each tensor once, where trials of several targets touch it."""
-    found: dict[tuple[Any, ...], Region] = {}
-    for region in regions:
-        key = (region.site, region.dtype, region.shape, region.step, region.occurrence)
-        known = found.get(key)
-        if known is not None:
-            assert known.elements is not None
-            assert region.elements is not None
-            region = replace(known, elements=np.union1d(known.elements, region.elements))
-        found[key] = region
-    return tuple(found.values())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import PurePath
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from unsilent.campaigns.merging import without_shard
 from unsilent.errors import StoreError, UsageError
 from unsilent.faults import Codec, codec
-from unsilent.outcomes.tallies import Question
+from unsilent.outcomes.tallies import Question, Tally
 from unsilent.report.heat import HeatMap
 from unsilent.report.text import Shown, clean, shown
 from unsilent.statistics import Stratum, stratified
@@ -152,10 +152,9 @@ def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: Descriptio
     shares = {t.name: t.share / max(t.slots, 1) for t in description.targets}
     counted = {t.name for t in description.targets if t.slots}
     cells: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for hit in flips:
+    for hit, share in _shares(flips, description, unit):
         assert hit.bit is not None
-        wrong, units = hit.incorrect(description.samples, unit)
-        cells[hit.tensor.layer, hit.bit][hit.row.trial.target].append(wrong / units)
+        cells[hit.tensor.layer, hit.bit][hit.row.trial.target].append(share)
     layers = tuple(dict.fromkeys(t.layer for t in description.tensors if t.dtype == layout.name))
     bits = tuple(range(layout.bits))
 
@@ -174,6 +173,12 @@ def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: Descriptio
         estimate=tuple(tuple(value(layer, b) for b in bits) for layer in layers),
         n=tuple(tuple(sum(map(len, cells.get((layer, b), {}).values())) for b in bits) for layer in layers),
     )
+
+
+def _shares(hits: Sequence[SingleHit], description: Description, unit: str) -> Iterator[tuple[SingleHit, float]]:
+    """Each of these trials with the share of its units that are incorrect."""
+    tally = Tally.of([hit.row.codes for hit in hits], description.samples, unit)
+    return zip(hits, tally.shares.tolist(), strict=True)
 
 
 def _field(layout: Codec, bit: int) -> str:
@@ -205,7 +210,7 @@ def lookup_rows(
         for t in description.tensors
         if (name := t.site.removeprefix("param:")) in description.lookups
     }
-    mine = [h for h in hits if h.tensor.site in tables]
+    mine = list(_shares([h for h in hits if h.tensor.site in tables], description, unit))
     if not mine:
         return ()
     shares = {t.name: t.share for t in description.targets}
@@ -213,11 +218,10 @@ def lookup_rows(
     out = []
     for heat in ("hot", "warm", "cold"):
         groups: dict[str, list[float]] = {name: [] for name in shares}
-        for hit in mine:
+        for hit, share in mine:
             tensor, classes = tables[hit.tensor.site]
             if classes[hit.element // prod(tensor.shape[1:])] == heat:
-                wrong, units = hit.incorrect(description.samples, unit)
-                groups[hit.row.trial.target].append(wrong / units)
+                groups[hit.row.trial.target].append(share)
         rows = sum(int((classes == heat).sum()) for _, classes in tables.values())
         if not rows:
             continue

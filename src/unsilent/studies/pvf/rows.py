@@ -15,7 +15,7 @@ import numpy as np
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.rounds import Cell, CellPlan, current
 from unsilent.errors import StoreError, UsageError
-from unsilent.outcomes.base import Outcome, incorrect
+from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.tallies import Question, Sample, Tally, Weighed
 from unsilent.statistics import Stratum
 from unsilent.studies.pvf.kind import PvfStore
@@ -236,15 +236,6 @@ class SingleHit:
     tensor: TensorInfo
     element: int
     bit: int | None
-
-    def incorrect(self, samples: Sequence[int], unit: str) -> tuple[int, int]:
-        """Incorrect units and units of this trial."""
-        codes = np.frombuffer(self.row.codes, np.uint8)
-        ran = codes != Outcome.SPARED
-        if unit == "sample":
-            return int(incorrect(codes).sum()), int(ran.sum())
-        firsts = np.cumsum([0, *samples[:-1]])
-        return self.row.incorrect_batches, int(ran[firsts].sum())
 
 
 def single_hits(rows: Iterable[TrialRow], description: Description) -> list[SingleHit]:

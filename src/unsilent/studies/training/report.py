@@ -267,11 +267,9 @@ def _classes_table(result: TrainingResult) -> Table:
 def _harm(result: TrainingResult) -> Section:
     """Figures of groups for the page, tables for terminals."""
     marks = (((DIFFERENT, "■"), "different"), ((HARM, "●"), "harmful"), ((LATENT, "◆"), "latent"))
-    drawn_groups = group_figures(result)
-    grids = [
-        Grid((Heading(f"by {kind}"), Plot(f"group-{i}", f"Harmful share by {kind}", figure)))
-        for i, (kind, figure) in enumerate(drawn_groups.items())
-    ]
+    plots: list[Part] = []
+    for i, (kind, figure) in enumerate(group_figures(result).items()):
+        plots += [Heading(f"by {kind}"), Plot(f"group-{i}", f"Harmful share by {kind}", figure)]
     many = any(len(groups) > ROWS for groups in result.groups.values())
     lead = (
         "Share of trials that are different, that did harm and that did latent harm, with limits; a hollow triangle is the upper "
@@ -279,10 +277,8 @@ def _harm(result: TrainingResult) -> Section:
         + (f" Of many groups the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
     tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
-    parts: list[Part] = [*tables]
-    if grids:
-        parts = [Text(marks), *(part for grid in grids for part in grid.parts), *tables]
-    return Section("Where faults do harm", lead, tuple(parts))
+    legend = [Text(marks)] if plots else []
+    return Section("Where faults do harm", lead, (*legend, *plots, *tables))
 
 
 def _groups_table(kind: str, groups: list[Group]) -> Table:

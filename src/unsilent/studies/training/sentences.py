@@ -82,12 +82,11 @@ def of_all(found: Interval, noun: str = "trial") -> str:
     """``10 of 679 trials, 1.5 % [0.70, 2.7]``, ``none of 679 trials (at most 0.55 %)``."""
     if not found.n:
         return f"no {noun}"
-    count, text = events(found), shown(found.estimate, found.low, found.high)
-    if not count:
-        return f"none of {counted(found.n, noun)} (at most {text.high} %)"
-    if count == found.n:
-        return f"all of {counted(found.n, noun)} (at least {text.low} %)"
-    return f"{count:,} of {counted(found.n, noun)}, {text.estimate} % {text.limits}"
+    count, whole = events(found), f"of {counted(found.n, noun)}"
+    if count in (0, found.n):
+        word, _, limit = rate(found).partition(" ")
+        return f"{word} {whole} {limit}"
+    return f"{count:,} {whole}, {rate(found)}"
 
 
 def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
