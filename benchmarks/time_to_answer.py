@@ -26,8 +26,7 @@ from benchmarks import peers
 from unsilent.statistics import wilson
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import FLOOR
-from unsilent.studies.pvf.rows import target_groups
-from unsilent.studies.pvf.stored import Stored
+from unsilent.studies.pvf.rows import Stored, target_groups
 from unsilent.studies.pvf.study import pvf
 from unsilent.workloads import load
 

@@ -61,7 +61,7 @@ def write_html(result: PvfResult, path: str | os.PathLike[str], *, fit_per_bit: 
     ``fit_per_bit``: failures per 1e9 hours and bit of memory. Raises ``UsageError`` where the file cannot be written.
     """
     from unsilent.render.report_page import write_report
-    from unsilent.studies.pvf.report.report import report
+    from unsilent.studies.pvf.report import report
 
     return write_report(report(result, fit_per_bit), path)
 

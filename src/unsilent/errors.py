@@ -94,8 +94,4 @@ def unknown(kind: str, name: str, known: Iterable[str], limit: int = 20) -> Usag
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     listed = ", ".join(names[:limit]) + (f", … ({len(names)} in all)" if len(names) > limit else "")
-    return UsageError(
-        f"unknown {kind} {name!r}{hint} Known: {listed or 'none'}."
-        if hint
-        else f"unknown {kind} {name!r}. Known: {listed or 'none'}."
-    )
+    return UsageError(f"unknown {kind} {name!r}{hint or '.'} Known: {listed or 'none'}.")

@@ -20,10 +20,10 @@ from conftest import command, in_process
 from unsilent.campaigns.export import export_store
 from unsilent.cli.main import run
 from unsilent.errors import StoreError, UsageError
+from unsilent.outcomes.tallies import Question
 from unsilent.studies.pvf.comparison import compare
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.report.sentences import headline as sentence
-from unsilent.studies.pvf.tallies import Question
+from unsilent.studies.pvf.words import headline as sentence
 
 pytestmark = pytest.mark.slow
 

@@ -22,9 +22,9 @@ from unsilent.campaigns import Budget, run_campaign
 from unsilent.campaigns.driver import ROUND, plan
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.merging import merge_stores
+from unsilent.campaigns.rounds import CellPlan
 from unsilent.errors import StoreError, UsageError
 from unsilent.studies.pvf.kind import PVF, PvfStore
-from unsilent.studies.pvf.rounds import CellPlan
 from unsilent.studies.pvf.spec import CampaignSpec
 from unsilent.studies.pvf.study import live_executor
 

@@ -16,8 +16,7 @@ from unsilent.faults import Region
 from unsilent.faults.hardware.presets import PRESETS
 from unsilent.faults.hardware.reading import accelerator
 from unsilent.studies.training.drawing import Drawing
-from unsilent.studies.training.ladders import LADDERS
-from unsilent.studies.training.made import made
+from unsilent.studies.training.made import LADDERS, made
 from unsilent.studies.training.spec import Horizon, TrainingSpec
 
 STEPS, DRAWS = 24, 3000

@@ -20,11 +20,11 @@ from unsilent.campaigns import TrialId
 from unsilent.campaigns.reading import Damaged
 from unsilent.errors import StoreError
 from unsilent.outcomes import Outcome
+from unsilent.outcomes.tallies import Question
 from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.kind import PvfStore, check_codes
 from unsilent.studies.pvf.runner import TrialRunner
 from unsilent.studies.pvf.spec import CampaignSpec
-from unsilent.studies.pvf.tallies import Question
 
 pytestmark = pytest.mark.slow
 

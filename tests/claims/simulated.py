@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.tallies import Question, Sample, Tally, Weighed
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import PrecisionPlanner
-from unsilent.studies.pvf.rows import target_groups
-from unsilent.studies.pvf.stored import Stored
-from unsilent.studies.pvf.tallies import Question, Sample, Tally, Weighed
+from unsilent.studies.pvf.rows import Stored, target_groups
 
 
 class Table:

@@ -12,8 +12,7 @@ from unsilent.campaigns.executors import make_executor
 from unsilent.outcomes.training import Thresholds
 from unsilent.replicas import ReplicaStore, Switches
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.floor import horizon_of, run_floors
-from unsilent.studies.training.judging import Judge
+from unsilent.studies.training.judging import Judge, horizon_of, run_floors
 from unsilent.studies.training.kind import TrainingStore
 from unsilent.studies.training.records import TrainingResult
 from unsilent.studies.training.spec import TrainingSpec

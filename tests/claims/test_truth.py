@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import unsilent
+from unsilent.outcomes.tallies import WILSON_FROM
 from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, importance, stratified, wilson
 from unsilent.statistics.looks import confidence_at
 from unsilent.statistics.planning import allocate
 from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
 from unsilent.studies.pvf.rows import target_groups
-from unsilent.studies.pvf.tallies import WILSON_FROM
 
 REPEATS = int(os.environ.get("UNSILENT_REPEATS", 20_000))
 WORKERS = int(os.environ.get("UNSILENT_WORKERS", 2))

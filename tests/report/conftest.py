@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from unsilent.report.heat import HeatMap
 from unsilent.statistics import Interval, bounded_mean
 from unsilent.statistics.comparing import difference, ratio
 from unsilent.studies.pvf.comparison import Change, ComparedRow, Comparison, Estimated
-from unsilent.studies.pvf.records import HeatMap, LookupRow, PvfResult, PvfRow
+from unsilent.studies.pvf.records import LookupRow, PvfResult, PvfRow
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -8,8 +8,8 @@ from unsilent.render import report_page
 from unsilent.render.report_json import report_json
 from unsilent.render.report_terminal import render_report
 from unsilent.studies.pvf.comparison import Comparison
-from unsilent.studies.pvf.report.comparison import comparison_report
-from unsilent.studies.pvf.report.report import report
+from unsilent.studies.pvf.comparison_report import comparison_report
+from unsilent.studies.pvf.report import report
 
 
 def report_of(found, **more):

@@ -11,8 +11,7 @@ from unsilent.interval import PART
 from unsilent.render.report_page import report_html, write_report
 from unsilent.render.report_terminal import render_report
 from unsilent.report.estimates import limits_text
-from unsilent.studies.pvf.card import Card, CardRow
-from unsilent.studies.pvf.card_report import ordered, report
+from unsilent.studies.pvf.card import Card, CardRow, ordered, report
 from unsilent.studies.pvf.spec import CampaignSpec
 
 PLAIN = ("level", "target", "parent", "flips", "estimate", "low", "high", "n", "silent")

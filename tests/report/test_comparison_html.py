@@ -8,8 +8,8 @@ from report.showing import figures, render_html, write_html
 from report.test_report_html import BROWSER, Page, check_harmless, opened
 from unsilent.errors import UsageError
 from unsilent.render.pages import is_ours
-from unsilent.studies.pvf.report.comparison import LOOKS, forest
-from unsilent.studies.pvf.report.figures import BARS
+from unsilent.studies.pvf.comparison_report import LOOKS, forest
+from unsilent.studies.pvf.report import BARS
 
 HIGHER, LOWER, SAME = (colour for _, colour in LOOKS.values())
 

@@ -3,7 +3,7 @@
 import json
 
 from report.showing import to_json as comparison_json
-from unsilent.studies.pvf.report.comparison import SCHEMA
+from unsilent.studies.pvf.comparison_report import SCHEMA
 
 ESTIMATE = {"estimate", "low", "high", "confidence", "n", "unit"}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from report.showing import render_html, text_of
 from report.test_report_html import Page
 from unsilent.report.text import chance, factor, signed
-from unsilent.studies.pvf.report.comparison import how_many, pairing
+from unsilent.studies.pvf.comparison_report import how_many, pairing
 
 
 def test_plain_is_stable(comparison, compared, result, row, no_trial):

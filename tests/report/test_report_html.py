@@ -17,8 +17,8 @@ import pytest
 from report.showing import figures, render_html, report_of, write_html
 from unsilent.errors import UsageError
 from unsilent.render.pages import as_script, is_ours
-from unsilent.studies.pvf.records import HeatMap
-from unsilent.studies.pvf.report.fit import MIXED
+from unsilent.report.heat import HeatMap
+from unsilent.studies.pvf.analysis import MIXED
 from unsilent.version import __version__
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -9,19 +9,18 @@ import pytest
 
 from report.showing import render_html
 from unsilent.errors import UsageError
-from unsilent.studies.pvf.records import HeatMap
-from unsilent.studies.pvf.report.figures import (
+from unsilent.report.heat import HeatMap, heat_figure
+from unsilent.studies.pvf.analysis import MIXED, check_rate, fit_rows, surprise
+from unsilent.studies.pvf.records import itself, main_level, name_of, pooled
+from unsilent.studies.pvf.report import (
     BARS,
     SERIES,
     curves,
     due_split,
-    heat_figure,
     outcome_split,
     split_rows,
 )
-from unsilent.studies.pvf.report.fit import MIXED, check_rate, fit_rows, surprise
-from unsilent.studies.pvf.report.rows import itself, main_level, name_of, pooled
-from unsilent.studies.pvf.report.sentences import headline as sentence
+from unsilent.studies.pvf.words import headline as sentence
 
 
 def wilson(hits, trials, z):

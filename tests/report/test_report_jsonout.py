@@ -8,7 +8,7 @@ import pytest
 
 from report.showing import to_json
 from unsilent.strictjson import strict
-from unsilent.studies.pvf.report.report import SCHEMA
+from unsilent.studies.pvf.report import SCHEMA
 
 TOP_KEYS = {"schema", "command", "spec", "seed", "seconds", "cpu_seconds", "store", "versions", "results"}
 ROW_KEYS = {"target", "level", "flips", "estimate", "low", "high", "confidence", "n", "unit"}

@@ -7,8 +7,8 @@ import pytest
 from report.showing import render_html, text_of
 from report.test_report_html import Page
 from unsilent.errors import UsageError
-from unsilent.studies.pvf.report.fit import MIXED
-from unsilent.studies.pvf.report.rows import TOP
+from unsilent.studies.pvf.analysis import MIXED
+from unsilent.studies.pvf.records import TOP
 
 
 def test_plain_is_stable(result, row, no_trial):

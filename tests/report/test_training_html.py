@@ -26,9 +26,19 @@ from unsilent.outcomes.training import TrainingOutcome
 from unsilent.render.pages import is_ours
 from unsilent.render.report_page import figures as figures_of
 from unsilent.render.report_page import report_html, write_report
-from unsilent.studies.training.conditions_figure import LEAST, MOST, conditions_figure, drawn
-from unsilent.studies.training.curves import THIN, decades, loss_figure, metric_figure, peaks, thinned
-from unsilent.studies.training.figures import LOOKS, ROWS, classes_figure, parts_figure
+from unsilent.studies.training.conditions import LEAST, MOST, conditions_figure, drawn
+from unsilent.studies.training.figures import (
+    LOOKS,
+    ROWS,
+    THIN,
+    classes_figure,
+    decades,
+    loss_figure,
+    metric_figure,
+    parts_figure,
+    peaks,
+    thinned,
+)
 from unsilent.studies.training.records import Point
 from unsilent.studies.training.report import SHAPES, facts, numbers, report
 

@@ -16,7 +16,6 @@ from unsilent.render.report_page import report_html
 from unsilent.render.report_terminal import render_report
 from unsilent.statistics.comparing import difference, joint_differences
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.cells import BRIEF, SOURCES, TOLD, counts_text, of_all, ordered_groups, rate
 from unsilent.studies.training.comparison import SAME, compare, comparison_report
 from unsilent.studies.training.conditions import FACTORS
 from unsilent.studies.training.kind import Floors, FloorValues
@@ -34,7 +33,18 @@ from unsilent.studies.training.records import (
     TrainingResult,
 )
 from unsilent.studies.training.report import GROUPS, report
-from unsilent.studies.training.sentences import findings, headline, how
+from unsilent.studies.training.sentences import (
+    BRIEF,
+    SOURCES,
+    TOLD,
+    counts_text,
+    findings,
+    headline,
+    how,
+    of_all,
+    ordered_groups,
+    rate,
+)
 
 PLAIN = ["group", "target", "measure", "estimate", "low", "high", "n"]
 CLASSES = [str(outcome) for outcome in TrainingOutcome]

@@ -16,6 +16,7 @@ import pytest
 
 from conftest import TINY, in_process
 from unsilent.errors import UsageError
+from unsilent.outcomes.tallies import Question
 from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.card import (
     KNOWN,
@@ -31,7 +32,6 @@ from unsilent.studies.pvf.card import (
 )
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.spec import CampaignSpec
-from unsilent.studies.pvf.tallies import Question
 
 WORKLOAD = (
     TINY

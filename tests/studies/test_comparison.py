@@ -16,12 +16,12 @@ import unsilent
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.spec import campaign_hash
 from unsilent.errors import UsageError
+from unsilent.outcomes import tallies
 from unsilent.outcomes.base import Outcome
-from unsilent.studies.pvf import tallies
+from unsilent.outcomes.tallies import Question, Sample, Tally, Weighed
 from unsilent.studies.pvf.comparison import Side, compare, compared_rows, differences_at, shares_faults
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfRow
-from unsilent.studies.pvf.tallies import Question, Sample, Tally, Weighed
 
 UNITS = 20
 QUESTION = Question(unit="sample")

@@ -41,8 +41,8 @@ def test_part_of_all_flips_is_a_sample_of_them(workload, truth, tmp_path):  # no
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM trial WHERE k >= 300")
     with PvfStore(path) as store:
+        from unsilent.outcomes.tallies import Question
         from unsilent.studies.pvf.analysis import analyse
-        from unsilent.studies.pvf.tallies import Question
 
         part = analyse(store, Question())
     for name in ("first", "norm", "last"):

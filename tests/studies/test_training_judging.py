@@ -15,12 +15,10 @@ from scipy.stats import beta
 from unsilent.campaigns.spec import TrialId
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.conditions import ANY, FACTORS, conditions, points
-from unsilent.studies.training.floor import Noise
-from unsilent.studies.training.judging import Judge, backward_against_forward, group, groups_of
+from unsilent.studies.training.conditions import ANY, FACTORS, SIZES, WITHIN, conditions, points, saved, size
+from unsilent.studies.training.judging import Judge, Noise, backward_against_forward, group, groups_of
 from unsilent.studies.training.kind import Floors, FloorValues
 from unsilent.studies.training.records import Judged
-from unsilent.studies.training.saved import SIZES, WITHIN, saved, size
 from unsilent.studies.training.spec import REASONS, Struck, TrainingFound, TrainingRow, TrainingTarget
 from unsilent.studies.training.study import cost, failed
 

@@ -19,19 +19,19 @@ from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import Replica, ReplicaStore, Switches
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.training import floor as floor_module
-from unsilent.studies.training.floor import (
+from unsilent.studies.training.judging import (
     SEEDS,
     SLACK,
     WINDOW,
+    Judge,
     Noise,
     check_twin,
     horizon_of,
     replica_spec,
     run_floors,
 )
-from unsilent.studies.training.judging import Judge
 from unsilent.studies.training.kind import TrainingStore
-from unsilent.studies.training.ladders import LADDERS
+from unsilent.studies.training.made import LADDERS
 from unsilent.studies.training.spec import GUARDED, MADE, TrainingSpec
 from unsilent.studies.training.study import Reading, example, read_training, repeat, run_training
 

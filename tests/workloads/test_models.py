@@ -11,7 +11,7 @@ from conftest import few
 from unsilent.errors import UsageError
 from unsilent.workloads import chargpt, load
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet
-from unsilent.workloads.digits_data import digits
+from unsilent.workloads.digits import digits
 from unsilent.workloads.dlrm_model import Dlrm, interact
 from unsilent.workloads.training import parameter_count
 

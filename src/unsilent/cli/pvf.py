@@ -117,12 +117,12 @@ def pvf(
     from unsilent.campaigns import Budget, make_executor
     from unsilent.cli.progress import make_observer
     from unsilent.cli.reporting import show_report
-    from unsilent.studies.pvf.gates import Gate
+    from unsilent.outcomes.tallies import Question
+    from unsilent.studies.pvf.analysis import check_rate
     from unsilent.studies.pvf.precision import Precision
-    from unsilent.studies.pvf.report.fit import check_rate
-    from unsilent.studies.pvf.report.report import report
+    from unsilent.studies.pvf.records import Gate
+    from unsilent.studies.pvf.report import report
     from unsilent.studies.pvf.study import EACH, MOST, make_spec, run_pvf
-    from unsilent.studies.pvf.tallies import Question
 
     if faults is not None:
         o.refuse(context, OF_DRAWN, "--faults says which faults are tried, each once")

@@ -12,7 +12,7 @@ from unsilent.cli.paths import report_beside, report_path
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.studies.pvf.tallies import Question
+    from unsilent.outcomes.tallies import Question
 
 
 CARDS = (
@@ -79,8 +79,7 @@ def write_card(store: Path, question: Question, card: Path, page: Path) -> None:
     """Write a card and its page."""
     from unsilent.render.pages import write_file
     from unsilent.render.report_page import write_report
-    from unsilent.studies.pvf.card import card_text, make_card
-    from unsilent.studies.pvf.card_report import report
+    from unsilent.studies.pvf.card import card_text, make_card, report
     from unsilent.studies.pvf.kind import PvfStore
 
     with PvfStore(store) as opened:
@@ -92,8 +91,7 @@ def write_card(store: Path, question: Question, card: Path, page: Path) -> None:
 def show_card(path: Path, as_json: bool, plain: bool) -> None:
     """Print a card that somebody shared."""
     from unsilent.cli.reporting import print_report
-    from unsilent.studies.pvf.card import card_json, read_card
-    from unsilent.studies.pvf.card_report import report
+    from unsilent.studies.pvf.card import card_json, read_card, report
 
     card = read_card(path)
     if as_json:

@@ -45,11 +45,11 @@ def report(
     from unsilent.cli import showing
     from unsilent.cli.paths import report_path
     from unsilent.cli.reporting import show_report
+    from unsilent.outcomes.tallies import Question
+    from unsilent.studies.pvf.analysis import check_rate
     from unsilent.studies.pvf.card import is_card
     from unsilent.studies.pvf.kind import PVF
-    from unsilent.studies.pvf.report.fit import check_rate
-    from unsilent.studies.pvf.report.report import report as pvf_report
-    from unsilent.studies.pvf.tallies import Question
+    from unsilent.studies.pvf.report import report as pvf_report
     from unsilent.studies.registered import kind_of
 
     if is_card(store):

@@ -151,7 +151,7 @@ def training(
     from unsilent.campaigns.driver import Budget
     from unsilent.campaigns.executors import checked, make_executor
     from unsilent.cli.progress import make_observer
-    from unsilent.studies.training.floor import horizon_of
+    from unsilent.studies.training.judging import horizon_of
     from unsilent.studies.training.report import report
     from unsilent.studies.training.study import Reading, run_training
     from unsilent.studies.training.study import example as find_example
@@ -282,7 +282,7 @@ def floors_of(
     """The fault-free runs of both floors, in the file that ``unsilent noise`` keeps them in."""
     from unsilent.cli.progress import make_observer
     from unsilent.replicas import ReplicaStore, Switches
-    from unsilent.studies.training.floor import replica_spec, run_floors
+    from unsilent.studies.training.judging import replica_spec, run_floors
 
     switches = Switches.parse(noise)
     path = floor or Path(default_store("noise", replica_spec(spec).identity()))

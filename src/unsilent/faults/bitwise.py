@@ -41,19 +41,26 @@ class ValueModel(ABC):
         """
 
 
-@dataclass(frozen=True)
-class Flip(ValueModel):
-    """Flip bits: each struck bit is inverted; bits=all, a class (sign, exponent, mantissa), 30, or 23-30."""
+class OfBits(ValueModel):
+    """Base of those that choose among ``bits``: all, a class of them, one, or a range."""
 
-    bits: str = "all"
-    struck: ClassVar[str] = "flips"
+    bits: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", _checked_bits(self.bits))
+        object.__setattr__(self, "bits", str(self.bits))
+        parse_bits(self.bits)
 
     @property
     def needs(self) -> str:
         return f"a dtype with bits={self.bits}"
+
+
+@dataclass(frozen=True)
+class Flip(OfBits):
+    """Flip bits: each struck bit is inverted; bits=all, a class (sign, exponent, mantissa), 30, or 23-30."""
+
+    bits: str = "all"
+    struck: ClassVar[str] = "flips"
 
     def ways(self, region: Region) -> int:
         return len(region.codec.matching(self.bits))
@@ -63,14 +70,14 @@ class Flip(ValueModel):
 
 
 @dataclass(frozen=True)
-class Burst(ValueModel):
+class Burst(OfBits):
     """Flip adjacent bits of one element: length=2 of them, all within bits."""
 
     length: int = 2
     bits: str = "all"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", _checked_bits(self.bits))
+        super().__post_init__()
         if not 1 <= self.length <= WIDEST:
             raise UsageError(f"length={self.length}; expected 1 to {WIDEST} adjacent bits")
 
@@ -86,14 +93,14 @@ class Burst(ValueModel):
 
 
 @dataclass(frozen=True)
-class MultiBit(ValueModel):
+class MultiBit(OfBits):
     """Flip several distinct bits of one element: flips=2 of bits, adjacent or not, every such set equally likely."""
 
     flips: int = 2
     bits: str = "all"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", _checked_bits(self.bits))
+        super().__post_init__()
         if not 1 <= self.flips <= WIDEST:
             raise UsageError(f"flips={self.flips}; expected 1 to {WIDEST} bits")
 
@@ -116,7 +123,7 @@ class MultiBit(ValueModel):
 
 
 @dataclass(frozen=True)
-class Stuck(ValueModel):
+class Stuck(OfBits):
     """Hold one bit of each struck element at=0 or at=1, whatever it was; the bit is drawn from bits."""
 
     at: int = 1
@@ -124,13 +131,9 @@ class Stuck(ValueModel):
     told: ClassVar[tuple[str, ...]] = ("at",)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", _checked_bits(self.bits))
+        super().__post_init__()
         if self.at not in (0, 1):
             raise UsageError(f"at={self.at}; expected 0 or 1, the value that the bit is stuck at")
-
-    @property
-    def needs(self) -> str:
-        return f"a dtype with bits={self.bits}"
 
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, 1).size > 0)
@@ -138,11 +141,6 @@ class Stuck(ValueModel):
     def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
         masks = _any_of(_masks(region.dtype, self.bits, 1), elements.size, rng, together)
         return ("or", masks) if self.at else ("and", ~masks)
-
-
-def _checked_bits(bits: str | int) -> str:
-    parse_bits(str(bits))
-    return str(bits)
 
 
 @lru_cache(maxsize=1024)

@@ -22,7 +22,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 import numpy as np
@@ -174,9 +173,7 @@ class Guard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
             if kind is None and not self._closed:
                 self.settle()

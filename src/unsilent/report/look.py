@@ -29,8 +29,6 @@ OUTCOME_COLOURS = {
     "hang": "#A8CBE6",
 }
 OUTCOME_NAMES = {"sdc": "silent (SDC)", "due": "detectable (DUE)", "nonfinite": "non-finite"}
-FIELD_NAMES = {"value": "value bits"}
-"""Headings over the columns of a heat map, where they are longer than the name of the field."""
 MARKERS = ("circle", "square", "diamond", "cross", "x", "pentagon", "star")
 INK, SOFT, GRID, GREY = "#1f2933", "#5c6873", "#e8ebee", "#cfd5db"
 HEAT = [[0, "#FFF8EC"], [0.25, "#FDD49E"], [0.5, "#FC8D59"], [0.75, "#D7301F"], [1, "#5F0000"]]
@@ -46,12 +44,6 @@ def labels(names: Sequence[str], width: int = 30) -> list[str]:
     return [html.escape(name, quote=False) for name in distinct([clean(name) for name in names], width)]
 
 
-def floor_of(values: Sequence[float]) -> float:
-    """Lower end of the colour scale: a power of ten, one to four decades down."""
-    lowest = min(values, default=0.01)
-    return min(max(10.0 ** math.floor(math.log10(lowest)), 1e-4), 0.1)
-
-
 def percent_ticks(bottom: float) -> Figure:
     ticks = [10.0**k for k in range(round(math.log10(bottom)), 1)]
     return {"tickvals": ticks, "ticktext": [percent(t) for t in ticks]}
@@ -63,6 +55,12 @@ def percent(value: float) -> str:
 
 def triangle(vertical: bool) -> str:
     return "triangle-down-open" if vertical else "triangle-left-open"
+
+
+def upright(x: float, colour: str, width: float = 1.5, **more: Any) -> Figure:
+    """A vertical line over the whole height of a figure; ``more``: of the line, like ``dash``."""
+    line = {"color": colour, "width": width, **more}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
 def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], marker: Figure, **more: Any) -> Figure:

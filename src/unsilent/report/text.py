@@ -87,18 +87,18 @@ def limits(interval: Interval, scale: float = 1.0, most: float = math.inf) -> st
     return f"{text.estimate}{text.behind}"
 
 
-def signed(estimate: float | None, low: float, high: float, scale: float = 100.0) -> Shown:
-    """A difference and its limits times ``scale`` (100: percentage points), as `shown` does, each with its sign.
+def signed(estimate: float | None, low: float, high: float) -> Shown:
+    """A difference and its limits in percentage points, as `shown` does, each with its sign.
 
     >>> signed(-0.0031, -0.0046, -0.0018)
     Shown(estimate='-0.31', low='-0.46', high='-0.18')
     """
     if estimate == low == high:  # not an estimate
-        exact = _sign(f"{estimate * scale:.4g}")
+        exact = _sign(f"{100 * estimate:.4g}")
         return Shown(exact, exact, exact, exact=True)
-    places = _places((high - low) * scale / 2)
-    value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * scale, places))
-    lower, upper = _text(low * scale, places, ROUND_FLOOR), _text(high * scale, places, ROUND_CEILING)
+    places = _places((high - low) * 100.0 / 2)
+    value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * 100.0, places))
+    lower, upper = _text(low * 100.0, places, ROUND_FLOOR), _text(high * 100.0, places, ROUND_CEILING)
     return Shown(value, _sign(lower), _sign(upper))
 
 
@@ -134,12 +134,12 @@ def share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
-def part(row_share: float, estimate: float, low: float, high: float, scale: float = 100.0) -> str:
-    """A share of an estimate, times ``scale``, to the digits that the interval of the whole supports."""
-    value = estimate * row_share * scale
+def part(row_share: float, estimate: float, low: float, high: float) -> str:
+    """A share of an estimate, in percent, to the digits that the interval of the whole supports."""
+    value = estimate * row_share * 100.0
     if low == high:  # not an estimate
         return f"{value:.4g}"
-    return "0" if value < 1e-12 else _rounded(value, _places((high - low) * scale / 2))
+    return "0" if value < 1e-12 else _rounded(value, _places((high - low) * 100.0 / 2))
 
 
 def seconds(value: float) -> str:

@@ -15,11 +15,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from unsilent.faults.naming import ROOT
 from unsilent.sites.modules import named_modules
 from unsilent.sites.operands import operation_name
 
-ROOT = "(root)"
-"""The model itself, outside of all its children."""
 OUTSIDE = "(run)"
 """What the workload's ``run`` does outside of the model."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -64,8 +63,6 @@ class Mode(TorchDispatchMode):
             self._hooks = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
         self._hooks.close()

@@ -100,13 +100,13 @@ def paired_strata(strata: Iterable[tuple[float, NDArray[Any] | Sequence[float]]]
     return replace(shifted, estimate=estimate, low=min(low, estimate), high=max(high, estimate), method=method)
 
 
-def p_value(interval_at: Callable[[float], Interval], null: float = 0.0) -> float:
-    """The smallest error level from 1e-9 at which an interval of that confidence leaves ``null`` out; 1 where none does."""
+def p_value(interval_at: Callable[[float], Interval]) -> float:
+    """The smallest error level from 1e-9 at which an interval of that confidence leaves 0 out; 1 where none does."""
 
     def outside(log_level: float) -> float:
-        """How far ``null`` lies outside of the interval; below 0 inside. Intervals of a greater level are narrower."""
+        """How far 0 lies outside of the interval; below 0 inside. Intervals of a greater level are narrower."""
         found = interval_at(1 - math.exp(log_level))
-        return max(found.low - null, null - found.high)
+        return max(found.low, -found.high)
 
     from scipy.optimize import brentq  # slow to load
 

@@ -37,15 +37,17 @@ def _zoo() -> dict[str, Entry]:
     entries = [
         Entry(
             "digits-cnn",
-            _HERE + "digits_cnn:digits_cnn",
+            _HERE + "digits:classifier",
             "small residual CNN with batch norm on scikit-learn's 8x8 handwritten digits",
             {"eval": "held-out images per evaluation (128)", **_SEED},
+            preset={"name": "digits-cnn"},
         ),
         Entry(
             "digits-vit",
-            _HERE + "digits_vit:digits_vit",
+            _HERE + "digits:classifier",
             "small vision transformer on the same digits",
             {"eval": "held-out images per evaluation (128)", **_SEED},
+            preset={"name": "digits-vit"},
         ),
         Entry(
             "chargpt",

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +26,7 @@ from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName
 from unsilent.faults.receipts import Hit
 from unsilent.outcomes.training import Ending
-from unsilent.sites.axes import FLAT, Axes
 from unsilent.sites.landing import Landings, Struck, Wanted
-from unsilent.sites.reaching import Use
 from unsilent.sites.training.step import Moment, Step
 from unsilent.workloads.trainings.base import Evaluation, TrainingState
 
@@ -104,19 +103,11 @@ class _Measured(Landings):
         super().__init__()
         self.largest = 0.0
 
-    def strike(
-        self,
-        site: SiteName,
-        wanted: Wanted,
-        tensor: Tensor,
-        copy: bool,
-        axes: Axes = FLAT,
-        use: Use | None = None,
-    ) -> Struck | None:
+    def strike(self, site: SiteName, wanted: Wanted, tensor: Tensor, *how: Any, **more: Any) -> Struck | None:
         if tensor.numel() and tensor.is_floating_point():
             with torch.no_grad():
                 self.largest = max(self.largest, float(tensor.detach().double().abs().max()))
-        return super().strike(site, wanted, tensor, copy, axes, use)
+        return super().strike(site, wanted, tensor, *how, **more)
 
 
 class ForkEngine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,9 +26,7 @@ class Finals:
         self._handle = register_module_forward_pre_hook(self._called)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._handle.remove()
 
     def _called(self, module: nn.Module, args: Any) -> None:

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from unsilent.errors import InternalError, UsageError, UserCodeError
@@ -52,9 +51,7 @@ class Launcher:
         self.folder = Path(self._temporary.name)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._temporary.cleanup()
 
     def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -40,9 +39,7 @@ class Steps:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         for handle in self._handles:
             handle.remove()
 

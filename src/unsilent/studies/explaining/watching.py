@@ -12,7 +12,6 @@ import sys
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -83,12 +82,10 @@ class Watch(Mode):
         stack.callback(os.close, self._file)
         self._first = next_number()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         if _process() == self._owner:
             self._write()
-        super().__exit__(kind, error, trace)
+        super().__exit__(*raised)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -2,24 +2,38 @@
 
 Every estimate carries an interval that knows that one fault is scored on many samples; sums over targets are weighted by
 their share of the sampling law (`statistics.stratified`).
+
+Failures in time: raw FIT per bit x bits x PVF, with the limits of the PVF. FIT is failures per 10^9 hours. The product is the
+rate of single-bit faults after which an output (of the study's unit) would be wrong. It needs PVF of what the raw rate counts:
+one flip, of any bit of memory that stays (what a run computes is there for a moment only), every bit equally likely. A PVF over
+elements is that only where all elements have one width: elsewhere there is no FIT, and the reason instead. The raw rate is the
+reader's and taken as exact: its own uncertainty, which is often larger, is not in the limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import PurePath
 
+import numpy as np
+from numpy.typing import NDArray
+
 from unsilent.campaigns.merging import without_shard
-from unsilent.errors import StoreError
+from unsilent.errors import StoreError, UsageError
+from unsilent.faults import Codec, codec
+from unsilent.outcomes.tallies import Question, Tally
+from unsilent.report.heat import HeatMap
+from unsilent.report.text import Shown, clean, shown
+from unsilent.statistics import Stratum, stratified
 from unsilent.statistics.looks import confidence_at
-from unsilent.studies.pvf.hits import dtypes, heat_maps, lookup_rows, single_hits
 from unsilent.studies.pvf.kind import PVF, PvfStore
-from unsilent.studies.pvf.records import PvfResult, PvfRow
-from unsilent.studies.pvf.rows import Group, layer_groups, make_rows, target_groups
-from unsilent.studies.pvf.spec import CampaignSpec, Description
-from unsilent.studies.pvf.stored import Stored
-from unsilent.studies.pvf.tallies import Question
+from unsilent.studies.pvf.records import LookupRow, PvfResult, PvfRow, at_level, main_level
+from unsilent.studies.pvf.rows import Group, SingleHit, Stored, layer_groups, make_rows, single_hits, target_groups
+from unsilent.studies.pvf.spec import CampaignSpec, Description, TensorInfo
 
 
 def analyse(store: PvfStore, question: Question) -> PvfResult:
@@ -49,42 +63,32 @@ def _analysed(store: PvfStore, question: Question) -> PvfResult:
     planned = PVF.size(store)
     if stored.trials >= planned:  # all parts are there, whichever of them this store was asked for last
         asked = without_shard(asked)
-    command = (
-        " ".join([asked, *reading(question, Question().of(spec.transient))]) if asked.startswith("unsilent ") else asked
-    )
+    if asked.startswith("unsilent "):
+        asked = " ".join([asked, *reading(question, Question().of(spec.transient))])
     seconds, cpu = store.usage()
     return PvfResult(
-        workload=spec.workload,
-        info=description.info,
+        **{name: getattr(spec, name) for name in ("workload", "per", "law", "seed", "threads", "transient")},
+        **{name: getattr(description, name) for name in ("info", "judge", "campaign", "golden_seconds", "versions")},
         fault=spec.fault if spec.faults is None else f"{spec.fault} {PurePath(spec.faults).name}",
         at=" ".join(spec.at),
-        per=spec.per,
-        law=spec.law,
         unit=unit,
-        judge=description.judge,
-        seed=spec.seed,
         confidence=question.confidence,
         spec=spec.to_json(),
-        command=command,
+        command=asked,
         store=str(store.path),
-        campaign=description.campaign,
         samples=sum(description.samples),
         batches=len(description.samples),
         trials_done=stored.trials,
         trials_planned=planned,
         seconds=seconds,
         cpu_seconds=cpu,
-        golden_seconds=description.golden_seconds,
-        versions=description.versions,
         device=description.fingerprint.get("device", spec.device),
         dtype=dtype_of(spec, description),
-        threads=spec.threads,
         rows=tuple(rows),
         heat_maps=heat_maps(hits, description, unit),
         lookups=()
         if spec.strata == "risk" or spec.faults is not None  # such trials are not uniform over rows
         else lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
-        transient=spec.transient,
         notes=(*description.notes, *_notes(rows, spec.transient)),
     )
 
@@ -119,3 +123,216 @@ def _notes(rows: Sequence[PvfRow], transient: bool) -> list[str]:
     ):
         notes.append("No fault changed a single bit of any output: check that run() uses the model that it is given.")
     return notes
+
+
+def dtypes(description: Description) -> tuple[str, ...]:
+    """The dtypes of what may be struck, that of most elements first."""
+    sizes: Counter[str] = Counter()
+    for tensor in description.tensors:
+        sizes[tensor.dtype] += tensor.elements
+    return tuple(name for name, _ in sizes.most_common())
+
+
+def heat_maps(hits: Sequence[SingleHit], description: Description, unit: str) -> tuple[HeatMap, ...]:
+    """A map for each dtype that a single flip fell on: bits of several layouts have no common axis."""
+    found = []
+    for name in dtypes(description):
+        flips = [h for h in hits if h.bit is not None and h.tensor.dtype == name]
+        if flips:
+            found.append(_heat_map(flips, codec(name), description, unit))
+    return tuple(found)
+
+
+def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: Description, unit: str) -> HeatMap:
+    """Layer x bit position over the tensors of one dtype.
+
+    A cell that several targets share is weighted by their share of the law, and by how many of all their faults fell in it where
+    all are tried.
+    """
+    shares = {t.name: t.share / max(t.slots, 1) for t in description.targets}
+    counted = {t.name for t in description.targets if t.slots}
+    cells: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for hit, share in _shares(flips, description, unit):
+        assert hit.bit is not None
+        cells[hit.tensor.layer, hit.bit][hit.row.trial.target].append(share)
+    layers = tuple(dict.fromkeys(t.layer for t in description.tensors if t.dtype == layout.name))
+    bits = tuple(range(layout.bits))
+
+    def value(layer: str, bit: int) -> float | None:
+        parts = cells.get((layer, bit))
+        if not parts:
+            return None
+        weights = {name: shares[name] * (len(seen) if name in counted else 1) for name, seen in parts.items()}
+        return float(sum(weights[name] * np.mean(seen) for name, seen in parts.items()) / sum(weights.values()))
+
+    return HeatMap(
+        dtype=layout.name,
+        layers=layers,
+        bits=bits,
+        fields={b: _field(layout, b) for b in bits},
+        estimate=tuple(tuple(value(layer, b) for b in bits) for layer in layers),
+        n=tuple(tuple(sum(map(len, cells.get((layer, b), {}).values())) for b in bits) for layer in layers),
+    )
+
+
+def _shares(hits: Sequence[SingleHit], description: Description, unit: str) -> Iterator[tuple[SingleHit, float]]:
+    """Each of these trials with the share of its units that are incorrect."""
+    tally = Tally.of([hit.row.codes for hit in hits], description.samples, unit)
+    return zip(hits, tally.shares.tolist(), strict=True)
+
+
+def _field(layout: Codec, bit: int) -> str:
+    """As the codec names it, but the digits of an integer are its value."""
+    name = layout.field(bit)
+    return "value" if layout.kind == "int" and name == "mantissa" else name
+
+
+Heats = NDArray[np.str_]
+
+
+def heat_classes(counts: Sequence[int]) -> Heats:
+    """``hot``, ``warm`` or ``cold`` for each row of a table from its look-ups (see `LookupRow`)."""
+    seen = np.asarray(counts, np.int64)
+    order = np.argsort(-seen, kind="stable")
+    before = np.cumsum(seen[order]) - seen[order]
+    classes = np.full(seen.size, "warm")
+    classes[order[before < seen.sum() / 2]] = "hot"
+    classes[seen == 0] = "cold"
+    return classes
+
+
+def lookup_rows(
+    hits: Sequence[SingleHit], description: Description, unit: str, confidence: float
+) -> tuple[LookupRow, ...]:
+    """PVF of hot, warm and cold embedding rows over all tables that were looked up."""
+    tables = {
+        t.site: (t, heat_classes(description.lookups[name]))
+        for t in description.tensors
+        if (name := t.site.removeprefix("param:")) in description.lookups
+    }
+    mine = list(_shares([h for h in hits if h.tensor.site in tables], description, unit))
+    if not mine:
+        return ()
+    shares = {t.name: t.share for t in description.targets}
+    total = sum(t.elements for t, _ in tables.values())
+    out = []
+    for heat in ("hot", "warm", "cold"):
+        groups: dict[str, list[float]] = {name: [] for name in shares}
+        for hit, share in mine:
+            tensor, classes = tables[hit.tensor.site]
+            if classes[hit.element // prod(tensor.shape[1:])] == heat:
+                groups[hit.row.trial.target].append(share)
+        rows = sum(int((classes == heat).sum()) for _, classes in tables.values())
+        if not rows:
+            continue
+        weights = {name: shares[name] * _part(name, heat, tables.values(), description) for name in groups}
+        mass = sum(weights.values())  # strata without a hit weigh as much as they do
+        whole = stratified([Stratum.of(g, weights[name] / mass) for name, g in groups.items()], confidence)
+        out.append(
+            LookupRow(
+                heat=heat,
+                rows=rows,
+                lookups=sum(
+                    int(np.asarray(description.lookups[s.removeprefix("param:")])[c == heat].sum())
+                    for s, (_, c) in tables.items()
+                ),
+                share_of_elements=sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables.values()) / total,
+                estimate=whole.estimate,
+                low=whole.low,
+                high=whole.high,
+                n=sum(len(g) for g in groups.values()),
+            )
+        )
+    return tuple(out)
+
+
+def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: Description) -> float:
+    """Which part of a target's elements are embedding rows of this class."""
+    info = next(t for t in description.targets if t.name == target)
+    own = {"component": info.component, "tensor": info.group}.get(info.level, info.layer)
+
+    def owner(tensor: TensorInfo) -> str:
+        names = {"component": tensor.component, "tensor": tensor.site.removeprefix("param:")}
+        return names.get(info.level, tensor.layer)
+
+    struck = sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables if owner(t) == own)
+    return struck / info.elements
+
+
+NEEDS = "FIT needs PVF of single flips of any bit of parameters, drawn per element (--fault bitflip --flips 1 --law per-element)"
+MIXED = "mixed element widths"
+ONE_WIDTH = 0.99
+"""Share of the bits that must belong to elements of one width; the error of FIT stays below the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitRow:
+    """FIT of one target; ``raw`` is the rate of faults before anything is masked, ``reason`` why there is no FIT."""
+
+    row: PvfRow
+    raw: float
+    estimate: float | None
+    low: float | None
+    high: float | None
+    reason: str = ""
+
+    @property
+    def text(self) -> Shown:
+        """FIT and its limits as text."""
+        if self.low is None or self.high is None:
+            return Shown("–", "–", "–")
+        return shown(self.estimate, self.low, self.high, scale=1.0)
+
+
+def check_rate(fit_per_bit: float, transient: bool = False) -> float:
+    """Return the rate if it is one and there is memory it speaks of; raises ``UsageError`` otherwise.
+
+    ``transient``: faults are injected into values of a run.
+    """
+    if not (math.isfinite(fit_per_bit) and fit_per_bit >= 0):
+        raise UsageError(f"--fit-per-bit is {fit_per_bit!r}; expected failures per 1e9 hours and bit, 0 or more")
+    if transient:
+        raise UsageError(
+            "no FIT: values of a run have no rate per bit of memory; leave --fit-per-bit out or use --at 'param:*'"
+        )
+    return fit_per_bit
+
+
+def fit_of(row: PvfRow, fit_per_bit: float) -> FitRow:
+    """FIT of one row: each of its numbers times rate x bits."""
+    raw = fit_per_bit * row.bits
+    if row.width_share < ONE_WIDTH:
+        return FitRow(row, raw, None, None, None, MIXED)
+    return FitRow(row, raw, None if row.estimate is None else raw * row.estimate, raw * row.low, raw * row.high)
+
+
+def fit_rows(result: PvfResult, fit_per_bit: float) -> tuple[FitRow, ...]:
+    """Rows of the main level at one flip, then the model; empty where a raw rate cannot be multiplied with what was measured.
+
+    Largest FIT first. Where nothing went wrong the upper limit ranks: a large part that might dominate
+    stays visible.
+    """
+    check_rate(fit_per_bit)
+    if result.transient or result.fault != "bitflip" or result.law != "per-element":
+        return ()
+    level = main_level(result)
+    single = [row for row in result.rows if row.flips == 1]
+    parts = [fit_of(row, fit_per_bit) for row in at_level(single, level) if level != "model"]
+    parts.sort(key=lambda f: -1.0 if f.high is None else f.estimate or f.high, reverse=True)
+    return (*parts, *(fit_of(row, fit_per_bit) for row in at_level(single, "model")))
+
+
+def surprise(rows: Sequence[FitRow]) -> str:
+    """Says where size beats vulnerability: most FIT and highest PVF are two targets and their joint limits separate."""
+    parts = [f for f in rows if f.row.level != "model" and f.estimate is not None]
+    if len(parts) < 2:
+        return ""
+    most = max(parts, key=lambda f: f.estimate or 0.0)
+    worst = max(parts, key=lambda f: (f.row.estimate or 0.0, f.row.high))
+    more = most.raw * most.row.joint_low > worst.raw * worst.row.joint_high
+    if most.row.target == worst.row.target or not more or most.row.joint_high >= worst.row.joint_low:
+        return ""
+    return (
+        f"{clean(most.row.target)} has more FIT than {clean(worst.row.target)} although its PVF is lower: "
+        f"it holds {most.row.bits / max(worst.row.bits, 1):,.0f} times as many bits."
+    )

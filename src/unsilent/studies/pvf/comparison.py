@@ -19,17 +19,15 @@ from unsilent.campaigns.spec import differences as changed
 from unsilent.campaigns.spec import value_text
 from unsilent.errors import UsageError
 from unsilent.interval import PART
+from unsilent.outcomes.tallies import Question, Sample
 from unsilent.statistics import Interval
 from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio
 from unsilent.statistics.looks import confidence_at
 from unsilent.studies.pvf.analysis import analyse, dtype_of, reading
-from unsilent.studies.pvf.hits import single_hits
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfResult, PvfRow
-from unsilent.studies.pvf.rows import Group, layer_groups, target_groups
+from unsilent.studies.pvf.rows import Group, Stored, layer_groups, rows_by_layer, single_hits, target_groups
 from unsilent.studies.pvf.spec import TrialRow
-from unsilent.studies.pvf.stored import Stored
-from unsilent.studies.pvf.tallies import Question, Sample
 
 Key = tuple[str, str, str, int | None]
 LEAST_CONFIDENCE = 0.5
@@ -167,6 +165,7 @@ def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) 
     apart = interval_at(question.confidence)
     times = _combined(ratio, one, other, question)
     p = None if apart.estimate is None else p_value(interval_at)
+    exact = one.sample.complete if other.sample.complete else ""  # both tried every fault there is
     return ComparedRow(
         a=a,
         b=b,
@@ -176,7 +175,7 @@ def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) 
         adjusted=p,
         differs=False,
         paired=shares_faults(one, other),
-        method=one.sample.complete if _exact(one, other) else apart.method,
+        method=exact or apart.method,
     )
 
 
@@ -185,10 +184,7 @@ def differences_at(one: Side, other: Side, question: Question) -> Callable[[floa
     drawn = not (one.sample.complete or other.sample.complete or one.sample.left or other.sample.left)
     if drawn and shares_faults(one, other):
         return _paired(one.sample, other.sample)
-    return _unpaired(one, other, question)
 
-
-def _unpaired(one: Side, other: Side, question: Question) -> Callable[[float], Interval]:
     def interval_at(confidence: float) -> Interval:
         return _combined(difference, one, other, replace(question, confidence=max(confidence, LEAST_CONFIDENCE)))
 
@@ -233,11 +229,6 @@ def shares_faults(one: Side, other: Side) -> bool:
     return bool(np.allclose(np.divide(mine, sum(mine)), np.divide(theirs, sum(theirs)), rtol=1e-12))
 
 
-def _exact(one: Side, other: Side) -> bool:
-    """Whether both tried every fault there is, so that nothing is left to estimate."""
-    return bool(one.sample.complete and other.sample.complete)
-
-
 def _same_outcomes(one: Side, other: Side) -> bool:
     """Whether all trials are the same ones and ended the same."""
     pairs = zip(one.sample.strata, other.sample.strata, strict=False)
@@ -263,11 +254,9 @@ def _sides(store: PvfStore, question: Question) -> dict[Key, Side]:
     if stored.spec.per == "component" and 1 in stored.spec.flips:
         rows = (row for (_, flips), mine in stored.rows.items() if flips == 1 for row in mine if stored.counts(row))
         hits = single_hits(rows, stored.description)
-        fell: dict[tuple[str, str, str], list[TrialRow]] = defaultdict(list)
-        for hit in hits:
-            fell[hit.tensor.component, hit.tensor.layer, hit.row.trial.target].append(hit.row)
+        fell = rows_by_layer(hits)
         for group in layer_groups(hits, stored):
-            parts = (fell[group.parent, group.name, target.name] for target in group.targets)
+            parts = (fell[group.parent, group.name][target.name] for target in group.targets)
             sides[_key(group)] = Side(group.sample, tuple(map(_trials, parts)))
     return sides
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.kinds import Kind, size
 from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, MOST_TRIALS, Damaged, parsed
+from unsilent.campaigns.rounds import CellPlan, current
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
 from unsilent.report.model import Report
-from unsilent.studies.pvf.rounds import CellPlan, current
 from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
 
 if TYPE_CHECKING:
@@ -99,24 +99,24 @@ def planned_trials(store: PvfStore) -> int:
 
 def analyse(store: PvfStore, **choices: Any) -> PvfResult:
     """What a campaign found; ``choices``: those of a `Question`."""
+    from unsilent.outcomes.tallies import Question
     from unsilent.studies.pvf.analysis import analyse
-    from unsilent.studies.pvf.tallies import Question
 
     return analyse(store, Question(**choices))
 
 
 def report(result: PvfResult) -> Report:
     """What is shown of it."""
-    from unsilent.studies.pvf.report.report import report
+    from unsilent.studies.pvf.report import report
 
     return report(result)
 
 
 def compare(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
     """What is shown of two."""
+    from unsilent.outcomes.tallies import Question
     from unsilent.studies.pvf.comparison import compare
-    from unsilent.studies.pvf.report.comparison import comparison_report
-    from unsilent.studies.pvf.tallies import Question
+    from unsilent.studies.pvf.comparison_report import comparison_report
 
     return comparison_report(compare(one, other, Question(**choices)))
 

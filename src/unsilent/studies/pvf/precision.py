@@ -14,17 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unsilent.campaigns.driver import ROUND
+from unsilent.campaigns.rounds import Cell, CellPlan, current, trials_of
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.errors import UsageError
+from unsilent.outcomes.tallies import Question
 from unsilent.statistics import Interval, Stratum, stratified
-from unsilent.statistics.looks import GROWTH, confidence_at, size_at
+from unsilent.statistics.looks import GROWTH, confidence_at
 from unsilent.statistics.planning import allocate, expected_half_width, foreseen
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import at_flips
-from unsilent.studies.pvf.rounds import Cell, CellPlan, current, trials_of
-from unsilent.studies.pvf.rows import Group, target_groups
-from unsilent.studies.pvf.stored import Stored
-from unsilent.studies.pvf.tallies import Question
+from unsilent.studies.pvf.rows import Group, Stored, target_groups
 
 PILOT = 24
 """Trials of each stratum before anything is decided, at least."""
@@ -268,7 +267,7 @@ class PrecisionPlanner:
         found = []
         for cell, plan in stored.plans.items():
             look = plan.look + growing[cell]
-            while look > plan.look and _size(plan, look) > self.most:
+            while look > plan.look and replace(plan, look=look).size > self.most:
                 look -= 1
             if look > plan.look:
                 found.append(replace(plan, look=look))
@@ -286,7 +285,3 @@ def _cautious(strata: Sequence[Stratum]) -> float:
     """The estimate less its standard error: a relative half-width must suffice for what it may turn out to be."""
     estimate = sum(s.weight * s.mean for s in strata)
     return max(0.0, estimate - math.sqrt(sum(s.weight**2 * s.variance / s.n for s in strata)))
-
-
-def _size(plan: CellPlan, look: int) -> int:
-    return sum(plan.start.values()) + sum(size_at(look, n) for n in plan.first.values())

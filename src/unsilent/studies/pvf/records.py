@@ -1,10 +1,17 @@
-"""What a study found, as plain immutable records: everything a report shows comes from here."""
+"""What a study found, as plain immutable records: everything a report shows comes from here. Also which rows of a result are
+shown where, and gates for continuous integration: ``top_mlp<=0.01`` holds when the *upper* limit of every matching row does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+from unsilent.errors import UsageError, unknown
+from unsilent.report.heat import HeatMap
+from unsilent.studies.pvf.spec import CampaignSpec, Description
 
 
 def at_flips(flips: int | None) -> str:
@@ -56,24 +63,6 @@ class PvfRow:
     """Share of the units by outcome (masked, benign, sdc and the due kinds), every stratum weighted by its share of the law."""
     width_share: float = 1.0
     """Share of the bits that belong to elements of the commonest width: a FIT from PVF x bits needs them all alike."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeatMap:
-    """PVF by layer and bit position over the trials that flipped one bit of one dtype; None where no trial fell."""
-
-    dtype: str
-    layers: tuple[str, ...]
-    bits: tuple[int, ...]
-    fields: Mapping[int, str]
-    """Bit position -> ``sign``, ``exponent`` or ``mantissa``; of an integer ``sign`` or ``value``."""
-    estimate: tuple[tuple[float | None, ...], ...]
-    n: tuple[tuple[int, ...], ...]
-
-    @property
-    def trials(self) -> int:
-        """Trials in all cells."""
-        return sum(map(sum, self.n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +142,132 @@ class PvfResult:
 
     def __repr__(self) -> str:
         return f"<PvfResult {self.workload!r}, {self.trials_done} trials, {len(self.rows)} rows; print() shows it>"
+
+
+EVERYTHING = "param:*"
+"""Where faults fall unless it is said: every parameter of the model."""
+LEVELS = ("component", "layer", "tensor")
+TOP = 20
+"""Rows of layers (and tensors) that a terminal shows; the rest is counted."""
+
+
+class Named(Protocol):
+    """A row of a result, or of two that are compared."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def level(self) -> str: ...
+    @property
+    def parent(self) -> str: ...
+    @property
+    def flips(self) -> int | None: ...
+
+
+R = TypeVar("R", bound=Named)
+
+
+def main_level(result: PvfResult) -> str:
+    """The level that figures compare: components, else layers, else tensors; ``model`` where there is nothing else."""
+    present = {row.level for row in result.rows}
+    return next((level for level in LEVELS if level in present), "model")
+
+
+def at_level(rows: Sequence[R], *levels: str) -> list[R]:
+    """The rows of these levels: targets in the order of the result, each with its numbers of flips ascending."""
+    kept = [row for level in levels for row in rows if row.level == level]
+    place = {key: i for i, key in enumerate(dict.fromkeys((row.level, row.target) for row in kept))}
+    return sorted(kept, key=lambda row: (place[row.level, row.target], row.flips is None, row.flips or 0))
+
+
+def first_flips(rows: Sequence[Named]) -> int | None:
+    """The number of flips a single sentence is about: 1 where tried, else the smallest, None for a rate."""
+    known = {row.flips for row in rows if row.flips is not None}
+    return (1 if 1 in known else min(known)) if known else None
+
+
+def rank(row: PvfRow) -> tuple[float, float]:
+    """Sort key: vulnerability; no estimate counts as lowest, ties go by the upper limit."""
+    return (-1.0 if row.estimate is None else row.estimate, row.high)
+
+
+def layers(rows: Sequence[R], order: Callable[[R], Any], numbers: Callable[[R], object]) -> list[R]:
+    """Layers and tensors, sorted; a component that is one layer of the same name and ``numbers`` is shown already."""
+    shown = {(row.target, row.flips, numbers(row)) for row in rows if row.level == "component"}
+    mine = at_level(rows, "layer", "tensor")
+    more = [row for row in mine if row.target != row.parent or (row.target, row.flips, numbers(row)) not in shown]
+    return sorted(more, key=order)
+
+
+def pooled(result: PvfResult) -> bool:
+    """Whether a row sums up several targets or strata: its counts are plain sums, its shares weighted by the law."""
+    strata = result.spec.get("strata", "none") != "none"
+    return strata or len({row.target for row in at_level(result.rows, main_level(result))}) > 1
+
+
+def itself(rows: Sequence[Named]) -> frozenset[str]:
+    """Components with layers beside one of their own name, which is what happens in the component itself."""
+    found = [(row.target, row.parent) for row in rows if row.level == "layer"]
+    others = {parent for target, parent in found if target != parent}
+    return frozenset(target for target, parent in found if target == parent and parent in others)
+
+
+def name_of(row: Named, own: frozenset[str]) -> str:
+    """The target's name, told apart from its component's; ``own`` is what `itself` found."""
+    return f"{row.target} (itself)" if row.level == "layer" and row.target == row.parent in own else row.target
+
+
+_GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d+))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """``TARGET[@FLIPS]<=LIMIT``: without ``@FLIPS`` it must hold at every number of flips."""
+
+    target: str
+    flips: int | None
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """Read a gate; raises ``UsageError`` for anything else or a limit outside [0, 1]."""
+        match = _GATE.match(text)
+        try:
+            limit = float(match["limit"]) / (100 if match["percent"] else 1) if match else -1.0
+        except ValueError:
+            limit = -1.0
+        if match is None or not 0 <= limit <= 1:
+            raise UsageError(
+                f"cannot read --assert {text!r}; expected TARGET<=LIMIT with a limit from 0 to 1, like 'top_mlp<=0.01'"
+            )
+        return cls(match["target"], int(match["flips"]) if match["flips"] else None, limit)
+
+    def check(self, spec: CampaignSpec, description: Description) -> None:
+        """Raise ``UsageError`` when the campaign will have no row this speaks of; before its first trial."""
+        names = {"model", *(t.name for t in description.targets), *(t.component for t in description.targets)}
+        names |= {t.layer for t in description.tensors}
+        if self.target not in names:
+            raise unknown("target of --assert", self.target, names)
+        if self.flips is not None and self.flips not in spec.flips:
+            raise unknown("number of flips of --assert", str(self.flips), map(str, spec.flips))
+
+    def rows(self, result: PvfResult) -> list[PvfRow]:
+        """The rows it speaks of; raises ``UsageError`` when there are none."""
+        found = [r for r in result.rows if r.target == self.target and self.flips in (None, r.flips)]
+        if found:  # a component and its only layer may share a name: the coarser level is meant
+            found = [r for r in found if r.level == found[0].level]
+            return found
+        raise unknown(
+            "target of --assert",
+            self.target if self.flips is None else f"{self.target}@{self.flips}",
+            {r.target if self.flips is None else f"{r.target}@{r.flips}" for r in result.rows},
+        )
+
+    def failures(self, result: PvfResult) -> list[str]:
+        """One line for each row whose upper limit is above the limit."""
+        return [
+            f"{r.target}{at_flips(r.flips)}: upper limit {r.high:.3g} is above {self.limit:g} "
+            f"(estimate {'none' if r.estimate is None else f'{r.estimate:.3g}'}, n {r.n})"
+            for r in self.rows(result)
+            if r.high > self.limit
+        ]

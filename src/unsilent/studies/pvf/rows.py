@@ -1,17 +1,101 @@
-"""Rows of estimates: targets, what they roll up to, and layers seen through where single faults fell."""
+"""Rows of estimates: a store's trials sorted into strata, targets, what they roll up to, and layers seen through where single
+faults fell.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
+
+from unsilent.campaigns.driver import ROUND
+from unsilent.campaigns.rounds import Cell, CellPlan, current
+from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.base import Outcome
-from unsilent.studies.pvf.hits import SingleHit
+from unsilent.outcomes.tallies import Question, Sample, Tally, Weighed
+from unsilent.statistics import Stratum
+from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfRow
-from unsilent.studies.pvf.spec import TargetInfo, TensorInfo, TrialRow
-from unsilent.studies.pvf.stored import NOTHING, Stored
-from unsilent.studies.pvf.tallies import Question, Sample, Tally, Weighed
+from unsilent.studies.pvf.spec import Description, TargetInfo, TensorInfo, TrialRow
+
+NOTHING = Tally(np.zeros((0, len(Outcome)), np.int64))
+
+
+class Stored:
+    """All trials of a store, read once.
+
+    Attributes:
+        spec, description: of the campaign. rows: by (stratum, flips), numbers ascending. plans: what the last rounds decided.
+    """
+
+    def __init__(self, store: PvfStore, unit: str) -> None:
+        self.spec, self.description = store.spec, store.description
+        self.unit = unit
+        if self.spec.one_batch and unit == "batch" and len(set(self.description.samples)) > 1:
+            raise UsageError(
+                f"--one-batch drew batches by their samples, and this workload's have {_few(self.description.samples)}; per "
+                "batch all would count alike: give --unit sample, or batches of one size"
+            )
+        self.plans: dict[Cell, CellPlan] = current(store.records(ROUND))
+        self.rows: dict[Cell, list[TrialRow]] = {}
+        for row in store.rows():
+            self.rows.setdefault((row.trial.target, row.trial.flips), []).append(row)
+        self._groups = {t.name: t.group for t in self.description.targets}
+        self._tallies: dict[tuple[str, int | None, range | None], Tally] = {}
+
+    @property
+    def trials(self) -> int:
+        """Trials of all strata, pilots included."""
+        return sum(map(len, self.rows.values()))
+
+    def look(self, groups: Iterable[str], flips: int | None) -> int | None:
+        """The last look that all these reported targets have come to; None where they have no plan, or a pilot alone."""
+        plans = [self.plans.get((group, flips)) for group in groups]
+        return min((-1 if p is None or not p.first else p.look for p in plans), default=-1) if any(plans) else None
+
+    def sample(self, targets: Sequence[TargetInfo], flips: int | None) -> Sample:
+        """What counts for a row over these strata: of each as many trials as the least advanced one has looks."""
+        look = self.look((t.group for t in targets), flips)
+        if look == -1:  # a pilot is all there is of some
+            look = None
+        found = []
+        for target in targets:
+            plan = self.plans.get((target.group, flips))
+            which = None if plan is None else plan.counting(target.name, look)
+            centre = plan.centre.get(target.name, 0.0) if plan is not None and look is not None else 0.0
+            found.append(Weighed(target.share, self._tally(target.name, flips, which), centre))
+        if not self.spec.enumerated:
+            return Sample(tuple(found), look)
+        left = tuple(t.slots - len(w.tally.classes) for w, t in zip(found, targets, strict=True))
+        listed = self.spec.faults is not None
+        if not any(left):
+            return Sample(tuple(found), look, "whole list" if listed else "exhaustive")
+        return Sample(tuple(found), look, left=left if listed else ())
+
+    def pilot(self, stratum: str, flips: int | None, upto: int) -> Stratum:
+        """The first trials of a stratum."""
+        return Stratum.of(self._tally(stratum, flips, range(upto)).shares)
+
+    def counts(self, row: TrialRow) -> bool:
+        """Whether a trial counts for estimates at all."""
+        plan = self.plans.get((self._groups[row.trial.target], row.trial.flips))
+        return plan is None or row.trial.k in plan.counting(row.trial.target)
+
+    def _tally(self, stratum: str, flips: int | None, which: range | None) -> Tally:
+        key = (stratum, flips, which)
+        if key not in self._tallies:
+            rows = self.rows.get((stratum, flips), [])
+            codes = [row.codes for row in rows if which is None or row.trial.k in which]
+            self._tallies[key] = Tally.of(codes, self.description.samples, self.unit)
+        return self._tallies[key]
+
+
+def _few(numbers: Sequence[int], most: int = 6) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
 
 
 @dataclass(frozen=True)
@@ -73,11 +157,11 @@ def target_groups(stored: Stored, flips: int | None) -> list[Group]:
     return found
 
 
-def _by(targets: Sequence[TargetInfo], key: Callable[[TargetInfo], str]) -> list[tuple[str, list[TargetInfo]]]:
-    found: dict[str, list[TargetInfo]] = {}
+def _by(targets: Sequence[TargetInfo], key: Callable[[TargetInfo], str]) -> Iterable[tuple[str, list[TargetInfo]]]:
+    found: dict[str, list[TargetInfo]] = defaultdict(list)
     for target in targets:
-        found.setdefault(key(target), []).append(target)
-    return list(found.items())
+        found[key(target)].append(target)
+    return found.items()
 
 
 def _rolled_up(
@@ -99,32 +183,34 @@ def layer_groups(hits: Sequence[SingleHit], stored: Stored) -> list[Group]:
     if not hits:
         return []
     description = stored.description
-    tensors: dict[tuple[str, str], list[TensorInfo]] = {}
+    tensors: dict[tuple[str, str], list[TensorInfo]] = defaultdict(list)
     for tensor in description.tensors:
-        tensors.setdefault((tensor.component, tensor.layer), []).append(tensor)
-    groups = []
+        tensors[tensor.component, tensor.layer].append(tensor)
+    groups, fell = [], rows_by_layer(hits)
     for (component, layer), own in tensors.items():
-        rows: dict[str, list[TrialRow]] = {}
-        for hit in hits:
-            if (hit.tensor.component, hit.tensor.layer) == (component, layer):
-                rows.setdefault(hit.row.trial.target, []).append(hit.row)
-        targets = tuple(t for t in description.targets if t.component == component and _share(t, own, stored.spec.law))
-        strata = tuple(
-            Weighed(
-                _share(t, own, stored.spec.law),
-                Tally.of(rows[t.name], description.samples, stored.unit) if t.name in rows else NOTHING,
-            )
-            for t in targets
-        )
+        rows = fell[component, layer]
+        members = [t for t in description.targets if t.component == component]
+        shares = {t.name: _share(t, own, stored.spec.law) for t in members}
+        targets = tuple(t for t in members if shares[t.name])
+        tallies = {t.name: Tally.of([r.codes for r in rows[t.name]], description.samples, stored.unit) for t in targets}
+        strata = tuple(Weighed(shares[name], tally) for name, tally in tallies.items())
         bits = Counter[int]()
         for tensor in own:
             bits[tensor.width] += tensor.elements * tensor.width
         strata = strata or (Weighed(1.0, NOTHING),)  # the fault model strikes nothing there
         look = stored.look([component], 1)
-        whole = stored.sample([t for t in description.targets if t.component == component], 1)
+        whole = stored.sample(members, 1)
         sample = Sample(strata, None if look == -1 else look, whole.complete)
         groups.append(Group(layer, "layer", component, 1, targets, sample, sum(t.elements for t in own), bits))
     return groups
+
+
+def rows_by_layer(hits: Iterable[SingleHit]) -> dict[tuple[str, str], dict[str, list[TrialRow]]]:
+    """The trials whose one fault fell in a layer: (component, layer) -> target -> trials."""
+    found: dict[tuple[str, str], dict[str, list[TrialRow]]] = defaultdict(lambda: defaultdict(list))
+    for hit in hits:
+        found[hit.tensor.component, hit.tensor.layer][hit.row.trial.target].append(hit.row)
+    return found
 
 
 def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float:
@@ -140,6 +226,39 @@ def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float
         if t.dtype == target.dtype
     )
     return mine / sum(mass.values())
+
+
+@dataclass(frozen=True)
+class SingleHit:
+    """One trial whose faults were exactly one element of one tensor; ``bit`` when exactly one bit of it was flipped."""
+
+    row: TrialRow
+    tensor: TensorInfo
+    element: int
+    bit: int | None
+
+
+def single_hits(rows: Iterable[TrialRow], description: Description) -> list[SingleHit]:
+    """The trials of ``rows`` that struck one element."""
+    tensors = {(t.site, t.dtype): t for t in description.tensors}
+    found = []
+    for row in rows:
+        if row.trial.flips not in (1, None):
+            continue
+        try:
+            faults = json.loads(row.faults)
+            if not isinstance(faults, list) or len(faults) != 1 or len(faults[0]["elements"]) != 1:
+                continue
+            fault = faults[0]
+            mask = int(fault["operands"][0], 16) if fault["operation"] == "xor" else 0
+            bit = mask.bit_length() - 1 if mask.bit_count() == 1 else None
+            tensor, element = tensors[fault["site"], fault["dtype"]], int(fault["elements"][0])
+            if not 0 <= element < prod(tensor.shape) or (bit is not None and bit >= tensor.width):
+                raise ValueError("outside of its tensor")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StoreError(f"the store is damaged: the fault of trial {row.trial} cannot be read ({error})") from None
+        found.append(SingleHit(row, tensor, element, bit))
+    return found
 
 
 def make_rows(groups: Iterable[Group], question: Question) -> list[PvfRow]:

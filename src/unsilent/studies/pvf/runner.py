@@ -16,6 +16,7 @@ from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import MOST_ELEMENTS, faults_text
 from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash, canonical, trial_seed
 from unsilent.engine import TrialOutcome, make_engine, trace_batch
+from unsilent.engine.listed_faults import ListedFaults
 from unsilent.engine.lookups import Lookups
 from unsilent.engine.placement import resolve_device
 from unsilent.engine.running_out import free_memory, unusable_if_raised
@@ -39,7 +40,6 @@ from unsilent.sites.targets import (
     unregistered,
     with_index_buffers,
 )
-from unsilent.studies.pvf.given import GivenFaults
 from unsilent.studies.pvf.spec import CampaignSpec, Description, TargetInfo, TensorInfo, TrialRow
 from unsilent.traced import Trace
 from unsilent.workloads import load
@@ -91,7 +91,9 @@ class TrialRunner:
         self.components = with_index_buffers(self.engine.parameters, named or top_level(self.engine.model))
         self.given = None
         if spec.faults is not None:
-            self.given = GivenFaults(spec, self.engine, self.components, MOST_ELEMENTS)
+            self.given = ListedFaults(
+                spec.faults, spec.faults_as, spec.per, self.engine, self.components, MOST_ELEMENTS
+            )
         self.regions = self.engine.regions(spec.at) if self.given is None else self.given.regions
         scores, self._screened = screen(self.engine) if spec.strata == "risk" else (None, "")
         self.targets = {t.name: t for t in self._make_targets(scores)}
@@ -176,8 +178,11 @@ class TrialRunner:
         target = self.targets.get(trial.target)
         if target is None:
             raise unknown("target", trial.target, self.targets)
+        if self.spec.enumerated and not 0 <= trial.k < (slots := self._slots(target)):
+            kind = "single" if self.given is None else "listed"
+            raise UsageError(f"trial {trial} is not there; {target.name!r} has {slots} {kind} faults, numbered from 0")
         if self.given is not None:
-            return self.given.of(trial)
+            return self.given.of(trial.target, trial.k)
         if self.spec.exhaustive:
             return self._nth(target, trial)
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
@@ -191,14 +196,8 @@ class TrialRunner:
 
     def _nth(self, target: Target, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
         """One of all faults: in a shuffled order, so that any part of a campaign is a random sample of them."""
-        evaluations, model, slots = (
-            self._evaluations[target.name],
-            self._model(target.bits, trial.flips),
-            self._slots(target),
-        )
-        if not 0 <= trial.k < slots:
-            raise UsageError(f"trial {trial} is not there; {target.name!r} has {slots} single faults, numbered from 0")
-        number = shuffled(trial.k, slots)
+        evaluations, model = self._evaluations[target.name], self._model(target.bits, trial.flips)
+        number = shuffled(trial.k, self._slots(target))
         for step, people in zip(evaluations.steps, evaluations.populations, strict=True):
             if number < (here := model.capacity(people)):
                 return step, model.nth(people, number)

@@ -21,13 +21,13 @@ from unsilent.campaigns.driver import run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.errors import UsageError
+from unsilent.outcomes.tallies import Question
 from unsilent.sizes import lasting, read_bytes
 from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
 from unsilent.studies.pvf.records import PvfResult
 from unsilent.studies.pvf.spec import LISTED, CampaignSpec, Description
-from unsilent.studies.pvf.tallies import Question
 
 if TYPE_CHECKING:
     from unsilent.faults import FaultModel

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from unsilent.report.look import GREY, INK, SERIES_COLOURS, SOFT, Figure, figure, label, percent, points
+from unsilent.report.look import GREY, INK, SERIES_COLOURS, SOFT, Figure, figure, label, percent, points, upright
 from unsilent.report.text import counted
 from unsilent.traced import BEFORE, Placed, Trace, TraceRow
 
@@ -137,7 +137,7 @@ def _figure(trace: Trace, series: list[Figure], scale: Figure) -> Figure:
         hovermode="closest",
         margin={"l": 74, "r": 20, "t": 62, "b": 52},
         legend={"orientation": "h", "x": 0, "y": 1.07, "yanchor": "bottom", "traceorder": "normal"},
-        shapes=[*_phases(trace), *(_upright(_at(row), INK, "dot") for row in marks(trace))],
+        shapes=[*_phases(trace), *(_below(_at(row), INK, "dot") for row in marks(trace))],
         annotations=_fault_name(trace),
         xaxis={"range": [-0.03 * count - 1, count * 1.02], "title": title, "showgrid": False},
         yaxis={"type": "log", **scale},
@@ -151,7 +151,7 @@ def _phases(trace: Trace) -> list[Figure]:
     tints = [
         {**tint, "fillcolor": LOOKS.get(s.phase, (SOFT,))[0], "x0": s.first - 0.5, "x1": s.last + 0.5} for s in found
     ]
-    return [*tints, *(_upright(s.first - 0.5, GREY, "solid") for s in found[1:])] if len(found) > 1 else []
+    return [*tints, *(_below(s.first - 0.5, GREY, "solid") for s in found[1:])] if len(found) > 1 else []
 
 
 def _fault_name(trace: Trace) -> list[Figure]:
@@ -167,9 +167,8 @@ def _at(row: int) -> float:
     return -0.5 if row == BEFORE else float(row)
 
 
-def _upright(x: float, colour: str, dash: str) -> Figure:
-    line = {"color": colour, "width": 1.5, "dash": dash}
-    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line, "layer": "below"}
+def _below(x: float, colour: str, dash: str) -> Figure:
+    return {**upright(x, colour, dash=dash), "layer": "below"}
 
 
 def _hover(number: int, row: TraceRow) -> str:

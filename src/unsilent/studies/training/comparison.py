@@ -8,7 +8,7 @@ from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.report.estimates import Dots, shares_figure
 from unsilent.report.look import SERIES_COLOURS
-from unsilent.report.model import Column, Plot, Report, Row, Section, Shown, Table, Text
+from unsilent.report.model import Column, Plot, Report, Row, Section, Shown, Table, Text, estimates_table
 from unsilent.report.text import counted, listed, signed
 from unsilent.statistics.comparing import Counts, joint_differences
 from unsilent.studies.training.judging import SHARES
@@ -55,15 +55,9 @@ def told(result: TrainingResult) -> str:
 def comparison_report(found: Sequence[Contrast], one: TrainingResult, other: TrainingResult) -> Report:
     """What is shown of a comparison."""
     joint = 100 * found[0].difference.confidence
-    table = Table(
-        (
-            Column("outcome"),
-            Column("A %", "estimate", scale=100),
-            Column("B %", "estimate", scale=100),
-            Column("B - A, points"),
-        ),
-        tuple(Row((c.name, c.one, c.other, _signed(c.difference)), strong=_differs(c)) for c in found),
-    )
+    shares = (Column(name, "estimate", scale=100) for name in ("A %", "B %"))
+    rows = tuple(Row((c.name, c.one, c.other, _signed(c.difference)), strong=_differs(c)) for c in found)
+    table = Table((Column("outcome"), *shares, Column("B - A, points")), rows)
     marks = tuple(zip(((SERIES_COLOURS[0], "●"), (SERIES_COLOURS[1], "■")), ("A", "B"), strict=True))
     plot = Plot("shares", "Shares of outcomes in A and B", _figure(found))
     return Report(
@@ -71,10 +65,7 @@ def comparison_report(found: Sequence[Contrast], one: TrainingResult, other: Tra
         kicker="Two campaigns compared",
         title=f"{one.workload} and {other.workload}",
         headline=_headline(found),
-        estimates=Table(
-            tuple(Column(name, "text" if name else "estimate") for name in ("outcome", "of", "")),
-            tuple(Row(row) for c in found for row in _estimates(c)),
-        ),
+        estimates=estimates_table(("outcome", "of", ""), (row for c in found for row in _estimates(c))),
         findings=(f"A: {found[0].first}", f"B: {found[0].second}"),
         sections=(Section("Outcomes", "Shares of trials with limits.", (Text(marks), plot, table)),),
         facts=tuple(

@@ -14,7 +14,7 @@ from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, Damaged, parsed
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.report.model import Report
-from unsilent.studies.training.ladders import LADDERS
+from unsilent.studies.training.made import LADDERS
 from unsilent.studies.training.spec import (
     FOLLOWED,
     GUARDED,

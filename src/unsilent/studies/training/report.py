@@ -9,39 +9,62 @@ from typing import Any
 from unsilent.interval import Interval
 from unsilent.interval import counted as certain
 from unsilent.report.estimates import share_cells
-from unsilent.report.model import Column, Grid, Heading, Mark, Part, Plot, Report, Row, Section, Shown, Table, Text
+from unsilent.report.model import (
+    Grid,
+    Heading,
+    Mark,
+    Part,
+    Plot,
+    Report,
+    Row,
+    Section,
+    Shown,
+    Table,
+    Text,
+    columns,
+    estimates_table,
+)
 from unsilent.report.text import clean, counted, short, shown
-from unsilent.studies.training.cells import (
+from unsilent.studies.training.conditions import MOST, conditions_figure, drawn
+from unsilent.studies.training.figures import (
+    DIFFERENT,
+    GOLDEN,
+    HARM,
+    LATENT,
+    ROWS,
+    classes_figure,
+    curve_figures,
+    group_figures,
+    guard_figure,
+    look,
+    parts_figure,
+    stroke,
+)
+from unsilent.studies.training.records import Caught, Curve, Group, Point, TrainingResult
+from unsilent.studies.training.sentences import (
+    FACTOR,
     KINDS,
     counts_text,
     example,
+    findings,
+    headline,
+    how,
+    least_accuracy,
     ordered_groups,
     plainly,
+    pvf_text,
     seen,
     thresholds,
     told,
     worst_first,
 )
-from unsilent.studies.training.conditions_figure import MOST, conditions_figure, drawn
-from unsilent.studies.training.curves import GOLDEN, curve_figures, stroke
-from unsilent.studies.training.figures import (
-    DIFFERENT,
-    HARM,
-    LATENT,
-    ROWS,
-    classes_figure,
-    group_figures,
-    guard_figure,
-    look,
-    parts_figure,
-)
-from unsilent.studies.training.records import Caught, Curve, Group, Point, TrainingResult
-from unsilent.studies.training.sentences import FACTOR, findings, headline, how, least_accuracy, pvf_text
 from unsilent.studies.training.spec import WATCHED
 
 SCHEMA = "unsilent/training/1"
 GROUPS = 16
 """Rows of a terminal's table of groups or targets; JSON and the page have all."""
+SHARES = ("different %", "harmful %", "latent %")
+"""Columns of the shares of a group."""
 NAME, EXAMPLE = 36, 28
 """Characters of a name, and of a trial, in a terminal."""
 SHAPES = {
@@ -93,11 +116,10 @@ def report(result: TrainingResult) -> Report:
 def estimates(result: TrainingResult) -> Table:
     """One row for each estimate, and for each number that is counted."""
     names = ("group", "target", "measure", "", "unit", "what", "part", "elements", "failures", "caught", "identical")
-    columns = [Column(name, "estimate" if not name else "text", priority=int(name in names[4:])) for name in names]
     rows = []
     for group, target, measure, value, extra in _estimates(result):
-        rows.append(Row((group, target, measure, value, "trial", *(extra.get(name) for name in names[5:]))))
-    return Table(tuple(columns), tuple(rows))
+        rows.append((group, target, measure, value, "trial", *(extra.get(name) for name in names[5:])))
+    return estimates_table(names, rows, rare=names[4:])
 
 
 def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval, Mapping[str, Any]]]:
@@ -121,14 +143,9 @@ def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval
         yield "condition", name, "sensitivity", c.sensitivity, {}
         yield "condition", name, "specificity", c.specificity, {}
         yield "condition", name, "sensitivity_different", c.different, {}
+        counted_of = c.hit + c.missed + c.false + c.clear
         for count in COUNTS:
-            yield (
-                "condition",
-                name,
-                f"{count}_trials",
-                certain(getattr(c, count), c.hit + c.missed + c.false + c.clear),
-                {},
-            )
+            yield "condition", name, f"{count}_trials", certain(getattr(c, count), counted_of), {}
     for part in result.parts:
         extra = {"what": part.what, "part": part.part, "elements": part.elements, "failures": part.failures}
         yield "target", part.target, "training_pvf", part.pvf, extra
@@ -225,10 +242,9 @@ def _sections(result: TrainingResult) -> Iterator[Section]:
         "Shares in percent with limits, then trials of each class. Click a heading to sort.",
         (_all(result),),
     )
-    columns = ("threshold", "value", "what it is", "source of the default")
-    rows = tuple(Row(row) for row in thresholds(result))
-    table = Table(tuple(Column(name, left=name != "value") for name in columns), rows, terminal_rows=0)
-    yield Section("Thresholds", "", (table,))
+    texts = ("what it is", "source of the default")
+    heads = columns("threshold", "value", *texts, left=("threshold", *texts))
+    yield Section("Thresholds", "", (Table(heads, tuple(map(Row, thresholds(result))), terminal_rows=0),))
 
 
 def _plainly(found: Interval) -> Shown:
@@ -241,24 +257,19 @@ def _classes_table(result: TrainingResult) -> Table:
         colour, symbol = look(one.name)
         where = short(example(result, one.name), EXAMPLE)
         name = Shown(one.name, mark=(colour, SHAPES[symbol]))
-        rows.append(
-            Row((name, one.n, one.different, *share_cells(one.share), where, told(one.name, result, brief=True)))
-        )
-    heads = ("class", "trials", "different", "share %", "interval", "example", "what it is")
-    columns = tuple(
-        Column(head, left=head in ("example", "what it is"), priority=int(head == "example")) for head in heads
-    )
-    return Table(columns, tuple(rows))
+        what = told(one.name, result, brief=True)
+        rows.append(Row((name, one.n, one.different, *share_cells(one.share), where, what)))
+    texts = ("example", "what it is")
+    heads = columns("class", "trials", "different", "share %", "interval", *texts, left=texts, priority={"example": 1})
+    return Table(heads, tuple(rows))
 
 
 def _harm(result: TrainingResult) -> Section:
     """Figures of groups for the page, tables for terminals."""
     marks = (((DIFFERENT, "■"), "different"), ((HARM, "●"), "harmful"), ((LATENT, "◆"), "latent"))
-    drawn_groups = group_figures(result)
-    grids = [
-        Grid((Heading(f"by {kind}"), Plot(f"group-{i}", f"Harmful share by {kind}", figure)))
-        for i, (kind, figure) in enumerate(drawn_groups.items())
-    ]
+    plots: list[Part] = []
+    for i, (kind, figure) in enumerate(group_figures(result).items()):
+        plots += [Heading(f"by {kind}"), Plot(f"group-{i}", f"Harmful share by {kind}", figure)]
     many = any(len(groups) > ROWS for groups in result.groups.values())
     lead = (
         "Share of trials that are different, that did harm and that did latent harm, with limits; a hollow triangle is the upper "
@@ -266,23 +277,19 @@ def _harm(result: TrainingResult) -> Section:
         + (f" Of many groups the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
     tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
-    parts: list[Part] = [*tables]
-    if grids:
-        parts = [Text(marks), *(part for grid in grids for part in grid.parts), *tables]
-    return Section("Where faults do harm", lead, tuple(parts))
+    legend = [Text(marks)] if plots else []
+    return Section("Where faults do harm", lead, (*legend, *plots, *tables))
 
 
 def _groups_table(kind: str, groups: list[Group]) -> Table:
     kept = groups if len(groups) <= GROUPS else worst_first(groups)
-    rows = [
-        Row(
-            (short(clean(g.name), NAME), g.n, *map(_plainly, (g.different, g.harmful, g.latent)), counts_text(g.counts))
-        )
-        for g in kept
-    ]
-    heads = (kind, "trials", "different %", "harmful %", "latent %", "not masked")
-    columns = tuple(Column(head, left=head == "not masked") for head in heads)
-    return Table(columns, tuple(rows), terminal_rows=GROUPS, cut=CUT.format("harmful"), on_page=False)
+    rows = [Row((short(clean(g.name), NAME), g.n, *_group_shares(g), counts_text(g.counts))) for g in kept]
+    heads = columns(kind, "trials", *SHARES, "not masked", left=("not masked",))
+    return Table(heads, tuple(rows), terminal_rows=GROUPS, cut=CUT.format("harmful"), on_page=False)
+
+
+def _group_shares(group: Group) -> Iterator[Shown]:
+    return map(_plainly, (group.different, group.harmful, group.latent))
 
 
 CUT = "the {{shown}} most {}, and {{left:,}} more in the report"
@@ -292,21 +299,12 @@ def _all(result: TrainingResult) -> Table:
     """Every group with its trials of each class."""
     classes = seen(result.whole.counts)
     rows = [
-        Row(
-            (
-                g.name,
-                kind,
-                g.n,
-                *map(_plainly, (g.different, g.harmful, g.latent)),
-                *(g.counts.get(c, 0) for c in classes),
-            ),
-            hint=counts_text(g.counts),
-        )
+        Row((g.name, kind, g.n, *_group_shares(g), *(g.counts.get(c, 0) for c in classes)), hint=counts_text(g.counts))
         for kind, groups in ordered_groups(result).items()
         for g in groups
     ]
-    heads = ("group", "by", "trials", "different %", "harmful %", "latent %", *classes)
-    return Table(tuple(Column(head, left=head == "by") for head in heads), tuple(rows), terminal_rows=0, long=True)
+    heads = columns("group", "by", "trials", *SHARES, *classes, left=("by",))
+    return Table(heads, tuple(rows), terminal_rows=0, long=True)
 
 
 def _foretells(result: TrainingResult) -> str:
@@ -325,25 +323,15 @@ def _conditions(result: TrainingResult) -> Iterator[Part]:
     if figure is not None:
         yield Plot("conditions", "Largest values after the fault against the outcome", figure)
     if result.conditions:
-        heads = (
-            "largest of",
-            "factor",
-            "hit",
-            "missed",
-            "false",
-            "clear",
-            "loud",
-            "not",
-            "sensitivity %",
-            "specificity %",
-        )
-        columns = tuple(Column(head, priority=LEFT_OUT.get(head, 0)) for head in (*heads, "different %"))
+        counts_of = ("hit", "missed", "false", "clear", "loud", "not")
+        shares_of = ("sensitivity %", "specificity %", "different %")
+        heads = columns("largest of", "factor", *counts_of, *shares_of, priority=LEFT_OUT)
         rows = []
         for c in result.conditions:
             counts = (getattr(c, name) for name in COUNTS)
             shares = map(_plainly, (c.sensitivity, c.specificity, c.different))
             rows.append(Row((KINDS.get(c.kind, c.kind), Shown(f"{c.factor:,.0f}", c.factor), *counts, *shares)))
-        yield Table(columns, tuple(rows), CONDITIONS)
+        yield Table(heads, tuple(rows), CONDITIONS)
 
 
 def _parts_table(result: TrainingResult) -> Table:
@@ -354,10 +342,10 @@ def _parts_table(result: TrainingResult) -> Table:
         Row((p.part or p.target, p.what, p.elements, p.n, p.failures, *share_cells(p.pvf), _plainly(p.different)))
         for p in parts
     ]
-    heads = ("target", "of it", "elements", "trials", "failed", "PVF %", "interval", "different %")
-    columns = tuple(Column(head, left=head == "of it") for head in heads)
+    names = ("target", "of it", "elements", "trials", "failed", "PVF %", "interval", "different %")
+    heads = columns(*names, left=("of it",))
     title = "training PVF; different: the same by implementation noise alone"
-    return Table(columns, tuple(rows), title, terminal_rows=GROUPS, cut=CUT.format("vulnerable"), long=True)
+    return Table(heads, tuple(rows), title, terminal_rows=GROUPS, cut=CUT.format("vulnerable"), long=True)
 
 
 def _guarded(result: TrainingResult) -> Iterator[Part]:
@@ -367,8 +355,8 @@ def _guarded(result: TrainingResult) -> Iterator[Part]:
     if any(one.n for one in guard.sizes):
         yield Plot("guard", "Caught share by size", guard_figure(guard.sizes))
     rows = [Row((one.name, one.n, one.within, *share_cells(one.share), one.identical)) for _, one in _caught(result)]
-    heads = ("faults", "n", "caught", "share %", "interval", "golden's bits")
-    yield Table(tuple(map(Column, heads)), tuple(rows), f"under the guard; {UNDER_GUARD}")
+    heads = columns("faults", "n", "caught", "share %", "interval", "golden's bits")
+    yield Table(heads, tuple(rows), f"under the guard; {UNDER_GUARD}")
 
 
 def _examples(result: TrainingResult) -> Section:

@@ -18,13 +18,21 @@ from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.report.text import counted
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.conditions import conditions, points
-from unsilent.studies.training.floor import LEVEL, check_twin, least_accuracies
-from unsilent.studies.training.judging import EXAMPLES, Judge, backward_against_forward, group, grouped, groups_of
+from unsilent.studies.training.conditions import conditions, points, saved
+from unsilent.studies.training.judging import (
+    EXAMPLES,
+    LEVEL,
+    Judge,
+    backward_against_forward,
+    check_twin,
+    group,
+    grouped,
+    groups_of,
+    least_accuracies,
+)
 from unsilent.studies.training.kind import Floors, TrainingStore, stored_floors
-from unsilent.studies.training.ladders import LADDERS
+from unsilent.studies.training.made import LADDERS
 from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
-from unsilent.studies.training.saved import saved
 from unsilent.studies.training.spec import GUARDED, MADE, NOT_STRUCK, TrainingFound, TrainingRow, TrainingSpec, bare
 
 MARGIN = 0.02

@@ -1,6 +1,6 @@
 """`train-resnet` and its variants, and `train-vit`: classifiers of handwritten digits, or of CIFAR images of the user's own.
 
-The residual network is `digits_cnn.DigitsCnn`, for CIFAR that of He et al. without its weights; ``-nobn`` has a bias in place
+The residual network is `digits.DigitsCnn`, for CIFAR that of He et al. without its weights; ``-nobn`` has a bias in place
 of each batch norm, and residual branches begin at zero (after Zhang, Dauphin & Ma, ICLR 2019), so that it trains without.
 """
 
@@ -22,9 +22,7 @@ from unsilent.workloads.cache import digest
 from unsilent.workloads.cifar_files import read_images
 from unsilent.workloads.cifar_resnet import CITATION as RESNET_CITATION
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet, normalised
-from unsilent.workloads.digits_cnn import DigitsCnn, ResidualBlock
-from unsilent.workloads.digits_data import CITATION, DESCRIPTION, digits
-from unsilent.workloads.digits_vit import DigitsVit
+from unsilent.workloads.digits import CITATION, DESCRIPTION, DigitsCnn, DigitsVit, ResidualBlock, digits
 from unsilent.workloads.published.resnet18 import Bias
 from unsilent.workloads.training import check_count
 from unsilent.workloads.trainings.base import Bools, Evaluation

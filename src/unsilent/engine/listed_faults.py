@@ -6,7 +6,8 @@ part of the list, and once all were run nothing is left to estimate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +15,13 @@ import numpy as np
 import xxhash
 from torch import nn
 
-from unsilent.campaigns.spec import TrialId
-from unsilent.engine import PlainEngine
+from unsilent.engine.plain import PlainEngine
 from unsilent.errors import UsageError
 from unsilent.faults import Fault, Region
 from unsilent.faults.lists import Entry, Tensors, read_entries, read_file, resolve
 from unsilent.faults.naming import SiteName, is_transient, parse_site
 from unsilent.sites.modules import named_modules
 from unsilent.sites.targets import LEVELS, Target, component_of
-from unsilent.studies.pvf.spec import CampaignSpec
 
 KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d, "fcc": nn.Linear}
 """Layers that a list may count, by the names that lists have for them."""
@@ -30,8 +29,12 @@ KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d
 Faults = tuple[Fault, ...]
 
 
-class GivenFaults:
-    """The faults of ``spec.faults``.
+class ListedFaults:
+    """The faults of a file.
+
+    Args:
+        path: of the list. kind: the format, None where the content says it. per: what a target is. components: name -> modules.
+        most_elements: that the faults of a trial may have.
 
     Attributes:
         targets: what they fall in, with the elements they touch as regions. regions: all of these.
@@ -42,30 +45,35 @@ class GivenFaults:
     """
 
     def __init__(
-        self, spec: CampaignSpec, engine: PlainEngine, components: Mapping[str, Sequence[str]], most_elements: int
+        self,
+        path: str,
+        kind: str | None,
+        per: str,
+        engine: PlainEngine,
+        components: Mapping[str, Sequence[str]],
+        most_elements: int,
     ) -> None:
-        assert spec.faults is not None
-        content, name = read_file(spec.faults), spec.faults
+        content = read_file(path)
         self.digest = xxhash.xxh3_128_hexdigest(content)
-        entries = list(read_entries(content, name, spec.faults_as))
+        entries = list(read_entries(content, path, kind))
         tensors = _tensors(engine, entries)
-        found: dict[str, list[Faults]] = {}
+        found: dict[str, list[Faults]] = defaultdict(list)
         owners: dict[str, Target] = {}
-        touched: dict[str, dict[tuple[Any, ...], list[Fault]]] = {}
+        touched: dict[str, dict[tuple[Any, ...], list[Fault]]] = defaultdict(lambda: defaultdict(list))
         for entry in entries:
-            faults = resolve(entry, tensors, name)
+            faults = resolve(entry, tensors, path)
             if (size := sum(map(len, faults))) > most_elements:
                 raise UsageError(
-                    f"{name} {entry.place}: strikes {size:,} elements, of which {most_elements:,} are stored; strike fewer"
+                    f"{path} {entry.place}: strikes {size:,} elements, of which {most_elements:,} are stored; strike fewer"
                 )
-            owner = _owner(faults, components, spec.per)
+            owner = _owner(faults, components, per)
             owners.setdefault(owner.name, owner)
-            found.setdefault(owner.name, []).append(faults)
+            found[owner.name].append(faults)
             for fault in faults:
                 step = fault.step if is_transient(fault.site) else None
                 key = (fault.site, fault.dtype, fault.shape, step, fault.occurrence)
-                touched.setdefault(owner.name, {}).setdefault(key, []).append(fault)
-        self._faults = found
+                touched[owner.name][key].append(fault)
+        self._faults = dict(found)
         self.targets = tuple(
             replace(
                 owner,
@@ -74,7 +82,11 @@ class GivenFaults:
             )
             for target, owner in owners.items()
         )
-        self.regions = _merged(r for t in self.targets for r in t.regions)
+        everywhere: dict[tuple[Any, ...], list[Fault]] = defaultdict(list)
+        for target in owners:
+            for key, struck in touched[target].items():
+                everywhere[key] += struck
+        self.regions = tuple(_region(key, struck) for key, struck in everywhere.items())
         self.note = (
             f"All numbers are about the {len(entries):,} faults of the list, each tried once, and about no others: where the "
             "list itself was drawn at random, no interval here says so."
@@ -84,14 +96,10 @@ class GivenFaults:
         """How many faults fall in a target."""
         return len(self._faults[target])
 
-    def of(self, trial: TrialId) -> tuple[int | None, Faults]:
-        """The batch that is struck (None: all of them) and the faults of a trial; raises ``UsageError`` where there is none."""
-        mine = self._faults[trial.target]
-        if not 0 <= trial.k < len(mine):
-            raise UsageError(
-                f"trial {trial} is not there; {trial.target!r} has {len(mine)} listed faults, numbered from 0"
-            )
-        return mine[trial.k][0].step, mine[trial.k]
+    def of(self, target: str, number: int) -> tuple[int | None, Faults]:
+        """The batch that is struck (None: all of them) and the faults of a target's trial, from 0."""
+        faults = self._faults[target][number]
+        return faults[0].step, faults
 
 
 def _tensors(engine: PlainEngine, entries: Sequence[Entry]) -> Tensors:
@@ -134,17 +142,3 @@ def _owner(faults: Faults, components: Mapping[str, Sequence[str]], per: str) ->
 def _region(key: tuple[Any, ...], struck: Sequence[Fault]) -> Region:
     site, dtype, shape, step, occurrence = key
     return Region(site, dtype, shape, np.unique(np.concatenate([f.elements for f in struck])), step, occurrence)
-
-
-def _merged(regions: Iterable[Region]) -> tuple[Region, ...]:
-    """Each tensor once, where trials of several targets touch it."""
-    found: dict[tuple[Any, ...], Region] = {}
-    for region in regions:
-        key = (region.site, region.dtype, region.shape, region.step, region.occurrence)
-        known = found.get(key)
-        if known is not None:
-            assert known.elements is not None
-            assert region.elements is not None
-            region = replace(known, elements=np.union1d(known.elements, region.elements))
-        found[key] = region
-    return tuple(found.values())

@@ -1,4 +1,4 @@
-"""How stored trials are read: the question asked of them, and outcomes counted in its unit."""
+"""How the outcomes of trials are read: the question asked of them, and outcomes counted in its unit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from unsilent.interval import PART
 from unsilent.outcomes.base import Outcome
 from unsilent.statistics import Interval, Stratum, stratified, wilson
 from unsilent.statistics.looks import confidence_at
-from unsilent.studies.pvf.spec import TrialRow
 
 UNITS = ("sample", "batch")
 INTERVALS = ("clopper-pearson", "wilson")
@@ -145,10 +144,13 @@ class Tally:
         return {o.name.lower(): int(sums[o]) for o in Outcome}
 
     @classmethod
-    def of(cls, rows: Sequence[TrialRow], samples: Sequence[int], unit: str) -> Tally:
-        """Count trials; a batch ends as the worst of its samples (due over sdc over benign over masked)."""
+    def of(cls, trials: Sequence[bytes], samples: Sequence[int], unit: str) -> Tally:
+        """Count trials, each given as an `Outcome` byte a sample.
+
+        A batch ends as the worst of its samples (due over sdc over benign over masked).
+        """
         distinct: dict[bytes, int] = {}
-        places = [distinct.setdefault(row.codes, len(distinct)) for row in rows]
+        places = [distinct.setdefault(codes, len(distinct)) for codes in trials]
         all_codes, whole = list(distinct), sum(samples)
         step = max(1, AT_ONCE // whole)
         parts = [_counted(all_codes[i : i + step], samples, unit) for i in range(0, len(distinct), step)]

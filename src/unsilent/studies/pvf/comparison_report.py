@@ -8,16 +8,23 @@ from typing import Any
 
 from unsilent.interval import Interval
 from unsilent.report.estimates import NOTHING, Dots, cells, dot_traces, limits_text, rows_axis, share_cells
-from unsilent.report.look import INK, SERIES_COLOURS, Figure, figure, label
-from unsilent.report.model import Column, Heading, Part, Plot, Report, Row, Section, Shown, Table
+from unsilent.report.look import INK, SERIES_COLOURS, Figure, figure, label, upright
+from unsilent.report.model import Heading, Part, Plot, Report, Row, Section, Shown, Table, columns, estimates_table
 from unsilent.report.text import chance, clean, counted, factor, flips_count, flips_text, short, shown, signed
 from unsilent.studies.pvf.comparison import ComparedRow, Comparison, Estimated
-from unsilent.studies.pvf.records import PvfRow
-from unsilent.studies.pvf.report.figures import BARS
-from unsilent.studies.pvf.report.report import terminal_tables
-from unsilent.studies.pvf.report.rows import EVERYTHING, TOP, at_level, first_flips, itself, layers, main_level, name_of
-from unsilent.studies.pvf.report.sentences import meaning
-from unsilent.studies.pvf.report.words import common_facts
+from unsilent.studies.pvf.records import (
+    EVERYTHING,
+    TOP,
+    PvfRow,
+    at_level,
+    first_flips,
+    itself,
+    layers,
+    main_level,
+    name_of,
+)
+from unsilent.studies.pvf.report import BARS, terminal_tables
+from unsilent.studies.pvf.words import common_facts, meaning
 
 SCHEMA = "unsilent/comparison/1"
 NAMED = 4
@@ -35,11 +42,9 @@ SIDE = ("store", "campaign", "command", "workload", "info", "spec", "at", "seed"
         "batches", "trials_done", "trials_planned", "versions")  # fmt: skip
 ROW = ("estimate", "low", "high", "confidence", "n", "unit", "method")
 NAMES = ("target", "level", "parent", "flips")
-COLUMNS = (
-    *(Column("target"), Column("level", left=True), Column("part of", left=True, priority=4), Column("flips")),
-    *(Column("A %"), Column("B %"), Column("B - A"), Column("interval"), Column("B / A", priority=2)),
-    *(Column("its interval", priority=2), Column("p"), Column("B is"), Column("paired")),
-)
+HEADS = ("target", "level", "part of", "flips", "A %", "B %", "B - A", "interval", "B / A", "its interval", "p", "B is",
+         "paired")  # fmt: skip
+COLUMNS = columns(*HEADS, left=("level", "part of"), priority={"part of": 4, "B / A": 2, "its interval": 2})
 METHOD = (
     "Limits of B − A and of B / A are made from those of both rows, taken as independent (Zou and Donner 2008, Donner and Zou "
     "2012). Where every trial of a row had the very same fault in both campaigns the difference is taken trial by trial, with "
@@ -73,30 +78,16 @@ def comparison_report(found: Comparison) -> Report:
 
 
 def _estimates(found: Comparison) -> Table:
-    names = (
-        "level",
-        "target",
-        "parent",
-        "flips",
-        "a",
-        "a_n",
-        "b",
-        "b_n",
-        "",
-        "ratio",
-        "ratio_low",
-        "ratio_high",
-        "p",
-        "b_is",
-    )
+    names = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "")
+    more_names = ("ratio", "ratio_low", "ratio_high", "p", "b_is", "paired")
     rows = []
     for row in at_level(found.rows, "component", "model", "layer", "tensor", "bit"):
         d, r = row.difference, row.ratio
         both = (row.a.estimate, row.a.n, row.b.estimate, row.b.n)
         apart = Interval(d.estimate, d.low, d.high, found.confidence, min(row.a.n, row.b.n), row.method)
         more = (r.estimate, r.low, r.high, row.adjusted, verdict(row) or None, "yes" if row.paired else "no")
-        rows.append(Row((row.level, row.target, row.parent, row.flips, *both, apart, *more)))
-    return Table(tuple(Column(name, "text" if name else "estimate") for name in (*names, "paired")), tuple(rows))
+        rows.append((row.level, row.target, row.parent, row.flips, *both, apart, *more))
+    return estimates_table((*names, *more_names), rows)
 
 
 def _data(found: Comparison) -> dict[str, Any]:
@@ -279,7 +270,7 @@ def _sections(found: Comparison) -> Iterator[Section]:
     lead = "Click a heading to sort; point at a row for its numbers of faults, p before correction and the method."
     rows = tuple(_row(row, own) for row in found.rows)
     yield Section("All rows", lead, (Table(COLUMNS, rows, terminal_rows=0, long=True),))
-    heads = (Column(""), Column("A", left=True), Column("B", left=True))
+    heads = columns("", "A", "B", left=("A", "B"))
     sides = zip(common_facts(found.a), common_facts(found.b), strict=True)
     tables = [
         ("What is not the same", [Row((c.what, c.a, c.b)) for c in found.changes]),
@@ -337,10 +328,10 @@ def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
         symbols = ["diamond" if rows[i].paired else "circle" for i in mine]
         if mine:
             traces += dot_traces(Dots(name, colour, symbols, [(i, points[i], _hover(rows[i])) for i in mine]))
-    zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper", "line": {"color": INK, "width": 1.2}}
     title = {"text": "← lower in B · percentage points · higher in B →"}
     xaxis = {"range": [min(ends) - edge, max(ends) + edge], "title": title}
-    return figure(traces, 112 + 32 * len(rows), showlegend=True, shapes=[zero], xaxis=xaxis, yaxis=rows_axis(names))
+    more = {"showlegend": True, "shapes": [upright(0, INK, 1.2)]}
+    return figure(traces, 112 + 32 * len(rows), xaxis=xaxis, yaxis=rows_axis(names), **more)
 
 
 def _in_points(row: ComparedRow) -> Estimated:

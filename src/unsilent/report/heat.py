@@ -1,0 +1,109 @@
+"""A share by layer and bit position: the record, and its figure as a plain plotly dict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unsilent.report.look import GREY, HEAT, INK, SOFT, Figure, figure, label, labels, percent, upright
+
+FIELD_NAMES = {"value": "value bits"}
+"""Headings over the columns, where they are longer than the name of the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """PVF by layer and bit position over the trials that flipped one bit of one dtype; None where no trial fell."""
+
+    dtype: str
+    layers: tuple[str, ...]
+    bits: tuple[int, ...]
+    fields: Mapping[int, str]
+    """Bit position -> ``sign``, ``exponent`` or ``mantissa``; of an integer ``sign`` or ``value``."""
+    estimate: tuple[tuple[float | None, ...], ...]
+    n: tuple[tuple[int, ...], ...]
+
+    @property
+    def trials(self) -> int:
+        """Trials in all cells."""
+        return sum(map(sum, self.n))
+
+
+def heat_figures(maps: Sequence[HeatMap], measure: str) -> list[tuple[HeatMap, Figure]]:
+    """Those that have something to show; one scale for all of them, so that a colour means the same number."""
+    shown = [heat for heat in maps if heat.layers and heat.bits]
+    floor = floor_of([value for heat in shown for row in heat.estimate for value in row if value])
+    return [(heat, heat_figure(heat, floor, measure)) for heat in shown]
+
+
+def floor_of(values: Sequence[float]) -> float:
+    """Lower end of the colour scale: a power of ten, one to four decades down."""
+    lowest = min(values, default=0.01)
+    return min(max(10.0 ** math.floor(math.log10(lowest)), 1e-4), 0.1)
+
+
+def heat_figure(heat: HeatMap, floor: float, measure: str) -> Figure:
+    """Layer x bit, the sign bit on the left, as a number is written.
+
+    Colour is the estimate on a logarithmic scale from ``floor``, cells without a trial stay grey, zero is the palest colour.
+    """
+    order = sorted(range(len(heat.bits)), key=lambda i: -heat.bits[i])
+    bits = [heat.bits[i] for i in order]
+    values = [[row[i] for i in order] for row in heat.estimate]
+    counts = [[row[i] for i in order] for row in heat.n]
+    fields = [heat.fields.get(bit, "") for bit in bits]
+    starts = [i for i in range(len(bits)) if i == 0 or fields[i] != fields[i - 1]]
+    ticks = [10.0**k for k in range(math.ceil(math.log10(floor) - 1e-9), 1)]
+    # Title and scale lie above the map: a map of one row has no room for them at its side, a phone none at all.
+    corner = {"xref": "container", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"}
+    # 38: room for the half of the first tick's text that hangs over.
+    bar: Figure = {"thickness": 12, "outlinewidth": 0, "orientation": "h", "lenmode": "pixels", "len": 310, "xpad": 38}
+    bar |= {"tickangle": 0, "ticklabeloverflow": "allow", "ypad": 28, "tickvals": [math.log10(t) for t in ticks]}
+    bar |= {"ticktext": [("≤ " if i == 0 else "") + percent(t) for i, t in enumerate(ticks)], **corner}
+    trace: Figure = {"type": "heatmap", "x": list(range(len(bits))), "y": list(range(len(values)))}
+    trace |= {"zmin": math.log10(floor), "zmax": 0, "colorscale": HEAT, "colorbar": bar, "xgap": 1}
+    trace |= {"ygap": 1 if len(values) <= 80 else 0, "hoverongaps": False, "hoverinfo": "text"}
+    trace |= {
+        "z": [[None if v is None else math.log10(max(v, floor)) for v in row] for row in values],
+        "text": [
+            [
+                f"<b>{label(layer, 60)}</b><br>bit {bit} ({label(field)})<br>"
+                + ("no trial" if v is None else f"{measure} {100 * v:.3g} %")
+                + f", n = {n:,}"
+                for bit, field, v, n in zip(bits, fields, row, own, strict=True)
+            ]
+            for layer, row, own in zip(heat.layers, values, counts, strict=True)
+        ],
+    }
+    step = max(1, math.ceil(len(values) / 80))
+    named = [i for i, bit in enumerate(bits) if len(bits) <= 16 or bit % 4 == 0 or i == 0]
+    xaxis = {"tickvals": named, "ticktext": [str(bits[i]) for i in named], "range": [-0.5, len(bits) - 0.5]}
+    yaxis = {"tickvals": list(range(0, len(values), step)), "ticktext": labels(heat.layers, 26)[::step]}
+    return figure(
+        [trace],
+        min(1500, 192 + max(14, min(26, 1200 // len(values))) * len(values)),
+        margin={"l": 74, "r": 28, "t": 96, "b": 52},
+        title={"text": label(measure), "font": {"size": 13, "color": SOFT}, **corner, "pad": {"t": 4}},
+        plot_bgcolor=GREY,
+        shapes=[upright(start - 0.5, INK) for start in starts[1:]],
+        annotations=[
+            _field(fields[start], start, end - 1, len(bits))
+            for start, end in zip(starts, [*starts[1:], len(bits)], strict=True)
+        ],
+        xaxis={**xaxis, "title": {"text": "bit position"}, "showgrid": False},
+        yaxis={**yaxis, "range": [len(values) - 0.5, -0.5], "showgrid": False, "automargin": True},
+    )
+
+
+def _field(name: str, first: int, last: int, columns: int) -> Figure:
+    place: Figure = {"x": (first + last) / 2, "xanchor": "center", "y": 1, "yref": "paper", "yanchor": "bottom"}
+    if 8 * (last - first + 1) < columns and first == 0:
+        # Too narrow for its name, which then leans over the names of the rows instead of over the next field.
+        place |= {"x": last + 0.45, "xanchor": "right"}
+    return {
+        "text": label(FIELD_NAMES.get(name, name)),
+        "showarrow": False,
+        "font": {"size": 12, "color": SOFT},
+        **place,
+    }

@@ -1,0 +1,423 @@
+"""The report of parameter vulnerability: tables, sections, and figures as plain plotly dicts.
+
+Nothing with trials is dropped silently (what is left out is counted or named); an estimate of zero stays a point, marked as an
+upper limit; no data is None, never zero.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unsilent.interval import Interval
+from unsilent.report.estimates import (
+    NOTHING,
+    Dots,
+    bottom_of,
+    cells,
+    dot_traces,
+    share_axis,
+    share_cells,
+    shares_figure,
+)
+from unsilent.report.heat import HeatMap, heat_figures
+from unsilent.report.look import (
+    MARKERS,
+    MODEL_COLOUR,
+    OUTCOME_COLOURS,
+    OUTCOME_NAMES,
+    SERIES_COLOURS,
+    Figure,
+    figure,
+    label,
+    labels,
+    percent,
+)
+from unsilent.report.model import (
+    Cell,
+    Column,
+    Heading,
+    Part,
+    Plot,
+    Report,
+    Row,
+    Section,
+    Shown,
+    Table,
+    Text,
+    columns,
+    estimates_table,
+)
+from unsilent.report.text import amount, counted, flips_count, flips_text, part, share, shown
+from unsilent.studies.pvf import words
+from unsilent.studies.pvf.analysis import NEEDS, FitRow, check_rate, fit_of, fit_rows
+from unsilent.studies.pvf.records import (
+    TOP,
+    LookupRow,
+    PvfResult,
+    PvfRow,
+    at_level,
+    itself,
+    layers,
+    main_level,
+    name_of,
+    rank,
+)
+from unsilent.studies.pvf.words import headline, meaning
+
+SCHEMA = "unsilent/pvf/1"
+IN_TERMINAL = ("target", "flips", "{} %", "interval %", "n", "silent %", "due %")
+SPEC = ("workload", "fault", "at", "per", "law", "unit", "judge", "confidence", "samples", "batches", "device", "dtype",
+        "threads", "info")  # fmt: skip
+TOP_LEVEL = ("command", "seed", "seconds", "cpu_seconds", "golden_seconds", "store", "campaign", "device", "versions",
+             "trials_done", "trials_planned", "measure", "notes")  # fmt: skip
+
+
+def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
+    """All that is shown of a result; ``fit_per_bit`` adds failures in time, raises ``UsageError`` where it is no rate."""
+    fits = () if fit_per_bit is None else fit_rows(result, check_rate(fit_per_bit))
+    return Report(
+        schema=SCHEMA,
+        kicker=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
+        title=f"{result.workload}: {meaning(result)}, {result.fault} at {result.at}",
+        headline=headline(result),
+        estimates=estimates(result, fit_per_bit if fits else None),
+        numbers=tuple(words.numbers(result)),
+        findings=tuple(words.findings(result, fits)),
+        sections=tuple(_sections(result, fit_per_bit, fits)),
+        facts=tuple(words.facts(result)),
+        notes=tuple(words.notes(result, fit_per_bit, fits)),
+        method="\n".join(words.method(result)),
+        data=_data(result, fit_per_bit, fits),
+    )
+
+
+def estimates(result: PvfResult, fit_per_bit: float | None) -> Table:
+    """One row for each estimate; with a rate, FIT of single flips behind it."""
+    names = ["level", "target", "parent", "flips", "", "sdc", "due", "silent", "deciding"]
+    names += [] if fit_per_bit is None else ["fit", "fit_low", "fit_high"]
+    rows = []
+    for row in at_level(result.rows, "component", "model", "layer", "tensor", "bit"):
+        estimate = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
+        told: list[Cell] = [row.level, row.target, row.parent, row.flips, estimate, row.sdc, row.due, row.silent_share]
+        found = None if fit_per_bit is None or row.flips != 1 else fit_of(row, fit_per_bit)
+        fit = (None,) * 3 if found is None else (found.estimate, found.low, found.high)
+        rows.append((*told, row.incorrect_trials, *fit[: len(names) - 9]))
+    return estimates_table(names, rows)
+
+
+def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> dict[str, Any]:
+    """The JSON object: all that was asked (where nothing was said, what it came to), every row with its limits."""
+    found: dict[str, Any] = {name: getattr(result, name) for name in TOP_LEVEL}
+    came_to = {name: getattr(result, name) for name in SPEC}
+    found["spec"] = came_to | {k: v for k, v in result.spec.items() if v is not None or k not in came_to}
+    found |= {"headline": headline(result), "results": result.rows, "heat_maps": list(map(_heat, result.heat_maps))}
+    common = {"confidence": result.confidence, "unit": result.unit}
+    found["lookups"] = [{n: getattr(row, n) for n in row.__dataclass_fields__} | common for row in result.lookups]
+    if fit_per_bit is not None:
+        names = ("target", "level", "flips", "bits", "confidence", "n", "unit")
+        own = ("raw", "estimate", "low", "high")
+        found["fit"] = [
+            {n: getattr(f.row, n) for n in names} | {n: getattr(f, n) for n in own} | {"reason": f.reason or None}
+            for f in fits
+        ]
+        found["fit_per_bit"] = fit_per_bit
+    return found
+
+
+def _heat(found: HeatMap) -> dict[str, Any]:
+    fields = {name: getattr(found, name) for name in ("dtype", "layers", "bits", "estimate", "n")}
+    return fields | {"fields": [found.fields.get(bit, "") for bit in found.bits]}
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _columns(measure: str) -> tuple[Column, ...]:
+    names = ("target", "level", "part of", "flips", f"{measure} %", "interval %", "n")
+    counts = ("masked", "benign", "silent", "detectable", "silent %", "due %")
+    return columns(*names, *counts, left=("level", "part of"), priority={"part of": 4, "silent %": 2, "due %": 3})
+
+
+def _row(row: PvfRow, own: frozenset[str]) -> Row:
+    """All cells of a row; what is rarely needed is shown when it is pointed at."""
+    unit = "batch" if row.unit == "batch" else "sample"
+    due = "–"  # weighted like the estimate
+    if row.estimate is not None and row.silent_share is not None:
+        due = part(1 - row.silent_share, row.estimate, row.low, row.high)
+    silent = Shown(
+        share(row.silent_share).removesuffix(" %"), NOTHING if row.silent_share is None else row.silent_share
+    )
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in row.due_kinds.items() if count)
+    hint = (
+        f"{counted(row.elements, 'element')}, {counted(row.bits, 'bit')}, {counted(row.units, unit)} judged, "
+        f"{counted(row.incorrect_trials, 'fault')} with an incorrect output; {row.method}{kinds and '; '}{kinds}"
+    )
+    names = (name_of(row, own), row.level, row.parent, Shown(flips_count(row.flips), float(row.flips or 0)))
+    counts = (row.n, row.masked, row.benign, row.sdc, row.due)
+    key = (row.estimate or 0.0) * (1 - (row.silent_share or 0.0))
+    return Row((*names, *share_cells(row), *counts, silent, Shown(due, key)), row.level == "model", hint)
+
+
+def terminal_tables(
+    columns: Sequence[Column], kept: Sequence[str], main: Sequence[Row], more: Sequence[Row], title: str
+) -> Iterator[Table]:
+    """Some columns of the table of all rows, for terminals: the main rows, then layers with what they are part of."""
+    for rows, names, head in ((main, kept, ""), (more, [*kept, "part of"], title)):
+        places = [i for i, column in enumerate(columns) if column.name in names]
+        shown = tuple(Row(tuple(row.cells[i] for i in places), row.strong) for row in rows)
+        if shown:
+            heads = tuple(columns[i] for i in places)
+            yield Table(heads, shown, head, terminal_rows=TOP if head else len(shown), on_page=False)
+
+
+def _terminal(result: PvfResult) -> Iterator[Table]:
+    own = itself(result.rows)
+    main = at_level(result.rows, "component", "model")
+    more = layers(
+        result.rows, lambda row: tuple(-x for x in rank(row)), lambda row: (row.estimate, row.n, row.elements)
+    )
+    title = f"The {TOP} most vulnerable layers" if len(more) > TOP else "Layers"
+    kept = [name.format(result.measure) for name in IN_TERMINAL]
+    rows = [[_row(row, own) for row in part] for part in (main, more)]
+    yield from terminal_tables(_columns(result.measure), kept, rows[0], rows[1], title)
+
+
+def _fit_table(fits: Sequence[FitRow], fit_per_bit: float) -> Table:
+    most = max((f.high or 0.0 for f in fits), default=0.0) or 1.0
+    rows = []
+    for f in fits:
+        value, limits = cells(f.text, f.row)
+        limits = Shown(f.reason or limits.text, f.high, bar=((f.low or 0.0) / most, (f.high or 0.0) / most))
+        raw = Shown(amount(f.raw), f.raw)
+        rows.append(Row((f.row.target, f.row.bits, raw, share_cells(f.row)[0], value, limits), f.row.level == "model"))
+    heads = columns("target", "bits", "raw FIT", "PVF %", "FIT", "interval", priority={"raw FIT": 1, "PVF %": 1})
+    title = f"Failures per 1e9 hours at {fit_per_bit:g} per bit (FIT)"
+    return Table(heads, tuple(rows), title)
+
+
+def _lookup_table(result: PvfResult) -> Table:
+    heads = ("rows", "number", "look-ups", "share of elements", f"{result.measure} %", "interval %", "n")
+    rows = tuple(
+        Row((r.heat, r.rows, r.lookups, f"{100 * r.share_of_elements:.3g} %", *share_cells(r), r.n))
+        for r in result.lookups
+    )
+    return Table(columns(*heads), rows, terminal_rows=0)
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> Iterator[Section]:
+    measure, level = result.measure, main_level(result)
+    lines = curves(result)
+    plots: list[Part] = []
+    if lines.series:
+        plots = [Plot("curves", f"{measure} by {level}", curves_figure(lines, measure))]
+    against = " against the number of flips" if len(lines.flips) > 1 else ""
+    yield Section(f"{measure} by {level}{against}", words.curves_lead(result, lines), (*plots, *_terminal(result)))
+    maps = heat_figures(result.heat_maps, measure)
+    if maps:
+        parts: list[Part] = []
+        for number, (heat, plot) in enumerate(maps):
+            parts += [Heading(heat.dtype, counted(heat.trials, "trial"))] if len(maps) > 1 else []
+            parts.append(Plot(f"heat-{number}", f"{measure} by layer and bit position, {heat.dtype}", plot))
+        yield Section(f"{measure} by layer and bit position", words.heat_lead(result, len(maps)), tuple(parts))
+    if splits := outcome_split(result):
+        units, left = words.units(result), split_rows(result)[1]
+        plot = split_figure(splits, f"share of {units}")
+        parts = [Plot("outcomes", "Outcomes by target and number of flips", plot)]
+        if dues := due_split(result):
+            plot = split_figure(dues, f"share of incorrect {units}")
+            parts.append(Heading("Of the wrong outputs: silent or detectable, and how"))
+            parts.append(Plot("due", "Silent and detectable share of wrong outputs", plot))
+        lead = words.ENDED.format(measure)
+        lead += f" The {BARS} most vulnerable rows are drawn; {left} more are in the table of all rows." if left else ""
+        yield Section("How trials ended", lead, tuple(parts))
+    if not result.transient:
+        yield _fit_section(fit_per_bit, fits)
+    if result.lookups:
+        parts = [_lookup_table(result)]
+        if any(row.estimate is not None for row in result.lookups):
+            plot = lookup_figure(result.lookups, measure)
+            parts.append(Plot("lookups", f"{measure} of hot and cold embedding rows", plot))
+        yield Section("Hot and cold embedding rows", words.LOOKUPS, tuple(parts))
+    own = itself(result.rows)
+    rows = tuple(_row(row, own) for row in result.rows)
+    yield Section("All rows", words.all_lead(result), (Table(_columns(measure), rows, terminal_rows=0, long=True),))
+
+
+def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
+    if fit_per_bit is None or not fits:
+        why = (
+            "give the raw fault rate of the memory with `--fit-per-bit RATE` (failures per 10⁹ hours and bit) to get "
+            "raw FIT × bits × PVF for each target"
+        )
+        return Section(
+            "FIT estimate", "", (Text(((None, f"Not computed: {why if fit_per_bit is None else NEEDS}."),)),)
+        )
+    lead = (
+        f"Raw rate ({fit_per_bit:.3g} FIT per bit) × bits × PVF: the rate, per 10⁹ hours, of single-bit faults after which an "
+        "output would be wrong, largest first (by upper limit where nothing went wrong). Limits are those of the PVF; the raw "
+        "rate is taken as exact; bars are intervals. No FIT is given where the elements of a target have several "
+        "widths: PVF is uniform over elements, the raw rate over bits."
+    )
+    return Section("FIT estimate", lead, (_fit_table(fits, fit_per_bit),))
+
+
+SERIES = 8
+"""Lines that one figure can tell apart."""
+BARS = 40
+"""Bars that one figure can hold."""
+
+
+# -- against the number of flips ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What is drawn: targets with their rows, the model last; how many targets are left out, and which no trial struck."""
+
+    series: Mapping[str, Sequence[PvfRow]]
+    left_out: int
+    missing: tuple[str, ...]
+
+    @property
+    def flips(self) -> list[int]:
+        """Numbers of flips, ascending."""
+        return sorted({row.flips for rows in self.series.values() for row in rows if row.flips is not None})
+
+    @property
+    def drawn(self) -> int:
+        """Targets beside the model."""
+        return sum(rows[0].level != "model" for rows in self.series.values())
+
+
+def curves(result: PvfResult) -> Curves:
+    """Rows of the main level (the `SERIES` - 1 most vulnerable targets) and of the model."""
+    level = main_level(result)
+    named = _series(at_level(result.rows, level)) if level != "model" else {}
+    missing = sorted({row.target for row in at_level(result.rows, level) if row.estimate is None})
+    ranked = sorted(named, key=lambda name: max(map(rank, named[name])), reverse=True)[: SERIES - 1]
+    kept = {name: rows for name, rows in named.items() if name in ranked} | _series(at_level(result.rows, "model"))
+    return Curves(kept, len(named) - len(ranked), tuple(missing))
+
+
+def _series(rows: Sequence[PvfRow]) -> dict[str, list[PvfRow]]:
+    found: dict[str, list[PvfRow]] = {}
+    for row in rows:
+        if row.estimate is not None:
+            found.setdefault(row.target, []).append(row)
+    return found
+
+
+def curves_figure(lines: Curves, measure: str) -> Figure:
+    """Estimates against flips on two logarithmic axes, or one dot per target where there is only one number of flips."""
+    every = list(enumerate(lines.series.items()))
+    looks = [_look(i, rows[0]) for i, (_, rows) in every]
+    hover = [[_hover(name, row, measure) for row in rows] for _, (name, rows) in every]
+    flips = lines.flips
+    if len(flips) < 2:
+        dots = [
+            Dots("", *looks[i], [(i, *pair) for pair in zip(rows, hover[i], strict=True)]) for i, (_, rows) in every
+        ]
+        return shares_figure(dots, list(lines.series), measure)
+    bottom = bottom_of([row for rows in lines.series.values() for row in rows])
+    traces = []
+    for i, (name, rows) in every:
+        # Shifted a little along x, or the error bars of all series would lie on each other.
+        shift = 1.035 ** (i - (len(every) - 1) / 2)
+        places = [
+            (row.flips * shift, row, told) for row, told in zip(rows, hover[i], strict=True) if row.flips is not None
+        ]
+        mine = dot_traces(Dots(label(name), *looks[i], places), bottom, "y")
+        line = {"color": looks[i][0], "width": 2, **({"dash": "dash"} if rows[0].level == "model" else {})}
+        mine[0] |= {"mode": "lines+markers", "line": line}
+        traces += [{**trace, "legendgroup": str(i)} for trace in mine]
+    ends = [math.log10(flips[0]) - 0.12, math.log10(flips[-1]) + 0.12]
+    axis = {"type": "log", "range": ends, "tickvals": flips, "ticktext": [f"{f:,}" for f in flips]}
+    title = {"title": {"text": "flipped bits per fault"}}
+    return figure(traces, 440, xaxis=axis | title, yaxis=share_axis(bottom, measure))
+
+
+def _look(index: int, row: PvfRow) -> tuple[str, str]:
+    if row.level == "model":
+        return MODEL_COLOUR, "circle-open"
+    return SERIES_COLOURS[index % len(SERIES_COLOURS)], MARKERS[index % len(MARKERS)]
+
+
+def _hover(name: str, row: PvfRow | LookupRow, measure: str) -> str:
+    text = shown(row.estimate, row.low, row.high)
+    limits = "" if row.estimate == 0 else f" {text.limits}"
+    # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
+    value = html.escape(f"{text.estimate} %{limits}", quote=False)
+    flips = f" · {flips_text(row.flips)}" if isinstance(row, PvfRow) else ""
+    return f"<b>{label(name, 60)}</b>{flips}<br>{measure} {value}<br>n = {row.n:,} faults"
+
+
+def lookup_figure(lookups: Sequence[LookupRow], measure: str) -> Figure:
+    """Embedding rows by how often they are looked up, with limits."""
+    rows = [row for row in lookups if row.estimate is not None]
+    places = [(float(i), row, _hover(row.heat, row, measure)) for i, row in enumerate(rows)]
+    dots = Dots("", SERIES_COLOURS[0], "circle", places)
+    return shares_figure([dots], [row.heat for row in rows], measure)
+
+
+# -- how trials ended --------------------------------------------------------------------------------------------------
+
+Split = tuple[PvfRow, dict[str, float]]
+"""A row, and its units by how they ended: shares weighted by the law, or counts."""
+
+
+def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
+    """The rows of the main level whose outcomes are drawn (at most `BARS`, the most vulnerable), and how many are not.
+
+    The model is left out where its parts are shown: its counts pool strata that were not sampled in proportion.
+    """
+    rows = [row for row in at_level(result.rows, main_level(result)) if row.units > 0]
+    least = sorted(map(rank, rows), reverse=True)[:BARS][-1:]
+    kept = [row for row in rows if rank(row) >= least[0]][:BARS]
+    return kept, len(rows) - len(kept)
+
+
+def outcome_split(result: PvfResult) -> list[Split]:
+    """Masked, benign, silent and detectable units of each row drawn."""
+    found = []
+    for row in split_rows(result)[0]:
+        counts: Mapping[str, float] = row.mix or {"masked": row.masked, "benign": row.benign, "sdc": row.sdc}
+        due = sum(row.mix[kind] for kind in row.due_kinds) if row.mix else row.due
+        found.append((row, {kind: float(counts[kind]) for kind in ("masked", "benign", "sdc")} | {"due": float(due)}))
+    return found
+
+
+def due_split(result: PvfResult) -> list[Split]:
+    """Incorrect units only: silent against each kind of detectable error; rows without one are left out."""
+    rows = [row for row in split_rows(result)[0] if row.sdc + row.due > 0]
+    kinds = ("sdc", *dict.fromkeys(kind for row in rows for kind in row.due_kinds))
+    whole = [row.mix or {"sdc": row.sdc, **row.due_kinds} for row in rows]
+    return [(row, {kind: float(of.get(kind, 0)) for kind in kinds}) for row, of in zip(rows, whole, strict=True)]
+
+
+def split_figure(splits: Sequence[Split], axis: str) -> Figure:
+    """Stacked bars of shares, one bar per target and number of flips, first at the top."""
+    names = labels([row.target for row, _ in splits], 22)
+    counts = ["" if row.flips is None else f" · {row.flips:,}" for row, _ in splits]
+    ticks = [0, 0.25, 0.5, 0.75, 1]
+    traces = [_bars(splits, kind) for kind in splits[0][1] if any(found[kind] for _, found in splits)]
+    xaxis = {"range": [0, 1], "tickvals": ticks, "ticktext": [percent(t) for t in ticks], "title": {"text": axis}}
+    yaxis = {"tickvals": list(range(len(splits))), "ticktext": [a + b for a, b in zip(names, counts, strict=True)]}
+    yaxis |= {"range": [len(splits) - 0.4, -0.6], "showgrid": False, "automargin": True}
+    more = {"barmode": "stack", "showlegend": True, "bargap": 0.25}
+    return figure(traces, 120 + 24 * len(splits), xaxis=xaxis, yaxis=yaxis, **more)
+
+
+def _bars(splits: Sequence[Split], kind: str) -> Figure:
+    name = OUTCOME_NAMES.get(kind, label(kind))
+    parts = [counts[kind] / sum(counts.values()) for _, counts in splits]
+    heads = [f"<b>{label(row.target, 60)}</b> · {flips_text(row.flips)}" for row, _ in splits]
+    hover = [f"{head}<br>{name}: {100 * x:.3g} %" for head, x in zip(heads, parts, strict=True)]
+    look = {"marker": {"color": OUTCOME_COLOURS.get(kind, "#7A5C3E")}, "hoverinfo": "text", "hovertext": hover}
+    return {"type": "bar", "orientation": "h", "name": name, "y": list(range(len(splits))), "x": parts, **look}

@@ -1,1 +1,0 @@
-"""The report of parameter vulnerability, and of two such campaigns compared."""

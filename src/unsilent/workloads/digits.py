@@ -1,0 +1,193 @@
+"""`digits-cnn` and `digits-vit`: two small classifiers of scikit-learn's handwritten digits, which are split once and for all.
+
+Source of the data: the 1,797 8x8 images that ship with scikit-learn (UCI "Optical Recognition of Handwritten Digits", test part).
+Invariant: the split depends on nothing but the data.
+
+`DigitsCnn` is the quickest workload there is: convolution, batch norm, ReLU and residual blocks as in He et al. (CVPR 2016),
+scaled down to 8x8 images. `DigitsVit` has patches, class token, pre-norm blocks with scaled dot-product attention and GELU MLPs,
+after Dosovitskiy et al. (ICLR 2021), in 2x2 patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unsilent.workloads.base import Workload
+from unsilent.workloads.cache import Recipe, digest, trained
+from unsilent.workloads.layers import TransformerBlock
+from unsilent.workloads.training import (
+    Goal,
+    Progress,
+    Schedule,
+    check_count,
+    fit,
+    outputs,
+    parameter_count,
+    share_right,
+    silent,
+)
+
+DESCRIPTION = "scikit-learn digits (UCI handwritten digits, 8x8 grey), 1,347 training and 450 held-out images"
+CITATION = "Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"
+
+
+class Digits(NamedTuple):
+    """Images float32 [n, 1, 8, 8] in -1 … 1 and labels int64 [n], for training and held out."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    hash: str
+
+
+@cache
+def digits() -> Digits:
+    """The split digits; read once per process, never to be written to."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bunch = load_digits()
+    images = (bunch.images / 8.0 - 1.0).astype(np.float32)[:, None]
+    labels = bunch.target.astype(np.int64)
+    parts = train_test_split(images, labels, test_size=450, stratify=labels, random_state=0)
+    train, test, train_labels, test_labels = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+    every = digest(*(part.numpy().tobytes() for part in (train, train_labels, test, test_labels)))
+    return Digits(train, train_labels, test, test_labels, every)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm around a shortcut; [n, c_in, h, w] -> [n, c_out, h/stride, w/stride]."""
+
+    def __init__(self, c_in: int, c_out: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(c_out)
+        self.relu = nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or c_in != c_out:
+            self.shortcut = nn.Conv2d(c_in, c_out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.relu(self.bn1(self.conv1(x)))
+        out: Tensor = self.relu(self.bn2(self.conv2(inner)) + self.shortcut(x))
+        return out
+
+
+class DigitsCnn(nn.Module):
+    """Images [n, 1, 8, 8] -> class scores [n, 10]."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        self.block1 = ResidualBlock(width, width)
+        self.block2 = ResidualBlock(width, 2 * width, stride=2)
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.block2(self.block1(self.stem(x))))
+        return out
+
+
+class DigitsVit(nn.Module):
+    """Images [n, 1, 8, 8] -> class scores [n, 10]."""
+
+    def __init__(self, width: int = 48, depth: int = 3, heads: int = 4, patch: int = 2) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, patch, stride=patch)
+        self.class_token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
+        self.positions = nn.Parameter(torch.randn(1, (8 // patch) ** 2 + 1, width) * 0.02)
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.class_token.expand(len(x), -1, -1), tokens], 1) + self.positions
+        out: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])
+        return out
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """What tells one classifier of the digits from another: images [n, 1, 8, 8] -> scores [n, 10]."""
+
+    version: int
+    """Raised whenever the model or its training changes."""
+    description: str
+    build: Callable[[], nn.Module]
+    schedule: Schedule
+    goal: Goal
+    components: Mapping[str, str | Sequence[str]]
+
+
+CLASSIFIERS = {
+    "digits-cnn": Classifier(
+        version=1,
+        description="small residual CNN on handwritten digits",
+        build=DigitsCnn,
+        schedule=Schedule(epochs=12, batch=64, rate=0.01),
+        goal=Goal("accuracy", 0.97),
+        components={part: f"{part}.*" for part in ("stem", "block1", "block2", "head")},
+    ),
+    "digits-vit": Classifier(
+        version=1,
+        description="small vision transformer on handwritten digits",
+        build=DigitsVit,
+        schedule=Schedule(epochs=30, batch=64, rate=0.003, decay=0.05),
+        goal=Goal("accuracy", 0.95),
+        components={
+            "embedding": ("patches.*", "class_token", "positions"),
+            "attention": ("blocks.*.attention.*",),
+            "mlp": ("blocks.*.mlp.*",),
+            "norm": ("blocks.*.norm?.*", "norm.*"),
+            "head": ("head.*",),
+        },
+    ),
+}
+
+
+def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress = silent) -> Workload:  # noqa: A002 - option name
+    """The trained model on the first ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
+    one, data = CLASSIFIERS[name], digits()
+    check_count(name, "eval", eval, len(data.test), "held-out images")
+
+    def train(model: nn.Module) -> float:
+        fit(
+            model,
+            lambda rows: (data.train[rows], data.train_labels[rows]),
+            len(data.train),
+            nn.functional.cross_entropy,
+            one.schedule,
+            seed=seed,
+            description=f"training {name}",
+            progress=progress,
+        )
+        return share_right(outputs(model, [data.test]).argmax(1), data.test_labels)
+
+    recipe = Recipe(name, one.version, {"seed": seed}, data.hash)
+    model, accuracy = trained(recipe, one.build, train, one.goal, seed=seed)
+    return Workload(
+        model,
+        [data.test[:eval].clone()],
+        judge="top1",
+        name=name,
+        components=one.components,
+        info={
+            "description": one.description,
+            "data": DESCRIPTION,
+            "accuracy": {"name": one.goal.metric, "value": accuracy},
+            "parameters": parameter_count(model),
+            "samples": eval,
+            "citation": CITATION,
+        },
+    )
