@@ -95,7 +95,8 @@ def parsed(kind: type[T], text: Any, what: str) -> T:
     if not isinstance(text, str):
         raise Damaged(f"its {what} is no text")
     try:
-        found: T = _adapter(kind).validate_json(text)
+        hashable: Any = kind
+        found: T = _adapter(hashable).validate_json(text)
     except (RecursionError, ValueError) as error:
         raise Damaged(f"its {what} cannot be read: {shown(str(error).splitlines()[-1].strip())}") from None
     return found
