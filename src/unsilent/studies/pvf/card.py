@@ -127,7 +127,7 @@ def _missing(store: PvfStore) -> str:
         return f"finish it first: {command}{where}"
     return (
         f"it is part {part} of {parts}, and done: join it with the others first, then make the card of what they are joined "
-        f"into: unsilent merge ALL.sqlite {shlex.quote(str(store.path))} …"
+        f"into: unsilent merge {shlex.quote(str(store.path))} … -o ALL.sqlite"
     )
 
 

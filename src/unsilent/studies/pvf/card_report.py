@@ -17,7 +17,7 @@ HASHES = ("weights", "inputs", "golden", "code", "components")
 POINT = "Point at a row for its size and method."
 METHOD = (
     "With the same files, versions and kind of device, that {} makes the same campaign, and unsilent report STORE --card "
-    "FILE.json the same card, byte for byte, where it is read in the same unit and at the same confidence."
+    "-o FILE.json the same card, byte for byte, where it is read in the same unit and at the same confidence."
 )
 
 
