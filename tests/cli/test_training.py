@@ -160,11 +160,11 @@ def test_an_example_is_run_again_with_the_same_bits(copied):
     assert done.returncode == 0, done.stderr
     found = parsed(done.stdout)
     assert (found["class"].startswith("masked"), found["same"], found["made_by_hand"]) == (True, True, False)
-    told = in_process("replay", "s.sqlite", found["trial"], "--workload", LOOP[0], cwd=copied)
+    words = ("replay", "s.sqlite", found["trial"], "--workload", *LOOP[:3])
+    told = in_process(*words, cwd=copied)
     assert told.returncode == 0, told.stderr
     assert told.stdout.startswith(f"{found['trial']} ended the same\n{found['class']} (from the campaign)\n")
-    again = parsed(in_process("replay", "s.sqlite", found["trial"], "--workload", LOOP[0], "--json", cwd=copied).stdout)
-    assert again == found
+    assert parsed(in_process(*words, "--json", cwd=copied).stdout) == found
 
 
 @pytest.mark.claim
@@ -237,6 +237,16 @@ def test_a_built_in_training(tmp_path):
     found = parsed(in_process("report", store, "--json", cwd=tmp_path).stdout)
     assert found["spec"]["options"] == [["steps", "30"]]
     assert sum(found["classes"].values()) == 40
+
+
+@pytest.mark.slow
+def test_a_trial_under_the_guard_is_replayed_without_a_class(copied):
+    trial = next(str(trial) for trial in trials(copied / "s.sqlite") if trial.target.startswith("guarded:"))
+    done = in_process("replay", "s.sqlite", trial, "--workload", *LOOP[:3], cwd=copied)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{trial} ended the same\nstruck: ")
+    refused = in_process("replay", "s.sqlite", trial, "--workload", *LOOP[:3], "--trace", cwd=copied)
+    assert "trials of unsilent training are replayed without that: leave out --trace" in refused.stderr
 
 
 @pytest.mark.slow

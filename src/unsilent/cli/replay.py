@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,7 +82,11 @@ def replay(
 
     Or replay a published injection on the network that it was made for.
     """
+    from unsilent.campaigns import Store, TrialId
+    from unsilent.campaigns.replay import replay_trial
     from unsilent.cli.injection import is_injection, replay_csv
+    from unsilent.cli.tracing import show_trace, trace_path
+    from unsilent.studies.registered import kind_of
 
     if not trace:
         o.refuse(context, OF_TRACES, "only --trace has that")
@@ -99,34 +102,13 @@ def replay(
         raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
     given = {"workload": workload, "data": data, "weights": weights, "accelerator": accelerator}
     choices = {"trace": trace, "batch": batch, "log": log is not None}
-    return _replay_stored(context, store, trial, given, o.pairs(with_), choices, output, log, as_json, plain)
-
-
-def _replay_stored(
-    context: typer.Context,
-    path: Path,
-    trial: str,
-    given: Mapping[str, str | None],
-    options: tuple[tuple[str, str], ...],
-    choices: Mapping[str, object],
-    output: Path | None,
-    log: Path | None,
-    as_json: bool,
-    plain: bool,
-) -> int:
-    """A trial of a store; ``given``, ``options``: see `named_again`; ``choices``: of which a kind has some."""
-    from unsilent.campaigns import Store, TrialId
-    from unsilent.campaigns.replay import replay_trial
-    from unsilent.cli.tracing import show_trace, trace_path
-    from unsilent.studies.registered import kind_of
-
-    kind, number = kind_of(path), TrialId.parse(trial)
+    kind, number = kind_of(store), TrialId.parse(trial)
     lacking = [name for name in choices if name not in kind.replay_choices]
     o.refuse(context, lacking, f"trials of unsilent {kind.name} are replayed without that")
-    page = trace_path(path, str(number), output) if choices["trace"] else None
-    with Store(path, kind) as store:
+    page = trace_path(store, str(number), output) if trace else None
+    with Store(store, kind) as opened:
         own = {name: choices[name] for name in kind.replay_choices}
-        found = (kind.replay or replay_trial)(store, number, given, options, **own)
+        found = (kind.replay or replay_trial)(opened, number, given, o.pairs(with_), **own)
     if log is not None:
         _write_log(log, found.log)
     code = show_replay(found, as_json, plain, **({} if page is None else {"report": str(page)}))

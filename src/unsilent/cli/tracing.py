@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 
 def show_trace(report: Report, page: Path, as_json: bool, plain: bool) -> None:
     """The table of a trace (unless JSON says all) and its page."""
-    from unsilent.cli.reporting import print_report
+    from unsilent.cli.reporting import show_report
     from unsilent.render.report_page import write_report
-    from unsilent.report.text import clean
 
-    if not as_json:
-        print(f"# {clean(report.title)}" if plain else f"\n{clean(report.title)}")
-        print_report(report, plain)
-    write_report(report, page)
-    if not as_json:
-        print(f"\n{'# ' if plain else ''}Report: {page}")
+    if as_json:
+        write_report(report, page)
+    else:
+        print("#" if plain else "")
+        show_report(report, page, as_json, plain)
 
 
 def trace_path(store: Path, name: str, output: Path | None) -> Path:
