@@ -157,13 +157,18 @@ def _none(*args, **kwargs):
 def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
     """Every verb on one damaged store, of their forms the one whose ``turn`` it is; raises ``Broken``."""
     folder = path.parent
-    reports = [("--html", folder / "r.html", "--plain"), ("--html", folder / "r.html", "--json"), (sound, "--plain")]
-    exports = [(), ("--canonical",), *(("--to", folder / f"e.{ending}") for ending in ("csv", "json", "parquet"))]
-    merges = [(folder / "out.sqlite", path), (path, sound), (folder / "out.sqlite", sound, path)]
+    reports = [
+        ("-o", folder / "r.html", "--plain"),
+        ("-o", folder / "r.html", "--json", "--canonical"),
+        (sound, "--plain"),
+    ]
+    exports = [(), ("--canonical",), *(("-o", folder / f"e.{ending}") for ending in ("csv", "json", "parquet"))]
+    new = ("-o", folder / "out.sqlite")
+    merges = [(path, *new), (sound, "-o", path), (sound, path, *new)]
     replays = [(), ("--workload", "tiny.py:make")]
     if kind == "pvf":
-        reports += [("--card", folder / "c.json")]
-        replays += [("--workload", "tiny.py:make", "--trace", "--html", folder / "t.html")]
+        reports += [("--card", "-o", folder / "c.json")]
+        replays += [("--workload", "tiny.py:make", "--trace", "-o", folder / "t.html")]
         resume = ("pvf", "tiny.py:make", "--trials", 6, "--quiet", "--store", path, "--html", folder / "s.html")
     turns = [turn + 7 * (turn // 2), turn, turn // 3, turn // 5]
     report, export, merge, replay = (

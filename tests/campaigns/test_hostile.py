@@ -58,7 +58,7 @@ def described(path, **changes):
 )
 def test_a_damaged_or_hostile_store_is_one_line(stored, damage):
     damage(stored)
-    done = in_process("report", stored, "--html", "r.html")
+    done = in_process("report", stored, "-o", "r.html")
     assert done.returncode == 2, done.stdout
     assert done.stderr.count("\n") == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -82,7 +82,7 @@ def test_odd_trial_names(stored, trial):
 
 def test_the_report_never_overwrites_the_store_or_a_strangers_file(stored, tiny):
     before = stored.read_bytes()
-    assert in_process("report", stored, "--html", stored).returncode == 2
+    assert in_process("report", stored, "-o", stored).returncode == 2
     assert stored.read_bytes() == before
     done = in_process("pvf", f"{tiny}:make", "--trials", 2, "--quiet", "--store", "out.html")
     assert done.returncode == 0

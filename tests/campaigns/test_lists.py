@@ -195,7 +195,7 @@ def test_shards_join_to_the_whole_and_a_part_claims_no_more_than_it_knows(net):
         assert row["low"] <= exact[row["target"]]["estimate"] <= row["high"]
         assert row["high"] - row["low"] == pytest.approx(1 - row["n"] / exact[row["target"]]["n"])
         assert exact[row["target"]]["method"] == "whole list"
-    done = in_process("merge", "joined.sqlite", "1.sqlite", "2.sqlite")
+    done = in_process("merge", "1.sqlite", "2.sqlite", "-o", "joined.sqlite")
     assert done.returncode == 0, done.stderr
     assert canonical("joined.sqlite") == canonical("all.sqlite")
 

@@ -363,7 +363,7 @@ def sharded(tmp_path_factory):
 
 
 def test_the_command_line_joins_shards(sharded):
-    done = in_process("merge", "out.sqlite", "a.sqlite", "b.sqlite", cwd=sharded)
+    done = in_process("merge", "a.sqlite", "b.sqlite", "-o", "out.sqlite", cwd=sharded)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
         "a.sqlite: 78 trials, 78 new, 0 duplicates\n"
@@ -382,7 +382,7 @@ def test_the_command_line_joins_shards(sharded):
 
 
 def test_the_command_line_tells_as_json(sharded):
-    done = in_process("merge", "j.sqlite", "a.sqlite", "b.sqlite", "--json", cwd=sharded)
+    done = in_process("merge", "a.sqlite", "b.sqlite", "-o", "j.sqlite", "--json", cwd=sharded)
     told = json.loads(done.stdout)
     assert told["inputs"][1] == {"store": "b.sqlite", "trials": 60, "new": 42, "duplicates": 18}
     assert (told["store"], told["trials"], told["before"]) == ("j.sqlite", 120, 0)
@@ -391,10 +391,11 @@ def test_the_command_line_tells_as_json(sharded):
 def test_the_command_line_refuses_in_one_line(sharded):
     before = files(sharded)
     for words in (
-        ("merge", "n.sqlite", "a.sqlite", "gone.sqlite"),
-        ("merge", "n.sqlite", "a.sqlite", "tiny.py"),
-        ("merge", "n.sqlite", "a.sqlite", "a.sqlite"),
-        ("merge", "n.sqlite"),
+        ("merge", "a.sqlite", "gone.sqlite", "-o", "n.sqlite"),
+        ("merge", "a.sqlite", "tiny.py", "-o", "n.sqlite"),
+        ("merge", "a.sqlite", "a.sqlite", "-o", "n.sqlite"),
+        ("merge", "-o", "n.sqlite"),
+        ("merge", "a.sqlite", "b.sqlite"),
         ("pvf", "tiny.py:make", "--shard", "2"),
         ("pvf", "tiny.py:make", "--shard", "1/2/3"),
     ):
@@ -413,7 +414,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(sharded, tmp_path, ou
     def small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 
-    words = ("merge", out, sharded / "a.sqlite", sharded / "b.sqlite")
+    words = ("merge", sharded / "a.sqlite", sharded / "b.sqlite", "-o", out)
     stopped = unsilent_cli(*words, cwd=tmp_path, preexec_fn=small_disk)
     assert stopped.returncode == 2, stopped.stderr
     assert stopped.stderr.count("\n") == 1

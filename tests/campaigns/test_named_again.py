@@ -132,7 +132,7 @@ def test_cells_that_spreadsheets_would_compute(stored):
             db.execute("UPDATE trial SET error = ?, severity = -2.5 WHERE target = 'first' AND k = ?", (text, k))
         for k, text in enumerate(texts[5:]):
             db.execute("UPDATE trial SET error = ? WHERE target = 'last' AND k = ?", (text, k))
-    assert in_process("export", stored, "--to", "out.csv").returncode == 0
+    assert in_process("export", stored, "-o", "out.csv").returncode == 0
     with open("out.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     found = {(row["target"], int(row["k"])): row["error"] for row in rows}
@@ -169,7 +169,7 @@ def test_a_link_is_followed_before_the_files_beside_a_store_are_looked_at(stored
     assert victim.read_text() == "mine"
     itself = folder / "itself.sqlite"
     itself.symlink_to(itself)
-    for words in (("report", itself), ("merge", folder / "out.sqlite", itself)):
+    for words in (("report", itself), ("merge", itself, "-o", folder / "out.sqlite")):
         done = in_process(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 

@@ -224,7 +224,7 @@ def test_what_is_written_to_memory_beside_what_was_there(one, fault):
         state = runner.golden.at(row.struck.step)
         tensor = tensor_of(state, row.struck.site)
         usual = biggest([tensor])
-        (hit,) = runner.receipt(trial(1, target))
+        (hit,) = runner._run(trial(1, target))[0].hits
         state = runner.golden.at(row.struck.step)
         with Step(state.model, drawn.faults, state.optimizers):
             struck = tensor_of(state, row.struck.site).detach().clone()
@@ -257,7 +257,7 @@ def test_very_many_elements_are_told_by_their_digest(one):
     runner = one(per="tensor", layers=("fc",), faults=(("zero:rate=1", 1.0),), steps=4)
     told = json.loads(runner.run(trial(0, "param:fc.weight")).faults)
     assert [len(fault["elements"]) for fault in told] == [432]
-    found = faults_text([hit.fault for hit in runner.receipt(trial(0, "param:fc.weight"))] * 200)
+    found = faults_text([hit.fault for hit in runner._run(trial(0, "param:fc.weight"))[0].hits] * 200)
     assert json.loads(found).keys() == {"elements", "digest"}
     assert json.loads(found)["elements"] == 432 * 200
 
@@ -296,12 +296,6 @@ def test_a_single_step_can_be_struck(one):
     memory = one(steps=1, per="layer")
     assert {t.what for t in memory.describe().targets} == {"param"}  # there are no moments yet
     assert memory.run(trial(0, "param:fc")).ran == 1
-
-
-def test_a_step_is_not_traced(one):
-    runner = one(steps=2)
-    with pytest.raises(UsageError, match="a trial of a training is not traced"):
-        runner.trace(trial(0), 0)
 
 
 def test_a_file_of_an_accelerator_is_part_of_the_campaign(one, tmp_path):

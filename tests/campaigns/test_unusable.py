@@ -393,4 +393,4 @@ def test_a_fault_whose_run_raises_still_has_a_receipt():
     runner = TrialRunner(CampaignSpec("mine", at=("op:*",), fault=HUGE), workload, means=Means("plain"))
     trial = TrialId(next(iter(runner.targets)), 1, 0)
     assert ended(runner.run(trial)) == {"exception"}
-    assert len(runner.receipt(trial).entries) == 1
+    assert len(runner.ask("receipt", trial).entries) == 1

@@ -127,7 +127,7 @@ def endless(path):
 def test_stores_that_would_fill_the_machine(sound, tmp_path, harm, verb, capsys):
     path = verbs.copy(sound["pvf"][0], tmp_path)
     harm(path)
-    words = {"report": (path,), "export": (path, "--canonical"), "merge": (tmp_path / "out.sqlite", path)}[verb]
+    words = {"report": (path,), "export": (path, "--canonical"), "merge": (path, "-o", tmp_path / "out.sqlite")}[verb]
     code, err, seconds, memory = limited(verb, *words, seconds=10)
     with capsys.disabled():
         print(f"\n{verb} of {harm.__name__}: {seconds:.1f} s of CPU, {memory >> 20} MiB")

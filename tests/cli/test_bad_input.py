@@ -253,10 +253,10 @@ def test_trials_that_are_not_there(capsys, stored):
 
 
 def test_exports_that_cannot_be(capsys, stored):
-    assert "expected an ending of .csv" in refused(capsys, "export", stored, "--to", "s.xls")
-    assert "--canonical writes JSON lines" in refused(capsys, "export", stored, "--canonical", "--to", "s.csv")
-    assert "choose another place" in refused(capsys, "export", stored, "--to", "no/such/s.csv")
+    assert "expected an ending of .csv" in refused(capsys, "export", stored, "-o", "s.xls")
+    assert "--canonical writes JSON lines" in refused(capsys, "export", stored, "--canonical", "-o", "s.csv")
+    assert "choose another place" in refused(capsys, "export", stored, "-o", "no/such/s.csv")
 
 
 def test_a_report_that_cannot_be_written(capsys, stored):
-    assert "no/such" in refused(capsys, "report", stored, "--html", "no/such/r.html")
+    assert "no/such" in refused(capsys, "report", stored, "-o", "no/such/r.html")

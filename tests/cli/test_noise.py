@@ -86,7 +86,7 @@ def test_json_and_table_from_the_store(ran):
 def test_a_store_is_shown_again(ran, tmp_path):
     folder, words, _ = ran
     before = json.loads(in_process("noise", "loop.py:make", *words, "--json", cwd=folder).stdout)
-    done = in_process("report", "s.sqlite", "--json", "--html", tmp_path / "again.html", cwd=folder)
+    done = in_process("report", "s.sqlite", "--json", "-o", tmp_path / "again.html", cwd=folder)
     assert done.returncode == 0, done.stderr
     again = json.loads(done.stdout)
     assert again["results"] == before["results"]

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from conftest import few, in_process
+from unsilent.outcomes import Outcome
 
 MINE = ("--workload", "tiny.py:make")
+ENDED = [outcome.name.lower() for outcome in Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ KINDS = [("p.sqlite", "block2/x1/0", "param"), ("o.sqlite", "block1/x1/1", "op")
 @pytest.mark.parametrize(("store", "trial", "kind"), few(KINDS, KINDS[1], several=True))
 def test_trials_of_every_kind(digits, store, trial, kind):
     told = traced(store, trial, "--log", "log.txt", cwd=digits)
-    check_log(digits / "log.txt", told["faults"][0])
+    check_log(digits / "log.txt", told["stored"]["faults"][0])
     assert (told["schema"], told["same"], told["trace"]["schema"]) == ("unsilent/replay/1", True, "unsilent/trace/1")
     (fault,) = told["trace"]["faults"]
     assert fault["site"].startswith(f"{kind}:")
@@ -52,7 +54,7 @@ def test_trials_of_every_kind(digits, store, trial, kind):
     # The judge says of how many samples the last output differs, the trace in how many elements.
     last = rows[-1]
     assert last["name"] == "head.2#addmm.0"
-    differing = sum(n for name, n in told["again"].items() if name not in ("masked", "spared"))
+    differing = sum(told["again"][name] for name in ENDED if name not in ("masked", "spared"))
     assert (last["changed"] > 0) == (differing > 0)
     assert differing <= last["changed"] <= 10 * differing
     assert (digits / told["report"]).read_text().startswith("<!doctype html>")
@@ -84,7 +86,7 @@ def test_the_table_and_the_page(stored):
     assert "Report: s-first-x1-0.trace.html" in done.stdout
     page = (stored.parent / "s-first-x1-0.trace.html").read_text()
     assert "first#addmm.0" in page
-    plain = in_process("replay", stored, "first/x1/0", *MINE, "--trace", "--plain", "--html", "mine.html").stdout
+    plain = in_process("replay", stored, "first/x1/0", *MINE, "--trace", "--plain", "-o", "mine.html").stdout
     told = traced(stored, "first/x1/0", *MINE)
     lines = [line.split() for line in plain.splitlines() if line and not line.startswith("#")]
     assert lines[0][:4] == ["row", "phase", "micro_step", "operation"]
@@ -111,7 +113,7 @@ def test_a_transient_fault_is_traced_in_its_batch(tiny):
     assert done.returncode == 0, done.stderr
     for k in range(2):
         told = traced("t.sqlite", f"first/x1/{k}", *MINE)
-        step = told["faults"][0]["step"]
+        step = told["stored"]["faults"][0]["step"]
         assert (told["batch"], told["trace"]["faults"][0]["row"]) == (step, 0)
         assert told["trace"]["rows"][0]["changed"] == 1
         refused = in_process("replay", "t.sqlite", f"first/x1/{k}", *MINE, "--trace", "--batch", 1 - step)
@@ -136,11 +138,11 @@ def test_a_fault_of_a_list_is_traced(tiny):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--html", "x.html"), "only --trace has that: leave out --html"),
+    (("-o", "x.html"), "only --trace has that: leave out --output"),
     (("--batch", 0), "only --trace has that: leave out --batch"),
-    (("--trace", "--html", "s.sqlite"), "would overwrite the store"),
-    (("--trace", "--html", "s.html"), "s.html is the report of s.sqlite"),
-    (("--trace", "--html", "nowhere/x.html"), "no such folder"),
+    (("--trace", "--output", "s.sqlite"), "would overwrite the store"),
+    (("--trace", "--output", "s.html"), "s.html is the report of s.sqlite"),
+    (("--trace", "--output", "nowhere/x.html"), "no such folder"),
 ])  # fmt: skip
 def test_mistakes_take_one_line(stored, words, said):
     done = in_process("replay", stored, "first/x1/0", *MINE, *words)

@@ -57,8 +57,8 @@ def test_a_second_signal_does_not_interrupt_the_tidying(monkeypatch):
 @pytest.mark.parametrize(
     "words",
     [
-        ("export", "s.sqlite", "--to", "out.csv"),
-        ("merge", "out.sqlite", "s.sqlite", "copy.sqlite"),
+        ("export", "s.sqlite", "-o", "out.csv"),
+        ("merge", "s.sqlite", "copy.sqlite", "-o", "out.sqlite"),
         ("report", "s.sqlite"),
     ],
     ids=lambda words: words[0],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -85,7 +87,7 @@ def test_the_page_is_written(ran):
 
 @pytest.mark.claim
 def test_a_report_of_the_store_alone(ran, copied):
-    done = in_process("report", "s.sqlite", "--json", "--html", "again.html", cwd=copied)
+    done = in_process("report", "s.sqlite", "--json", "-o", "again.html", cwd=copied)
     assert done.returncode == 0, done.stderr
     again, first = parsed(done.stdout), ran[1]
     for key in (
@@ -112,7 +114,7 @@ def test_a_report_of_the_store_alone(ran, copied):
 
 def test_rows_can_be_exported(copied):
     for name in ("rows.csv", "rows.json", "rows.jsonl"):
-        assert in_process("export", "s.sqlite", "--to", name, cwd=copied).returncode == 0
+        assert in_process("export", "s.sqlite", "-o", name, cwd=copied).returncode == 0
     rows = [parsed(line) for line in (copied / "rows.jsonl").read_text().splitlines()]
     assert {row["trial"] for row in rows} == {str(t) for t in trials(copied / "s.sqlite")}
 
@@ -157,10 +159,12 @@ def test_an_example_is_run_again_with_the_same_bits(copied):
     done = in_process("training", *ASK, "--trials", 16, "--example", "masked", "--quiet", "--json", cwd=copied)
     assert done.returncode == 0, done.stderr
     found = parsed(done.stdout)
-    assert (found["class"].startswith("masked"), found["same_bits"], found["made_by_hand"]) == (True, True, False)
-    told = in_process("replay", "s.sqlite", found["trial"], "--workload", LOOP[0], cwd=copied)
+    assert (found["class"].startswith("masked"), found["same"], found["made_by_hand"]) == (True, True, False)
+    words = ("replay", "s.sqlite", found["trial"], "--workload", *LOOP[:3])
+    told = in_process(*words, cwd=copied)
     assert told.returncode == 0, told.stderr
-    assert "run again: the same bits" in told.stdout
+    assert told.stdout.startswith(f"{found['trial']} ended the same\n{found['class']} (from the campaign)\n")
+    assert parsed(in_process(*words, "--json", cwd=copied).stdout) == found
 
 
 @pytest.mark.claim
@@ -169,12 +173,11 @@ def test_an_example_made_by_hand(tmp_path):
     ask = ("training", *LOOP, "--trials", 2, "--fault", "scale:factor=1", "--store", "s.sqlite", "--quiet")
     done = in_process(*ask, "--example", "immediate-nan", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "immediate-nan: trial made:immediate-nan/x/" in done.stdout
-    assert "made by hand" in done.stdout
-    assert "run again: the same bits" in done.stdout
+    assert done.stdout.startswith("made:immediate-nan/x/")
+    assert " ended the same\nimmediate-nan (made by hand" in done.stdout
     told = parsed(in_process(*ask, "--example", "immediate-nan", "--json", cwd=tmp_path).stdout)
-    assert (told["class"], told["made_by_hand"], told["same_bits"], told["test"]) == ("immediate-nan", True, True, None)
-    assert told["losses"] == [None]
+    assert (told["class"], told["made_by_hand"], told["same"]) == ("immediate-nan", True, True)
+    assert (told["stored"]["test"], told["stored"]["losses"]) == (None, [None])
 
 
 @pytest.mark.claim
@@ -234,6 +237,33 @@ def test_a_built_in_training(tmp_path):
     found = parsed(in_process("report", store, "--json", cwd=tmp_path).stdout)
     assert found["spec"]["options"] == [["steps", "30"]]
     assert sum(found["classes"].values()) == 40
+
+
+@pytest.mark.slow
+def test_a_trial_under_the_guard_is_replayed_without_a_class(copied):
+    trial = next(str(trial) for trial in trials(copied / "s.sqlite") if trial.target.startswith("guarded:"))
+    done = in_process("replay", "s.sqlite", trial, "--workload", *LOOP[:3], cwd=copied)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{trial} ended the same\nstruck: ")
+    refused = in_process("replay", "s.sqlite", trial, "--workload", *LOOP[:3], "--trace", cwd=copied)
+    assert "trials of unsilent training are replayed without that: leave out --trace" in refused.stderr
+
+
+@pytest.mark.slow
+def test_reports_of_two_runs_are_equal_where_they_are_canonical(copied):
+    shutil.copy(copied / "s.sqlite", copied / "t.sqlite")
+    with closing(sqlite3.connect(copied / "t.sqlite")) as db, db:
+        db.execute("UPDATE trial SET seconds = 2 * seconds + 1, worker = 7")
+        db.execute("UPDATE usage SET seconds = seconds + 1, cpu_seconds = 9")
+        db.execute("UPDATE budget SET command = 'unsilent training other'")
+        db.execute("UPDATE campaign SET spec = json_set(spec, '$.workload', '/elsewhere/struck_loop.py:make')")
+        changes = "'$.golden_seconds', 2.5, '$.versions.python', '3.99'"
+        db.execute(f"UPDATE campaign SET description = json_set(description, {changes})")
+    for words in ((), ("s.sqlite",)):
+        told = [in_process("report", n, *words, "--json", "--canonical", cwd=copied) for n in ("s.sqlite", "t.sqlite")]
+        assert [one.returncode for one in told] == [0, 0]
+        assert told[0].stdout == told[1].stdout
+        assert "elsewhere" not in told[0].stdout
 
 
 def test_user_code_is_not_run_unasked(copied):

@@ -64,7 +64,7 @@ def test_report_reads_any_unit_from_the_store(campaign):
 
 def test_plain_output_has_no_escape_codes(campaign):
     folder, _ = campaign
-    done = in_process("report", "s.sqlite", "--plain", "--html", "p.html", cwd=folder)
+    done = in_process("report", "s.sqlite", "--plain", "-o", "p.html", cwd=folder)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert "last" in done.stdout
@@ -98,10 +98,26 @@ def test_a_row_that_was_changed_replays_differently(campaign, tmp_path):
     assert "ENDED DIFFERENTLY" in done.stdout
 
 
+@pytest.mark.slow
+def test_reports_of_two_runs_are_equal_where_they_are_canonical(campaign):
+    """Also where the workload's file lies in another folder."""
+    folder, told = campaign
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "tiny.py").write_text((folder / "tiny.py").read_text())
+    more = ("--trials", 40, "--flips", "1,8", "--quiet", "--store", "elsewhere/t.sqlite")
+    assert in_process("pvf", "elsewhere/tiny.py:make", *more, cwd=folder).returncode == 0
+    stores = ("s.sqlite", "elsewhere/t.sqlite")
+    for words in (("--unit", "batch"), ("s.sqlite",), ("--fit-per-bit", "1e-4")):
+        one, two = (in_process("report", name, *words, "--json", "--canonical", cwd=folder).stdout for name in stores)
+        assert one == two
+    left_out = {"command", "seconds", "cpu_seconds", "golden_seconds", "store", "versions", "report"}
+    assert left_out == (told.keys() - {"failed_assertions"}) - json.loads(one).keys()
+
+
 def test_exports_agree(campaign):
     folder, told = campaign
     for name in ("t.csv", "t.json", "t.jsonl", "t.parquet"):
-        done = in_process("export", "s.sqlite", "--to", name, cwd=folder)
+        done = in_process("export", "s.sqlite", "--output", name, cwd=folder)
         assert done.returncode == 0, done.stderr
     with (folder / "t.csv").open() as file:
         table = list(csv.DictReader(file))

@@ -10,16 +10,18 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from contracts.pi import PI, PiSpec, analyse
-from unsilent.campaigns import Budget, Store, make_executor, run_campaign
+from unsilent.campaigns import Budget, Store, TrialId, make_executor, run_campaign
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
+from unsilent.campaigns.replay import check_same
 from unsilent.cli.main import run as cli
 from unsilent.errors import StoreError
 from unsilent.studies import registered
@@ -89,11 +91,18 @@ def verb(capsys, *words):
     return capsys.readouterr().out
 
 
+def refused(capsys, *words):
+    assert cli(list(map(str, words))) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err
+
+
 def test_verbs_work_for_a_kind_that_is_registered(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
     monkeypatch.chdir(tmp_path)
     parts = [run(tmp_path / f"{i}.sqlite", shard=(i, 2)).name for i in (1, 2)]
-    assert f"out.sqlite: {TRIALS} trials" in verb(capsys, "merge", "out.sqlite", *parts)
+    assert f"out.sqlite: {TRIALS} trials" in verb(capsys, "merge", *parts, "-o", "out.sqlite")
     assert "pi is 3." in verb(capsys, "report", "out.sqlite")
     assert "Pi" in Path("out.html").read_text()
     told = json.loads(verb(capsys, "report", "out.sqlite", "--json", "--confidence", "0.5"))
@@ -101,6 +110,50 @@ def test_verbs_work_for_a_kind_that_is_registered(tmp_path, capsys, monkeypatch)
     assert "Two of pi" in verb(capsys, "report", *parts, "--plain")
     assert len(verb(capsys, "export", "out.sqlite", "--canonical").splitlines()) == TRIALS + 1
     assert f"{TRIALS} of {TRIALS} trials, complete" in verb(capsys, "status", "out.sqlite")
+
+
+def test_a_trial_of_a_kind_that_is_registered_is_replayed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / "a.sqlite", 5)
+    words = ("replay", "a.sqlite", "square/x/3")
+    assert "opens no file by itself; to run it again add --workload pi" in refused(capsys, *words)
+    words = (*words, "--workload", "pi")
+    with Store("a.sqlite", PI) as store:
+        inside = store.row(TrialId("square", None, 3)).inside
+    assert verb(capsys, *words) == f"square/x/3 ended the same\ninside: {inside}\n"
+    for more in (("--trace",), ("--log", "x.txt")):
+        assert f"trials of unsilent pi are replayed without that: leave out {more[0]}" in refused(capsys, *words, *more)
+    with closing(sqlite3.connect("a.sqlite")) as db, db:
+        db.execute("UPDATE trial SET inside = inside + 1, seconds = 9, worker = 9 WHERE k = 3")
+    assert cli(list(words)) == 1
+    verdict, *_, last = capsys.readouterr().out.splitlines()
+    assert verdict == "square/x/3 ENDED DIFFERENTLY (inside)"
+    assert last == f"inside: {inside + 1} stored, {inside} now"
+    assert cli([*words, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema"], told["trial"], told["same"]) == ("unsilent/replay/1", "square/x/3", False)
+    assert (told["differing"], told["again"]["inside"]) == (["inside"], inside)
+
+
+def test_a_campaign_that_is_another_now_is_not_replayed(tmp_path):
+    with Store(run(tmp_path / "a.sqlite", 3), PI) as store:
+        found = store.description
+        check_same(store, SPEC, found)
+        with pytest.raises(StoreError, match="a.sqlite was made with another points, numpy; a bit-exact replay needs"):
+            check_same(store, PiSpec(points=51), replace(found, fingerprint={"numpy": "0"}))
+
+
+def test_reports_of_two_runs_are_equal_where_they_are_canonical(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.sqlite", "b.sqlite"):
+        run(tmp_path / name)
+    for more in ((), ("a.sqlite",)):
+        one, two = (verb(capsys, "report", name, *more, "--json", "--canonical") for name in ("a.sqlite", "b.sqlite"))
+        assert one == two
+        assert "sqlite" not in one
+    assert "only --json has that: leave out --canonical" in refused(capsys, "report", "a.sqlite", "--canonical")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +170,7 @@ def test_a_cell_that_cannot_be_is_refused(tmp_path, change):
 DRIVER = """
 import sys
 from contracts.pi import PI, PiSpec
-from unsilent.campaigns import Budget, Store, make_executor, run_campaign
+from unsilent.campaigns import Budget, Store, TrialId, make_executor, run_campaign
 
 if __name__ == "__main__":
     spec = PiSpec(points=50)

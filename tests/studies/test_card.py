@@ -109,7 +109,7 @@ def test_the_command_of_a_card_makes_the_same_rows_and_the_same_card(folder, mad
     reading = ("--confidence", 0.9) if name == "precise" else ()
     done = in_process("pvf", *COMMANDS[name], "--store", first, "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
-    done = in_process("report", first, "--card", f"{name[:4]}.json", *reading, cwd=folder)
+    done = in_process("report", first, "--card", "-o", f"{name[:4]}.json", *reading, cwd=folder)
     assert done.returncode == 0, done.stderr
 
     told = json.loads((folder / f"{name[:4]}.json").read_text())
@@ -307,14 +307,14 @@ def test_a_part_is_merged_before_it_has_a_card(folder, made, tmp_path):
     with PvfStore(Path(parts[0])) as store, pytest.raises(UsageError) as error:
         make_card(store, Question())
     assert "it is part 1 of 2, and done" in str(error.value)
-    assert f"unsilent merge ALL.sqlite {parts[0]} …" in str(error.value)
+    assert f"unsilent merge {parts[0]} … -o ALL.sqlite" in str(error.value)
     with closing(sqlite3.connect(parts[1])) as db, db:
         db.execute("DELETE FROM trial WHERE k = 29")
     with PvfStore(Path(parts[1])) as store, pytest.raises(UsageError, match="finish it first: .*--shard 2/2 --store"):
         make_card(store, Question())
     done = in_process("pvf", *words, "--shard", "2/2", "--store", parts[1], "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert in_process("merge", "all.sqlite", *parts, cwd=folder).returncode == 0
+    assert in_process("merge", *parts, "-o", "all.sqlite", cwd=folder).returncode == 0
     done = in_process("pvf", *words, "--shard", "2/2", "--store", parts[0], "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     with PvfStore(folder / "all.sqlite") as joined, PvfStore(Path(parts[0])) as both, PvfStore(made[0]) as whole:

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Any, Protocol, Self
 
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import Baseline, Means, Row, Spec, TrialId
 from unsilent.errors import UsageError, unknown
-
-if TYPE_CHECKING:
-    from unsilent.faults.receipts import Receipt
-    from unsilent.traced import Trace
 
 EXECUTORS = ("serial", "processes", "ray")
 INSIDE = "UNSILENT_INSIDE_WORKER"
@@ -55,14 +51,10 @@ class Executor(Protocol):
 
 
 class LocalExecutor(Executor, Protocol):
-    """What runs trials on this machine, and can look at one of them more closely."""
+    """Runs trials on this machine, and passes questions on to their runner."""
 
-    def trace(self, trial: TrialId, batch: int) -> Trace:
-        """How the faults of a trial spread through the evaluation of one batch."""
-        ...
-
-    def receipt(self, trial: TrialId) -> Receipt:
-        """What the faults of a trial find and write."""
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """The answer of the runner; see `Runner`."""
         ...
 
 

@@ -13,8 +13,6 @@ from unsilent.campaigns.spec import Baseline, Means, Row, RunAlone, Runner, Spec
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError
-from unsilent.faults.receipts import Receipt
-from unsilent.traced import Trace
 from unsilent.workloads.process import forget_notes, take_notes
 from unsilent.workloads.training import Progress
 from unsilent.workloads.trainings.randomness import held_generators
@@ -48,15 +46,9 @@ class InlineExecutor(Closing):
         found: Baseline = self.runner.describe()
         return found
 
-    def trace(self, trial: TrialId, batch: int) -> Trace:
-        """How the faults of a trial spread through the evaluation of one batch."""
-        found: Trace = self.runner.trace(trial, batch, self._observer.loading)
-        return found
-
-    def receipt(self, trial: TrialId) -> Receipt:
-        """What the faults of a trial find and write."""
-        found: Receipt = self.runner.receipt(trial)
-        return found
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """The answer of the runner."""
+        return self.runner.ask(what, *arguments)
 
     def run(self, trials: Iterable[TrialId]) -> Iterator[list[Row]]:
         """Run trials in the order given; rows come together once a proof covers them."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.filed import HELD
 from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.spec import Baseline, Row, Spec, TrialId
 from unsilent.report.model import Report
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.replay import Replay
 
 S = TypeVar("S", bound=Spec)
 B = TypeVar("B", bound=Baseline)
@@ -48,9 +51,12 @@ class Kind(Generic[S, B, R]):
         records: further records by name -> how their text is read, with spec and baseline.
         fixed: fields of the baseline that are equal in all stores of one campaign.
         choices: names of what may be chosen when a store is read, which changes no row.
-        analyse: the result of a store, by such choices. report: what is shown of a result.
+        analyse: the result of a store, by such choices. report: what is shown of a result, by ``report_choices``.
         compare: what is shown of two stores, by such choices; None where that means nothing.
         store: the class of its open stores; None: `Store` itself.
+        builtin: field of the spec -> values that are part of this package, so that a replay may use them (see `named_again`).
+        replay: runs a trial again, by ``replay_choices``; None: as `unsilent.campaigns.replay.replay_trial` does, for specs that
+            name no files but those that `named_again` knows.
         size: how many trials a store will hold when its campaign is complete. subject: what its trials run.
     """
 
@@ -71,9 +77,13 @@ class Kind(Generic[S, B, R]):
     fixed: tuple[str, ...] = ("targets",)
     choices: tuple[str, ...] = ("confidence",)
     analyse: Callable[..., Any] = nothing
-    report: Callable[[Any], Report] = nothing
+    report: Callable[..., Report] = nothing
+    report_choices: tuple[str, ...] = ()
     compare: Callable[..., Report] | None = None
     store: Callable[..., Any] | None = None
+    builtin: Mapping[str, Collection[str]] = field(default_factory=dict)
+    replay: Callable[..., Replay[Any]] | None = None
+    replay_choices: tuple[str, ...] = ()
     size: Callable[[Any], int] = size
     subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
 

@@ -23,8 +23,6 @@ from unsilent.campaigns.spec import Baseline, Means, Row, RunAlone, Spec, TrialI
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
-from unsilent.faults.receipts import Receipt
-from unsilent.traced import Trace
 
 DEADLINE_FACTOR = 20
 SHORTEST_DEADLINE = 10.0
@@ -84,7 +82,7 @@ class ProcessExecutor(Closing):
         self._deadline, self._means = deadline, replace(means, jobs=max(jobs, means.jobs))
         self._environment = environment
         self._pack = 1
-        self._answer: Any = None
+        self._answer: tuple[Any, ...] = ()
         self._suspects: set[TrialId] = set()
         """Trials of which one may have ended a worker, or that ran out of memory: each is run again alone."""
         self._backlog: deque[TrialId] = deque()
@@ -122,30 +120,20 @@ class ProcessExecutor(Closing):
         """How many trials a worker may run together; known once it has described itself."""
         return self._pack
 
-    def trace(self, trial: TrialId, batch: int) -> Trace:
-        """How the faults of a trial spread through the evaluation of one batch."""
-        found: Trace = self._ask("trace", trial, batch)
-        return found
-
-    def receipt(self, trial: TrialId) -> Receipt:
-        """What the faults of a trial find and write."""
-        found: Receipt = self._ask("receipt", trial)
-        return found
-
-    def _ask(self, verb: str, *arguments: Any) -> Any:
-        """What a worker answers; raises ``UnsilentError`` when it dies or is silent for too long."""
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """The answer of a worker's runner; raises ``UnsilentError`` when the worker dies or is silent for too long."""
         self.describe()
-        worker, self._answer = self._workers[0], None
-        self._send(worker, (verb, *arguments))
+        worker, self._answer = self._workers[0], ()
+        self._send(worker, ("ask", what, *arguments))
         patience = ANSWER_FACTOR * self._limit(worker)
-        while self._answer is None:
+        while not self._answer:
             if not worker.connection.poll(patience):
-                raise UnsilentError(f"the worker said nothing for {patience:.0f} s when asked to {verb}")
+                raise UnsilentError(f"the worker said nothing for {patience:.0f} s when asked for a {what}")
             try:
                 self._receive(worker)
             except _Lost as lost:
-                raise UnsilentError(f"the worker {lost} when asked to {verb}") from None
-        return self._answer
+                raise UnsilentError(f"the worker {lost} when asked for a {what}") from None
+        return self._answer[0]
 
     def _await_ready(self, worker: _Worker) -> _Worker:
         """The worker when it has loaded the workload, or another where it had to be replaced on the way."""
@@ -214,8 +202,8 @@ class ProcessExecutor(Closing):
         elif kind == "ready":
             worker.cpu, self._pack = message[2], message[3]
             self._welcome(worker, message[1])
-        elif kind in ("traced", "received"):
-            self._answer = message[1]
+        elif kind == "answered":
+            self._answer = message[1:]
         elif kind == "proven":
             worker.cpu, worker.proving = message[1], False
             return self._release(worker)

@@ -183,6 +183,8 @@ class Row(Protocol):
 class Runner(Protocol):
     """Runs trials of one campaign in this process.
 
+    Where its kind's replay asks for more than a row, it has a method ``ask(what, *arguments)`` as well, which answers that.
+
     Attributes:
         pack: trials that are run together at most. unproven: rows that no proof covers yet.
     """

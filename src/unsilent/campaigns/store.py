@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, cast
 
 from unsilent.campaigns.codec import codec
 from unsilent.campaigns.filed import StoreFile
@@ -47,12 +48,16 @@ CREATE TABLE record (name TEXT NOT NULL, value TEXT NOT NULL);
 
 
 class Store(StoreFile, Generic[S, B, R]):
-    """An open store of one kind; see `StoreFile` for ``path``, ``write`` and errors."""
+    """An open store of one kind; see `StoreFile` for ``path``, ``write`` and errors.
+
+    Args:
+        canonical: have its spec say of files and devices no more than the campaign's identity does.
+    """
 
     owner = "campaign"
 
-    def __init__(self, path: str | Path, kind: Kind[S, B, R], *, write: bool = False) -> None:
-        self.kind, self.codec = kind, codec(kind.row)
+    def __init__(self, path: str | Path, kind: Kind[S, B, R], *, write: bool = False, canonical: bool = False) -> None:
+        self.kind, self.codec, self._canonical = kind, codec(kind.row), canonical
         self.application, self.version, self.longest = kind.application, kind.version, kind.longest
         self.schema = TABLES + self.codec.schema
         self._read: tuple[tuple[Any, ...], tuple[S, B]] | None = None
@@ -107,6 +112,10 @@ class Store(StoreFile, Generic[S, B, R]):
                 self.kind.check_baseline(found)
                 if not row[0] == found.campaign == campaign_hash(spec, found.fingerprint):
                     raise Damaged("its campaign is not the one that its spec makes")
+                if self._canonical:
+                    known, same = spec.to_json(), spec.identity()
+                    changed = {name: same[name] for name in known if same[name] != known[name]}
+                    spec = replace(cast("Any", spec), **changed)
                 self._read = row, (spec, found)
             return self._read[1]
 
@@ -238,9 +247,9 @@ class Store(StoreFile, Generic[S, B, R]):
                 raise
 
 
-def open_store(path: str | Path, kind: Kind[S, B, R], *, write: bool = False) -> Any:
+def open_store(path: str | Path, kind: Kind[S, B, R], *, write: bool = False, canonical: bool = False) -> Any:
     """An open store of a kind, with what is special about its stores; see `Store`."""
-    return (kind.store or Store)(path, kind, write=write)
+    return (kind.store or Store)(path, kind, write=write, canonical=canonical)
 
 
 def _short(key: str, value: Any) -> str:

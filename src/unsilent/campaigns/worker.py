@@ -1,9 +1,9 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
 Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...], alone)``, ``("lost", trial, outcome, seconds, reason)``,
-``("prove",)``, ``("trace", trial, batch)``, ``("receipt", trial)``.
+``("prove",)``, ``("ask", what, *arguments)``.
 Worker to driver: ``("loading", description, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``
-(also for a trial that must run alone), ``("proven", cpu)``, ``("traced", trace)``, ``("said", note)``,
+(also for a trial that must run alone), ``("proven", cpu)``, ``("answered", answer)``, ``("said", note)``,
 ``("failed", error)``, ``("unusable", error)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
 """
 
@@ -85,10 +85,8 @@ def _serve(connection: Connection) -> None:
                 connection.send(("row", row, time.process_time(), runner.unproven == 0))
             for note in take_notes(runner.workload.name):
                 connection.send(("said", note))
-        elif message[0] == "trace":
-            connection.send(("traced", runner.trace(message[1], message[2], told)))
-        elif message[0] == "receipt":
-            connection.send(("received", runner.receipt(message[1])))
+        elif message[0] == "ask":
+            connection.send(("answered", runner.ask(*message[1:])))
         elif message[0] == "prove":
             runner.prove()
             connection.send(("proven", time.process_time()))

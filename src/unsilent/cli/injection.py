@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 
 def is_injection(path: Path) -> bool:
@@ -13,21 +14,14 @@ def is_injection(path: Path) -> bool:
 
 def replay_csv(
     file: Path,
-    *,
-    data: str,
-    weights: str | None = None,
-    steps: int = 5,
-    steps_before: int | None = None,
-    batch: int = 1024,
-    images: int | None = None,
-    log: Path | None = None,
-    trace: bool = False,
     html: Path | None = None,
+    *,
     as_json: bool = False,
     plain: bool = False,
     quiet: bool = False,
+    **asked: Any,
 ) -> int:
-    """Replay a published injection, write its log and say how it went; see `studies.injection.replay_injection`."""
+    """Replay a published injection, write its log and say how it went; ``asked``: see `studies.injection.replay_injection`."""
     from unsilent.cli.progress import make_observer
     from unsilent.cli.tracing import show_trace, trace_path
     from unsilent.faults.injections import read_injection
@@ -36,18 +30,7 @@ def replay_csv(
 
     injection = read_injection(file)
     with make_observer(quiet=quiet, plain=plain) as observer:
-        done = replay_injection(
-            injection,
-            data,
-            weights,
-            steps=steps,
-            steps_before=steps_before,
-            batch=batch,
-            images=images,
-            log=log,
-            trace=trace,
-            progress=observer.loading,
-        )
+        done = replay_injection(injection, **asked, progress=observer.loading)
     page = None if done.trace is None else trace_path(file, "", html)
     if as_json:
         print(json.dumps(done.to_json() | ({} if page is None else {"report": str(page)}), indent=2))

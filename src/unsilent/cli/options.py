@@ -81,3 +81,9 @@ def pairs(items: list[str] | None) -> tuple[tuple[str, str], ...]:
         if "=" not in item:
             raise UsageError(f"cannot read --with {item!r}; expected key=value")
     return tuple(sorted(pairs.items()))
+
+
+OUTPUT = ("--output", "-o")
+Output = Annotated[
+    Path | None, typer.Option(*OUTPUT, help="Where the page is written.", show_default="beside the store")
+]

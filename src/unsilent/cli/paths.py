@@ -21,20 +21,20 @@ def default_store(verb: str, identity: Mapping[str, Any]) -> str:
     return f"unsilent-{verb}-{name}-{xxhash.xxh3_64_hexdigest(canonical(identity).encode())[:8]}.sqlite"
 
 
-def report_path(store: Path, html: Path | None) -> Path:
+def report_path(store: Path, output: Path | None) -> Path:
     """Where the report goes: as asked, else beside the store; checked before any trial is run.
 
     Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
     """
     from unsilent.render.pages import is_ours
 
-    path = html or report_beside(store)
+    path = output or report_beside(store)
     if os.path.realpath(path) == os.path.realpath(store):
-        raise UsageError(f"the report would overwrite the store {store}; give another --html or --store")
-    if html is not None and (not path.parent.is_dir() or path.is_dir()):
-        raise UsageError(f"cannot write the report {path}: no such folder, or it is one; give another --html")
-    if html is None and path.exists() and not is_ours(path):
-        raise UsageError(f"{path} is there and is no report of ours; say where the report goes with --html")
+        raise UsageError(f"the report would overwrite the store {store}; give another --output or --store")
+    if output is not None and (not path.parent.is_dir() or path.is_dir()):
+        raise UsageError(f"cannot write the report {path}: no such folder, or it is one; give another --output")
+    if output is None and path.exists() and not is_ours(path):
+        raise UsageError(f"{path} is there and is no report of ours; say where the report goes with --output")
     return path
 
 

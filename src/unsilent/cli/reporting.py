@@ -16,17 +16,22 @@ def show_report(
     as_json: bool,
     plain: bool,
     files: Mapping[str, object] | None = None,
+    *,
+    canonical: bool = False,
     **more: Any,
 ) -> None:
     """Print the report, write its page where one is wanted, and name it.
 
     Args:
-        files: what else was written, by the names that a terminal shows. more: further fields of the JSON object.
+        files: what else was written, by the names that a terminal shows. canonical: the JSON object is without what differs
+            between two runs of the same campaign. more: further fields of it.
     """
     if as_json:
-        from unsilent.render.report_json import report_json
+        from unsilent.render.report_json import canonical_json, report_json
 
-        print(json.dumps({**report_json(report), "report": page and str(page), **more}, indent=2))
+        found = report_json(report)
+        told = canonical_json(found) if canonical else {**found, "report": page and str(page), **more}
+        print(json.dumps(told, indent=2))
     else:
         print_report(report, plain)
     if page is not None:

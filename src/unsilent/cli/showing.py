@@ -1,4 +1,4 @@
-"""What ``unsilent report`` does beside showing one store: two stores compared, cards written and shown."""
+"""What ``unsilent report`` shows and writes: a store, two stores compared, cards."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from unsilent.cli.paths import report_beside, report_path
 from unsilent.errors import UsageError
-
-if TYPE_CHECKING:
-    from unsilent.outcomes.tallies import Question
-
+from unsilent.report.model import Report
 
 CARDS = (
     "{0} is a card, it holds no trials to compare; two cards of one campaign are the same file, else run the command that "
@@ -21,69 +18,72 @@ CARDS = (
 )
 
 
-def show_store(
-    store: Path, other: Path | None, choices: Mapping[str, object], html: Path | None, as_json: bool, plain: bool
-) -> None:
-    """Print what a store of any kind holds, or how ``other`` differs from it, and write the page."""
+def report_of(store: Path, other: Path | None, given: Mapping[str, Any], canonical: bool) -> Report:
+    """What a store of any kind holds, or how ``other`` differs from it.
+
+    Args:
+        given: choices, of which each kind takes its own. canonical: without the folders of files.
+    """
     from unsilent.campaigns.store import open_store
-    from unsilent.cli.reporting import show_report
     from unsilent.studies.registered import kind_of
 
     kind = kind_of(store)
+    choices = {name: given[name] for name in kind.choices}
+    with open_store(store, kind, canonical=canonical) as one:
+        if other is None:
+            shown = {name: given[name] for name in kind.report_choices}
+            return kind.report(kind.analyse(one, **choices), **shown)
+        if kind.compare is None:
+            raise UsageError(f"{store} is a store of unsilent {kind.name}, whose stores are not compared")
+        with open_store(other, kind, canonical=canonical) as two:
+            return kind.compare(one, two, **choices)
+
+
+def page_path(store: Path, other: Path | None, output: Path | None) -> Path:
+    """Where the page goes: as asked, else beside the store, as ``A-vs-B.html`` for two; raises as `report_path` does."""
     if other is None:
-        page = report_path(store, html)
-        with open_store(store, kind) as opened:
-            report = kind.report(kind.analyse(opened, **choices))
-    elif kind.compare is None:
-        raise UsageError(f"{store} is a store of unsilent {kind.name}, whose stores are not compared")
-    else:
-        page = comparison_path(store, other, html)
-        with open_store(store, kind) as one, open_store(other, kind) as two:
-            report = kind.compare(one, two, **choices)
-    show_report(report, page, as_json, plain)
-
-
-def comparison_path(store: Path, other: Path, html: Path | None) -> Path:
-    """Where a comparison goes: as asked, else ``A-vs-B.html`` beside A; raises ``UsageError`` as `report_path` does."""
-    if html is None:
+        return report_path(store, output)
+    if output is None:
         return report_path(store.with_name(f"{store.stem}-vs-{other.stem}.sqlite"), None)
-    report_path(other, html)
-    return report_path(store, html)
+    report_path(other, output)
+    return report_path(store, output)
 
 
-def card_paths(store: Path, card: Path) -> tuple[Path, Path]:
-    """Where a card and its page go; checked before anything is read.
+def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
+    """Where a card and its page go: as asked, else beside the store; checked before anything is read.
 
     Raises ``UsageError`` for a name that does not end in ``.json``, the store itself or its report, a folder that is not
     there, or a page of somebody else in the way.
     """
     from unsilent.render.pages import is_ours
 
+    card = output or store.with_suffix(".card.json")
     if card.suffix != ".json":
         raise UsageError(
-            f"--card is {str(card)!r}; expected a name that ends in .json (the page beside it ends in .card.html)"
+            f"--output is {str(card)!r}; expected a name that ends in .json (the page beside it ends in .card.html)"
         )
     page = card.with_name(f"{card.stem.removesuffix('.card')}.card.html")
     if os.path.realpath(page) == os.path.realpath(report_beside(store)):
-        raise UsageError(f"the card's page and the report of {store} would both be {page}; give another --card")
+        raise UsageError(f"the card's page and the report of {store} would both be {page}; give another --output")
     if os.path.realpath(store) in (os.path.realpath(card), os.path.realpath(page)):
-        raise UsageError(f"the card would overwrite the store {store}; give another --card")
+        raise UsageError(f"the card would overwrite the store {store}; give another --output")
     if not card.parent.is_dir() or card.is_dir() or page.is_dir():
-        raise UsageError(f"cannot write the card {card}: no such folder, or it is one; give another --card")
+        raise UsageError(f"cannot write the card {card}: no such folder, or it is one; give another --output")
     if page.exists() and not is_ours(page):
-        raise UsageError(f"{page} is there and is no page of ours; give another --card")
+        raise UsageError(f"{page} is there and is no page of ours; give another --output")
     return card, page
 
 
-def write_card(store: Path, question: Question, card: Path, page: Path) -> None:
-    """Write a card and its page."""
+def write_card(store: Path, question: Mapping[str, Any], card: Path, page: Path) -> None:
+    """Write a card and its page; ``question``: the fields of a `Question`."""
+    from unsilent.outcomes.tallies import Question
     from unsilent.render.pages import write_file
     from unsilent.render.report_page import write_report
     from unsilent.studies.pvf.card import card_text, make_card, report
     from unsilent.studies.pvf.kind import PvfStore
 
     with PvfStore(store) as opened:
-        made = make_card(opened, question)
+        made = make_card(opened, Question(**question))
     write_file(card_text(made).encode(), card, "the card")
     write_report(report(made), page)
 

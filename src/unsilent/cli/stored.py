@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +9,8 @@ import typer
 
 from unsilent.cli import options as o
 from unsilent.errors import UsageError
-from unsilent.studies.pvf.kind import PvfStore
 
-OF_STORES = ("unit", "confidence", "interval", "fit_per_bit", "card", "html")
+OF_STORES = ("unit", "confidence", "interval", "fit_per_bit", "card", "output", "canonical")
 """Parameters that mean nothing where a card is shown."""
 OF_PVF = ("unit", "interval", "fit_per_bit", "card")
 """Parameters that mean nothing where another kind of campaign is shown."""
@@ -29,12 +27,18 @@ def report(
     interval: o.Interval = "clopper-pearson",
     fit_per_bit: o.FitPerBit = None,
     card: Annotated[
-        Path | None,
+        bool,
         typer.Option(
-            "--card", help="Write a card to share instead of the report: FILE.json, and FILE.card.html beside it."
+            "--card", help="Write a card to share instead of the page: STORE.card.json, and STORE.card.html beside it."
         ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(*o.OUTPUT, help="Where the page, or the card, is written.", show_default="beside the store"),
     ] = None,
-    html: o.Html = None,
+    canonical: Annotated[
+        bool, typer.Option("--canonical", help="With --json: for comparison, without time, paths and versions.")
+    ] = False,
     as_json: o.Json = False,
     plain: o.Plain = False,
 ) -> int:
@@ -43,15 +47,13 @@ def report(
     With two stores: what differs between them. With a card: what it says, once its checksum holds.
     """
     from unsilent.cli import showing
-    from unsilent.cli.paths import report_path
     from unsilent.cli.reporting import show_report
-    from unsilent.outcomes.tallies import Question
-    from unsilent.studies.pvf.analysis import check_rate
     from unsilent.studies.pvf.card import is_card
     from unsilent.studies.pvf.kind import PVF
-    from unsilent.studies.pvf.report import report as pvf_report
     from unsilent.studies.registered import kind_of
 
+    if not as_json:
+        o.refuse(context, ("canonical",), "only --json has that")
     if is_card(store):
         if other is not None:
             raise UsageError(showing.CARDS.format(store))
@@ -61,45 +63,29 @@ def report(
     if other is not None and is_card(other):
         raise UsageError(showing.CARDS.format(other))
     kind = kind_of(store)
-    if kind is not PVF:
-        o.refuse(
-            context, [name for name in OF_PVF if name not in kind.choices], "that belongs to stores of unsilent pvf"
-        )
-    elif other is not None:
-        o.refuse(context, ("card", "fit_per_bit"), "two stores are compared")
-    if kind is not PVF or other is not None:
-        chosen = {"unit": unit, "confidence": confidence, "interval": interval}
-        chosen = {name: value for name, value in chosen.items() if name in kind.choices}
-        showing.show_store(store, other, chosen, html, as_json, plain)
-        return 0
-    question = Question(unit, confidence, interval)
-    made = showing.card_paths(store, card) if card else None
-    page = report_path(store, html) if html or not card else None
-    if made and page and os.path.realpath(page) == os.path.realpath(made[1]):
-        raise UsageError(f"the card's page and the report would both be {page}; give another --html")
-    with PvfStore(store) as opened:
-        if fit_per_bit is not None:
-            check_rate(fit_per_bit, opened.spec.transient)
-        result = PVF.analyse(opened, unit=unit, confidence=confidence, interval=interval)
+    known = (*kind.choices, *kind.report_choices, *(("card",) if kind is PVF else ()))
+    o.refuse(context, [name for name in OF_PVF if name not in known], "that belongs to stores of unsilent pvf")
+    if other is not None:
+        o.refuse(context, ("card", *kind.report_choices), "two stores are compared")
+    given = {"unit": unit, "confidence": confidence, "interval": interval, "fit_per_bit": fit_per_bit}
+    made = showing.card_paths(store, output) if card else None
+    page = None if card else showing.page_path(store, other, output)
+    found = showing.report_of(store, other, given, canonical)
     if made:
-        showing.write_card(store, question, *made)
-    show_report(
-        pvf_report(result, fit_per_bit),
-        page,
-        as_json,
-        plain,
-        {"Card": card, "Page": made and made[1]},
-        failed_assertions=[],
-    )
+        showing.write_card(store, {name: given[name] for name in kind.choices}, *made)
+    files = dict(zip(("Card", "Page"), made or (), strict=False))
+    show_report(found, page, as_json, plain, files, canonical=canonical)
     return 0
 
 
 def export(
     store: o.StoreFile,
-    to: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(
-            "--to", help="File; .csv, .json, .jsonl or .parquet says the format.", show_default="JSON lines on stdout"
+            *o.OUTPUT,
+            help="File; .csv, .json, .jsonl or .parquet says the format.",
+            show_default="JSON lines on stdout",
         ),
     ] = None,
     canonical: Annotated[
@@ -112,5 +98,5 @@ def export(
     from unsilent.studies.registered import kind_of
 
     with Store(store, kind_of(store)) as opened:
-        export_store(opened, to, canonical=canonical)
+        export_store(opened, output, canonical=canonical)
     return 0

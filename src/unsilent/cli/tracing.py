@@ -15,26 +15,24 @@ if TYPE_CHECKING:
 
 def show_trace(report: Report, page: Path, as_json: bool, plain: bool) -> None:
     """The table of a trace (unless JSON says all) and its page."""
-    from unsilent.cli.reporting import print_report
+    from unsilent.cli.reporting import show_report
     from unsilent.render.report_page import write_report
-    from unsilent.report.text import clean
 
-    if not as_json:
-        print(f"# {clean(report.title)}" if plain else f"\n{clean(report.title)}")
-        print_report(report, plain)
-    write_report(report, page)
-    if not as_json:
-        print(f"\n{'# ' if plain else ''}Report: {page}")
+    if as_json:
+        write_report(report, page)
+    else:
+        print("#" if plain else "")
+        show_report(report, page, as_json, plain)
 
 
-def trace_path(store: Path, name: str, html: Path | None) -> Path:
+def trace_path(store: Path, name: str, output: Path | None) -> Path:
     """Where the page of a trace goes: as asked, else beside the store; raises ``UsageError`` as `report_path` does."""
     from unsilent.cli.paths import report_beside, report_path
 
-    if html is not None:
-        if os.path.realpath(html) == os.path.realpath(report_beside(store)):
-            raise UsageError(f"{html} is the report of {store}; give another --html")
-        return report_path(store, html)
+    if output is not None:
+        if os.path.realpath(output) == os.path.realpath(report_beside(store)):
+            raise UsageError(f"{output} is the report of {store}; give another --output")
+        return report_path(store, output)
     slug = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-")[:80]
     stem = f"{store.stem}-{slug}" if slug else store.stem
     return report_path(store.with_name(f"{stem}.trace.sqlite"), None)

@@ -9,6 +9,10 @@ from unsilent.report.model import Cell, Report, Row, Shown, Table
 from unsilent.strictjson import strict
 
 FIELDS = ("estimate", "low", "high", "confidence", "n", "method")
+OF_A_RUN = frozenset(
+    ("command", "store", "seconds", "cpu_seconds", "golden_seconds", "per_hour", "versions", "machine")
+)
+"""Fields, and measures of estimates, that differ between two runs of the same campaign."""
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -18,6 +22,16 @@ def report_json(report: Report) -> dict[str, Any]:
     plain = strict({"schema": report.schema, **report.data, "results": report.data.get("results", results)})
     assert isinstance(plain, dict)
     return plain
+
+
+def canonical_json(value: Any) -> Any:
+    """The object without what is `OF_A_RUN`, at any depth."""
+    if isinstance(value, dict):
+        return {key: canonical_json(item) for key, item in value.items() if key not in OF_A_RUN}
+    if isinstance(value, list):
+        kept = [item for item in value if not (isinstance(item, dict) and item.get("measure") in OF_A_RUN)]
+        return [canonical_json(item) for item in kept]
+    return value
 
 
 def row_object(table: Table, row: Row) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from unsilent.errors import UsageError
 from unsilent.replicas.looks import Look, Looked, asked_by, read_look
 from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
 from unsilent.replicas.switches import Switches
+from unsilent.workloads.zoo import TRAININGS
 
 Replicas = Kind[ReplicaSpec, Trained, ReplicaRow]
 ASKED = "asked"
@@ -116,8 +117,10 @@ def check_row(row: ReplicaRow, found: Trained) -> None:
 class ReplicaStore(Store[ReplicaSpec, Trained, ReplicaRow]):
     """An open store of replicas of one training."""
 
-    def __init__(self, path: str | Path, kind: Replicas | None = None, *, write: bool = False) -> None:
-        super().__init__(path, kind or REPLICAS, write=write)
+    def __init__(
+        self, path: str | Path, kind: Replicas | None = None, *, write: bool = False, canonical: bool = False
+    ) -> None:
+        super().__init__(path, kind or REPLICAS, write=write, canonical=canonical)
 
     def note_asked(self, asked: AskedFor) -> None:
         """Remember what was asked for, where that is new."""
@@ -168,6 +171,7 @@ REPLICAS: Replicas = Kind(
     has=has,
     planned=is_replica,
     records={ASKED: read_asked},
+    builtin={"workload": TRAININGS},
     fixed=("labels", "groups", "steps", "parameters"),
     store=ReplicaStore,
     subject=lambda store: str(store.description.name),

@@ -20,7 +20,7 @@ FORMATS: Mapping[str, Callable[..., Format]] = MappingProxyType(
 )
 MOST_BYTES = 512 * 2**20
 MOST_FAULTS = 1_000_000
-EMPTY = "holds no fault; give a list with one or more, like one that unsilent export STORE --to faults.jsonl writes"
+EMPTY = "holds no fault; give a list with one or more, like one that unsilent export STORE -o faults.jsonl writes"
 
 
 def read_file(path: str) -> bytes:
@@ -62,6 +62,6 @@ def _format(content: bytes, name: str, how: str | None) -> Format:
     if not head:
         raise refused(name, "", EMPTY)
     raise refused(
-        name, "", "is no list of faults that is known; expected JSON lines of fault records (unsilent export STORE --to "
+        name, "", "is no list of faults that is known; expected JSON lines of fault records (unsilent export STORE -o "
         "faults.jsonl), a CSV of SCI-FI, or a matrix of PyTorchALFI",
     )  # fmt: skip

@@ -132,7 +132,7 @@ def _missing(store: PvfStore) -> str:
         return f"finish it first: {command}{where}"
     return (
         f"it is part {part} of {parts}, and done: join it with the others first, then make the card of what they are joined "
-        f"into: unsilent merge ALL.sqlite {shlex.quote(str(store.path))} …"
+        f"into: unsilent merge {shlex.quote(str(store.path))} … -o ALL.sqlite"
     )
 
 
@@ -280,7 +280,7 @@ HASHES = ("weights", "inputs", "golden", "code", "components")
 POINT = "Point at a row for its size and method."
 METHOD = (
     "With the same files, versions and kind of device, that {} makes the same campaign, and unsilent report STORE --card "
-    "FILE.json the same card, byte for byte, where it is read in the same unit and at the same confidence."
+    "-o FILE.json the same card, byte for byte, where it is read in the same unit and at the same confidence."
 )
 
 

@@ -12,14 +12,17 @@ from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.kinds import Kind, size
 from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, MOST_TRIALS, Damaged, parsed
 from unsilent.campaigns.rounds import CellPlan, current
+from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
 from unsilent.report.model import Report
 from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
+from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
+    from unsilent.campaigns.replay import Replay
     from unsilent.studies.pvf.records import PvfResult
 
 MOST_SAMPLES = 10**7
@@ -105,11 +108,11 @@ def analyse(store: PvfStore, **choices: Any) -> PvfResult:
     return analyse(store, Question(**choices))
 
 
-def report(result: PvfResult) -> Report:
+def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
     """What is shown of it."""
     from unsilent.studies.pvf.report import report
 
-    return report(result)
+    return report(result, fit_per_bit)
 
 
 def compare(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
@@ -119,6 +122,13 @@ def compare(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
     from unsilent.studies.pvf.comparison_report import comparison_report
 
     return comparison_report(compare(one, other, Question(**choices)))
+
+
+def replay(store: PvfStore, trial: TrialId, *given: Any, **choices: Any) -> Replay[TrialRow]:
+    """A trial again, and how its fault spread."""
+    from unsilent.studies.pvf.replay import replay_trial
+
+    return replay_trial(store, trial, *given, **choices)
 
 
 PVF = Kind(
@@ -136,7 +146,11 @@ PVF = Kind(
     choices=("unit", "confidence", "interval"),
     analyse=analyse,
     report=report,
+    report_choices=("fit_per_bit",),
     compare=compare,
+    builtin={"workload": ZOO},
+    replay=replay,
+    replay_choices=("trace", "batch", "log"),
     size=planned_trials,
 )
 

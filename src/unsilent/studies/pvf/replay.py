@@ -1,124 +1,90 @@
-"""One stored trial, run again alone: same campaign, same fault, same end."""
+"""One stored trial of parameter vulnerability, run again alone: how its samples ended, and how its fault spread."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
-from unsilent.campaigns.executors import LocalExecutor, make_executor
 from unsilent.campaigns.named_again import named_again
+from unsilent.campaigns.replay import Replay, run_again, running_again
 from unsilent.campaigns.spec import Means, TrialId
-from unsilent.errors import StoreError, UsageError
+from unsilent.errors import UsageError
 from unsilent.faults import Fault
-from unsilent.faults.receipts import Receipt
 from unsilent.outcomes.base import Outcome
-from unsilent.studies.pvf.kind import PvfStore
+from unsilent.report.model import Report
+from unsilent.report.text import counted
+from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.spec import CampaignSpec, TrialRow
 from unsilent.traced import Trace
-from unsilent.workloads import ZOO
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The stored row and the new one; the trace of batch ``batch``, and the receipt, where they were asked for."""
-
-    stored: TrialRow
-    again: TrialRow
-    trace: Trace | None = None
-    batch: int | None = None
-    receipt: Receipt | None = None
-
-    @property
-    def same(self) -> bool:
-        """Whether faults, outcomes of all samples and severity are equal."""
-        return self.stored.content() == self.again.content()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "schema": "unsilent/replay/1",
-            "trial": str(self.stored.trial),
-            "same": self.same,
-            "faults": json.loads(self.stored.faults),
-            "stored": self.stored.derived(),
-            "again": self.again.derived(),
-            "severity": [_finite(r.severity) for r in (self.stored, self.again)],
-            "error": [r.error for r in (self.stored, self.again)],
-            **({} if self.trace is None else {"batch": self.batch, "trace": self.trace.to_json()}),
-        }
-
-    @property
-    def ended(self) -> str:
-        """How the samples ended now, in words."""
-        return _counted(self.again)
-
-    def __str__(self) -> str:
-        verdict = "ended the same" if self.same else "ENDED DIFFERENTLY"
-        lines = [
-            f"{self.stored.trial} {verdict}",
-            f"stored: {_counted(self.stored)}",
-            f"again:  {_counted(self.again)}",
-            *([f"raised: {self.again.error}"] if self.again.error else []),
-            f"fault:  {describe_faults(self.stored)}",
-        ]
-        return "\n".join(lines)
+from unsilent.workloads.published.log import trial_lines
 
 
 def replay_trial(
     store: PvfStore,
     trial: TrialId,
-    workload: str | None = None,
-    data: str | None = None,
-    weights: str | None = None,
+    given: Mapping[str, str | None],
+    options: Collection[tuple[str, str]] = (),
     *,
-    options: tuple[tuple[str, str], ...] = (),
     trace: bool = False,
     batch: int | None = None,
-    receipt: bool = False,
-) -> Replay:
+    log: bool = False,
+) -> Replay[TrialRow]:
     """Run a stored trial again.
 
-    A store is a file from anywhere: a workload that is not built in, and files, are used only when the user names them as well.
-
     Args:
-        workload, data, weights: named as for ``unsilent pvf``; None: what is built in. options: of a workload that is not.
-        trace: also compare every operation of one batch with the golden run: of ``batch``, else of the first whose output
-            the stored trial changed (the first that its faults act in, where it changed none). receipt: also say what the
-            faults find and write.
+        given, options: what the user names again, see `named_again`. trace: also compare every operation of one batch with the
+            golden run: of ``batch``, else of the first whose output the stored trial changed (the first that its faults act in,
+            where it changed none). log: also say what the faults find and write.
 
-    Raises ``UsageError`` when something has to be named or there is nothing to trace, ``StoreError`` when the workload is not
-    the stored one any more.
+    Raises:
+        UsageError: something has to be named, or there is nothing to trace. StoreError: there is no such trial, or its workload
+            is not the stored one any more.
     """
-    stored, description = store.row(trial), store.description
-    given = {"workload": workload, "data": data, "weights": weights}
-    spec = named_again(store.spec, given, {"workload": ZOO}, options)
-    chosen = _batch(stored, description.samples, batch) if trace else None
+    stored, samples = store.row(trial), store.description.samples
+    spec = named_again(store.spec, given, PVF.builtin, options)
+    chosen = _batch(stored, samples, batch) if trace else None
     means = Means(engine="plain") if trace else None  # a trace needs no shortcuts, which take time to prepare
-    with _drawable(spec, stored) as (asked, number), make_executor("serial", asked, means=means) as executor:
-        found = executor.describe()
-        changed = [k for k in found.fingerprint if found.fingerprint[k] != description.fingerprint.get(k)]
-        if spec.faults is not None:
-            changed = [k for k in changed if k != "faults"]  # a list of one
-        if changed or (spec.faults is None and found.campaign != description.campaign):
-            raise StoreError(
-                f"{store.path} was made with another {', '.join(changed) or 'setting'}; "
-                "a bit-exact replay needs the same weights, inputs, device model, threads and versions"
-            )
-        (again,) = (row for rows in executor.run([number]) for row in rows)
-        assert isinstance(again, TrialRow)
-        if trace or receipt:
+    with (
+        _drawable(spec, stored) as (asked, number, apart),
+        running_again(store, asked, apart=apart, means=means) as executor,
+    ):
+        again = replace(run_again(executor, number), trial=trial)
+        if trace or log:
             _check_alive(again, trial)
-        near = cast("LocalExecutor", executor)
-        struck = near.receipt(number) if receipt else None
-        spread = near.trace(number, chosen) if chosen is not None else None
-        return Replay(stored, replace(again, trial=trial), spread, chosen, struck)
+        receipt = executor.ask("receipt", number) if log else None
+        spread = executor.ask("trace", number, chosen) if trace else None
+    told = [f"stored: {_counted(stored)}", f"again:  {_counted(again)}"]
+    told += [f"raised: {again.error}"] if again.error else []
+    return Replay(
+        stored,
+        again,
+        (*told, f"fault:  {describe_faults(stored)}"),
+        {} if spread is None else {"batch": chosen, "trace": spread.to_json()},
+        None if spread is None else _spread(store, again, spread, chosen or 0),
+        () if receipt is None else tuple(trial_lines(receipt)),
+    )
+
+
+def _spread(store: PvfStore, row: TrialRow, trace: Trace, batch: int) -> Report:
+    """What is shown of a trace."""
+    from unsilent.studies.traces import report
+
+    spec, found = store.spec, store.description
+    facts = (
+        ("workload", spec.workload),
+        ("store", str(store.path)),
+        ("trial", str(row.trial)),
+        ("batch", f"{batch} of {counted(len(found.samples), 'batch')}, {counted(found.samples[batch], 'sample')}"),
+        ("ended", _counted(row)),
+        ("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())),
+    )
+    return report(trace, f"how the fault of {row.trial} spreads: batch {batch} of {spec.workload}", facts)
 
 
 def _batch(row: TrialRow, samples: Sequence[int], asked: int | None) -> int:
@@ -147,18 +113,23 @@ def _check_alive(row: TrialRow, trial: TrialId) -> None:
 
 
 @contextmanager
-def _drawable(spec: CampaignSpec, stored: TrialRow) -> Iterator[tuple[CampaignSpec, TrialId]]:
-    """A campaign that has the trial, and its name there: of a list, which is not needed any more, one of this fault alone."""
+def _drawable(spec: CampaignSpec, stored: TrialRow) -> Iterator[tuple[CampaignSpec, TrialId, tuple[str, ...]]]:
+    """A campaign that has the trial, its name there, and in what it may differ from the stored one.
+
+    Of a list of faults, which is not needed any more, that is a campaign of a list of this fault alone.
+    """
     if spec.faults is None:
-        yield spec, stored.trial
+        yield spec, stored.trial, ()
         return
     with tempfile.TemporaryDirectory(prefix="unsilent-") as folder:
         path = Path(folder) / "stored.jsonl"
         path.write_text(stored.faults + "\n", encoding="utf-8")
-        yield replace(spec, faults=str(path), faults_as="unsilent"), stored.trial._replace(k=0)
+        one = replace(spec, faults=str(path), faults_as="unsilent")
+        yield one, stored.trial._replace(k=0), ("faults", "faults_as")
 
 
 def _counted(row: TrialRow) -> str:
+    """How the samples ended, in words."""
     return ", ".join(f"{n} {name}" for name, n in row.derived().items() if n)
 
 
@@ -169,7 +140,3 @@ def describe_faults(row: TrialRow, most: int = 4) -> str:
         return f"{faults['elements']} elements (digest {faults['digest']})"
     words = [Fault.from_json(f).describe() for f in faults[:most]]
     return "; ".join(words) + (f"; and {len(faults) - most} tensors more" if len(faults) > most else "") or "none drawn"
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -72,7 +72,7 @@ class TrialRunner:
         means: Means | None = None,
     ) -> None:
         means = means or Means()
-        self.spec = spec
+        self.spec, self._progress = spec, progress or silent
         if workload is None:
             workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
         self.workload = workload
@@ -161,12 +161,12 @@ class TrialRunner:
             lookups={name: counts.tolist() for name, counts in lookups.counts.items()},
         )
 
-    def trace(self, trial: TrialId, batch: int, progress: Progress = silent) -> Trace:
-        """How the faults of a trial spread through the evaluation of one batch."""
-        return trace_batch(self.engine, batch, self.draw(trial), progress=progress)
-
-    def receipt(self, trial: TrialId) -> Receipt:
-        """What the faults of a trial find and write, each where it strikes first."""
+    def ask(self, what: str, trial: TrialId, batch: int = 0) -> Trace | Receipt:
+        """Of the faults of a trial a ``trace``: how they spread through the evaluation of one batch; or a ``receipt``: what they
+        find and write, each where it strikes first.
+        """
+        if what == "trace":
+            return trace_batch(self.engine, batch, self.draw(trial), progress=self._progress)
         return self.engine.receipt(self.draw(trial))
 
     def draw(self, trial: TrialId) -> tuple[Fault, ...]:

@@ -13,6 +13,7 @@ from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, Damaged, parsed
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.campaigns.store import Store
+from unsilent.faults.hardware.reading import SHIPPED
 from unsilent.report.model import Report
 from unsilent.studies.training.made import LADDERS
 from unsilent.studies.training.spec import (
@@ -27,8 +28,10 @@ from unsilent.studies.training.spec import (
     TrainingRow,
     TrainingSpec,
 )
+from unsilent.workloads.zoo import TRAININGS
 
 if TYPE_CHECKING:
+    from unsilent.campaigns.replay import Replay
     from unsilent.studies.training.records import TrainingResult
 
 MOST_STEPS = 10**7
@@ -161,6 +164,13 @@ def compare(one: TrainingStore, other: TrainingStore, confidence: float = 0.95) 
     return comparison_report(compare(*results), *results)
 
 
+def replay(store: TrainingStore, trial: TrialId, *given: Any) -> Replay[TrainingRow]:
+    """A trial again, and how its training went on."""
+    from unsilent.studies.training.replay import replay_trial
+
+    return replay_trial(store, trial, *given)
+
+
 def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
     return all(math.isfinite(v) and v >= least for v in values)
 
@@ -182,6 +192,8 @@ TRAINING = Kind(
     analyse=analyse,
     report=report,
     compare=compare,
+    builtin={"workload": TRAININGS, "accelerator": SHIPPED},
+    replay=replay,
     subject=lambda store: str(store.description.name),
 )
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -133,14 +132,6 @@ class TrainingRunner:
             versions=versions(),
             notes=(*drawing.notes, *take_notes(self.workload.name)),
         )
-
-    def trace(self, trial: TrialId, batch: int) -> Any:
-        """Not for trainings: a step is traced with ``unsilent replay --trace``."""
-        raise UsageError("a trial of a training is not traced; trace its step with unsilent.sites.training.Step")
-
-    def receipt(self, trial: TrialId) -> Any:
-        """What the fault of a trial found and wrote."""
-        return self._run(trial)[0].hits
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrainingRow | RunAlone]:
         """Trials in order; ``alone``: nothing else of the campaign runs meanwhile, so running out of memory is an outcome."""

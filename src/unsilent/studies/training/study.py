@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from unsilent.campaigns.driver import Budget, run_campaign, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.replay import Replay, run_again
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
@@ -33,6 +34,7 @@ from unsilent.studies.training.judging import (
 from unsilent.studies.training.kind import Floors, TrainingStore, stored_floors
 from unsilent.studies.training.made import LADDERS
 from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
+from unsilent.studies.training.replay import described
 from unsilent.studies.training.spec import GUARDED, MADE, NOT_STRUCK, TrainingFound, TrainingRow, TrainingSpec, bare
 
 MARGIN = 0.02
@@ -238,24 +240,9 @@ def cost(trials: Sequence[Judged], found: TrainingFound) -> Cost:
     )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Example:
-    """One instance of a class: the stored trial, or one made by hand, run again; ``same``: with the same content, bit for bit."""
-
-    curve: Curve
-    row: TrainingRow
-    again: TrainingRow
-    tried: int
-
-    @property
-    def same(self) -> bool:
-        """Whether the repetition has the same bits in everything that is stored."""
-        return self.row.content() == self.again.content()
-
-
 def example(
     wanted: str, executor: Executor, store: TrainingStore, reading: Reading, observer: Observer | None = None
-) -> Example:
+) -> Replay[TrainingRow]:
     """One instance of a class, run again; raises ``UsageError`` where neither a trial nor a fault made by hand ends so."""
     judge = Judge(store.description, floors_of(store), reading.thresholds)
     row = next((r for r in drawn(store) if _asked(str(judge.judge(r).outcome)) == wanted), None)
@@ -271,19 +258,4 @@ def example(
         tried += 1
         made = store.row(trial)
         row = made if _asked(str(judge.judge(made).outcome)) == wanted else None
-    return _again(row, judge, executor, tried)
-
-
-def repeat(trial: TrialId, executor: Executor, store: TrainingStore, reading: Reading) -> Example:
-    """A stored trial again; raises ``StoreError`` where it was made of another training."""
-    found = executor.describe()
-    assert isinstance(found, TrainingFound)
-    store.check(store.spec, found)
-    return _again(store.row(trial), Judge(found, floors_of(store), reading.thresholds), executor, 0)
-
-
-def _again(row: TrainingRow, judge: Judge, executor: Executor, tried: int) -> Example:
-    again = next(one for rows in executor.run([row.trial]) for one in rows)
-    assert isinstance(again, TrainingRow)
-    by_hand = row.trial.target.startswith(MADE)
-    return Example(judge.curve(row, judge.judge(row), made=by_hand), row, replace(again, worker=row.worker), tried)
+    return described(Replay(row, run_again(executor, row.trial)), judge, tried)
