@@ -61,7 +61,7 @@ class Replay(Generic[R]):
     def __str__(self) -> str:
         stored, again = self.stored.content(), self.again.content()
         ended = f"ENDED DIFFERENTLY ({', '.join(self.differing)})" if self.differing else "ended the same"
-        fields = [f"{name}: {_text(value)}" for name, value in stored.items() if name != "trial"]
+        fields = [f"{name}: {text}" for name, value in stored.items() if name != "trial" and (text := _text(value))]
         changed = [f"{name}: {_change(stored[name], again[name])}" for name in self.differing]
         return "\n".join([f"{self.stored.trial} {ended}", *(self.told or fields), *changed])
 
