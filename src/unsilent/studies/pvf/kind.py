@@ -109,10 +109,11 @@ def analyse(store: PvfStore, **choices: Any) -> PvfResult:
 
 
 def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
-    """What is shown of it."""
+    """What is shown of it; raises ``UsageError`` where a rate is given for values of a run."""
+    from unsilent.studies.pvf.analysis import check_rate
     from unsilent.studies.pvf.report import report
 
-    return report(result, fit_per_bit)
+    return report(result, None if fit_per_bit is None else check_rate(fit_per_bit, result.transient))
 
 
 def compare(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
