@@ -157,7 +157,11 @@ def _none(*args, **kwargs):
 def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
     """Every verb on one damaged store, of their forms the one whose ``turn`` it is; raises ``Broken``."""
     folder = path.parent
-    reports = [("-o", folder / "r.html", "--plain"), ("-o", folder / "r.html", "--json"), (sound, "--plain")]
+    reports = [
+        ("-o", folder / "r.html", "--plain"),
+        ("-o", folder / "r.html", "--json", "--canonical"),
+        (sound, "--plain"),
+    ]
     exports = [(), ("--canonical",), *(("-o", folder / f"e.{ending}") for ending in ("csv", "json", "parquet"))]
     new = ("-o", folder / "out.sqlite")
     merges = [(path, *new), (sound, "-o", path), (sound, path, *new)]
