@@ -109,9 +109,12 @@ def analyse(store: PvfStore, **choices: Any) -> PvfResult:
 
 
 def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
-    """What is shown of it."""
+    """What is shown of it; raises ``UsageError`` for a rate where values of a run were struck."""
+    from unsilent.studies.pvf.report.fit import check_rate
     from unsilent.studies.pvf.report.report import report
 
+    if fit_per_bit is not None:
+        check_rate(fit_per_bit, result.transient)
     return report(result, fit_per_bit)
 
 
