@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.filed import HELD
+from unsilent.campaigns.options import Budget, ExecutionOptions, Reading
 from unsilent.campaigns.spec import Baseline, Row, Spec, TrialId
+from unsilent.options import Asked
 from unsilent.report.model import Report
 
 S = TypeVar("S", bound=Spec)
@@ -46,10 +48,11 @@ class Kind(Generic[S, B, R]):
         planned: whether a trial is part of the campaign, not asked for afterwards.
         records: further records by name -> how their text is read, with spec and baseline.
         fixed: fields of the baseline that are equal in all stores of one campaign.
-        choices: names of what may be chosen when a store is read, which changes no row.
-        analyse: the result of a store, by such choices. report: what is shown of a result.
-        compare: what is shown of two stores, by such choices; None where that means nothing.
+        analyse: the result of a store, by fields of ``reading``. report: what is shown of a result.
+        compare: what is shown of two stores, by the same; None where that means nothing.
         size: how many trials a store will hold when its campaign is complete. subject: what its trials run.
+        about: the help of its verb. budget, reading, means: dataclasses of options beside the spec: how many trials, how a store
+            is read, where trials run. more: further ones. resolve: makes the spec of what was asked; None: of its fields alone.
     """
 
     name: str
@@ -66,12 +69,27 @@ class Kind(Generic[S, B, R]):
     planned: Callable[[TrialId], bool] = lambda trial: True
     records: Mapping[str, Callable[[str, S, B], Any]] = field(default_factory=dict)
     fixed: tuple[str, ...] = ("targets",)
-    choices: tuple[str, ...] = ("confidence",)
     analyse: Callable[..., Any] = nothing
     report: Callable[[Any], Report] = nothing
     compare: Callable[..., Report] | None = None
     size: Callable[[Any], int] = size
     subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
+    about: str = ""
+    budget: type = Budget
+    reading: type = Reading
+    more: tuple[type, ...] = ()
+    means: type[ExecutionOptions] = ExecutionOptions
+    resolve: Callable[[Asked], S] | None = None
+
+    @property
+    def options(self) -> tuple[type, ...]:
+        """All that is asked of a campaign."""
+        return self.spec, self.budget, self.reading, *self.more, self.means
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Names of what may be chosen when a store is read, which changes no row."""
+        return tuple(field.name for field in fields(self.reading))
 
     def __post_init__(self) -> None:
         verb = f"unsilent {self.name}"

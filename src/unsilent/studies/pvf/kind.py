@@ -10,18 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.kinds import Kind, size
+from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, MOST_TRIALS, Damaged, parsed
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
 from unsilent.report.model import Report
+from unsilent.studies.pvf.options import PvfBudget, PvfReading, resolve
 from unsilent.studies.pvf.rounds import CellPlan, current
 from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.records import PvfResult
 
+ABOUT = """Measure the parameter vulnerability factor (PVF): how often a corrupted parameter makes an output wrong.
+
+Resumable: the same command goes on where it stopped, more --trials extend it. Ends in a table and an HTML report.
+"""
 MOST_SAMPLES = 10**7
 MOST_FLIPS = 1000
 LEAST_SHARE = 1e-30
@@ -133,11 +139,15 @@ PVF = Kind(
     shapes=shapes,
     records={ROUND: read_round},
     fixed=("samples", "targets", "tensors"),
-    choices=("unit", "confidence", "interval"),
     analyse=analyse,
     report=report,
     compare=compare,
     size=planned_trials,
+    about=ABOUT,
+    budget=PvfBudget,
+    reading=PvfReading,
+    means=EngineOptions,
+    resolve=resolve,
 )
 
 

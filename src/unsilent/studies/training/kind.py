@@ -15,6 +15,7 @@ from unsilent.campaigns.spec import Json, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.report.model import Report
 from unsilent.studies.training.ladders import LADDERS
+from unsilent.studies.training.options import ComparisonOptions, Reading, TrainingBudget, resolve
 from unsilent.studies.training.spec import (
     FOLLOWED,
     GUARDED,
@@ -31,6 +32,11 @@ from unsilent.studies.training.spec import (
 if TYPE_CHECKING:
     from unsilent.studies.training.records import TrainingResult
 
+ABOUT = """Inject faults into single training steps and classify how each run ends.
+
+Each trial goes on from the fault-free run at a random step. Reports outcome classes, what foretells harm, and training PVF, in
+tables and an HTML report. Resumable: the same command goes on where it stopped, more --trials extend it.
+"""
 MOST_STEPS = 10**7
 MOST_REPLICAS = 10**5
 FLOOR = "floor"
@@ -139,11 +145,11 @@ def check_row(row: TrainingRow, found: TrainingFound) -> None:
         raise Damaged("has an impossible reason")
 
 
-def analyse(store: TrainingStore, confidence: float = 0.95) -> TrainingResult:
-    """What a campaign found; raises ``UsageError`` where it has no trial or lacks a floor."""
-    from unsilent.studies.training.study import Reading, read_training
+def analyse(store: TrainingStore, **choices: Any) -> TrainingResult:
+    """What a campaign found, by fields of `Reading`; raises ``UsageError`` where it has no trial or lacks a floor."""
+    from unsilent.studies.training.study import read_training
 
-    return read_training(store, Reading(confidence=confidence))
+    return read_training(store, Reading(**choices))
 
 
 def report(result: TrainingResult) -> Report:
@@ -153,11 +159,11 @@ def report(result: TrainingResult) -> Report:
     return report(result)
 
 
-def compare(one: TrainingStore, other: TrainingStore, confidence: float = 0.95) -> Report:
+def compare(one: TrainingStore, other: TrainingStore, **choices: Any) -> Report:
     """What is shown of two."""
     from unsilent.studies.training.comparison import compare, comparison_report
 
-    results = [analyse(store, confidence) for store in (one, other)]
+    results = [analyse(store, **choices) for store in (one, other)]
     return comparison_report(compare(*results), *results)
 
 
@@ -183,6 +189,11 @@ TRAINING = Kind(
     report=report,
     compare=compare,
     subject=lambda store: str(store.description.name),
+    about=ABOUT,
+    budget=TrainingBudget,
+    reading=Reading,
+    more=(ComparisonOptions,),
+    resolve=resolve,
 )
 
 
