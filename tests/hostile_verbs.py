@@ -24,7 +24,7 @@ from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.noise import Asked, looks_at, read_noise
 from unsilent.studies.registered import kind_of
-from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore
+from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore, note_floors
 from unsilent.studies.training.spec import TrainingSpec
 
 SECONDS, BYTES = 10, 2**30
@@ -51,7 +51,7 @@ def make_training(folder):
         executor = Here(runner)
         run_campaign(spec, Budget(8), executor, store, command="unsilent training …")
         run_trials([TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)], executor, store)
-        store.note_floors(Floors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout")))
+        note_floors(store, Floors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout")))
     return folder / "s.sqlite"
 
 

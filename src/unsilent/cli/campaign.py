@@ -1,4 +1,4 @@
-"""``unsilent KIND``: a campaign of one registered kind, from its options to its report. A kind that adds to it derives from `Verb`."""
+"""``unsilent KIND``: a campaign of one registered kind, from its options to its report. Kinds that do more derive from `Verb`."""
 
 from __future__ import annotations
 

@@ -203,16 +203,16 @@ class TrainingStore(Store[TrainingSpec, TrainingFound, TrainingRow]):
     def __init__(self, path: str | Path, *, write: bool = False) -> None:
         super().__init__(path, TRAINING, write=write)
 
-    def note_floors(self, floors: Floors) -> None:
-        """Keep what fault-free replicas ended in, in place of what was kept before."""
-        self.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
 
-    def floors(self) -> Floors | None:
-        """What replicas ended in; None where those of a floor are missing."""
-        return stored_floors(self)
+AnyStore = Store[TrainingSpec, TrainingFound, TrainingRow]
 
 
-def stored_floors(store: Store[TrainingSpec, TrainingFound, TrainingRow]) -> Floors | None:
-    """See `TrainingStore.floors`."""
+def note_floors(store: AnyStore, floors: Floors) -> None:
+    """Keep what fault-free replicas ended in, in place of what was kept before."""
+    store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
+
+
+def stored_floors(store: AnyStore) -> Floors | None:
+    """What replicas ended in; None where those of a floor are missing."""
     found = store.records(FLOOR)
     return Floors(*found) if len(found) == len(Floors.__slots__) else None

@@ -25,7 +25,7 @@ from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.conditions import conditions, points
 from unsilent.studies.training.floor import LEVEL, check_twin, horizon_of, least_accuracies, run_floors
 from unsilent.studies.training.judging import EXAMPLES, Judge, backward_against_forward, group, grouped, groups_of
-from unsilent.studies.training.kind import TRAINING, Floors, TrainingStore, stored_floors
+from unsilent.studies.training.kind import TRAINING, Floors, TrainingStore, note_floors, stored_floors
 from unsilent.studies.training.ladders import LADDERS
 from unsilent.studies.training.options import ComparisonOptions, TrainingBudget, resolve
 from unsilent.studies.training.options import Reading as Reading
@@ -137,7 +137,7 @@ def run_training(
     assert isinstance(found, TrainingFound)
     check_twin(found, floors)
     store.bind(spec, found)
-    store.note_floors(floors)
+    note_floors(store, floors)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
     if guard:
         judge = Judge(found, floors, reading.thresholds)
