@@ -174,11 +174,14 @@ class Asked:
         """``given``: texts of a command line, or (``call``) arguments of a function, where the default counts as not given."""
         self.options = options_of(*classes)
         self._call = call
-        self.given = {
-            name: self.options[name].value(value, self._named(name))
-            for name, value in (given or {}).items()
-            if not (call and _equal(value, self.options[name].default))
-        }
+        self.given: dict[str, Any] = {}
+        for name, value in (given or {}).items():
+            default = self.options[name].default
+            if call and _equal(value, default):
+                continue
+            read = self.options[name].value(value, self._named(name))
+            if not (call and _equal(read, default)):
+                self.given[name] = read
 
     @classmethod
     def in_call(cls, classes: Sequence[type], arguments: Mapping[str, Any]) -> Asked:

@@ -109,7 +109,7 @@ def resolve(asked: Asked) -> CampaignSpec:
         raise UsageError(f"--threads is {asked['threads']}; expected 1 or more")
     device = _device(asked["device"])
     if device != "cpu":
-        asked.given["device"] = device
+        asked.given["device"] = device  # a command for another machine has to name it
     spec = asked.make(CampaignSpec)
     if spec.faults is not None:
         from unsilent.faults.lists import kind_of_list
