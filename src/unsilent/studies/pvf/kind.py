@@ -18,11 +18,11 @@ from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
 from unsilent.report.model import Report
 from unsilent.studies.pvf.options import PvfBudget, PvfReading, resolve
-from unsilent.studies.pvf.rounds import CellPlan, current
 from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.records import PvfResult
+    from unsilent.studies.pvf.rounds import CellPlan
 
 ABOUT = """Measure the parameter vulnerability factor (PVF): how often a corrupted parameter makes an output wrong.
 
@@ -84,6 +84,8 @@ def check_codes(codes: bytes, samples: Sequence[int]) -> None:
 
 def read_round(text: str, spec: CampaignSpec, description: Description) -> list[CellPlan]:
     """What a look decided; raises ``Damaged``."""
+    from unsilent.studies.pvf.rounds import CellPlan
+
     found = parsed(list[CellPlan], text, "rounds")
     strata = {target.name for target in description.targets}
     for plan in found:
@@ -99,6 +101,8 @@ def read_round(text: str, spec: CampaignSpec, description: Description) -> list[
 
 def planned_trials(store: PvfStore) -> int:
     """Trials of all strata, as far as is known: what looks decided, else what was asked."""
+    from unsilent.studies.pvf.rounds import current
+
     plans = current(store.records(ROUND))
     return sum(plan.size for plan in plans.values()) if plans else size(store)
 
