@@ -20,7 +20,7 @@ import pytest
 
 import unsilent
 from campaigns.struck import write_loop
-from conftest import TINY, in_process
+from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PI, PiSpec, analyse
 from unsilent.campaigns import Budget, Store, make_executor, run_campaign
 from unsilent.campaigns.export import canonical_lines, export_store
@@ -241,6 +241,31 @@ def test_a_function_takes_the_options_of_its_verb(name):
         if parameter != "workload":
             assert own[parameter].default == default, parameter
             assert own[parameter].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+CALLS = {
+    "pvf": {
+        "workload": "tiny.py:make", "options": {"sleep": 0}, "flips": [1, 8], "at": "last.*", "one_batch": True, "trials": 7,
+    },
+    "training": {
+        "workload": "struck_loop.py:make", "options": ["steps=12"], "fault": ["2*RD", "RD"], "phase": "fwd", "trials": 7,
+        "floor": "floor.sqlite",
+    },
+}  # fmt: skip
+"""Arguments that ask the same."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", CALLS, indirect=True)
+def test_a_call_asks_the_same_as_a_command_line(asks):
+    kind, _, words, _, _ = asks
+    floor = ["--floor", "floor.sqlite"] if kind is TRAINING else []
+    first = json.loads(told(kind.name, *words, *floor, "--store", "a.sqlite", "--quiet", "--json"))
+    with inline_campaigns():
+        result = getattr(unsilent, kind.name)(**CALLS[kind.name], store="b.sqlite")
+    assert result.command == first["command"]
+    with Store("a.sqlite", kind) as one, Store("b.sqlite", kind) as other:
+        assert list(canonical_lines(one)) == list(canonical_lines(other))
 
 
 @pytest.mark.parametrize(

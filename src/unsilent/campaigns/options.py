@@ -102,13 +102,11 @@ class ExecutionOptions:
 
     jobs: Annotated[int, Option("Worker processes.", MEANS)] = 1
     executor: Annotated[str | None, Option("serial, processes or ray.", MEANS, usual="by --jobs")] = None
-    ray: Annotated[
-        str | None,
-        Option("A Ray cluster to run trials on, like 10.0.0.1:6379.", MEANS, usual="--executor ray makes its own here"),
-    ] = None
-    deadline: Annotated[
-        float | None, Option("Seconds after which a trial hangs.", MEANS, usual="20x golden, at least 10")
-    ] = None
+    ray: Annotated[str | None, Option(
+        "A Ray cluster to run trials on, like 10.0.0.1:6379.", MEANS,
+        usual="--executor ray makes its own here")] = None  # fmt: skip
+    deadline: Annotated[float | None, Option(
+        "Seconds after which a trial hangs.", MEANS, usual="20x golden, at least 10")] = None  # fmt: skip
 
     def check(self) -> None:
         """Raise ``UsageError``, before anything is loaded, for what does not fit together."""
@@ -134,16 +132,11 @@ class ExecutionOptions:
 class EngineOptions(ExecutionOptions):
     """The same where an engine has shortcuts."""
 
-    engine: Annotated[
-        str, Option("auto (run only what a fault changes) or plain; rows are the same, bit for bit.", MEANS)
-    ] = "auto"
-    memory: Annotated[
-        int | None,
-        Option(
-            "Memory for values kept for shortcuts, all workers together, like 2GB.", MEANS, read=read_bytes,
-            usual="a quarter of what is free",
-        ),
-    ] = None  # fmt: skip
+    engine: Annotated[str, Option(
+        "auto (run only what a fault changes) or plain; rows are the same, bit for bit.", MEANS)] = "auto"  # fmt: skip
+    memory: Annotated[int | None, Option(
+        "Memory for values kept for shortcuts, all workers together, like 2GB.", MEANS, read=read_bytes,
+        usual="a quarter of what is free")] = None  # fmt: skip
 
     def check(self) -> None:
         """Raise ``UsageError`` for an engine that there is not as well."""

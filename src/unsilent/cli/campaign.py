@@ -77,7 +77,7 @@ class Verb:
         return asked.command(kind.name, kind.budget, kind.spec, kind.reading, *kind.more)
 
     def foreseen(self, asked: Asked) -> Iterator[str]:
-        """What a dry run says beside."""
+        """Further sentences of a dry run."""
         yield from ()
 
     @contextmanager

@@ -40,12 +40,13 @@ def dry_run(verb: Verb, asked: Asked, spec: Any, path: Path) -> int:
     report = Report(
         schema="unsilent/dry-run/1",
         kicker="Dry run",
-        title=f"dry run of {verb.command(asked)}",
+        title="Dry run",
         headline=f"{counted(left, 'trial')} would run: at most about {lasting(seconds / jobs)}, with {counted(jobs, 'job')}",
         estimates=table,
         findings=(
             f"{total - left:,} of {counted(total, 'trial')} are stored already in {path}",
-            f"one fault-free run takes {lasting(found.golden_seconds)}; a trial takes that at most, set-up not included",
+            f"an estimate: a fault-free run takes {lasting(found.golden_seconds)}, a trial that at most; set-up, proofs and "
+            "trials that hang come on top",
             *verb.foreseen(asked),
         ),
         sections=(Section("Plan", "", (table, spelled)),),

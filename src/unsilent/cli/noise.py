@@ -33,78 +33,38 @@ def noise(
         str | None,
         typer.Argument(help="A training: built-in name, file.py:name or package.module:name.", show_default=False),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="Runs of each variant.", rich_help_panel=PRECISION)] = 20,
+    replicas: Annotated[int, o.option("Runs of each variant.", PRECISION)] = 20,
     variants: Annotated[
-        str | None,
-        typer.Option(
-            help="Named sets of switches: control, algo, impl, algo+impl.",
-            show_default="all four",
-            rich_help_panel=RUNS,
-        ),
+        str | None, o.option("Named sets of switches: control, algo, impl, algo+impl.", RUNS, usual="all four")
     ] = None,
     switch: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A variant of your own, like within, threads=2 or init+order; repeat for more. See docs/noise.md.",
-            show_default=False,
-            rich_help_panel=RUNS,
+        o.option(
+            "A variant of your own, like within, threads=2 or init+order; repeat for more. See docs/noise.md.", RUNS
         ),
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Steps of each run.", show_default="all of the training", rich_help_panel=RUNS),
-    ] = None,
-    every: Annotated[int, typer.Option(help="Steps between two hashes of the weights.", rich_help_panel=PRECISION)] = 1,
+    steps: Annotated[int | None, o.option("Steps of each run.", RUNS, usual="all of the training")] = None,
+    every: Annotated[int, o.option("Steps between two hashes of the weights.", PRECISION)] = 1,
     level: Annotated[
-        float | None,
-        typer.Option(
-            help="Refuse to run too few replicas for a rank test at this level, like 0.05.", rich_help_panel=PRECISION
-        ),
+        float | None, o.option("Refuse to run too few replicas for a rank test at this level, like 0.05.", PRECISION)
     ] = None,
     confidence: o.Confidence = 0.95,
-    explain: Annotated[
-        str | None,
-        typer.Option(
-            help="Say what makes runs of this loop differ: file.py:loop.", show_default=False, rich_help_panel=RUNS
-        ),
-    ] = None,
-    control: Annotated[
-        str | None,
-        typer.Option(
-            help="Say whether runs of this loop end in the same bits here.", show_default=False, rich_help_panel=RUNS
-        ),
-    ] = None,
+    explain: Annotated[str | None, o.option("Say what makes runs of this loop differ: file.py:loop.", RUNS)] = None,
+    control: Annotated[str | None, o.option("Say whether runs of this loop end in the same bits here.", RUNS)] = None,
     runs: Annotated[
-        int | None,
-        typer.Option(
-            help="Runs that --explain and --control compare.",
-            show_default="as many as they need",
-            rich_help_panel=PRECISION,
-        ),
+        int | None, o.option("Runs that --explain and --control compare.", PRECISION, usual="as many as they need")
     ] = None,
     deadline: Annotated[
         float | None,
-        typer.Option(
-            help="Seconds that one run may take.",
-            show_default="no limit; 600 with --explain and --control",
-            rich_help_panel=MEANS,
-        ),
+        o.option("Seconds that one run may take.", MEANS, usual="no limit; 600 with --explain and --control"),
     ] = None,
     with_: o.With = None,
     data: o.Data = None,
-    seed: Annotated[
-        int,
-        typer.Option(help="Base seed: of the clean twin, and what fresh seeds derive from.", rich_help_panel=RUNS),
-    ] = 0,
+    seed: Annotated[int, o.option("Base seed: of the clean twin, and what fresh seeds derive from.", RUNS)] = 0,
     jobs: o.Jobs = 1,
     store: Annotated[
         Path | None,
-        typer.Option(
-            "--store",
-            help="Where replicas are kept; may hold many trainings.",
-            show_default="unsilent-noise-….sqlite here",
-            rich_help_panel=OUTPUT,
-        ),
+        o.option("Where replicas are kept; may hold many trainings.", OUTPUT, usual="unsilent-noise-….sqlite here"),
     ] = None,
     html: o.Html = None,
     as_json: o.Json = False,

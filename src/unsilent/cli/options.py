@@ -32,9 +32,8 @@ class Output:
     plain: Annotated[bool, Option("No colour, no boxes: for pipes and logs.", OUTPUT)] = False
     quiet: Annotated[bool, Option("No progress.", OUTPUT)] = False
     dry_run: Annotated[bool, Option("Say what would run and what it costs at most, and run no trial.", OUTPUT)] = False
-    config: Annotated[Path | None, Option("A TOML file with any of these options; the command line wins.", OUTPUT)] = (
-        None
-    )
+    config: Annotated[Path | None, Option(
+        "A TOML file with any of these options; the command line wins.", OUTPUT)] = None  # fmt: skip
 
 
 def typed(asking: Asking) -> Any:
@@ -48,6 +47,11 @@ def typed(asking: Asking) -> Any:
     return typer.Option(
         f"--{asking.key}", help=text, metavar=metavar, show_default=False, rich_help_panel=asking.option.panel
     )
+
+
+def option(text: str, panel: str, usual: str = "") -> Any:
+    """An option of one verb alone; ``usual``: what help shows as the default, where that is not the parameter's."""
+    return typer.Option(help=text, rich_help_panel=panel, show_default=usual or True)
 
 
 def command(classes: Sequence[type], run: Callable[[dict[str, Any]], int], about: str) -> Callable[..., int]:

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 class PvfOutput:
     """What is made of the result."""
 
-    assertion: Annotated[
-        tuple[str, ...],
-        Option("Exit 1 unless the upper limit holds, like 'top_mlp<=0.01'.", OUTPUT, "assert", repeated=True),
-    ] = ()
+    assertion: Annotated[tuple[str, ...], Option(
+        "Exit 1 unless the upper limit holds, like 'top_mlp<=0.01'.", OUTPUT, "assert", repeated=True)] = ()  # fmt: skip
     fit_per_bit: Annotated[float | None, FIT] = None
 
 

@@ -26,22 +26,14 @@ INTERVALS = ("clopper-pearson", "wilson")
 class PvfBudget:
     """How many trials: a number, or until every row is precise."""
 
-    trials: Annotated[
-        int | None,
-        Option(
-            "Trials per target and number of flips; with --ci or --rel the most there may be.", PRECISION,
-            usual="1000; 200000 with --ci or --rel",
-        ),
-    ] = None  # fmt: skip
-    ci: Annotated[
-        str | None, Option("Run until every row's interval has this half-width, like 0.1%.", PRECISION, read=str)
-    ] = None
-    rel: Annotated[
-        str | None,
-        Option(
-            "The same relative to the estimate, like 20%; --ci (default 0.02%) is always enough.", PRECISION, read=str
-        ),
-    ] = None
+    trials: Annotated[int | None, Option(
+        "Trials per target and number of flips; with --ci or --rel the most there may be.", PRECISION,
+        usual="1000; 200000 with --ci or --rel")] = None  # fmt: skip
+    ci: Annotated[str | None, Option(
+        "Run until every row's interval has this half-width, like 0.1%.", PRECISION, read=str)] = None  # fmt: skip
+    rel: Annotated[str | None, Option(
+        "The same relative to the estimate, like 20%; --ci (default 0.02%) is always enough.", PRECISION,
+        read=str)] = None  # fmt: skip
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     @property
@@ -67,13 +59,9 @@ class PvfReading:
             whole, enough of either.
     """
 
-    unit: Annotated[
-        str | None,
-        Option(
-            "What an incorrect output is counted on: sample or batch.", PRECISION,
-            usual="sample; batch for op:, input: and kv:",
-        ),
-    ] = None  # fmt: skip
+    unit: Annotated[str | None, Option(
+        "What an incorrect output is counted on: sample or batch.", PRECISION,
+        usual="sample; batch for op:, input: and kv:")] = None  # fmt: skip
     confidence: Annotated[float, CONFIDENCE] = 0.95
     interval: Annotated[str, Option("clopper-pearson, or wilson where that holds.", PRECISION)] = "clopper-pearson"
 

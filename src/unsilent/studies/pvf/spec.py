@@ -36,70 +36,44 @@ class CampaignSpec:
     faults are given. ``strata`` dtype: in each of its dtypes.
     """
 
-    workload: Annotated[
-        str,
-        Option(
-            "Built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", RUNS,
-            missing="no workload was named; give one like digits-cnn (see unsilent workloads)",
-        ),
-    ]  # fmt: skip
+    workload: Annotated[str, Option(
+        "Built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", RUNS,
+        missing="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WITH] = ()
     data: Annotated[str | None, DATA] = None
     weights: Annotated[str | None, Option("Weights file for workloads that take one.", RUNS)] = None
-    fault: Annotated[
-        str,
-        Option(
-            "Fault model, like bitflip:bits=exponent; see unsilent faults.", FAULTS,
-            read=lambda given: str(getattr(given, "text", given)),
-        ),
-    ] = "bitflip"  # fmt: skip
-    flips: Annotated[
-        tuple[int | None, ...],
-        Option("Faults per trial, like 1,8,128.", FAULTS, usual="1", unasked=None, joined=","),
-    ] = (1,)
-    at: Annotated[
-        tuple[str, ...],
-        Option(
-            "Where faults are injected: parameters like 'layer1.*', or values of a run: 'op:*', 'op:layer1.*', 'input:*', "
-            "'kv:*'. Repeat for more.", FAULTS, repeated=True,
-        ),
-    ] = ("param:*",)  # fmt: skip
+    fault: Annotated[str, Option(
+        "Fault model, like bitflip:bits=exponent; see unsilent faults.", FAULTS,
+        read=lambda given: str(getattr(given, "text", given)))] = "bitflip"  # fmt: skip
+    flips: Annotated[tuple[int | None, ...], Option(
+        "Faults per trial, like 1,8,128.", FAULTS, usual="1", unasked=None, joined=",")] = (1,)  # fmt: skip
+    at: Annotated[tuple[str, ...], Option(
+        "Where faults are injected: parameters like 'layer1.*', or values of a run: 'op:*', 'op:layer1.*', 'input:*', "
+        "'kv:*'. Repeat for more.", FAULTS, repeated=True)] = ("param:*",)  # fmt: skip
     per: Annotated[str, Option("What a target is: component, layer, tensor or bit.", FAULTS)] = "component"
-    law: Annotated[
-        str, Option("per-element (uniform over elements) or per-tensor (uniform over tensors first).", FAULTS)
-    ] = "per-element"
-    judge: Annotated[
-        str | None,
-        Option("What an incorrect output is, like topk:k=3.", RUNS, usual="the workload's own"),
-    ] = None
+    law: Annotated[str, Option(
+        "per-element (uniform over elements) or per-tensor (uniform over tensors first).",
+        FAULTS)] = "per-element"  # fmt: skip
+    judge: Annotated[str | None, Option(
+        "What an incorrect output is, like topk:k=3.", RUNS, usual="the workload's own")] = None  # fmt: skip
     seed: Annotated[int, SEED] = 0
     device: Annotated[str, Option("auto, cpu, cuda or cuda:0.", RUNS, unasked="auto")] = "cpu"
     dtype: Annotated[str | None, Option("Run the model in this floating-point type.", RUNS)] = None
-    threads: Annotated[
-        int, Option("CPU threads per worker (part of a campaign's identity: results depend on it).", RUNS)
-    ] = 1
+    threads: Annotated[int, Option(
+        "CPU threads per worker (part of a campaign's identity: results depend on it).", RUNS)] = 1  # fmt: skip
     study: Annotated[str, INTERNAL] = "pvf"
-    strata: Annotated[
-        str,
-        Option(
-            "bits: draw within classes of bits, as many in each as it takes; risk: and of predicted risk; or none.", PRECISION,
-            usual="bits with --ci or --rel and single flips", unasked=None,
-        ),
-    ] = "none"  # fmt: skip
-    one_batch: Annotated[
-        bool, Option("Each trial evaluates one batch, drawn at random: many cheap trials.", PRECISION)
-    ] = False
-    exhaustive: Annotated[
-        bool, Option("Try every single bit flip there is; narrow it with --at or bits=.", PRECISION)
-    ] = False
-    faults: Annotated[
-        str | None,
-        Option("Try each fault of this file once: JSON lines of faults, a list of SCI-FI or PyTorchALFI.", FAULTS),
-    ] = None
-    faults_as: Annotated[
-        str | None,
-        Option("How --faults is read, where the file does not say it: unsilent, sci-fi, pytorchalfi:…", FAULTS),
-    ] = None
+    strata: Annotated[str, Option(
+        "bits: draw within classes of bits, as many in each as it takes; risk: and of predicted risk; or none.", PRECISION,
+        usual="bits with --ci or --rel and single flips", unasked=None)] = "none"  # fmt: skip
+    one_batch: Annotated[bool, Option(
+        "Each trial evaluates one batch, drawn at random: many cheap trials.", PRECISION)] = False  # fmt: skip
+    exhaustive: Annotated[bool, Option(
+        "Try every single bit flip there is; narrow it with --at or bits=.", PRECISION)] = False  # fmt: skip
+    faults: Annotated[str | None, Option(
+        "Try each fault of this file once: JSON lines of faults, a list of SCI-FI or PyTorchALFI.",
+        FAULTS)] = None  # fmt: skip
+    faults_as: Annotated[str | None, Option(
+        "How --faults is read, where the file does not say it: unsilent, sci-fi, pytorchalfi:…", FAULTS)] = None  # fmt: skip
 
     def to_json(self) -> Json:
         """Plain JSON values."""

@@ -57,17 +57,12 @@ class Reading:
     ``margin``: how far held-out accuracy must be below the worst fault-free replica for a convergence failure.
     """
 
-    thresholds: Annotated[
-        Thresholds,
-        Option(
-            "Of the classes, like gap=0.05; repeat for more. See docs/training.md.", PRECISION, "threshold",
-            unasked=(), read=read_thresholds, write=write_thresholds, repeated=True,
-        ),
-    ] = field(default_factory=Thresholds)  # fmt: skip
+    thresholds: Annotated[Thresholds, Option(
+        "Of the classes, like gap=0.05; repeat for more. See docs/training.md.", PRECISION, "threshold", unasked=(),
+        read=read_thresholds, write=write_thresholds, repeated=True)] = field(default_factory=Thresholds)  # fmt: skip
     confidence: Annotated[float, CONFIDENCE] = 0.95
-    margin: Annotated[
-        float, Option("How far below the worst fault-free run a convergence failure is (--per).", PRECISION)
-    ] = 0.02
+    margin: Annotated[float, Option(
+        "How far below the worst fault-free run a convergence failure is (--per).", PRECISION)] = 0.02  # fmt: skip
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -80,20 +75,16 @@ class Reading:
 class ComparisonOptions:
     """What faulty runs are compared with: fault-free runs, and the same faults under the guard."""
 
-    horizon: Annotated[
-        int | None,
-        Option("Take a run for masked after so many steps inside the fault-free band.", PRECISION, usual="never"),
-    ] = None
-    replicas: Annotated[
-        int, Option("Fault-free runs of each noise floor: implementation noise, and other seeds.", PRECISION)
-    ] = 20
+    horizon: Annotated[int | None, Option(
+        "Take a run for masked after so many steps inside the fault-free band.", PRECISION,
+        usual="never")] = None  # fmt: skip
+    replicas: Annotated[int, Option(
+        "Fault-free runs of each noise floor: implementation noise, and other seeds.", PRECISION)] = 20  # fmt: skip
     noise: Annotated[str, Option("What differs between those of the first, as for unsilent noise.", PRECISION)] = "impl"
-    floor: Annotated[
-        Path | None, Option("Where fault-free runs are kept.", OUTPUT, usual="unsilent-noise-….sqlite here")
-    ] = None
-    guard: Annotated[bool, Option("Run every different trial again under the guard, and say what it saved.", MEANS)] = (
-        False
-    )
+    floor: Annotated[Path | None, Option(
+        "Where fault-free runs are kept.", OUTPUT, usual="unsilent-noise-….sqlite here")] = None  # fmt: skip
+    guard: Annotated[bool, Option(
+        "Run every different trial again under the guard, and say what it saved.", MEANS)] = False  # fmt: skip
 
 
 def resolve(asked: Asked) -> TrainingSpec:

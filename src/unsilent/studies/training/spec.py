@@ -115,53 +115,30 @@ class TrainingSpec:
         init: seed of the training itself. steps: of a run; None: all. horizon: None: every run goes to its end.
     """
 
-    workload: Annotated[
-        str,
-        Option(
-            "A training: built-in name, file.py:name or package.module:name.", RUNS,
-            missing="no training was named; give one like train-resnet (see unsilent workloads)",
-        ),
-    ]  # fmt: skip
+    workload: Annotated[str, Option(
+        "A training: built-in name, file.py:name or package.module:name.", RUNS,
+        missing="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
     options: Annotated[tuple[tuple[str, str], ...], WITH] = ()
     data: Annotated[str | None, DATA] = None
-    faults: Annotated[
-        tuple[tuple[str, float], ...],
-        Option(
-            "A published fault model (RD) or any of unsilent faults; 2*RD weighs it twice; repeat for more.", FAULTS, "fault",
-            usual="all 18 published ones alike", read=read_faults, write=write_faults, repeated=True,
-        ),
-    ] = ()  # fmt: skip
-    accelerator: Annotated[
-        str | None, Option("Weigh fault models as nvdla, systolic, tensor-core or FILE.toml says.", FAULTS)
-    ] = None
-    value: Annotated[
-        str | None,
-        Option("What injected elements become, like uniform:low=1e16,high=1e18.", FAULTS, usual="the model's own"),
-    ] = None
-    phases: Annotated[
-        tuple[str, ...],
-        Option(
-            "fwd, grad_in or grad_wt; repeat for more.", FAULTS, "phase", usual="all three", read=read_phases, repeated=True
-        ),
-    ] = PHASES  # fmt: skip
-    layers: Annotated[
-        tuple[str, ...],
-        Option("Modules, like block1.*; repeat for more.", FAULTS, "layer", usual="all", repeated=True),
-    ] = ("*",)
-    per: Annotated[
-        str | None,
-        Option(
-            "Training PVF: inject into parameters and optimizer state of each component, layer or tensor instead; or into each "
-            "kind of memory.", FAULTS,
-        ),
-    ] = None  # fmt: skip
-    moment: Annotated[
-        str,
-        Option(
-            "When faults are injected into memory: start (of a step, after the guard's snapshot), update (before it), end "
-            "(before the guard's check), between (that and the next snapshot).", FAULTS,
-        ),
-    ] = "start"  # fmt: skip
+    faults: Annotated[tuple[tuple[str, float], ...], Option(
+        "A published fault model (RD) or any of unsilent faults; 2*RD weighs it twice; repeat for more.", FAULTS, "fault",
+        usual="all 18 published ones alike", read=read_faults, write=write_faults, repeated=True)] = ()  # fmt: skip
+    accelerator: Annotated[str | None, Option(
+        "Weigh fault models as nvdla, systolic, tensor-core or FILE.toml says.", FAULTS)] = None  # fmt: skip
+    value: Annotated[str | None, Option(
+        "What injected elements become, like uniform:low=1e16,high=1e18.", FAULTS,
+        usual="the model's own")] = None  # fmt: skip
+    phases: Annotated[tuple[str, ...], Option(
+        "fwd, grad_in or grad_wt; repeat for more.", FAULTS, "phase", usual="all three", read=read_phases,
+        repeated=True)] = PHASES  # fmt: skip
+    layers: Annotated[tuple[str, ...], Option(
+        "Modules, like block1.*; repeat for more.", FAULTS, "layer", usual="all", repeated=True)] = ("*",)  # fmt: skip
+    per: Annotated[str | None, Option(
+        "Training PVF: inject into parameters and optimizer state of each component, layer or tensor instead; or into each "
+        "kind of memory.", FAULTS)] = None  # fmt: skip
+    moment: Annotated[str, Option(
+        "When faults are injected into memory: start (of a step, after the guard's snapshot), update (before it), end "
+        "(before the guard's check), between (that and the next snapshot).", FAULTS)] = "start"  # fmt: skip
     seed: Annotated[int, SEED] = 0
     init: Annotated[int, Option("Seed of the training itself.", RUNS)] = 0
     steps: Annotated[int | None, Option("Steps of each run.", RUNS, usual="all of the training")] = None
