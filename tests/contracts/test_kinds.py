@@ -232,6 +232,17 @@ def test_a_dry_run_counts_what_is_stored(asks):
     assert "holds another campaign (seed: 0 there, 1 now)" in other.stderr
 
 
+@pytest.mark.parametrize("asks", ["pvf"], indirect=True)
+def test_a_dry_run_says_the_most_that_a_precision_can_take(asks):
+    ask = ("pvf", "tiny.py:make", "--rel", "20%", "--trials", 1000, "--quiet", "--dry-run")
+    found = json.loads(told(*ask, "--json"))
+    assert {row["target"]: row["trials"] for row in found["results"]} == dict.fromkeys(("first", "norm", "last"), 1000)
+    assert "decided on the way" in told(*ask).replace("\n", " ")
+    gate = in_process(*ask, "--assert", "lost<=0.5")
+    assert (gate.returncode, gate.stdout) == (2, "")
+    assert "did you mean 'last'" in gate.stderr
+
+
 @pytest.mark.parametrize("name", ["pvf", "training"])
 def test_a_function_takes_the_options_of_its_verb(name):
     options = {option.argument: option.default for option in options_of(*ASKS[name][0].options).values()}

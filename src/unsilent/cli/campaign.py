@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,12 @@ class Verb:
         """The command line that asks for the same again."""
         kind = self.kind
         return asked.command(kind.name, kind.budget, kind.spec, kind.reading, *kind.more)
+
+    def numbers(self, asked: Asked, spec: Any, found: Any) -> Mapping[tuple[str, int | None], range]:
+        """Which trials a dry run foresees, by target and number of flips."""
+        from unsilent.campaigns.driver import numbers
+
+        return numbers(spec, found, self.budget(asked))
 
     def foreseen(self, asked: Asked) -> Iterator[str]:
         """Further sentences of a dry run."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.campaigns.driver import numbers
 from unsilent.campaigns.spec import TrialId, differences, value_text
 from unsilent.cli.reporting import show_report
 from unsilent.options import Asked, options_of
@@ -22,9 +21,11 @@ def dry_run(verb: Verb, asked: Asked, spec: Any, path: Path) -> int:
     with verb.running(asked, spec) as (executor, _):
         found = executor.describe()
     done = stored(verb, spec, found, path)
-    strata = numbers(spec, found, verb.budget(asked))
+    strata = verb.numbers(asked, spec, found)
     total = sum(map(len, strata.values()))
-    left = total - sum(trial.k in strata.get((trial.target, trial.flips), ()) for trial in done)
+    groups = {target.name: getattr(target, "group", "") for target in found.targets}
+    names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
+    left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
     seconds, jobs = left * found.golden_seconds, asked["jobs"]
     table = Table(
         (Column("target", left=True), Column("flips"), Column("trials", "number")),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unsilent.cli.campaign import Verb
+from unsilent.cli.campaign import Running, Verb
 from unsilent.cli.options import FIT
 from unsilent.options import OUTPUT, Asked, Option
 from unsilent.studies.pvf.options import PvfBudget
@@ -49,17 +50,28 @@ class PvfVerb(Verb):
     def command(self, asked: Asked) -> str:
         return asked.command("pvf", PvfBudget, CampaignSpec)  # reading is added where the store is read
 
+    def numbers(self, asked: Asked, spec: Any, found: Any) -> Mapping[tuple[str, int | None], range]:
+        if asked.make(PvfBudget).precision is None:
+            return super().numbers(asked, spec, found)
+        most = self.budget(asked).numbers(None)
+        return {(target.group or target.name, flips): most for target in found.targets for flips in spec.flips}
+
     def foreseen(self, asked: Asked) -> Iterator[str]:
         if asked.make(PvfBudget).precision is not None:
             yield "how many trials of a target are run is decided on the way, from their outcomes: these are the most"
+
+    @contextmanager
+    def running(self, asked: Asked, spec: Any) -> Iterator[Running]:
+        with super().running(asked, spec) as (executor, observer):
+            for gate in self.gates(asked):
+                gate.check(spec, executor.describe())
+            yield executor, observer
 
     def run(self, asked: Asked, spec: Any, store: Any) -> Any:
         from unsilent.studies.pvf.study import run_pvf
         from unsilent.studies.pvf.tallies import Question
 
         with self.running(asked, spec) as (executor, observer):
-            for gate in self.gates(asked):
-                gate.check(spec, executor.describe())
             return run_pvf(
                 spec, self.budget(asked), executor, store, asked.make(Question), observer,
                 precision=asked.make(PvfBudget).precision, command=self.command(asked),
