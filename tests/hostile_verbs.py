@@ -25,7 +25,7 @@ from unsilent.replicas.kind import AskedFor
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.noise import Asked, looks_at, read_noise
 from unsilent.studies.registered import kind_of
-from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore
+from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore, note_floors
 from unsilent.studies.training.spec import TrainingSpec
 
 SECONDS, BYTES = 10, 2**30
@@ -39,7 +39,7 @@ FLOOR = FloorValues(
 def make_pvf(folder, *more):
     """A small campaign of the tiny workload, by the command line."""
     (folder / "tiny.py").write_text(conftest.TINY)
-    words = ("pvf", "tiny.py:make", *(more or ("--trials", 5)), "--quiet", "--store", "s.sqlite", "--html", "s.html")
+    words = ("pvf", "tiny.py:make", *(more or ("--trials", 5)), "--quiet", "--store", "s.sqlite", "--output", "s.html")
     done = conftest.in_process(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "s.sqlite"
@@ -52,7 +52,7 @@ def make_training(folder):
         executor = Here(runner)
         run_campaign(spec, Budget(8), executor, store, command="unsilent training …")
         run_trials([TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)], executor, store)
-        store.note_floors(Floors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout")))
+        note_floors(store, Floors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout")))
     return folder / "s.sqlite"
 
 
@@ -169,7 +169,7 @@ def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
     if kind == "pvf":
         reports += [("--card", "-o", folder / "c.json")]
         replays += [("--workload", "tiny.py:make", "--trace", "-o", folder / "t.html")]
-        resume = ("pvf", "tiny.py:make", "--trials", 6, "--quiet", "--store", path, "--html", folder / "s.html")
+        resume = ("pvf", "tiny.py:make", "--trials", 6, "--quiet", "--store", path, "--output", folder / "s.html")
     turns = [turn + 7 * (turn // 2), turn, turn // 3, turn // 5]
     report, export, merge, replay = (
         forms[n % len(forms)] for forms, n in zip((reports, exports, merges, replays), turns, strict=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unsilent.sites import inject
     from unsilent.studies.pvf.records import PvfResult
     from unsilent.studies.pvf.study import pvf
+    from unsilent.studies.training.study import training
     from unsilent.workloads import Workload, load
     from unsilent.workloads.trainings import Training
 
@@ -32,6 +33,7 @@ _LAZY = {
     "Workload": "unsilent.workloads",
     "Training": "unsilent.workloads.trainings",
     "pvf": "unsilent.studies.pvf.study",
+    "training": "unsilent.studies.training.study",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "judge",
     "load",
     "pvf",
+    "training",
     "write_html",
 ]
 

@@ -212,7 +212,7 @@ def test_memory_outside_parameters_is_noted():
     ("arguments", "said"),
     [
         ({"workload": net()}, r"wrap a model and inputs: unsilent.Workload\(model, batches\)"),
-        ({"flips": "1,8"}, r"expected whole numbers, like \[1, 8\]"),
+        ({"flips": "one"}, r"expected whole numbers joined by ',', like 2,8"),
         ({"judge": lambda g, f, b: None}, "give a judge object or a function to the Workload"),
         ({"jobs": 2}, "jobs must be 1"),
         ({"at": "2"}, r"'2' is a module, not a parameter; select its parameters with '2\.\*'"),

@@ -30,7 +30,7 @@ from unsilent.replicas import ReplicaStore
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.registered import KINDS
-from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore
+from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore, note_floors, stored_floors
 from unsilent.studies.training.spec import Horizon, Struck, TrainingRow, TrainingSpec
 from unsilent.studies.training.study import Reading, read_training
 
@@ -58,7 +58,7 @@ def ran(tmp_path_factory):
         run_campaign(spec, Budget(TRIALS), executor, store, command="unsilent training …")
         more = [TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)]
         run_trials(more, executor, store)
-        store.note_floors(FLOORS)
+        note_floors(store, FLOORS)
         found = runner.describe()
     return spec, found, folder / "s.sqlite"
 
@@ -169,7 +169,7 @@ def test_spec_description_and_floor_come_back(ran):
         again = store.description
         assert json.dumps(again.to_json()) == json.dumps(found.to_json())
         assert again == found
-        assert store.floors() == FLOORS
+        assert stored_floors(store) == FLOORS
         assert store.budget() == (TRIALS, "unsilent training …")
     horizon = replace(spec, horizon=Horizon(5, 4, (0.5, math.pi), 0.25), per="layer", value="set:value=1", steps=7)
     assert TrainingSpec(**{**horizon.to_json(), "horizon": horizon.horizon}) == horizon
@@ -178,10 +178,10 @@ def test_spec_description_and_floor_come_back(ran):
 def test_a_floor_takes_the_place_of_the_one_before(ran, copy):
     other = Floors(replace(FLOOR, window=3), FLOOR)
     with TrainingStore(copy, write=True) as store:
-        store.note_floors(other)
-        assert store.floors() == other
-        store.note_floors(FLOORS)
-        assert store.floors() == FLOORS
+        note_floors(store, other)
+        assert stored_floors(store) == other
+        note_floors(store, FLOORS)
+        assert stored_floors(store) == FLOORS
 
 
 def test_a_trial_is_stored_once(ran, copy):
@@ -414,7 +414,7 @@ def test_what_is_missing_is_said(ran, copy, tmp_path):
         assert "run the command that made it again, which runs what is missing" in said
     change(copy, "DELETE FROM trial")
     with TrainingStore(copy, write=True) as store:
-        store.note_floors(FLOORS)
+        note_floors(store, FLOORS)
     assert "has no trial yet; run the command that made it again" in refused(copy, UsageError)
     assert "there is no store" in refused(tmp_path / "none.sqlite")
 

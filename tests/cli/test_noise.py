@@ -111,7 +111,7 @@ def test_a_store_is_shown_again(ran, tmp_path):
         (["--explain", "loop.py:make", "--replicas", 4], "leave out --replicas"),
         ([], "no training was named"),
         (["loop.py:make", "--with", "steps"], "expected key=value"),
-        (["loop.py:make", "--html", "nowhere/x.html"], "no such folder"),
+        (["loop.py:make", "--output", "nowhere/x.html"], "no such folder"),
     ],
 )
 def test_bad_input_is_one_line(ran, words, said):

@@ -299,7 +299,7 @@ MISTAKES = [
     (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per strikes parameters and optimizer state"),
     (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per strikes parameters and optimizer state"),
     (["train-resnet", "--with", "steps"], "expected key=value"),
-    (["train-resnet", "--html", "nowhere/x.html"], "no such folder"),
+    (["train-resnet", "--output", "nowhere/x.html"], "no such folder"),
     (["train-resnet", "--jobs", 0], "--jobs is 0"),
     (["train-resnet", "--jobs", 2, "--executor", "serial"], "--executor serial runs one job"),
     (["train-resnet", "--executor", "thread"], "unknown executor 'thread'"),

@@ -197,8 +197,13 @@ def test_importing_is_light():
         "import unsilent.campaigns, unsilent.campaigns.processes, unsilent.studies.pvf.study;"
         "assert 'torch' not in sys.modules, 'the driver imports torch'"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    help_code = (
+        "import sys, unsilent.cli.main as m; m.make_app(); heavy = {'torch', 'scipy', 'plotly', 'sklearn'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    for each in (code, help_code):
+        done = subprocess.run([sys.executable, "-c", each], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 def test_help_names_every_verb():

@@ -12,9 +12,11 @@ from annotated_types import Ge, Lt
 
 from unsilent.campaigns.codec import RUN, StoredRow
 from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.options import SEED
 from unsilent.campaigns.spec import Json, Means, Runner, TrialId, campaign_hash, trial_seed
 from unsilent.campaigns.store import Store
 from unsilent.interval import Interval
+from unsilent.options import INTERNAL, RUNS, Option
 from unsilent.report.model import Column, Report, Row, Section, Table
 
 
@@ -22,15 +24,15 @@ from unsilent.report.model import Column, Report, Row, Section, Table
 class PiSpec:
     """What is asked: how many points a trial throws."""
 
-    points: int = 100
-    seed: int = 0
-    workload: str = "pi"
-    options: tuple[tuple[str, str], ...] = ()
-    flips: tuple[int | None, ...] = (None,)
-    threads: int = 1
-    device: str = "cpu"
-    enumerated: bool = False
-    study: str = "pi"
+    points: Annotated[int, Option("Points of a trial.", RUNS)] = 100
+    seed: Annotated[int, SEED] = 0
+    workload: Annotated[str, INTERNAL] = "pi"
+    options: Annotated[tuple[tuple[str, str], ...], INTERNAL] = ()
+    flips: Annotated[tuple[int | None, ...], INTERNAL] = (None,)
+    threads: Annotated[int, INTERNAL] = 1
+    device: Annotated[str, INTERNAL] = "cpu"
+    enumerated: Annotated[bool, INTERNAL] = False
+    study: Annotated[str, INTERNAL] = "pi"
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -130,5 +132,5 @@ def compare(one: PiStore, other: PiStore, confidence: float = 0.95) -> Report:
 
 PI = Kind(
     name="pi", application=0x556E7370, spec=PiSpec, baseline=PiBaseline, row=PiRow,
-    analyse=analyse, report=report, compare=compare,
+    analyse=analyse, report=report, compare=compare, about="Estimate pi from random points.",
 )  # fmt: skip

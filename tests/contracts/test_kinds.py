@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -9,13 +10,17 @@ import sqlite3
 import subprocess
 import sys
 import time
+import typing
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import unsilent
+from campaigns.struck import write_loop
+from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PI, PiSpec, analyse
 from unsilent.campaigns import Budget, Store, TrialId, make_executor, run_campaign
 from unsilent.campaigns.export import canonical_lines, export_store
@@ -23,8 +28,12 @@ from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
 from unsilent.campaigns.replay import check_same
 from unsilent.cli.main import run as cli
+from unsilent.cli.options import Output
 from unsilent.errors import StoreError
+from unsilent.options import INTERNAL, Option, options_of
 from unsilent.studies import registered
+from unsilent.studies.pvf.kind import PVF
+from unsilent.studies.training.kind import TRAINING
 
 SPEC = PiSpec(points=50)
 TRIALS = 40
@@ -154,6 +163,172 @@ def test_reports_of_two_runs_are_equal_where_they_are_canonical(tmp_path, capsys
         assert one == two
         assert "sqlite" not in one
     assert "only --json has that: leave out --canonical" in refused(capsys, "report", "a.sqlite", "--canonical")
+
+
+# -- options ------------------------------------------------------------------------------------------------------------
+
+ASKS = {
+    "pi": (PI, "points = 50\ntrials = 7", ["--points", "50", "--trials", "7"], {"points": 50}, 7),
+    "pvf": (
+        PVF, 'workload = "tiny.py:make"\nwith = {sleep = 0}\nflips = [1, 8]\nat = "last.*"\none-batch = true\ntrials = 7',
+        ["tiny.py:make", "--with", "sleep=0", "--flips", "1,8", "--at", "last.*", "--one-batch", "--trials", "7"],
+        {"options": [["sleep", "0"]], "flips": [1, 8], "at": ["last.*"], "one_batch": True}, 14,
+    ),
+    "training": (
+        TRAINING, 'workload = "struck_loop.py:make"\nwith = ["steps=12"]\nfault = ["2*RD", "RD"]\nphase = "fwd"\ntrials = 7',
+        ["struck_loop.py:make", "--with", "steps=12", "--fault", "2*RD", "--fault", "RD", "--phase", "fwd", "--trials", "7"],
+        {"options": [["steps", "12"]], "faults": [["RD", 2.0], ["RD", 1.0]], "phases": ["fwd"]}, 7,
+    ),
+}  # fmt: skip
+"""A kind; a TOML file and words of a command line that ask the same of it; fields of the spec that follow; trials."""
+
+
+@pytest.fixture(params=ASKS)
+def asks(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.py").write_text(TINY)
+    write_loop(tmp_path)
+    return ASKS[request.param]
+
+
+def told(*words):
+    done = in_process(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_field_is_an_option_or_marked_as_none(asks):
+    for cls in (*asks[0].options, Output):
+        hints = typing.get_type_hints(cls, include_extras=True)
+        for field in fields(cls):
+            marks = getattr(hints[field.name], "__metadata__", ())
+            assert any(isinstance(mark, Option) or mark == INTERNAL for mark in marks), (cls, field.name)
+
+
+def test_help_has_all_options_in_their_panels(asks):
+    shown = told(asks[0].name, "--help")
+    for option in options_of(*asks[0].options, Output).values():
+        assert f"{option.option.panel}:" in shown or option.option.missing
+        assert f"{option.flag} " in shown
+    assert told("--help").count(f"\n  {asks[0].name} ") == 1
+
+
+def test_a_dry_run_says_what_would_run_and_runs_nothing(asks):
+    kind, _, words, values, trials = asks
+    before = set(Path().iterdir())
+    found = json.loads(told(kind.name, *words, "--dry-run", "--json", "--quiet"))
+    assert set(Path().iterdir()) == before
+    assert found["spec"].items() >= values.items()
+    assert (found["trials"], found["stored"]) == (trials, 0)
+    assert sum(row["trials"] for row in found["results"]) == trials
+    assert found["seconds"] == found["cpu_seconds"] == pytest.approx(trials * found["golden_seconds"])
+    shown = told(kind.name, *words, "--dry-run", "--quiet")
+    assert f"{trials} trials would run: at most about" in shown
+    assert found["store"] in shown.replace("\n", " ")
+    for option in options_of(kind.spec).values():
+        assert option.flag in shown
+
+
+def test_a_file_asks_the_same_as_a_command_line_which_wins(asks):
+    kind, text, words, _, _ = asks
+    Path("ask.toml").write_text(text)
+    ask = (kind.name, "--dry-run", "--json", "--quiet")
+    one, other = (json.loads(told(*ask, *more)) for more in (words, ["--config", "ask.toml"]))
+    assert {**one, "golden_seconds": 0, "seconds": 0, "cpu_seconds": 0} == {
+        **other, "golden_seconds": 0, "seconds": 0, "cpu_seconds": 0
+    }  # fmt: skip
+    won = json.loads(told(*ask, "--config", "ask.toml", "--seed", 3, "--trials", 2))
+    assert (won["spec"]["seed"], max(row["trials"] for row in won["results"])) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seeed = 1", "unknown key of ask.toml 'seeed'; did you mean 'seed'?"),
+        ("config = 'ask.toml'", "unknown key of ask.toml 'config'"),
+        ("seed = 'one'", "ask.toml: seed is 'one'; expected a whole number"),
+        ("seed = 1.5", "ask.toml: seed is 1.5; expected a whole number"),
+        ("seed = 1979-05-27", "expected a whole number"),
+        ("dry-run = 1", "ask.toml: dry-run is 1; expected true or false"),
+        ("seed = \n", "cannot read ask.toml as TOML: Invalid value (at line 1, column 8)"),
+        ("a = " + "[" * 100_000, "cannot read ask.toml as TOML"),
+        ("seed = " + "9" * 5000, "cannot read ask.toml as TOML"),
+        ("\udcff", "cannot read ask.toml as TOML"),
+        ("#" * 2**20 + "#", "ask.toml is larger than 1 MiB"),
+    ],
+)
+@pytest.mark.parametrize("asks", ["pi"], indirect=True)
+def test_a_file_that_does_not_fit_is_one_line(asks, text, said):
+    Path("ask.toml").write_text(text, errors="surrogateescape")
+    done = in_process("pi", "--config", "ask.toml")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+
+
+def test_a_folder_is_no_file_of_options(tmp_path):
+    done = in_process("pvf", "--config", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert str(tmp_path) in done.stderr
+
+
+@pytest.mark.parametrize("asks", ["pi"], indirect=True)
+def test_a_dry_run_counts_what_is_stored(asks):
+    ask = ("pi", "--points", 50, "--store", "a.sqlite", "--quiet", "--json")
+    told(*ask, "--trials", 5)
+    before = Path("a.sqlite").read_bytes()
+    found = json.loads(told(*ask, "--trials", 8, "--dry-run"))
+    assert (found["trials"], found["stored"], before) == (8, 5, Path("a.sqlite").read_bytes())
+    other = in_process(*ask, "--seed", 1, "--dry-run")
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "holds another campaign (seed: 0 there, 1 now)" in other.stderr
+
+
+@pytest.mark.parametrize("asks", ["pvf"], indirect=True)
+def test_a_dry_run_says_the_most_that_a_precision_can_take(asks):
+    ask = ("pvf", "tiny.py:make", "--rel", "20%", "--trials", 1000, "--quiet", "--dry-run")
+    found = json.loads(told(*ask, "--json"))
+    assert {row["target"]: row["trials"] for row in found["results"]} == dict.fromkeys(("first", "norm", "last"), 1000)
+    assert "decided on the way" in told(*ask).replace("\n", " ")
+    gate = in_process(*ask, "--assert", "lost<=0.5")
+    assert (gate.returncode, gate.stdout) == (2, "")
+    assert "did you mean 'last'" in gate.stderr
+
+
+@pytest.mark.parametrize("name", ["pvf", "training"])
+def test_a_function_takes_the_options_of_its_verb(name):
+    options = {option.argument: option.default for option in options_of(*ASKS[name][0].options).values()}
+    own = dict(inspect.signature(getattr(unsilent, name)).parameters)
+    assert own.keys() - options.keys() == {"store", "observer"}
+    for parameter, default in options.items():
+        if parameter != "workload":
+            assert own[parameter].default == default, parameter
+            assert own[parameter].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+CALLS = {
+    "pvf": {
+        "workload": "tiny.py:make", "options": {"sleep": 0}, "flips": [1, 8], "at": "last.*", "one_batch": True, "trials": 7,
+    },
+    "training": {
+        "workload": "struck_loop.py:make", "options": ["steps=12"], "fault": ["2*RD", "RD"], "phase": "fwd", "trials": 7,
+        "floor": "floor.sqlite",
+    },
+}  # fmt: skip
+"""Arguments that ask the same."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", CALLS, indirect=True)
+def test_a_call_asks_the_same_as_a_command_line(asks):
+    kind, _, words, _, _ = asks
+    floor = ["--floor", "floor.sqlite"] if kind is TRAINING else []
+    first = json.loads(told(kind.name, *words, *floor, "--store", "a.sqlite", "--quiet", "--json"))
+    with inline_campaigns():
+        result = getattr(unsilent, kind.name)(**CALLS[kind.name], store="b.sqlite")
+    assert result.command == first["command"]
+    with Store("a.sqlite", kind) as one, Store("b.sqlite", kind) as other:
+        assert list(canonical_lines(one)) == list(canonical_lines(other))
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.options import Budget
 from unsilent.campaigns.spec import Baseline, Json, Spec, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
@@ -29,36 +29,22 @@ class Planner(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How much may be spent; raising it extends a campaign. ``trials`` is per stratum (target and number of flips)."""
-
-    trials: int = 1000
-    shard: tuple[int, int] = (1, 1)
-    """Part I of N: of every stratum the trials I-1, I-1+N, I-1+2N …, so that each part is a fair sample of the whole."""
-
-    def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise UsageError(f"--trials is {self.trials}; expected 1 or more")
-        part, parts = self.shard
-        if not 1 <= part <= parts:
-            raise UsageError(f"--shard is {part}/{parts}; expected I/N with I from 1 to N, like 2/4")
-        if part > self.trials:
-            raise UsageError(f"--shard {part}/{parts} of --trials {self.trials} is empty; ask for fewer parts")
-
-
 def plan(spec: Spec, description: Baseline, budget: Budget) -> Iterator[TrialId]:
     """All trials, one of every stratum after the other, so that a campaign cut short is even over its strata."""
-    part, parts = budget.shard
-    ends = [
-        (t.name, flips, t.slots if spec.enumerated else budget.trials)
-        for t in description.targets
-        for flips in spec.flips
-    ]
-    for k in range(part - 1, max(end for *_, end in ends), parts):
-        for target, flips, end in ends:
-            if k < end:
+    strata = numbers(spec, description, budget)
+    for k in max(strata.values(), key=len):
+        for (target, flips), own in strata.items():
+            if k < own.stop:
                 yield TrialId(target, flips, k)
+
+
+def numbers(spec: Spec, description: Baseline, budget: Budget) -> dict[tuple[str, int | None], range]:
+    """Which trials of every stratum (target and number of flips) there are to be."""
+    return {
+        (target.name, flips): budget.numbers(target.slots if spec.enumerated else None)
+        for target in description.targets
+        for flips in spec.flips
+    }
 
 
 def run_campaign(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.filed import HELD
 from unsilent.campaigns.opening import TEXT_BYTES
+from unsilent.campaigns.options import Budget, ExecutionOptions, Reading
 from unsilent.campaigns.spec import Baseline, Row, Spec, TrialId
+from unsilent.options import Asked
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:
@@ -50,14 +52,15 @@ class Kind(Generic[S, B, R]):
         planned: whether a trial is part of the campaign, not asked for afterwards. longest: bytes of a cell at most.
         records: further records by name -> how their text is read, with spec and baseline.
         fixed: fields of the baseline that are equal in all stores of one campaign.
-        choices: names of what may be chosen when a store is read, which changes no row.
-        analyse: the result of a store, by such choices. report: what is shown of a result, by ``report_choices``.
-        compare: what is shown of two stores, by such choices; None where that means nothing.
+        analyse: the result of a store, by fields of ``reading``. report: what is shown of a result, by ``report_choices``.
+        compare: what is shown of two stores, by fields of ``reading``; None where that means nothing.
         store: the class of its open stores; None: `Store` itself.
         builtin: field of the spec -> values that are part of this package, so that a replay may use them (see `named_again`).
         replay: runs a trial again, by ``replay_choices``; None: as `unsilent.campaigns.replay.replay_trial` does, for specs that
             name no files but those that `named_again` knows.
         size: how many trials a store will hold when its campaign is complete. subject: what its trials run.
+        about: the help of its verb. budget, reading, means: dataclasses of options beside the spec: how many trials, how a store
+            is read, where trials run. more: further ones. resolve: makes the spec of what was asked; None: of its fields alone.
     """
 
     name: str
@@ -75,7 +78,6 @@ class Kind(Generic[S, B, R]):
     longest: int = TEXT_BYTES
     records: Mapping[str, Callable[[str, S, B], Any]] = field(default_factory=dict)
     fixed: tuple[str, ...] = ("targets",)
-    choices: tuple[str, ...] = ("confidence",)
     analyse: Callable[..., Any] = nothing
     report: Callable[..., Report] = nothing
     report_choices: tuple[str, ...] = ()
@@ -86,6 +88,22 @@ class Kind(Generic[S, B, R]):
     replay_choices: tuple[str, ...] = ()
     size: Callable[[Any], int] = size
     subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
+    about: str = ""
+    budget: type = Budget
+    reading: type = Reading
+    more: tuple[type, ...] = ()
+    means: type[ExecutionOptions] = ExecutionOptions
+    resolve: Callable[[Asked], S] | None = None
+
+    @property
+    def options(self) -> tuple[type, ...]:
+        """All that is asked of a campaign."""
+        return self.spec, self.budget, self.reading, *self.more, self.means
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Names of what may be chosen when a store is read, which changes no row."""
+        return tuple(field.name for field in fields(self.reading))
 
     def __post_init__(self) -> None:
         verb = f"unsilent {self.name}"

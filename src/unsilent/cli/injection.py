@@ -14,7 +14,7 @@ def is_injection(path: Path) -> bool:
 
 def replay_csv(
     file: Path,
-    html: Path | None = None,
+    output: Path | None = None,
     *,
     as_json: bool = False,
     plain: bool = False,
@@ -31,7 +31,7 @@ def replay_csv(
     injection = read_injection(file)
     with make_observer(quiet=quiet, plain=plain) as observer:
         done = replay_injection(injection, **asked, progress=observer.loading)
-    page = None if done.trace is None else trace_path(file, "", html)
+    page = None if done.trace is None else trace_path(file, "", output)
     if as_json:
         print(json.dumps(done.to_json() | ({} if page is None else {"report": str(page)}), indent=2))
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import typer
@@ -24,15 +25,6 @@ INTERRUPTED = 130
 READER_LEFT = 141
 """What a shell says of a program that SIGPIPE ended; the signal itself would end us when a worker dies, too."""
 
-app = typer.Typer(
-    help="Makes silent data corruption in deep learning audible: inject faults, measure what they do.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 
 def _version(show: bool) -> None:
     if show:
@@ -42,28 +34,40 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
 ) -> None:
-    """Options before the verb."""
+    """Makes silent data corruption in deep learning audible: inject faults, measure what they do."""
 
 
-def _register() -> None:
-    from unsilent.cli import listing, merge, noise, pvf, replay, status, stored, training
+def make_app() -> typer.Typer:
+    """All verbs: of each registered kind one, and those on stores."""
+    from unsilent.cli import listing, merge, noise, replay, status, stored
+    from unsilent.cli.campaign import Verb
+    from unsilent.cli.options import Panels, command
+    from unsilent.cli.pvf import PvfVerb
+    from unsilent.cli.training import TrainingVerb
+    from unsilent.studies.registered import KINDS
 
-    if app.registered_commands:  # by an earlier command in this process
-        return
-    app.command("pvf", short_help="Measure parameter vulnerability (PVF).")(pvf.pvf)
-    app.command("noise", short_help="Measure how much fault-free runs differ.")(noise.noise)
-    app.command("training", short_help="Strike trainings, and see what becomes of them.")(training.training)
-    app.command("report", short_help="Show a stored campaign again.")(stored.report)
-    app.command("status", short_help="Say what stores hold and how far they are.")(status.status)
-    app.command("replay", short_help="Run one stored trial again.")(replay.replay)
-    app.command("export", short_help="Export the trials of a campaign.")(stored.export)
-    app.command("merge", short_help="Join stores of one campaign.")(merge.merge)
-    app.command("workloads", short_help="List the built-in workloads.")(listing.workloads)
-    app.command("faults", short_help="List the fault models.")(listing.faults)
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    verbs: dict[str, Callable[..., int]] = {}
+    for kind in KINDS:
+        verb = {"pvf": PvfVerb, "training": TrainingVerb}.get(kind.name, Verb)(kind)
+        verbs[kind.name] = command(verb.options, verb, kind.about)
+    verbs |= {
+        "noise": noise.noise, "report": stored.report, "status": status.status, "replay": replay.replay, "export": stored.export,
+        "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
+    }  # fmt: skip
+    for name, function in verbs.items():
+        app.command(name, short_help=(function.__doc__ or "").partition("\n")[0], cls=Panels)(function)
+    return app
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -82,8 +86,7 @@ def show_anything() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
-    _register()
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(make_app())
     own, of_script = _split(arguments)
     try:
         code: Any = command.main(own, prog_name="unsilent", standalone_mode=False, obj=of_script)
@@ -131,8 +134,10 @@ def _reader_left() -> int:
 
 
 def _interrupted(arguments: list[str]) -> int:
-    stores = arguments[:1] in (["pvf"], ["noise"], ["training"])
-    if any(word.partition("=")[0] in ("--explain", "--control") for word in arguments):
+    from unsilent.studies.registered import KINDS
+
+    stores = arguments[:1] in (["noise"], *([kind.name] for kind in KINDS))
+    if any(word.partition("=")[0] in ("--explain", "--control", "--dry-run") for word in arguments):
         stores = False
     stored = "; what was done is stored, run the same command again to go on" if stores else ""
     print(f"unsilent: interrupted{stored}", file=sys.stderr)

@@ -13,7 +13,9 @@ from unsilent.cli import options as o
 
 def merge(
     stores: Annotated[list[Path], typer.Argument(help="Stores of one campaign.", show_default=False)],
-    output: Annotated[Path, typer.Option(*o.OUTPUT, help="The store to make, or one of the same campaign to extend.")],
+    output: Annotated[
+        Path, typer.Option(*o.OUTPUT_FLAGS, help="The store to make, or one of the same campaign to extend.")
+    ],
     as_json: o.Json = False,
 ) -> int:
     """Join stores of one campaign: trials that several hold are taken once, and must have ended the same.

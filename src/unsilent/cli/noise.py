@@ -11,6 +11,7 @@ import typer
 
 from unsilent.cli import options as o
 from unsilent.errors import UsageError
+from unsilent.options import MEANS, OUTPUT, PRECISION, RUNS
 
 if TYPE_CHECKING:
     from unsilent.replicas import Switches
@@ -19,7 +20,7 @@ OF_EXPLAINING = ("runs",)
 """Options that only ``--explain`` and ``--control`` read."""
 OF_REPLICAS = (
     "replicas", "variants", "switch", "every", "level", "confidence", "with_", "data", "seed", "jobs", "executor", "ray", "store",
-    "html",
+    "output",
 )  # fmt: skip
 """Options that mean nothing where a loop is explained."""
 
@@ -30,52 +31,42 @@ def noise(
         str | None,
         typer.Argument(help="A training: built-in name, file.py:name or package.module:name.", show_default=False),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="Runs of each variant.")] = 20,
+    replicas: Annotated[int, o.option("Runs of each variant.", PRECISION)] = 20,
     variants: Annotated[
-        str | None,
-        typer.Option(help="Named sets of switches: control, algo, impl, algo+impl.", show_default="all four"),
+        str | None, o.option("Named sets of switches: control, algo, impl, algo+impl.", RUNS, usual="all four")
     ] = None,
     switch: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A variant of your own, like within, threads=2 or init+order; repeat for more. See docs/noise.md.",
-            show_default=False,
+        o.option(
+            "A variant of your own, like within, threads=2 or init+order; repeat for more. See docs/noise.md.", RUNS
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of each run.", show_default="all of the training")] = None,
-    every: Annotated[int, typer.Option(help="Steps between two hashes of the weights.")] = 1,
+    steps: Annotated[int | None, o.option("Steps of each run.", RUNS, usual="all of the training")] = None,
+    every: Annotated[int, o.option("Steps between two hashes of the weights.", PRECISION)] = 1,
     level: Annotated[
-        float | None, typer.Option(help="Refuse to run too few replicas for a rank test at this level, like 0.05.")
+        float | None, o.option("Refuse to run too few replicas for a rank test at this level, like 0.05.", PRECISION)
     ] = None,
     confidence: o.Confidence = 0.95,
-    explain: Annotated[
-        str | None, typer.Option(help="Say what makes runs of this loop differ: file.py:loop.", show_default=False)
-    ] = None,
-    control: Annotated[
-        str | None, typer.Option(help="Say whether runs of this loop end in the same bits here.", show_default=False)
-    ] = None,
+    explain: Annotated[str | None, o.option("Say what makes runs of this loop differ: file.py:loop.", RUNS)] = None,
+    control: Annotated[str | None, o.option("Say whether runs of this loop end in the same bits here.", RUNS)] = None,
     runs: Annotated[
-        int | None, typer.Option(help="Runs that --explain and --control compare.", show_default="as many as they need")
+        int | None, o.option("Runs that --explain and --control compare.", PRECISION, usual="as many as they need")
     ] = None,
     deadline: Annotated[
         float | None,
-        typer.Option(help="Seconds that one run may take.", show_default="no limit; 600 with --explain and --control"),
+        o.option("Seconds that one run may take.", MEANS, usual="no limit; 600 with --explain and --control"),
     ] = None,
     with_: o.With = None,
     data: o.Data = None,
-    seed: Annotated[int, typer.Option(help="Base seed: of the clean twin, and what fresh seeds derive from.")] = 0,
+    seed: Annotated[int, o.option("Base seed: of the clean twin, and what fresh seeds derive from.", RUNS)] = 0,
     jobs: o.Jobs = 1,
     executor: o.Executor = None,
     ray: o.Ray = None,
     store: Annotated[
         Path | None,
-        typer.Option(
-            "--store",
-            help="Where replicas are kept.",
-            show_default="unsilent-noise-….sqlite here",
-        ),
+        o.option("Where replicas are kept.", OUTPUT, usual="unsilent-noise-….sqlite here"),
     ] = None,
-    html: o.Html = None,
+    output: o.Page = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
     quiet: o.Quiet = False,
@@ -122,7 +113,7 @@ def noise(
     spec = ReplicaSpec(workload, o.pairs(with_), data, seed, steps, every)
     asked = Asked(spec, chosen(variants, switch or []), replicas, confidence, level)
     path = store or Path(default_store("noise", spec.identity()))
-    page = report_path(path, html)
+    page = report_path(path, output)
     observer = make_observer(quiet=quiet, plain=plain or as_json, noun="replica")
     with observer, ReplicaStore(path, write=True) as opened:
         found = report(

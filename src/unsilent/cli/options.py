@@ -1,65 +1,117 @@
-"""Options that several verbs share, spelled once."""
+"""Options as typer takes them: made from dataclasses of `unsilent.options`, and those that only verbs on stores have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
+from unsilent.campaigns.options import ExecutionOptions, read_pairs
 from unsilent.errors import UsageError
+from unsilent.options import OUTPUT, PANELS, Asking, Option, options_of
+from unsilent.outcomes.question import PvfReading
+from unsilent.studies.pvf.spec import CampaignSpec
 
-Workload = Annotated[
-    str,
-    typer.Argument(help="Built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", show_default=False),
-]
+FIT = Option("Raw FIT (failures per 1e9 hours) of one bit of memory.", OUTPUT)
+_METAVARS = {int: "<int>", float: "<float>", Path: "<path>"}
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where results go, and how they are shown."""
+
+    store: Annotated[Path | None, Option("Where trials are kept.", OUTPUT, usual="unsilent-VERB-….sqlite here")] = None
+    output: Annotated[
+        Path | None, Option("Where the page is written.", OUTPUT, usual="beside the store", letter="o")
+    ] = None
+    as_json: Annotated[bool, Option("One JSON object on stdout, nothing else.", OUTPUT, "json")] = False
+    plain: Annotated[bool, Option("No colour, no boxes: for pipes and logs.", OUTPUT)] = False
+    quiet: Annotated[bool, Option("No progress.", OUTPUT)] = False
+    dry_run: Annotated[bool, Option("Say what would run and what it costs at most, and run no trial.", OUTPUT)] = False
+    config: Annotated[Path | None, Option(
+        "A TOML file with any of these options; the command line wins.", OUTPUT)] = None  # fmt: skip
+
+
+def typed(asking: Asking) -> Any:
+    """What typer is told of an option."""
+    text = f"{asking.option.help} [default: {asking.usual}]" if asking.usual else asking.option.help
+    if asking.option.missing:
+        return typer.Argument(help=text, metavar=asking.flag, show_default=False)
+    hints = (asking.hint, *typing.get_args(asking.hint))
+    named = next((name for hint, name in _METAVARS.items() if hint in hints and not asking.option.read), "<str>")
+    metavar = None if asking.switch else named
+    letter = [f"-{asking.option.letter}"] if asking.option.letter else []
+    return typer.Option(
+        f"--{asking.key}", *letter, help=text, metavar=metavar, show_default=False, rich_help_panel=asking.option.panel
+    )
+
+
+def option(text: str, panel: str, usual: str = "") -> Any:
+    """An option of one verb alone; ``usual``: what help shows as the default, where that is not the parameter's."""
+    return typer.Option(help=text, rich_help_panel=panel, show_default=usual or True)
+
+
+def command(classes: Sequence[type], run: Callable[[dict[str, Any]], int], about: str) -> Callable[..., int]:
+    """A function for typer with all options of these dataclasses, that hands on those that were given, by field."""
+
+    def verb(**values: Any) -> int:
+        return run({name: value for name, value in values.items() if value is not None and value is not False})
+
+    parameters = []
+    for name, asking in options_of(*classes).items():
+        kind: Any = bool if asking.switch else list[str] | None if asking.option.repeated else str | None
+        default = False if asking.switch else None
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, typed(asking)]
+            )
+        )
+    verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    verb.__doc__ = about
+    return verb
+
+
+class Panels(TyperCommand):
+    """A command whose help has a section for each panel of options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            title = getattr(param, "rich_help_panel", None)
+            if record := param.get_help_record(ctx):
+                title = title or ("Arguments" if isinstance(param, TyperArgument) else "Options")
+                panels.setdefault(title, []).append(record)
+        for title in sorted(panels, key=("Arguments", *PANELS, "Options").index):
+            with formatter.section(title):
+                formatter.write_dl(panels[title])
+
+
+def _shared(cls: type, name: str) -> Any:
+    return typed(options_of(cls)[name])
+
+
 StoreOrCard = Annotated[Path, typer.Argument(help="A campaign store, or a card.", show_default=False)]
 StoreFile = Annotated[Path, typer.Argument(help="A campaign store.", show_default=False)]
-With = Annotated[list[str] | None, typer.Option("--with", help="Option of the workload, key=value; repeat for more.")]
-Data = Annotated[str | None, typer.Option(help="Data file for workloads that take one.")]
-Weights = Annotated[str | None, typer.Option(help="Weights file for workloads that take one.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
-Plain = Annotated[bool, typer.Option("--plain", help="No colour, no boxes: for pipes and logs.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
-Seed = Annotated[int, typer.Option(help="Campaign seed; every trial's randomness derives from it.")]
-Jobs = Annotated[int, typer.Option(help="Worker processes.")]
-StorePath = Annotated[
-    Path | None, typer.Option("--store", help="Where trials are kept.", show_default="unsilent-VERB-….sqlite here")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
-Dtype = Annotated[str | None, typer.Option(help="Run the model in this floating-point type.")]
-Threads = Annotated[
-    int, typer.Option(help="CPU threads per worker (part of a campaign's identity: results depend on it).")
-]
-Executor = Annotated[str | None, typer.Option(help="serial, processes or ray.", show_default="by --jobs")]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        help="A Ray cluster to run trials on, like 10.0.0.1:6379.", show_default="--executor ray makes its own here"
-    ),
-]
-Deadline = Annotated[
-    float | None, typer.Option(help="Seconds after which a trial hangs.", show_default="20x golden, at least 10")
-]
-Unit = Annotated[
-    str | None,
-    typer.Option(
-        help="What an incorrect output is counted on: sample or batch.",
-        show_default="sample; batch for op:, input: and kv:",
-    ),
-]
-Confidence = Annotated[float, typer.Option(help="Confidence of every interval.")]
-Interval = Annotated[str, typer.Option(help="clopper-pearson, or wilson where that holds.")]
-FitPerBit = Annotated[float | None, typer.Option(help="Raw FIT (failures per 1e9 hours) of one bit of memory.")]
-Html = Annotated[Path | None, typer.Option("--html", help="Where the report goes.", show_default="beside the store")]
-Engine = Annotated[
-    str, typer.Option(help="auto (run only what a fault changes) or plain; rows are the same, bit for bit.")
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(help="What all workers may hold for shortcuts, like 2GB.", show_default="a quarter of what is free"),
-]
+With = Annotated[list[str] | None, _shared(CampaignSpec, "options")]
+Data = Annotated[str | None, _shared(CampaignSpec, "data")]
+Json = Annotated[bool, _shared(Output, "as_json")]
+Plain = Annotated[bool, _shared(Output, "plain")]
+Quiet = Annotated[bool, _shared(Output, "quiet")]
+Page = Annotated[Path | None, _shared(Output, "output")]
+OUTPUT_FLAGS = ("--output", "-o")
+Jobs = Annotated[int, _shared(ExecutionOptions, "jobs")]
+Executor = Annotated[str | None, _shared(ExecutionOptions, "executor")]
+Ray = Annotated[str | None, _shared(ExecutionOptions, "ray")]
+Unit = Annotated[str | None, _shared(PvfReading, "unit")]
+Confidence = Annotated[float, _shared(PvfReading, "confidence")]
+Interval = Annotated[str, _shared(PvfReading, "interval")]
+FitPerBit = Annotated[float | None, typed(Asking(FIT, "fit_per_bit", float, None))]
 Accelerator = Annotated[
     str | None,
     typer.Option(help="Show what follows from nvdla, systolic, tensor-core or FILE.toml.", show_default=False),
@@ -76,14 +128,4 @@ def refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
 
 def pairs(items: list[str] | None) -> tuple[tuple[str, str], ...]:
     """What ``--with key=value`` says, sorted; raises ``UsageError``."""
-    pairs = dict(item.partition("=")[::2] for item in items or ())
-    for item in items or ():
-        if "=" not in item:
-            raise UsageError(f"cannot read --with {item!r}; expected key=value")
-    return tuple(sorted(pairs.items()))
-
-
-OUTPUT = ("--output", "-o")
-Output = Annotated[
-    Path | None, typer.Option(*OUTPUT, help="Where the page is written.", show_default="beside the store")
-]
+    return read_pairs(items or ())

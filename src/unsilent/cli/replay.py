@@ -73,7 +73,7 @@ def replay(
             show_default="of an injection: replay_NAME.txt here",
         ),
     ] = None,
-    output: o.Output = None,
+    output: o.Page = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
     quiet: o.Quiet = False,

@@ -34,7 +34,7 @@ def report(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(*o.OUTPUT, help="Where the page, or the card, is written.", show_default="beside the store"),
+        typer.Option(*o.OUTPUT_FLAGS, help="Where the page, or the card, is written.", show_default="beside the store"),
     ] = None,
     canonical: Annotated[
         bool, typer.Option("--canonical", help="With --json: for comparison, without time, paths and versions.")
@@ -83,7 +83,7 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            *o.OUTPUT,
+            *o.OUTPUT_FLAGS,
             help="File; .csv, .json, .jsonl or .parquet says the format.",
             show_default="JSON lines on stdout",
         ),

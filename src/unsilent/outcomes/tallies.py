@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown
 from unsilent.interval import PART
 from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.question import UNITS as UNITS
+from unsilent.outcomes.question import PvfReading
 from unsilent.statistics import Interval, Stratum, stratified, wilson
 from unsilent.statistics.looks import confidence_at
 
-UNITS = ("sample", "batch")
-INTERVALS = ("clopper-pearson", "wilson")
 AT_ONCE = 2**24
 """Outcomes that are counted in one go."""
 WILSON_FROM = 20
@@ -24,23 +23,8 @@ WILSON_FROM = 20
 
 
 @dataclass(frozen=True)
-class Question:
-    """How stored trials are read; the same store answers any of them."""
-
-    unit: str | None = None
-    """``sample`` or ``batch``; None: what is usual for the campaign (see `of`)."""
-    confidence: float = 0.95
-    interval: str = "clopper-pearson"
-    """``clopper-pearson`` (its generalisation where one fault is scored on many samples, and for strata), or ``wilson``
-    where that holds: one stratum of trials that are right or wrong as a whole, `WILSON_FROM` of either."""
-
-    def __post_init__(self) -> None:
-        if self.unit not in (None, *UNITS):
-            raise unknown("--unit", str(self.unit), UNITS)
-        if self.interval not in INTERVALS:
-            raise unknown("--interval", self.interval, INTERVALS)
-        if not 0.5 <= self.confidence < 1:
-            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
+class Question(PvfReading):
+    """How stored trials are read, and estimates made of them."""
 
     def of(self, transient: bool) -> Question:
         """The question put to a campaign: samples are counted where parameters are struck, else the one batch that is."""

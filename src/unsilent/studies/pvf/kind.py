@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.kinds import Kind, size
+from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, MOST_TRIALS, Damaged, parsed
 from unsilent.campaigns.rounds import CellPlan, current
 from unsilent.campaigns.spec import TrialId
@@ -17,14 +18,21 @@ from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.question import PvfReading
 from unsilent.report.model import Report
+from unsilent.studies.pvf.options import PvfBudget, resolve
 from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
 from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
     from unsilent.campaigns.replay import Replay
+    from unsilent.campaigns.rounds import CellPlan
     from unsilent.studies.pvf.records import PvfResult
 
+ABOUT = """Measure the parameter vulnerability factor (PVF): how often a corrupted parameter makes an output wrong.
+
+Resumable: the same command goes on where it stopped, more --trials extend it. Ends in a table and an HTML report.
+"""
 MOST_SAMPLES = 10**7
 MOST_FLIPS = 1000
 LEAST_SHARE = 1e-30
@@ -81,6 +89,8 @@ def check_codes(codes: bytes, samples: Sequence[int]) -> None:
 
 def read_round(text: str, spec: CampaignSpec, description: Description) -> list[CellPlan]:
     """What a look decided; raises ``Damaged``."""
+    from unsilent.campaigns.rounds import CellPlan
+
     found = parsed(list[CellPlan], text, "rounds")
     strata = {target.name for target in description.targets}
     for plan in found:
@@ -96,6 +106,7 @@ def read_round(text: str, spec: CampaignSpec, description: Description) -> list[
 
 def planned_trials(store: PvfStore) -> int:
     """Trials of all strata, as far as is known: what looks decided, else what was asked."""
+
     plans = current(store.records(ROUND))
     return sum(plan.size for plan in plans.values()) if plans else size(store)
 
@@ -144,7 +155,6 @@ PVF = Kind(
     shapes=shapes,
     records={ROUND: read_round},
     fixed=("samples", "targets", "tensors"),
-    choices=("unit", "confidence", "interval"),
     analyse=analyse,
     report=report,
     report_choices=("fit_per_bit",),
@@ -153,6 +163,11 @@ PVF = Kind(
     replay=replay,
     replay_choices=("trace", "batch", "log"),
     size=planned_trials,
+    about=ABOUT,
+    budget=PvfBudget,
+    reading=PvfReading,
+    means=EngineOptions,
+    resolve=resolve,
 )
 
 

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Lt
 
-from unsilent.campaigns.codec import FAULTS, RUN, StoredRow
+from unsilent.campaigns import codec
+from unsilent.campaigns.codec import RUN, StoredRow
+from unsilent.campaigns.options import DATA, SEED, WITH
 from unsilent.campaigns.spec import Json, Means, Runner, TrialId, without_folders
 from unsilent.faults.naming import is_transient, parse_site
+from unsilent.options import FAULTS, INTERNAL, PRECISION, RUNS, Option
 from unsilent.outcomes.base import Outcome
 
 if TYPE_CHECKING:
@@ -27,36 +30,50 @@ LISTED = "list"
 
 @dataclass(frozen=True, slots=True)
 class CampaignSpec:
-    """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row."""
+    """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row.
 
-    workload: str
-    options: tuple[tuple[str, str], ...] = ()
-    data: str | None = None
-    weights: str | None = None
-    fault: str = "bitflip"
-    flips: tuple[int | None, ...] = (1,)
-    """Faults per trial; (None,) where the fault model itself says how many (a rate, a run)."""
-    at: tuple[str, ...] = ("param:*",)
-    per: str = "component"
-    law: str = "per-element"
-    judge: str | None = None
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str | None = None
-    threads: int = 1
-    study: str = "pvf"
-    strata: str = "none"
-    """``bits``: trials are drawn in classes of bits of every target, so that each can be given its own number of them;
-    ``risk``: by predicted risk of elements as well; ``dtype``: in each of its dtypes."""
+    ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `LISTED` where
+    faults are given. ``strata`` dtype: in each of its dtypes.
+    """
 
-    one_batch: bool = False
-    """A trial evaluates one batch, drawn with its fault, instead of all."""
-    exhaustive: bool = False
-    """Every fault there is once, instead of drawn ones."""
-    faults: str | None = None
-    """A file of given faults, each once, instead of drawn ones; ``fault`` and ``law`` are `LISTED` then."""
-    faults_as: str | None = None
-    """How that file is read, where its content does not say it: the name of a format, like ``sci-fi``."""
+    workload: Annotated[str, Option(
+        "Built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", RUNS,
+        missing="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WITH] = ()
+    data: Annotated[str | None, DATA] = None
+    weights: Annotated[str | None, Option("Weights file for workloads that take one.", RUNS)] = None
+    fault: Annotated[str, Option(
+        "Fault model, like bitflip:bits=exponent; see unsilent faults.", FAULTS,
+        read=lambda given: str(getattr(given, "text", given)))] = "bitflip"  # fmt: skip
+    flips: Annotated[tuple[int | None, ...], Option(
+        "Faults per trial, like 1,8,128.", FAULTS, usual="1", unasked=None, joined=",")] = (1,)  # fmt: skip
+    at: Annotated[tuple[str, ...], Option(
+        "Where faults are injected: parameters like 'layer1.*', or values of a run: 'op:*', 'op:layer1.*', 'input:*', "
+        "'kv:*'. Repeat for more.", FAULTS, repeated=True)] = ("param:*",)  # fmt: skip
+    per: Annotated[str, Option("What a target is: component, layer, tensor or bit.", FAULTS)] = "component"
+    law: Annotated[str, Option(
+        "per-element (uniform over elements) or per-tensor (uniform over tensors first).",
+        FAULTS)] = "per-element"  # fmt: skip
+    judge: Annotated[str | None, Option(
+        "What an incorrect output is, like topk:k=3.", RUNS, usual="the workload's own")] = None  # fmt: skip
+    seed: Annotated[int, SEED] = 0
+    device: Annotated[str, Option("auto, cpu, cuda or cuda:0.", RUNS, unasked="auto")] = "cpu"
+    dtype: Annotated[str | None, Option("Run the model in this floating-point type.", RUNS)] = None
+    threads: Annotated[int, Option(
+        "CPU threads per worker (part of a campaign's identity: results depend on it).", RUNS)] = 1  # fmt: skip
+    study: Annotated[str, INTERNAL] = "pvf"
+    strata: Annotated[str, Option(
+        "bits: draw within classes of bits, as many in each as it takes; risk: and of predicted risk; or none.", PRECISION,
+        usual="bits with --ci or --rel and single flips", unasked=None)] = "none"  # fmt: skip
+    one_batch: Annotated[bool, Option(
+        "Each trial evaluates one batch, drawn at random: many cheap trials.", PRECISION)] = False  # fmt: skip
+    exhaustive: Annotated[bool, Option(
+        "Try every single bit flip there is; narrow it with --at or bits=.", PRECISION)] = False  # fmt: skip
+    faults: Annotated[str | None, Option(
+        "Try each fault of this file once: JSON lines of faults, a list of SCI-FI or PyTorchALFI.",
+        FAULTS)] = None  # fmt: skip
+    faults_as: Annotated[str | None, Option(
+        "How --faults is read, where the file does not say it: unsilent, sci-fi, pytorchalfi:…", FAULTS)] = None  # fmt: skip
 
     def to_json(self) -> Json:
         """Plain JSON values."""
@@ -155,7 +172,7 @@ class TrialRow(StoredRow):
     """What happened in one trial. ``codes`` is one `Outcome` byte a sample; time and worker are not part of its content."""
 
     trial: TrialId
-    faults: Annotated[str, FAULTS]
+    faults: Annotated[str, codec.FAULTS]
     """JSON list of resolved faults (or their digest where there are very many elements)."""
     codes: bytes
     incorrect_batches: Annotated[int, Ge(0)]

@@ -16,6 +16,7 @@ from unsilent.campaigns.store import Store
 from unsilent.faults.hardware.reading import SHIPPED
 from unsilent.report.model import Report
 from unsilent.studies.training.made import LADDERS
+from unsilent.studies.training.options import ComparisonOptions, Reading, TrainingBudget, resolve
 from unsilent.studies.training.spec import (
     FOLLOWED,
     GUARDED,
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from unsilent.campaigns.replay import Replay
     from unsilent.studies.training.records import TrainingResult
 
+ABOUT = """Inject faults into single training steps and classify how each run ends.
+
+Each trial goes on from the fault-free run at a random step. Reports outcome classes, what foretells harm, and training PVF, in
+tables and an HTML report. Resumable: the same command goes on where it stopped, more --trials extend it.
+"""
 MOST_STEPS = 10**7
 MOST_REPLICAS = 10**5
 FLOOR = "floor"
@@ -142,11 +148,11 @@ def check_row(row: TrainingRow, found: TrainingFound) -> None:
         raise Damaged("has an impossible reason")
 
 
-def analyse(store: TrainingStore, confidence: float = 0.95) -> TrainingResult:
-    """What a campaign found; raises ``UsageError`` where it has no trial or lacks a floor."""
-    from unsilent.studies.training.study import Reading, read_training
+def analyse(store: TrainingStore, **choices: Any) -> TrainingResult:
+    """What a campaign found, by fields of `Reading`; raises ``UsageError`` where it has no trial or lacks a floor."""
+    from unsilent.studies.training.study import read_training
 
-    return read_training(store, Reading(confidence=confidence))
+    return read_training(store, Reading(**choices))
 
 
 def report(result: TrainingResult) -> Report:
@@ -156,11 +162,11 @@ def report(result: TrainingResult) -> Report:
     return report(result)
 
 
-def compare(one: TrainingStore, other: TrainingStore, confidence: float = 0.95) -> Report:
+def compare(one: TrainingStore, other: TrainingStore, **choices: Any) -> Report:
     """What is shown of two."""
     from unsilent.studies.training.comparison import compare, comparison_report
 
-    results = [analyse(store, confidence) for store in (one, other)]
+    results = [analyse(store, **choices) for store in (one, other)]
     return comparison_report(compare(*results), *results)
 
 
@@ -195,6 +201,11 @@ TRAINING = Kind(
     builtin={"workload": TRAININGS, "accelerator": SHIPPED},
     replay=replay,
     subject=lambda store: str(store.description.name),
+    about=ABOUT,
+    budget=TrainingBudget,
+    reading=Reading,
+    more=(ComparisonOptions,),
+    resolve=resolve,
 )
 
 
@@ -204,16 +215,16 @@ class TrainingStore(Store[TrainingSpec, TrainingFound, TrainingRow]):
     def __init__(self, path: str | Path, *, write: bool = False) -> None:
         super().__init__(path, TRAINING, write=write)
 
-    def note_floors(self, floors: Floors) -> None:
-        """Keep what fault-free replicas ended in, in place of what was kept before."""
-        self.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
 
-    def floors(self) -> Floors | None:
-        """What replicas ended in; None where those of a floor are missing."""
-        return stored_floors(self)
+AnyStore = Store[TrainingSpec, TrainingFound, TrainingRow]
 
 
-def stored_floors(store: Store[TrainingSpec, TrainingFound, TrainingRow]) -> Floors | None:
-    """See `TrainingStore.floors`."""
+def note_floors(store: AnyStore, floors: Floors) -> None:
+    """Keep what fault-free replicas ended in, in place of what was kept before."""
+    store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
+
+
+def stored_floors(store: AnyStore) -> Floors | None:
+    """What replicas ended in; None where those of a floor are missing."""
     found = store.records(FLOOR)
     return Floors(*found) if len(found) == len(Floors.__slots__) else None

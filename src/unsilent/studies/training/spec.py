@@ -7,6 +7,7 @@ How a run is judged is no part of it: a row keeps the curves, and classes follow
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -15,8 +16,12 @@ import numpy as np
 from annotated_types import Ge, Lt
 from numpy.typing import NDArray
 
-from unsilent.campaigns.codec import FAULTS, RUN, StoredRow
+from unsilent.campaigns import codec
+from unsilent.campaigns.codec import RUN, StoredRow
+from unsilent.campaigns.options import DATA, SEED, WITH
 from unsilent.campaigns.spec import Json, Means, Runner, TrialId, without_folders
+from unsilent.errors import UsageError, unknown
+from unsilent.options import FAULTS, INTERNAL, RUNS, Option
 
 if TYPE_CHECKING:
     from unsilent.workloads.training import Progress
@@ -63,6 +68,41 @@ class Horizon:
     test: float
 
 
+def read_faults(given: Any) -> tuple[tuple[str, float], ...]:
+    """Fault models and their weights, like ``RD`` and ``2*RD``; raises ``UsageError``. Models are read where they are used."""
+    return tuple(_weighted(item) for item in ([given] if isinstance(given, str) else given))
+
+
+def write_faults(faults: Any) -> list[str]:
+    """The reverse."""
+    return [name if weight == 1 else f"{weight:.15g}*{name}" for name, weight in faults]
+
+
+def _weighted(text: str) -> tuple[str, float]:
+    from unsilent.faults import fault_model
+    from unsilent.faults.hardware.presets import PRESETS
+    from unsilent.faults.values import VALUES
+
+    found = re.fullmatch(r"(-?[0-9]+(?:\.[0-9]+)?)\*(.+)", str(text))
+    name, weight = (found[2], float(found[1])) if found else (str(text), 1.0)
+    if not weight > 0:
+        raise UsageError(f"--fault {text} has weight {weight:g}; expected more than 0")
+    if name in PRESETS:
+        return name, weight
+    if name.partition(":")[0] not in VALUES:
+        raise unknown("fault model", name, [*VALUES, *PRESETS])
+    return fault_model(name).text, weight
+
+
+def read_phases(given: Any) -> tuple[str, ...]:
+    """Phases, each once; raises ``UsageError``."""
+    names = tuple(dict.fromkeys([given] if isinstance(given, str) else given))
+    for name in names:
+        if name not in PHASES:
+            raise unknown("phase", name, PHASES)
+    return names
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingSpec:
     """What was asked.
@@ -75,22 +115,36 @@ class TrainingSpec:
         init: seed of the training itself. steps: of a run; None: all. horizon: None: every run goes to its end.
     """
 
-    workload: str
-    options: tuple[tuple[str, str], ...] = ()
-    data: str | None = None
-    faults: tuple[tuple[str, float], ...] = ()
-    accelerator: str | None = None
-    value: str | None = None
-    phases: tuple[str, ...] = PHASES
-    layers: tuple[str, ...] = ("*",)
-    per: str | None = None
-    moment: str = "start"
-    seed: int = 0
-    init: int = 0
-    steps: int | None = None
-    horizon: Horizon | None = None
-    threads: int = 1
-    study: str = "training"
+    workload: Annotated[str, Option(
+        "A training: built-in name, file.py:name or package.module:name.", RUNS,
+        missing="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WITH] = ()
+    data: Annotated[str | None, DATA] = None
+    faults: Annotated[tuple[tuple[str, float], ...], Option(
+        "A published fault model (RD) or any of unsilent faults; 2*RD weighs it twice; repeat for more.", FAULTS, "fault",
+        usual="all 18 published ones alike", read=read_faults, write=write_faults, repeated=True)] = ()  # fmt: skip
+    accelerator: Annotated[str | None, Option(
+        "Weigh fault models as nvdla, systolic, tensor-core or FILE.toml says.", FAULTS)] = None  # fmt: skip
+    value: Annotated[str | None, Option(
+        "What injected elements become, like uniform:low=1e16,high=1e18.", FAULTS,
+        usual="the model's own")] = None  # fmt: skip
+    phases: Annotated[tuple[str, ...], Option(
+        "fwd, grad_in or grad_wt; repeat for more.", FAULTS, "phase", usual="all three", read=read_phases,
+        repeated=True)] = PHASES  # fmt: skip
+    layers: Annotated[tuple[str, ...], Option(
+        "Modules, like block1.*; repeat for more.", FAULTS, "layer", usual="all", repeated=True)] = ("*",)  # fmt: skip
+    per: Annotated[str | None, Option(
+        "Training PVF: inject into parameters and optimizer state of each component, layer or tensor instead; or into each "
+        "kind of memory.", FAULTS)] = None  # fmt: skip
+    moment: Annotated[str, Option(
+        "When faults are injected into memory: start (of a step, after the guard's snapshot), update (before it), end "
+        "(before the guard's check), between (that and the next snapshot).", FAULTS)] = "start"  # fmt: skip
+    seed: Annotated[int, SEED] = 0
+    init: Annotated[int, Option("Seed of the training itself.", RUNS)] = 0
+    steps: Annotated[int | None, Option("Steps of each run.", RUNS, usual="all of the training")] = None
+    horizon: Annotated[Horizon | None, INTERNAL] = None
+    threads: Annotated[int, INTERNAL] = 1
+    study: Annotated[str, INTERNAL] = "training"
 
     @property
     def enumerated(self) -> bool:
@@ -206,7 +260,7 @@ class TrainingRow(StoredRow):
 
     trial: TrialId
     struck: Struck
-    faults: Annotated[str, FAULTS]
+    faults: Annotated[str, codec.FAULTS]
     written: float
     usual: float
     reason: str

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import PurePath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
 
 import numpy as np
 
-from unsilent.campaigns.driver import Budget, run_campaign, run_trials
+from unsilent.campaigns.driver import run_campaign, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.options import Budget, ExecutionOptions, kept
 from unsilent.campaigns.replay import Replay, run_again
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
-from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.options import Asked
+from unsilent.outcomes.training import TrainingOutcome
+from unsilent.replicas import ReplicaStore, Switches
 from unsilent.report.text import counted
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.conditions import conditions, points, saved
@@ -29,35 +32,100 @@ from unsilent.studies.training.judging import (
     group,
     grouped,
     groups_of,
+    horizon_of,
     least_accuracies,
+    run_floors,
 )
-from unsilent.studies.training.kind import Floors, TrainingStore, stored_floors
+from unsilent.studies.training.kind import TRAINING, Floors, TrainingStore, note_floors, stored_floors
 from unsilent.studies.training.made import LADDERS
+from unsilent.studies.training.options import ComparisonOptions, TrainingBudget, resolve
+from unsilent.studies.training.options import Reading as Reading
 from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
 from unsilent.studies.training.replay import described
-from unsilent.studies.training.spec import GUARDED, MADE, NOT_STRUCK, TrainingFound, TrainingRow, TrainingSpec, bare
+from unsilent.studies.training.spec import (
+    GUARDED,
+    MADE,
+    NOT_STRUCK,
+    PHASES,
+    TrainingFound,
+    TrainingRow,
+    TrainingSpec,
+    bare,
+)
 
-MARGIN = 0.02
 NAMELESS = "custom"
 """The name that a training of the user's has where none was given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How a store is read: what may change without a trial being run again.
+def training(
+    workload: str,
+    *,
+    trials: int = 200,
+    fault: str | Sequence[str] = (),
+    accelerator: str | None = None,
+    value: str | None = None,
+    phase: str | Sequence[str] = PHASES,
+    layer: str | Sequence[str] = ("*",),
+    per: str | None = None,
+    moment: str = "start",
+    steps: int | None = None,
+    horizon: int | None = None,
+    replicas: int = 20,
+    noise: str = "impl",
+    floor: str | Path | None = None,
+    threshold: Mapping[str, float] | Sequence[str] = (),
+    confidence: float = 0.95,
+    margin: float = 0.02,
+    guard: bool = False,
+    options: Mapping[str, object] | Sequence[str] = (),
+    data: str | Path | None = None,
+    seed: int = 0,
+    init: int = 0,
+    jobs: int = 1,
+    executor: str | None = None,
+    ray: str | None = None,
+    deadline: float | None = None,
+    store: str | Path | None = None,
+    observer: Observer | None = None,
+) -> TrainingResult:
+    """What faults in single steps do to a training: how each faulty run ends, compared with fault-free ones.
 
-    ``margin``: how far held-out accuracy must be below the worst fault-free replica for a convergence failure.
+    Arguments are the options of ``unsilent training``, by the same names and with the same defaults.
+
+    Args:
+        workload: a built-in training, ``file.py:name`` or ``package.module:name``. options, data: of the workload.
+        trials: faulty runs, of each target with ``per``. steps, init: of a run, and the seed of the training itself.
+        fault, accelerator, value, phase, layer, per, moment: which faults are injected, and where.
+        horizon, replicas, noise, floor: when a run counts as masked; the fault-free runs, and the file that keeps them (default
+            none). threshold, confidence, margin: how runs are judged. guard: run different trials again under the guard.
+        store: file to keep and resume from; default none.
+
+    Raises:
+        UsageError: input that does not fit. StoreError: the store cannot be used.
     """
+    asked = Asked.in_call(TRAINING.options, dict(locals()))
+    spec, budget, reading = resolve(asked), asked.make(TrainingBudget), asked.make(Reading)
+    compared, means = asked.make(ComparisonOptions), asked.make(ExecutionOptions)
+    means.check()
+    with kept(store) as path, kept(floor, "floor.sqlite") as fault_free, TrainingStore(path, write=True) as opened:
+        floors, spec = find_floors(spec, compared, fault_free, jobs)
+        with means.open(spec, observer) as running:
+            return run_training(
+                spec, budget, running, opened, floors, reading, observer=observer,
+                command=asked.command("training", TrainingBudget, TrainingSpec, Reading, ComparisonOptions),
+            )  # fmt: skip
 
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    confidence: float = 0.95
-    margin: float = MARGIN
 
-    def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1:
-            raise UsageError(f"confidence is {self.confidence}; expected a share between 0 and 1, like 0.95")
-        if not 0 <= self.margin < 1:
-            raise UsageError(f"margin is {self.margin}; expected a share from 0 to below 1")
+def find_floors(
+    spec: TrainingSpec, compared: ComparisonOptions, path: Path, jobs: int, observer: Observer | None = None
+) -> tuple[Floors, TrainingSpec]:
+    """Both noise floors, from fault-free runs that ``path`` keeps, and the spec with the horizon that follows from them."""
+    switches = Switches.parse(compared.noise)
+    with ReplicaStore(path, write=True) as opened:
+        floors = run_floors(spec, opened, switches, compared.replicas, jobs=jobs, observer=observer)
+    if compared.horizon is None:
+        return floors, spec
+    return floors, replace(spec, horizon=horizon_of(floors.implementation, compared.horizon))
 
 
 def run_training(
@@ -80,7 +148,7 @@ def run_training(
     assert isinstance(found, TrainingFound)
     check_twin(found, floors)
     store.bind(spec, found)
-    store.note_floors(floors)
+    note_floors(store, floors)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
     if guard:
         judge = Judge(found, floors, reading.thresholds)
