@@ -23,7 +23,7 @@ from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.kind import AskedFor
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.studies.noise import Asked, looks_at, read_noise
+from unsilent.studies.noise.study import Asked, looks_at, read_noise
 from unsilent.studies.registered import kind_of
 from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore, note_floors
 from unsilent.studies.training.spec import TrainingSpec

@@ -430,6 +430,14 @@ def test_a_bomb_takes_no_memory(copy):
 # -- other files --------------------------------------------------------------------------------------------------------
 
 
+def test_arrays_that_are_not_asked_for_are_empty(ran):
+    with TrainingStore(ran[2]) as store:
+        row = next(row for row in store.rows() if row.losses.size)
+        bare = next(one for one in store.rows(without=("losses",)) if one.trial == row.trial)
+        assert (bare.losses.size, bare.losses.dtype) == (0, row.losses.dtype)
+        assert bare.metric.tolist() == row.metric.tolist()
+
+
 def test_a_store_of_another_verb_is_named(ran, tmp_path):
     assert {kind.application for kind in KINDS} <= set(HELD)
     needs = "unsilent training needs a store of its own campaigns: give another --store"

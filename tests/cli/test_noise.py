@@ -15,9 +15,9 @@ from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.report.text import limits
 from unsilent.statistics.intervals import Interval
 from unsilent.statistics.replicas import greatest_sd
-from unsilent.studies.noise import Asked, read_noise
 from unsilent.studies.noise.figures import figures
 from unsilent.studies.noise.report import findings, headline, report
+from unsilent.studies.noise.study import Asked, read_noise
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from unsilent.replicas import Look, Replica, ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.kind import AskedFor
 from unsilent.replicas.looks import asked_by
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.studies.noise import Asked, asked_of, looks_at, read_noise
+from unsilent.studies.noise.study import Asked, asked_of, looks_at, read_noise
 
 WITHIN = Switches.parse("within")
 NESTED = "[" * 100_000 + "]" * 100_000

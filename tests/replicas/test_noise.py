@@ -11,8 +11,7 @@ import pytest
 from replicas.subjects import LOOP
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
-from unsilent.studies.noise import Asked, read_noise, run_noise
-from unsilent.studies.noise.study import name_of
+from unsilent.studies.noise.study import Asked, name_of, read_noise, run_noise
 
 pytestmark = pytest.mark.slow
 

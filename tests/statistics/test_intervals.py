@@ -82,6 +82,11 @@ def test_properties(make, counts, confidence):
     assert larger.half_width < found.half_width
 
 
+def test_one_trial_has_limits():
+    assert clopper_pearson(0, 1).high == pytest.approx(0.975)
+    assert clopper_pearson(1, 1).low == pytest.approx(0.025)
+
+
 def test_no_trials():
     for found in (
         wilson(0, 0),

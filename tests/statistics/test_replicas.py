@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from unsilent.errors import UsageError
 from unsilent.statistics.distances import distance, weight_distances
@@ -110,6 +111,20 @@ def test_the_jackknife_leaves_out_replicas():
     assert found.low == pytest.approx(mean * math.exp(-half))
     assert found.high == pytest.approx(mean * math.exp(half))
     assert found.n == 6
+
+
+def test_the_jackknife_of_a_kernel_with_a_sign_has_the_width_of_the_loops():
+    pairs = np.array([[0, 1, -2, 3], [1, 0, 4, -1], [-2, 4, 0, 2], [3, -1, 2, 0]], dtype=float)
+
+    def mean(rows):
+        return np.mean([pairs[i, j] for i in rows for j in rows if i != j])
+
+    without = np.array([mean([r for r in range(4) if r != left]) for left in range(4)])
+    half = stats.t.ppf(0.975, 3) * np.sqrt(3 / 4 * ((without - without.mean()) ** 2).sum())
+    found = over_pairs(pairs)
+    assert (found.estimate, found.low, found.high) == pytest.approx(
+        (mean(range(4)), mean(range(4)) - half, mean(range(4)) + half)
+    )
 
 
 @pytest.mark.parametrize("draw", ["spread", "churn", "distance"])

@@ -105,7 +105,8 @@ def noise(
     from unsilent.cli.progress import make_observer
     from unsilent.cli.reporting import show_report
     from unsilent.replicas import ReplicaSpec, ReplicaStore
-    from unsilent.studies.noise import Asked, report, run_noise
+    from unsilent.studies.noise.report import report
+    from unsilent.studies.noise.study import Asked, run_noise
 
     if every < 1 or (steps is not None and steps < 1) or seed < 0:
         raise UsageError("--every and --steps are numbers from 1 on, --seed from 0 on")

@@ -28,7 +28,7 @@ def report_of(store: Path, other: Path | None, given: Mapping[str, Any], canonic
     from unsilent.studies.registered import kind_of
 
     kind = kind_of(store)
-    choices = {name: given[name] for name in kind.choices}
+    choices = {name: given[name] for name in kind.choices if name in given}
     with open_store(store, kind, canonical=canonical) as one:
         if other is None:
             shown = {name: given[name] for name in kind.report_choices}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from unsilent.replicas import REPLICAS, ReplicaStore
 from unsilent.report.model import Report
-from unsilent.studies.noise.records import NoiseResult
+
+if TYPE_CHECKING:
+    from unsilent.studies.noise.records import NoiseResult
 
 
 def size(store: ReplicaStore) -> int:

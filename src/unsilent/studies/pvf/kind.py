@@ -12,7 +12,6 @@ from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.kinds import Kind, size
 from unsilent.campaigns.options import EngineOptions
 from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, MOST_TRIALS, Damaged, parsed
-from unsilent.campaigns.rounds import CellPlan, current
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
@@ -106,6 +105,8 @@ def read_round(text: str, spec: CampaignSpec, description: Description) -> list[
 
 def planned_trials(store: PvfStore) -> int:
     """Trials of all strata, as far as is known: what looks decided, else what was asked."""
+
+    from unsilent.campaigns.rounds import current
 
     plans = current(store.records(ROUND))
     return sum(plan.size for plan in plans.values()) if plans else size(store)
