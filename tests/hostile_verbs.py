@@ -23,7 +23,7 @@ from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.kind import AskedFor
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.studies.noise.study import Asked, looks_at, read_noise
+from unsilent.studies.noise.study import Question, looks_at, read_noise
 from unsilent.studies.registered import kind_of
 from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore, note_floors
 from unsilent.studies.training.spec import TrainingSpec
@@ -60,7 +60,7 @@ def make_replicas(folder):
     """A few runs and looks; the store, and how it was asked."""
     (folder / "loop.py").write_text(LOOP)
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("steps", "4"),))
-    asked, runner = Asked(spec, (Switches(), Switches.parse("within")), replicas=3), ReplicaRunner(spec)
+    asked, runner = Question(spec, (Switches(), Switches.parse("within")), replicas=3), ReplicaRunner(spec)
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
         store.bind(spec, trained := runner.describe())
         store.note_asked(AskedFor(tuple(map(str, asked.variants)), asked.replicas))

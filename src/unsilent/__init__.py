@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from unsilent.faults import Fault, FaultModel, fault_model
     from unsilent.outcomes import decide, judge
     from unsilent.sites import inject
+    from unsilent.studies.noise.study import noise
     from unsilent.studies.pvf.records import PvfResult
     from unsilent.studies.pvf.study import pvf
     from unsilent.studies.training.study import training
@@ -32,6 +33,7 @@ _LAZY = {
     "load": "unsilent.workloads",
     "Workload": "unsilent.workloads",
     "Training": "unsilent.workloads.trainings",
+    "noise": "unsilent.studies.noise.study",
     "pvf": "unsilent.studies.pvf.study",
     "training": "unsilent.studies.training.study",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "inject",
     "judge",
     "load",
+    "noise",
     "pvf",
     "training",
     "write_html",

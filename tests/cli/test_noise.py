@@ -17,7 +17,7 @@ from unsilent.statistics.intervals import Interval
 from unsilent.statistics.replicas import greatest_sd
 from unsilent.studies.noise.figures import figures
 from unsilent.studies.noise.report import findings, headline, report
-from unsilent.studies.noise.study import Asked, read_noise
+from unsilent.studies.noise.study import Question, read_noise
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def result(ran):
     folder = ran[0]
     spec = ReplicaSpec(f"{folder}/loop.py:make")
     with ReplicaStore(folder / "s.sqlite") as store:
-        return read_noise(Asked(spec, (Switches(), Switches.parse("algo+impl")), 3), store)
+        return read_noise(Question(spec, (Switches(), Switches.parse("algo+impl")), 3), store)
 
 
 def test_limits_that_say_nothing_are_not_told():

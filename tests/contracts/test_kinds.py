@@ -32,6 +32,7 @@ from unsilent.cli.options import Output
 from unsilent.errors import StoreError
 from unsilent.options import INTERNAL, Option, options_of
 from unsilent.studies import registered
+from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING
 
@@ -179,6 +180,11 @@ ASKS = {
         ["struck_loop.py:make", "--with", "steps=12", "--fault", "2*RD", "--fault", "RD", "--phase", "fwd", "--trials", "7"],
         {"options": [["steps", "12"]], "faults": [["RD", 2.0], ["RD", 1.0]], "phases": ["fwd"]}, 7,
     ),
+    "noise": (
+        NOISE, 'workload = "struck_loop.py:make"\nwith = ["steps=6"]\nswitch = ["within", "init"]\nreplicas = 3',
+        ["struck_loop.py:make", "--with", "steps=6", "--switch", "within", "--switch", "init", "--replicas", "3"],
+        {"options": [["steps", "6"]], "every": 1}, 8,
+    ),
 }  # fmt: skip
 """A kind; a TOML file and words of a command line that ask the same of it; fields of the spec that follow; trials."""
 
@@ -238,8 +244,9 @@ def test_a_file_asks_the_same_as_a_command_line_which_wins(asks):
     assert {**one, "golden_seconds": 0, "seconds": 0, "cpu_seconds": 0} == {
         **other, "golden_seconds": 0, "seconds": 0, "cpu_seconds": 0
     }  # fmt: skip
-    won = json.loads(told(*ask, "--config", "ask.toml", "--seed", 3, "--trials", 2))
-    assert (won["spec"]["seed"], max(row["trials"] for row in won["results"])) == (3, 2)
+    count = ("--replicas", 5) if kind is NOISE else ("--trials", 2)
+    won = json.loads(told(*ask, "--config", "ask.toml", "--seed", 3, *count))
+    assert (won["spec"]["seed"], max(row["trials"] for row in won["results"])) == (3, count[1])
 
 
 @pytest.mark.parametrize(
@@ -295,7 +302,7 @@ def test_a_dry_run_says_the_most_that_a_precision_can_take(asks):
     assert "did you mean 'last'" in gate.stderr
 
 
-@pytest.mark.parametrize("name", ["pvf", "training"])
+@pytest.mark.parametrize("name", ["pvf", "training", "noise"])
 def test_a_function_takes_the_options_of_its_verb(name):
     options = {option.argument: option.default for option in options_of(*ASKS[name][0].options).values()}
     own = dict(inspect.signature(getattr(unsilent, name)).parameters)
@@ -313,6 +320,9 @@ CALLS = {
     "training": {
         "workload": "struck_loop.py:make", "options": ["steps=12"], "fault": ["2*RD", "RD"], "phase": "fwd", "trials": 7,
         "floor": "floor.sqlite",
+    },
+    "noise": {
+        "workload": "struck_loop.py:make", "options": {"steps": 6}, "switch": ["within", "init"], "replicas": 3,
     },
 }  # fmt: skip
 """Arguments that ask the same."""

@@ -19,7 +19,7 @@ from unsilent.replicas import Look, Replica, ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.kind import AskedFor
 from unsilent.replicas.looks import asked_by
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.studies.noise.study import Asked, asked_of, looks_at, read_noise
+from unsilent.studies.noise.study import Question, asked_of, looks_at, read_noise
 
 WITHIN = Switches.parse("within")
 NESTED = "[" * 100_000 + "]" * 100_000
@@ -93,7 +93,7 @@ def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "loop.py").write_text(LOOP)
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("steps", "4"),))
-    asked, runner = Asked(spec, (Switches(), WITHIN), replicas=3), ReplicaRunner(spec)
+    asked, runner = Question(spec, (Switches(), WITHIN), replicas=3), ReplicaRunner(spec)
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
         store.bind(spec, trained := runner.describe())
         store.note_asked(AskedFor(tuple(map(str, asked.variants)), asked.replicas))

@@ -11,7 +11,7 @@ import pytest
 from replicas.subjects import LOOP
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
-from unsilent.studies.noise.study import Asked, name_of, read_noise, run_noise
+from unsilent.studies.noise.study import Question, name_of, read_noise, run_noise
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 def ask(folder, switches, options=(), **more):
     spec = ReplicaSpec(f"{folder}/loop.py:make", options)
-    return Asked(spec, tuple(map(Switches.parse, switches)), **{"replicas": 3, **more})
+    return Question(spec, tuple(map(Switches.parse, switches)), **{"replicas": 3, **more})
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +175,8 @@ def test_nothing_that_can_be_run_is_an_error(folder):
 )
 def test_what_cannot_be_answered_is_refused(given, said):
     with pytest.raises(UsageError, match=said):
-        Asked(ReplicaSpec("train-resnet"), (Switches(),), **given)
-    assert Asked(ReplicaSpec("train-resnet"), (Switches(),), replicas=19, level=0.05).replicas == 19
+        Question(ReplicaSpec("train-resnet"), (Switches(),), **given)
+    assert Question(ReplicaSpec("train-resnet"), (Switches(),), replicas=19, level=0.05).replicas == 19
 
 
 def test_names():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ class Verb:
     def __init__(self, kind: Kind[Any, Any, Any]) -> None:
         self.kind = kind
         self.options = (*kind.options, *self.more, Output)
+        self.script: tuple[str, ...] = ()
 
-    def __call__(self, given: dict[str, Any]) -> int:
-        """Run the command; ``given``: options by field."""
+    def __call__(self, given: dict[str, Any], script: Sequence[str] = ()) -> int:
+        """Run the command; ``given``: options by field. ``script``: arguments of a script of the user's."""
+        self.script = tuple(script)
         asked = Asked(self.options, given)
         if asked["config"] is not None:
             asked.read_file(asked["config"])
@@ -81,6 +83,10 @@ class Verb:
         from unsilent.campaigns.driver import numbers
 
         return numbers(spec, found, self.budget(asked))
+
+    def seconds(self, found: Any) -> float:
+        """Of a fault-free run."""
+        return float(found.golden_seconds)
 
     def foreseen(self, asked: Asked) -> Iterator[str]:
         """Further sentences of a dry run."""

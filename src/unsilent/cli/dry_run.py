@@ -26,7 +26,8 @@ def dry_run(verb: Verb, asked: Asked, spec: Any, path: Path) -> int:
     groups = {target.name: getattr(target, "group", "") for target in found.targets}
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
-    seconds, jobs = left * found.golden_seconds, asked["jobs"]
+    each, jobs = verb.seconds(found), asked["jobs"]
+    seconds = left * each
     table = Table(
         (Column("target", left=True), Column("flips"), Column("trials", "number")),
         tuple(Row((target, flips, len(own))) for (target, flips), own in strata.items()),
@@ -46,7 +47,7 @@ def dry_run(verb: Verb, asked: Asked, spec: Any, path: Path) -> int:
         estimates=table,
         findings=(
             f"{total - left:,} of {counted(total, 'trial')} are stored already in {path}",
-            f"an estimate: a fault-free run takes {lasting(found.golden_seconds)}, a trial that at most; set-up, proofs and "
+            f"an estimate: a fault-free run takes {lasting(each)}, a trial that at most; set-up, proofs and "
             "trials that hang come on top",
             *verb.foreseen(asked),
         ),
@@ -54,7 +55,7 @@ def dry_run(verb: Verb, asked: Asked, spec: Any, path: Path) -> int:
         again=verb.command(asked),
         data={
             "command": verb.command(asked), "spec": spec.to_json(), "store": str(path), "trials": total, "stored": total - left,
-            "golden_seconds": found.golden_seconds, "cpu_seconds": seconds, "seconds": seconds / jobs, "jobs": jobs,
+            "golden_seconds": each, "cpu_seconds": seconds, "seconds": seconds / jobs, "jobs": jobs,
         },
     )  # fmt: skip
     show_report(report, None, asked["as_json"], asked["plain"])

@@ -42,8 +42,9 @@ def root(
 
 def make_app() -> typer.Typer:
     """All verbs: of each registered kind one, and those on stores."""
-    from unsilent.cli import listing, merge, noise, replay, status, stored
+    from unsilent.cli import listing, merge, replay, status, stored
     from unsilent.cli.campaign import Verb
+    from unsilent.cli.noise import NoiseVerb
     from unsilent.cli.options import Panels, command
     from unsilent.cli.pvf import PvfVerb
     from unsilent.cli.training import TrainingVerb
@@ -59,10 +60,10 @@ def make_app() -> typer.Typer:
     app.callback()(root)
     verbs: dict[str, Callable[..., int]] = {}
     for kind in KINDS:
-        verb = {"pvf": PvfVerb, "training": TrainingVerb}.get(kind.name, Verb)(kind)
+        verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
         verbs[kind.name] = command(verb.options, verb, kind.about)
     verbs |= {
-        "noise": noise.noise, "report": stored.report, "status": status.status, "replay": replay.replay, "export": stored.export,
+        "report": stored.report, "status": status.status, "replay": replay.replay, "export": stored.export,
         "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
     }  # fmt: skip
     for name, function in verbs.items():
@@ -136,7 +137,7 @@ def _reader_left() -> int:
 def _interrupted(arguments: list[str]) -> int:
     from unsilent.studies.registered import KINDS
 
-    stores = arguments[:1] in (["noise"], *([kind.name] for kind in KINDS))
+    stores = arguments[:1] in [[kind.name] for kind in KINDS]
     if any(word.partition("=")[0] in ("--explain", "--control", "--dry-run") for word in arguments):
         stores = False
     stored = "; what was done is stored, run the same command again to go on" if stores else ""

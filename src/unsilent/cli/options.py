@@ -57,21 +57,24 @@ def option(text: str, panel: str, usual: str = "") -> Any:
     return typer.Option(help=text, rich_help_panel=panel, show_default=usual or True)
 
 
-def command(classes: Sequence[type], run: Callable[[dict[str, Any]], int], about: str) -> Callable[..., int]:
-    """A function for typer with all options of these dataclasses, that hands on those that were given, by field."""
+def command(
+    classes: Sequence[type], run: Callable[[dict[str, Any], Sequence[str]], int], about: str
+) -> Callable[..., int]:
+    """A function for typer with all options of these dataclasses, that hands on those that were given, by field.
 
-    def verb(**values: Any) -> int:
-        return run({name: value for name, value in values.items() if value is not None and value is not False})
+    ``run`` takes the arguments of a script, what follows ``--``, as well.
+    """
 
-    parameters = []
+    def verb(context: typer.Context, **values: Any) -> int:
+        given = {name: value for name, value in values.items() if value is not None and value is not False}
+        return run(given, context.obj or ())
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
     for name, asking in options_of(*classes).items():
         kind: Any = bool if asking.switch else list[str] | None if asking.option.repeated else str | None
         default = False if asking.switch else None
-        parameters.append(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, typed(asking)]
-            )
-        )
+        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, typed(asking)]))
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     verb.__doc__ = about
     return verb

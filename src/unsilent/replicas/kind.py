@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -59,7 +60,8 @@ def check_spec(found: ReplicaSpec) -> None:
 
 def check_trained(found: Trained) -> None:
     """Raise ``Damaged`` for impossible numbers and groups."""
-    if not 1 <= found.hashes <= found.steps <= MOST_STEPS or found.parameters < 0 or not found.labels:
+    known = math.isfinite(found.run_seconds) and found.run_seconds >= 0 and found.parameters >= 0
+    if not 1 <= found.hashes <= found.steps <= MOST_STEPS or not known or not found.labels:
         raise Damaged("its description has impossible numbers")
     if not all(-(2**63) <= label < 2**63 for label in found.labels):
         raise Damaged("its description has impossible labels")

@@ -147,7 +147,9 @@ class ReplicaRunner:
             start = digest_of(_all_tensors(self.workload.snapshot(state)))
             evaluation = self.workload.evaluate(state)
             draws = self._draws()
-            losses = [self.workload.step(state).loss for _ in range(min(PROBED, self._steps))]
+            began, probed = time.perf_counter(), min(PROBED, self._steps)
+            losses = [self.workload.step(state).loss for _ in range(probed)]
+            step_seconds = (time.perf_counter() - began) / probed
             first = digest_of(_all_tensors(self.workload.snapshot(state)))
         parameters = list(state.model.parameters())
         labels = np.asarray(evaluation.labels, np.int64)
@@ -184,6 +186,7 @@ class ReplicaRunner:
             parameters=sum(p.numel() for p in parameters),
             machine=machine,
             versions=versions(),
+            run_seconds=self._steps * step_seconds,
             info=dict(self.workload.info),
         )
 

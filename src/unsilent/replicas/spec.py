@@ -19,7 +19,10 @@ from annotated_types import Ge, Lt
 from numpy.typing import NDArray
 
 from unsilent.campaigns.codec import LARGE, RUN, StoredRow
+from unsilent.campaigns.options import DATA, WITH
 from unsilent.campaigns.spec import Json, Means, Runner, TrialId, without_folders
+from unsilent.errors import UsageError
+from unsilent.options import PRECISION, RUNS, Option
 from unsilent.replicas.switches import SWITCHES, Switches
 
 if TYPE_CHECKING:
@@ -36,12 +39,20 @@ class ReplicaSpec:
     ``steps``: after which a run ends; None: all of the workload's. ``every``: steps between two hashes of the weights.
     """
 
-    workload: str
-    options: tuple[tuple[str, str], ...] = ()
-    data: str | None = None
-    seed: int = 0
-    steps: int | None = None
-    every: int = 1
+    workload: Annotated[str, Option(
+        "A training: built-in name, file.py:name or package.module:name.", RUNS,
+        missing="no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP",
+    )]  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WITH] = ()
+    data: Annotated[str | None, DATA] = None
+    seed: Annotated[int, Option("Base seed: of the clean twin, and what fresh seeds derive from.", RUNS)] = 0
+    steps: Annotated[int | None, Option("Steps of each run.", RUNS, usual="all of the training")] = None
+    every: Annotated[int, Option("Steps between two hashes of the weights.", PRECISION)] = 1
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for numbers that make no sense."""
+        if self.every < 1 or (self.steps is not None and self.steps < 1) or self.seed < 0:
+            raise UsageError("--every and --steps are numbers from 1 on, --seed from 0 on")
 
     @property
     def enumerated(self) -> bool:
@@ -86,7 +97,8 @@ class Trained:
         steps: of a run. hashes: of the weights that a run has. fingerprint: what a run depends on, by name. labels: of the
         held-out samples. groups: name -> the samples of it, as bits in hex digits. streams: seeds that have an effect (None: not
         known). layouts: whether it has a tensor that can be channels last. draws: whether a module draws random numbers that do
-        not go with the rows of the batch. machine: what only holds where it was found (instructions, cores).
+        not go with the rows of the batch. machine: what only holds where it was found (instructions, cores). run_seconds: of a
+        run, as its first steps foretell.
     """
 
     campaign: str
@@ -103,6 +115,7 @@ class Trained:
     parameters: int
     machine: Mapping[str, str]
     versions: Mapping[str, str]
+    run_seconds: float = 0.0
     info: Json = field(default_factory=dict)
 
     @property

@@ -7,13 +7,17 @@ store. CONTROL is always run: its replicas must agree to the last bit, or nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.options import ExecutionOptions, kept
 from unsilent.errors import UnsilentError, UsageError
+from unsilent.options import Asked
 from unsilent.replicas import (
     Look,
     Replica,
@@ -29,6 +33,7 @@ from unsilent.replicas.spec import same
 from unsilent.replicas.switches import CONTROL, RACING, SWITCHES, VARIANTS
 from unsilent.statistics.floor import replicas_needed
 from unsilent.statistics.replicas import LEAST, enough, parting
+from unsilent.studies.noise.kind import NOISE, question
 from unsilent.studies.noise.measures import churn_matrix, loss_spread, measure
 from unsilent.studies.noise.parting import first_seen, parts_first
 from unsilent.studies.noise.records import Effect, NoiseResult
@@ -40,7 +45,7 @@ REPEATS = LEAST
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Question:
     """What is run and how it is read. ``level``: of a rank test that these replicas are to serve; None: not said."""
 
     spec: ReplicaSpec
@@ -102,14 +107,58 @@ ALWAYS = ("init", "order", "augment", "dropout", "within")
 """Switches that can be set in every training, even where they have no effect."""
 
 
-def nothing_to_run(asked: Asked, trained: Trained) -> None:
+def nothing_to_run(asked: Question, trained: Trained) -> None:
     """Raise ``UsageError`` where no variant can be run."""
     if not asked.possible(trained):
         whys = "; ".join(f"{name_of(switches)}: {_left_out(switches, trained)}" for switches in asked.variants)
         raise UsageError(f"no variant can be run here ({whys}); ask for another --switch")
 
 
-def run_noise(asked: Asked, store: ReplicaStore, **how: Any) -> NoiseResult:
+def noise(
+    workload: str,
+    *,
+    replicas: int = 20,
+    variants: str | Sequence[str] = (),
+    switch: str | Sequence[str] = (),
+    level: float | None = None,
+    steps: int | None = None,
+    every: int = 1,
+    confidence: float = 0.95,
+    options: Mapping[str, object] | Sequence[str] = (),
+    data: str | Path | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    executor: str | None = None,
+    ray: str | None = None,
+    deadline: float | None = None,
+    store: str | Path | None = None,
+    observer: Observer | None = None,
+) -> NoiseResult:
+    """How much fault-free runs of one training differ, by what is switched between them.
+
+    Arguments are the options of ``unsilent noise``, by the same names and with the same defaults.
+
+    Args:
+        workload: a built-in training, ``file.py:name`` or ``package.module:name``. options, data: of the workload.
+        replicas, variants, switch, level: which runs, and how many. steps: of a run. every: steps between two hashes of its
+            weights.
+        store: file to keep and resume from; default none.
+
+    Raises:
+        UsageError: input that does not fit. UnsilentError: clean twins differ. StoreError: the store cannot be used.
+    """
+    asked = Asked.in_call(NOISE.options, dict(locals()))
+    means = asked.make(ExecutionOptions)
+    means.check()
+    command = asked.command("noise", NOISE.budget, NOISE.spec, NOISE.reading)
+    with kept(store) as path, ReplicaStore(path, write=True) as opened:
+        return run_noise(
+            question(asked), opened, jobs=means.jobs, executor=means.executor, address=means.ray, deadline=means.deadline,
+            observer=observer, command=command,
+        )  # fmt: skip
+
+
+def run_noise(asked: Question, store: ReplicaStore, **how: Any) -> NoiseResult:
     """Run what is missing and read what was found; raises ``UnsilentError`` where clean twins differ.
 
     ``how``: jobs, executor and so on, see `run_replicas`.
@@ -126,7 +175,7 @@ def run_noise(asked: Asked, store: ReplicaStore, **how: Any) -> NoiseResult:
     return read_noise(asked, store)
 
 
-def read_noise(asked: Asked, store: ReplicaStore) -> NoiseResult:
+def read_noise(asked: Question, store: ReplicaStore) -> NoiseResult:
     """The result from what is stored alone."""
     trained = store.description
     missing = set(asked.wanted(trained)) - store.replicas()
@@ -173,15 +222,15 @@ def read_noise(asked: Asked, store: ReplicaStore) -> NoiseResult:
     )
 
 
-def asked_of(store: ReplicaStore, confidence: float = 0.95) -> Asked:
+def asked_of(store: ReplicaStore, confidence: float = 0.95) -> Question:
     """The question that was asked of a store last; raises ``UsageError`` where none was."""
     found: list[AskedFor] = store.records(ASKED)
     if not found:
         raise UsageError(f"{store.path} does not say which replicas were asked for; run unsilent noise again")
-    return Asked(store.spec, tuple(map(Switches.parse, found[-1].variants)), found[-1].replicas, confidence)
+    return Question(store.spec, tuple(map(Switches.parse, found[-1].variants)), found[-1].replicas, confidence)
 
 
-def looks_at(asked: Asked, store: ReplicaStore) -> Iterator[Look]:
+def looks_at(asked: Question, store: ReplicaStore) -> Iterator[Look]:
     """The steps at which runs part: of each variant, and of each switch alone, the replica that parts first, and the twin."""
     twin = store.twin()
     for switches in dict.fromkeys([*asked.possible(store.description), *asked.parts()]):
@@ -292,7 +341,7 @@ def _where(one: ReplicaRow, other: ReplicaRow) -> str:
     return "; ".join(found) or "in what they give for held-out samples, with the same weights: is evaluate random?"
 
 
-def _notes(asked: Asked, trained: Trained, rows: Sequence[ReplicaRow]) -> Iterator[str]:
+def _notes(asked: Question, trained: Trained, rows: Sequence[ReplicaRow]) -> Iterator[str]:
     for switches in asked.variants:
         if why := _left_out(switches, trained):
             yield f"{name_of(switches)} was not run: {why}"
