@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unsilent.campaigns.options import Budget
+from unsilent.campaigns.options import Budget, ExecutionOptions
 from unsilent.errors import unknown
-from unsilent.options import PRECISION, RUNS, Asked, Option
+from unsilent.options import MEANS, PRECISION, RUNS, Asked, Option
 from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, ReplicaStore, Switches
 from unsilent.report.model import Report
 
@@ -56,6 +56,14 @@ class NoiseBudget:
         return Budget(self.replicas)
 
 
+@dataclass(frozen=True)
+class RunOptions(ExecutionOptions):
+    """Where runs are made."""
+
+    deadline: Annotated[float | None, Option(
+        "Seconds that one run may take.", MEANS, usual="no limit; 600 with --explain and --control")] = None  # fmt: skip
+
+
 def question(asked: Asked) -> Question:
     """What is run and how it is read; raises ``UsageError``."""
     from unsilent.studies.noise.study import Question
@@ -92,4 +100,13 @@ def report(result: NoiseResult) -> Report:
     return report(result)
 
 
-NOISE = replace(REPLICAS, analyse=analyse, report=report, size=size, about=ABOUT, budget=NoiseBudget, resolve=resolve)
+NOISE = replace(
+    REPLICAS,
+    analyse=analyse,
+    report=report,
+    size=size,
+    about=ABOUT,
+    budget=NoiseBudget,
+    means=RunOptions,
+    resolve=resolve,
+)
