@@ -231,7 +231,7 @@ def test_five_lines_are_enough():
     assert workload.run(workload.model(), workload.batches()[0]).shape == (4, 2)
 
 
-@pytest.mark.parametrize("module", ["unsilent.campaigns.worker", "unsilent.replicas.worker"])
+@pytest.mark.parametrize("module", ["unsilent.campaigns.worker", "unsilent.replicas.child"])
 @pytest.mark.parametrize(
     ("ref", "name"),
     [("~/mine.py:make", "mine.py"), ("package.mine:make", "package.mine"), ("digits-cnn", "digits-cnn")],

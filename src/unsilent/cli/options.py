@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperCommand
 
-from unsilent.campaigns.options import ExecutionOptions, read_pairs
+from unsilent.campaigns.options import read_pairs
 from unsilent.errors import UsageError
 from unsilent.options import OUTPUT, PANELS, Asking, Option, options_of
 from unsilent.outcomes.question import PvfReading
@@ -50,11 +50,6 @@ def typed(asking: Asking) -> Any:
     return typer.Option(
         f"--{asking.key}", *letter, help=text, metavar=metavar, show_default=False, rich_help_panel=asking.option.panel
     )
-
-
-def option(text: str, panel: str, usual: str = "") -> Any:
-    """An option of one verb alone; ``usual``: what help shows as the default, where that is not the parameter's."""
-    return typer.Option(help=text, rich_help_panel=panel, show_default=usual or True)
 
 
 def command(
@@ -102,15 +97,11 @@ def _shared(cls: type, name: str) -> Any:
 StoreOrCard = Annotated[Path, typer.Argument(help="A campaign store, or a card.", show_default=False)]
 StoreFile = Annotated[Path, typer.Argument(help="A campaign store.", show_default=False)]
 With = Annotated[list[str] | None, _shared(CampaignSpec, "options")]
-Data = Annotated[str | None, _shared(CampaignSpec, "data")]
 Json = Annotated[bool, _shared(Output, "as_json")]
 Plain = Annotated[bool, _shared(Output, "plain")]
 Quiet = Annotated[bool, _shared(Output, "quiet")]
 Page = Annotated[Path | None, _shared(Output, "output")]
 OUTPUT_FLAGS = ("--output", "-o")
-Jobs = Annotated[int, _shared(ExecutionOptions, "jobs")]
-Executor = Annotated[str | None, _shared(ExecutionOptions, "executor")]
-Ray = Annotated[str | None, _shared(ExecutionOptions, "ray")]
 Unit = Annotated[str | None, _shared(PvfReading, "unit")]
 Confidence = Annotated[float, _shared(PvfReading, "confidence")]
 Interval = Annotated[str, _shared(PvfReading, "interval")]
