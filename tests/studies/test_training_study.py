@@ -19,7 +19,7 @@ from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import Replica, ReplicaStore, Switches
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.studies.training import floor as floor_module
+from unsilent.studies.training import judging as floor_module
 from unsilent.studies.training.judging import (
     SEEDS,
     SLACK,
