@@ -221,7 +221,8 @@ def test_the_command_in_the_store_makes_it_again(net):
     pvf(*ask, "--store", "s.sqlite")
     with PvfStore("s.sqlite") as store:
         words = shlex.split(store.budget()[1])
-    assert words == ["unsilent", "pvf", "net.py:make", *alfi(), "--per", "layer", "--seed", "5"]
+    assert words[:3] == ["unsilent", "pvf", "net.py:make"]
+    assert sorted(words[3:]) == sorted([*alfi(), "--per", "layer", "--seed", "5"])
     assert in_process(*words[1:], "--store", "again.sqlite", "--quiet").returncode == 0
     assert canonical("again.sqlite") == canonical("s.sqlite")
 

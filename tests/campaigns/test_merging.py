@@ -378,7 +378,7 @@ def test_the_command_line_joins_shards(sharded):
     assert told["results"] == whole["results"]
     assert told["command"] == whole["command"]
     part = json.loads(in_process("report", "b.sqlite", "--json", cwd=sharded).stdout)
-    assert part["command"].endswith("--trials 20 --shard 2/2")
+    assert "--trials 20 --shard 2/2" in part["command"]
 
 
 def test_the_command_line_tells_as_json(sharded):

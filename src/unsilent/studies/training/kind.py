@@ -42,6 +42,8 @@ tables and an HTML report. Resumable: the same command goes on where it stopped,
 """
 MOST_STEPS = 10**7
 MOST_REPLICAS = 10**5
+MOST_AGAIN = 100
+"""Times the steps of a run that one under the guard may execute."""
 FLOOR = "floor"
 """The name of records of noise floors, in the order of `Floors`."""
 
@@ -135,7 +137,8 @@ def shapes(found: TrainingFound, values: Mapping[str, Any]) -> Mapping[str, Shap
     if reason not in REASONS or not 0 <= step < found.steps:
         raise Damaged("has an impossible step or reason")
     followed = reason in FOLLOWED
-    least, most = (1, found.steps - step) if followed else (0, 2 * found.steps)
+    # A guard executes steps again, those of a short training several times.
+    least, most = (1, found.steps - step) if followed else (0, MOST_AGAIN * found.steps)
     if not least <= ran <= most:
         raise Damaged("has an impossible length")
     count = ran if followed else 0
