@@ -274,7 +274,7 @@ def test_a_wrong_cell_is_refused_in_one_line(ran, tmp_path, column, names):
         "UPDATE trial SET target = '' WHERE k = 1",
         "UPDATE trial SET reason = 'recovered' WHERE k = 1",
         "UPDATE trial SET watched = x'' WHERE reason = 'end'",
-        "UPDATE trial SET ran = 25 WHERE target LIKE 'guarded%'",
+        "UPDATE trial SET ran = 1000000 WHERE target LIKE 'guarded%'",
         "UPDATE trial SET target = 'guarded:evil' WHERE target LIKE 'guarded%'",
         "UPDATE trial SET target = 'made:evil' WHERE target LIKE 'made%'",
         "UPDATE trial SET target = 'guarded:guarded:random' WHERE target LIKE 'guarded%'",
