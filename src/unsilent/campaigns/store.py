@@ -188,7 +188,8 @@ class Store(StoreFile, Generic[S, B, R]):
 
     def find(self, trial: TrialId) -> R | None:
         """One trial; None where it was not run."""
-        return next(iter(list(self._select("WHERE target = ? AND flips IS ? AND k = ?", tuple(trial)))), None)
+        rows = list(self._select("WHERE target = ? AND flips IS ? AND k = ?", tuple(trial)))
+        return rows[0] if rows else None
 
     def row(self, trial: TrialId) -> R:
         """One trial; raises ``StoreError`` when it was not run."""
