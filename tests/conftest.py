@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import io
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -91,6 +92,11 @@ def raises():
 CLAIMS = Path(__file__).with_name("claims")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--shuffle SEED``: files, and tests within a file, in another order."""
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run tests in an order drawn with this seed")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Property tests try few examples in the fast tier, and run again with many in the slow one."""
     examples = 15 if "not slow" in config.getoption("markexpr") else 100
@@ -102,12 +108,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of ``claims`` are claims; property tests belong to both tiers."""
+    """All of ``claims`` are claims; property tests belong to both tiers; shuffled where asked."""
     for item in items:
         if CLAIMS in item.path.parents:
             item.add_marker("claim")
         if hasattr(getattr(item, "obj", None), "hypothesis") and "not slow" not in item.config.getoption("markexpr"):
             item.add_marker("slow")
+    if items and (seed := items[0].config.getoption("shuffle")) is not None:
+        draw = random.Random(seed)
+        of_file = {path: draw.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: (of_file[item.path], draw.random()))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

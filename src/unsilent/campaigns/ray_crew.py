@@ -18,6 +18,8 @@ from unsilent.errors import UnsilentError, UsageError
 
 PATIENCE = 120.0
 """Seconds without a single supervisor that has a place, after which a campaign ends."""
+ANSWER_SECONDS = 30.0
+"""Seconds more in which the cluster may say what it has."""
 MOST_LOSSES = 5
 """Supervisors that may be lost with the same trial, or one after the other while loading: then it is no accident."""
 
@@ -58,6 +60,7 @@ class Crew:
         self._count = self._refused = self._stillborn = 0
         self._losses: Counter[TrialId] = Counter()
         self._gone_cpu = 0.0
+        self._asked = False
         self._nodes: list[dict[str, Any]] | None = None
         self._lonely = time.monotonic()
 
@@ -167,14 +170,14 @@ class Crew:
         """Raise ``UnsilentError`` where nobody has had a place for long; what the cluster has is asked a little before."""
         now = time.monotonic()
         if any(one.placed for one in self.members.values()):
-            self._lonely, self._nodes = now, None
-        elif now - self._lonely > PATIENCE:
+            self._lonely, self._asked, self._nodes = now, False, None
+        elif now - self._lonely > PATIENCE + (ANSWER_SECONDS if self._nodes is None else 0):
             raise UnsilentError(
                 f"no worker has found a place on {self._cluster} for {PATIENCE:.0f} s ({self._seen()}); "
                 "what was stored is safe: run the same command again when there is room"
             )
-        elif now - self._lonely > 0.8 * PATIENCE and self._nodes is None:
-            self._nodes = []
+        elif now - self._lonely > 0.8 * PATIENCE and not self._asked:
+            self._asked = True
             self._send("look")
 
     def seen(self, nodes: list[dict[str, Any]]) -> None:
@@ -182,7 +185,9 @@ class Crew:
         self._nodes = nodes
 
     def _seen(self) -> str:
-        nodes = self._nodes or []
+        nodes = self._nodes
+        if nodes is None:
+            return "it does not say what it has"
         largest = max((node["CPU"] for node in nodes), default=0)
         takes = self._gang * self._spec.threads
         return f"{len(nodes)} nodes, the largest with {largest:g} CPUs; a worker takes {takes}"
