@@ -23,11 +23,13 @@ demo: .venv/core
 	$(BIN)/unsilent pvf digits-cnn --trials 500 --flips 1,8,64 --jobs $(JOBS) --fit-per-bit 1e-6 --store build/demo.sqlite
 
 # Compiled test modules are kept, even where Python is told not to: a third of the time of a run.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 test: .venv/test
 	$(PYTEST)
 
+# One more at a time than there are processors: slow tests wait for processes of theirs.
+test-slow: JOBS := $(shell expr $(JOBS) + 1)
 test-slow: .venv/test
 	$(PYTEST) -m "slow and not claim"
 

@@ -122,7 +122,13 @@ def test_verbs_work_for_a_kind_that_is_registered(tmp_path, capsys, monkeypatch)
     assert f"{TRIALS} of {TRIALS} trials, complete" in verb(capsys, "status", "out.sqlite")
 
 
-def test_a_trial_of_a_kind_that_is_registered_is_replayed(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def inline():
+    with inline_campaigns():
+        yield
+
+
+def test_a_trial_of_a_kind_that_is_registered_is_replayed(tmp_path, capsys, monkeypatch, inline):
     monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
     monkeypatch.chdir(tmp_path)
     run(tmp_path / "a.sqlite", 5)

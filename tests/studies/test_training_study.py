@@ -38,7 +38,7 @@ from unsilent.studies.training.study import Reading, example, read_training, run
 
 pytestmark = pytest.mark.slow
 
-STEPS, WITHIN = 24, Switches.parse("within")
+STEPS, TRIALS, WITHIN = 24, 20, Switches.parse("within")
 
 
 def in_this_process(spec, wanted, store, **_):
@@ -83,7 +83,7 @@ def done(spec, floors, here, tmp_path_factory):
     path = tmp_path_factory.mktemp("campaign") / "s.sqlite"
     with TrainingStore(path, write=True) as store:
         result = run_training(
-            spec, Budget(30), here, store, floors, Reading(), guard=True, command="unsilent training x"
+            spec, Budget(TRIALS), here, store, floors, Reading(), guard=True, command="unsilent training x"
         )
     return path, result
 
@@ -198,18 +198,18 @@ def test_replicas_are_of_the_same_training(spec):
 
 def test_every_trial_has_its_class(done, spec, here, floors):
     path, result = done
-    assert result.n == 30
-    assert sum(c.n for c in result.classes) == 30
+    assert result.n == TRIALS
+    assert sum(c.n for c in result.classes) == TRIALS
     assert [c.name for c in result.classes] == [str(o) for o in TrainingOutcome]
     judge = Judge(here.describe(), floors, Thresholds())
     with TrainingStore(path) as store:
         rows = [row for row in store.rows() if row.trial.target == "random"]
-    assert [row.content() for row in rows] == [here.runner.run(row.trial).content() for row in rows]
+    assert [row.content() for row in rows[::2]] == [here.runner.run(row.trial).content() for row in rows[::2]]
     counts = {c.name: c.n for c in result.classes}
     for outcome in TrainingOutcome:
         assert counts[outcome] == sum(judge.judge(row).outcome is outcome for row in rows)
     assert result.cost.ends.keys() <= {"end", "same-bits", "not-finite"}
-    assert sum(result.cost.ends.values()) == 30
+    assert sum(result.cost.ends.values()) == TRIALS
     assert result.command == "unsilent training x"
     assert result.floors == floors
 
@@ -253,7 +253,7 @@ def test_a_store_with_one_floor_is_completed_by_the_same_command(done, spec, flo
         read_training(store, Reading())
     before = len(here.ran)
     with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        again = run_training(spec, Budget(30), here, store, floors, Reading(), guard=True)
+        again = run_training(spec, Budget(TRIALS), here, store, floors, Reading(), guard=True)
     assert len(here.ran) == before
     assert again.classes == done[1].classes
 
@@ -267,9 +267,9 @@ def test_a_campaign_goes_on_where_it_stopped(spec, floors, here, done, tmp_path)
 
     assert ask(10)[1] == 10
     assert ask(10)[1] == 0
-    result, more = ask(30)
-    assert more == 20
-    assert ask(10)[0].n == 30  # what is there stays
+    result, more = ask(TRIALS)
+    assert more == TRIALS - 10
+    assert ask(10)[0].n == TRIALS  # what is there stays
     assert result.classes == done[1].classes
     with TrainingStore(tmp_path / "s.sqlite") as store, TrainingStore(done[0]) as other:
         plain = [row.content() for row in other.rows() if row.trial.target == "random"]
@@ -370,7 +370,7 @@ def test_a_horizon_has_the_same_faults_and_seldom_another_class(done, spec, floo
     wide = replace(horizon, loss=(1e300,) * len(horizon.loss), test=1e300)  # which no run leaves, on any machine
     short = replace(spec, horizon=wide)
     with running(short) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        result = run_training(short, Budget(30), Here(runner), store, floors, Reading())
+        result = run_training(short, Budget(TRIALS), Here(runner), store, floors, Reading())
         early = {row.trial: row for row in store.rows()}
     with TrainingStore(done[0]) as store:
         whole = {row.trial: row for row in store.rows() if row.trial.target == "random"}

@@ -51,12 +51,17 @@ class Store(StoreFile, Generic[S, B, R]):
     """An open store of one kind; see `StoreFile` for ``path``, ``write`` and errors.
 
     Args:
+        kind: left out by classes of stores of one kind.
         canonical: have its spec say of files and devices no more than the campaign's identity does.
     """
 
     owner = "campaign"
+    kind: Kind[S, B, R]
 
-    def __init__(self, path: str | Path, kind: Kind[S, B, R], *, write: bool = False, canonical: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, kind: Kind[S, B, R] | None = None, *, write: bool = False, canonical: bool = False
+    ) -> None:
+        kind = kind or self.kind
         self.kind, self.codec, self._canonical = kind, codec(kind.row), canonical
         self.application, self.version, self.longest = kind.application, kind.version, kind.longest
         self.schema = TABLES + self.codec.schema

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from unsilent.cli.campaign import Running, Verb
 from unsilent.cli.options import FIT
 from unsilent.options import OUTPUT, Asked, Option
-from unsilent.studies.pvf.options import PvfBudget
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import CampaignSpec, PvfBudget
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.records import Gate

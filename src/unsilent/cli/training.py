@@ -12,7 +12,7 @@ from unsilent.cli.paths import default_store
 from unsilent.errors import UsageError, unknown
 from unsilent.options import FAULTS, OUTPUT, Asked, Option
 from unsilent.report.text import counted
-from unsilent.studies.training.options import ComparisonOptions, Reading
+from unsilent.studies.training.spec import ComparisonOptions, Reading
 
 CLASSES = (
     "masked", "immediate-nan", "short-term-nan", "slow-degrade", "sharp-degrade", "sharp-slow-degrade", "low-test",

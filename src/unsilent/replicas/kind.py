@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from unsilent.campaigns.codec import Shape
@@ -116,13 +115,33 @@ def check_row(row: ReplicaRow, found: Trained) -> None:
     parsed(list[str], row.notes, "notes")
 
 
+REPLICAS: Replicas = Kind(
+    name="noise",
+    application=0x556E7372,  # "Unsr"
+    version=4,
+    spec=ReplicaSpec,
+    baseline=Trained,
+    row=ReplicaRow,
+    longest=TEXT_BYTES + WEIGHT_BYTES,
+    check_spec=check_spec,
+    check_baseline=check_trained,
+    check_row=check_row,
+    shapes=shapes,
+    has=has,
+    planned=is_replica,
+    records={ASKED: read_asked},
+    builtin={"workload": TRAININGS},
+    fixed=("labels", "groups", "steps", "parameters"),
+    store=lambda *given, **more: ReplicaStore(*given, **more),
+    subject=lambda store: str(store.description.name),
+)
+"""Without what a study makes of them."""
+
+
 class ReplicaStore(Store[ReplicaSpec, Trained, ReplicaRow]):
     """An open store of replicas of one training."""
 
-    def __init__(
-        self, path: str | Path, kind: Replicas | None = None, *, write: bool = False, canonical: bool = False
-    ) -> None:
-        super().__init__(path, kind or REPLICAS, write=write, canonical=canonical)
+    kind = REPLICAS
 
     def note_asked(self, asked: AskedFor) -> None:
         """Remember what was asked for, where that is new."""
@@ -156,26 +175,3 @@ class ReplicaStore(Store[ReplicaSpec, Trained, ReplicaRow]):
         """What was seen of one step; None where nobody looked."""
         found = self.find(look.trial)
         return None if found is None else read_look(found.seen)
-
-
-REPLICAS: Replicas = Kind(
-    name="noise",
-    application=0x556E7372,  # "Unsr"
-    version=4,
-    spec=ReplicaSpec,
-    baseline=Trained,
-    row=ReplicaRow,
-    longest=TEXT_BYTES + WEIGHT_BYTES,
-    check_spec=check_spec,
-    check_baseline=check_trained,
-    check_row=check_row,
-    shapes=shapes,
-    has=has,
-    planned=is_replica,
-    records={ASKED: read_asked},
-    builtin={"workload": TRAININGS},
-    fixed=("labels", "groups", "steps", "parameters"),
-    store=ReplicaStore,
-    subject=lambda store: str(store.description.name),
-)
-"""Without what a study makes of them."""

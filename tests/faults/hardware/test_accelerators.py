@@ -11,9 +11,10 @@ import pytest
 from scipy import stats
 
 from unsilent.errors import UsageError
+from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.hardware.description import GRADES
 from unsilent.faults.hardware.presets import PRESETS
-from unsilent.faults.hardware.reading import MOST_BYTES, SHIPPED, accelerator, parsed
+from unsilent.faults.hardware.reading import MOST_BYTES, accelerator, parsed
 from unsilent.faults.hardware.window import Window
 
 NVDLA = (resources.files("unsilent.faults.hardware") / "nvdla.toml").read_text()

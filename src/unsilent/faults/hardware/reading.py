@@ -9,11 +9,11 @@ from importlib import resources
 from pydantic import ValidationError
 
 from unsilent.errors import UsageError, unknown
+from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.hardware.accelerator import Accelerator
 from unsilent.faults.hardware.description import Description
 from unsilent.plainfiles import read_plain
 
-SHIPPED = ("nvdla", "systolic", "tensor-core")
 MOST_BYTES = 2**20
 
 

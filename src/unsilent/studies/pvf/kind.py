@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.driver import ROUND
@@ -19,8 +18,7 @@ from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.question import PvfReading
 from unsilent.report.model import Report
-from unsilent.studies.pvf.options import PvfBudget, resolve
-from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
+from unsilent.studies.pvf.spec import CampaignSpec, Description, PvfBudget, TrialRow, resolve
 from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
@@ -175,5 +173,4 @@ PVF = Kind(
 class PvfStore(Store[CampaignSpec, Description, TrialRow]):
     """An open store of such a campaign."""
 
-    def __init__(self, path: str | Path, *, write: bool = False) -> None:
-        super().__init__(path, PVF, write=write)
+    kind = PVF

@@ -25,10 +25,9 @@ from unsilent.outcomes.tallies import Question
 from unsilent.sizes import lasting
 from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.kind import PVF, PvfStore
-from unsilent.studies.pvf.options import PvfBudget, resolve
 from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
 from unsilent.studies.pvf.records import PvfResult
-from unsilent.studies.pvf.spec import CampaignSpec, Description
+from unsilent.studies.pvf.spec import CampaignSpec, Description, PvfBudget, resolve
 
 if TYPE_CHECKING:
     from unsilent.faults import FaultModel

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.codec import Shape
@@ -13,10 +12,9 @@ from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, Damaged, parsed
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.campaigns.store import Store
-from unsilent.faults.hardware.reading import SHIPPED
+from unsilent.faults.hardware import SHIPPED
 from unsilent.report.model import Report
 from unsilent.studies.training.made import LADDERS
-from unsilent.studies.training.options import ComparisonOptions, Reading, TrainingBudget, resolve
 from unsilent.studies.training.spec import (
     FOLLOWED,
     GUARDED,
@@ -25,9 +23,13 @@ from unsilent.studies.training.spec import (
     UNDER_GUARD,
     WATCHED,
     WATCHED_STEPS,
+    ComparisonOptions,
+    Reading,
+    TrainingBudget,
     TrainingFound,
     TrainingRow,
     TrainingSpec,
+    resolve,
 )
 from unsilent.workloads.zoo import TRAININGS
 
@@ -175,9 +177,9 @@ def compare(one: TrainingStore, other: TrainingStore, **choices: Any) -> Report:
 
 def replay(store: TrainingStore, trial: TrialId, *given: Any) -> Replay[TrainingRow]:
     """A trial again, and how its training went on."""
-    from unsilent.studies.training.replay import replay_trial
+    from unsilent.studies.training.study import replay_one
 
-    return replay_trial(store, trial, *given)
+    return replay_one(store, trial, *given)
 
 
 def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
@@ -215,19 +217,15 @@ TRAINING = Kind(
 class TrainingStore(Store[TrainingSpec, TrainingFound, TrainingRow]):
     """An open store of such a campaign."""
 
-    def __init__(self, path: str | Path, *, write: bool = False) -> None:
-        super().__init__(path, TRAINING, write=write)
+    kind = TRAINING
 
 
-AnyStore = Store[TrainingSpec, TrainingFound, TrainingRow]
-
-
-def note_floors(store: AnyStore, floors: Floors) -> None:
+def note_floors(store: TrainingStore, floors: Floors) -> None:
     """Keep what fault-free replicas ended in, in place of what was kept before."""
     store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
 
 
-def stored_floors(store: AnyStore) -> Floors | None:
+def stored_floors(store: TrainingStore) -> Floors | None:
     """What replicas ended in; None where those of a floor are missing."""
     found = store.records(FLOOR)
     return Floors(*found) if len(found) == len(Floors.__slots__) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -14,11 +14,11 @@ from unsilent.campaigns.driver import run_campaign, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.options import Budget, ExecutionOptions, kept
-from unsilent.campaigns.replay import Replay, run_again
+from unsilent.campaigns.replay import Replay, replay_trial, run_again
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.options import Asked
-from unsilent.outcomes.training import TrainingOutcome
+from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import ReplicaStore, Switches
 from unsilent.report.text import counted
 from unsilent.statistics.intervals import clopper_pearson
@@ -38,19 +38,20 @@ from unsilent.studies.training.judging import (
 )
 from unsilent.studies.training.kind import TRAINING, Floors, TrainingStore, note_floors, stored_floors
 from unsilent.studies.training.made import LADDERS
-from unsilent.studies.training.options import ComparisonOptions, TrainingBudget, resolve
-from unsilent.studies.training.options import Reading as Reading
 from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
-from unsilent.studies.training.replay import described
 from unsilent.studies.training.spec import (
     GUARDED,
     MADE,
     NOT_STRUCK,
     PHASES,
+    ComparisonOptions,
+    Reading,
+    TrainingBudget,
     TrainingFound,
     TrainingRow,
     TrainingSpec,
     bare,
+    resolve,
 )
 
 NAMELESS = "custom"
@@ -327,3 +328,30 @@ def example(
         made = store.row(trial)
         row = made if _asked(str(judge.judge(made).outcome)) == wanted else None
     return described(Replay(row, run_again(executor, row.trial)), judge, tried)
+
+
+def replay_one(
+    store: TrainingStore, trial: TrialId, given: Mapping[str, str | None], options: Collection[tuple[str, str]] = ()
+) -> Replay[TrainingRow]:
+    """Run a stored trial again; see `unsilent.campaigns.replay.replay_trial`. What ran under the guard has no class."""
+    found, floors = replay_trial(store, trial, given, options), stored_floors(store)
+    if floors is None or trial.target.startswith(GUARDED):
+        return found
+    return described(found, Judge(store.description, floors, Thresholds()))
+
+
+def described(found: Replay[TrainingRow], judge: Judge, tried: int = 0) -> Replay[TrainingRow]:
+    """The replay with its class, and what was injected; ``tried``: faults made by hand until one ended in that class."""
+    row, by_hand = found.stored, found.stored.trial.target.startswith(MADE)
+    curve = judge.curve(row, judge.judge(row))
+    others = f", after {tried - 1} others that ended in another class" if tried else ""
+    losses = ", ".join("not finite" if x is None else f"{x:.3g}" for x in curve.losses[:6])
+    test = "not reached" if curve.test is None else f"{100 * curve.test:.2f} %"
+    told = (
+        f"{curve.outcome} ({f'made by hand{others}' if by_hand else 'from the campaign'})",
+        f"{curve.told}: wrote up to {row.written:.3g} where {row.usual:.3g} was the largest",
+        f"losses from that step on: {losses} …; held-out accuracy at the end: {test}",
+        f"ended: {row.reason}, after {counted(row.ran, 'step')}{f' ({row.error})' if row.error else ''}",
+    )
+    data = {"class": curve.outcome, "made_by_hand": by_hand, "tried": tried, "golden": list(curve.golden)}
+    return replace(found, told=told, data=data)
