@@ -23,7 +23,8 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, command, unsilent_cli
-from unsilent.campaigns import TrialId, make_executor, ray_bridge, ray_crew, ray_launch
+from unsilent.campaigns import TrialId, ray_bridge, ray_crew, ray_launch
+from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.ray_launch import Cluster

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import unsilent
-from unsilent.campaigns import Budget, make_executor, run_campaign
+from unsilent.campaigns import Budget, run_campaign
+from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.spec import CampaignSpec

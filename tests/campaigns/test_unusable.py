@@ -18,7 +18,8 @@ import unsilent
 from campaigns.forked import forked_workers
 from campaigns.struck import running, write_loop
 from conftest import TINY, in_process
-from unsilent.campaigns import Means, TrialId, make_executor
+from unsilent.campaigns import Means, TrialId
+from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.observer import Silent
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.outcomes import Outcome

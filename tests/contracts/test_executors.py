@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from conftest import TINY
-from unsilent.campaigns import Means, TrialId, make_executor
+from unsilent.campaigns import Means, TrialId
 from unsilent.campaigns.executors import EXECUTORS as NAMES
-from unsilent.campaigns.executors import Executor
+from unsilent.campaigns.executors import Executor, make_executor
 from unsilent.outcomes import Outcome
 from unsilent.studies.pvf.spec import CampaignSpec, TrialRow
 

@@ -22,7 +22,8 @@ import unsilent
 from campaigns.struck import write_loop
 from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PI, PiSpec, analyse
-from unsilent.campaigns import Budget, Store, TrialId, make_executor, run_campaign
+from unsilent.campaigns import Budget, Store, TrialId, run_campaign
+from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
@@ -361,7 +362,8 @@ def test_a_cell_that_cannot_be_is_refused(tmp_path, change):
 DRIVER = """
 import sys
 from contracts.pi import PI, PiSpec
-from unsilent.campaigns import Budget, Store, TrialId, make_executor, run_campaign
+from unsilent.campaigns import Budget, Store, TrialId, run_campaign
+from unsilent.campaigns.executors import make_executor
 
 if __name__ == "__main__":
     spec = PiSpec(points=50)

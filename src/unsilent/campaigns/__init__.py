@@ -1,7 +1,6 @@
 """Many trials, planned, resumable, stored. What runs and what it means is a study's: see `unsilent.campaigns.kinds`."""
 
 from unsilent.campaigns.driver import run_campaign as run_campaign
-from unsilent.campaigns.executors import make_executor as make_executor
 from unsilent.campaigns.kinds import Kind as Kind
 from unsilent.campaigns.options import Budget as Budget
 from unsilent.campaigns.spec import Means as Means

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import Budget
 from unsilent.campaigns.spec import Baseline, Json, Spec, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
+
+if TYPE_CHECKING:
+    from unsilent.campaigns.executors import Executor
 
 ROUND = "round"
 """The name of records of what a planner decided."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import typer
@@ -40,8 +40,8 @@ def root(
     """Makes silent data corruption in deep learning audible: inject faults, measure what they do."""
 
 
-def make_app() -> typer.Typer:
-    """All verbs: of each registered kind one, and those on stores."""
+def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
+    """All verbs: of each registered kind one, and those on stores. Only the one that is asked for gets its options."""
     from unsilent.cli import listing, merge, replay, status, stored
     from unsilent.cli.campaign import Verb
     from unsilent.cli.noise import NoiseVerb
@@ -58,16 +58,18 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(root)
-    verbs: dict[str, Callable[..., int]] = {}
-    for kind in KINDS:
-        verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
-        verbs[kind.name] = command(verb.options, verb, kind.about)
-    verbs |= {
+    asked = next((word for word in arguments if not word.startswith("-")), "")
+    verbs: dict[str, Callable[..., Any]] = {
         "report": stored.report, "status": status.status, "replay": replay.replay, "export": stored.export,
         "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
     }  # fmt: skip
-    for name, function in verbs.items():
-        app.command(name, short_help=(function.__doc__ or "").partition("\n")[0], cls=Panels)(function)
+    about = {kind.name: kind.about for kind in KINDS} | {name: str(verb.__doc__) for name, verb in verbs.items()}
+    for kind in (kind for kind in KINDS if kind.name == asked):
+        verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
+        verbs[kind.name] = command(verb.options, verb, kind.about)
+    for name, text in about.items():
+        function = verbs[asked] if name == asked else root
+        app.command(name, short_help=text.partition("\n")[0], cls=Panels)(function)
     return app
 
 
@@ -87,7 +89,7 @@ def show_anything() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
-    command = typer.main.get_command(make_app())
+    command = typer.main.get_command(make_app(arguments))
     own, of_script = _split(arguments)
     try:
         code: Any = command.main(own, prog_name="unsilent", standalone_mode=False, obj=of_script)
