@@ -123,7 +123,7 @@ def test_several_flips_fall_into_one_evaluation():
     spec = CampaignSpec("net", at=("op:*", "input:*"), per="component", flips=(6,))
     run = TrialRunner(spec, workload(components={"all": "*"}))
     kinds = set()
-    for k in range(40):
+    for k in range(15):
         faults = run.draw(TrialId("all", 6, k))
         assert len({f.step for f in faults}) == 1
         assert sum(len(f.bit_positions()) for f in faults) == 6

@@ -158,11 +158,11 @@ def test_one_batch_a_trial_asks_the_same_question(workload, truth):  # noqa: F81
     """The batch is drawn with the fault, the others are spared; estimates stay those of all samples."""
     from oracles.pvf_oracle import pvf_by_module
 
-    result = unsilent.pvf(workload, trials=3000, one_batch=True, seed=2)
+    result = unsilent.pvf(workload, trials=1500, one_batch=True, seed=2)
     for name, value in pvf_by_module(truth).items():
         got = row(result, name)
-        assert got.n == 3000
-        assert got.units == 3000 * 7  # of two batches of seven
+        assert got.n == 1500
+        assert got.units == 1500 * 7  # of two batches of seven
         assert abs(got.estimate - value) < 4 * (got.high - got.low) / 3.92
     assert "one_batch=True" in result.command
     for more in ({"at": "op:*"}, {"exhaustive": True, "trials": None}):

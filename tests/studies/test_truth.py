@@ -46,14 +46,14 @@ def row(result, target, level="component"):
 
 
 def test_components_and_model_are_near_the_truth(workload, truth, sizes):
-    result = unsilent.pvf(workload, trials=3000, seed=3)
+    result = unsilent.pvf(workload, trials=1500, seed=3)
     exact = pvf_by_module(truth)
     for name, value in exact.items():
         got = row(result, name)
         spread = (got.high - got.low) / 3.92
         assert abs(got.estimate - value) < 4 * spread, name
-        assert got.n == 3000
-        assert got.masked + got.benign + got.sdc + got.due == got.units == 3000 * 14
+        assert got.n == 1500
+        assert got.masked + got.benign + got.sdc + got.due == got.units == 1500 * 14
     whole = sum(exact[m] * sizes[m] for m in exact) / sum(sizes.values())
     got = row(result, "model", "model")
     assert abs(got.estimate - whole) < 4 * (got.high - got.low) / 3.92
@@ -95,9 +95,9 @@ def test_layers_of_a_component_campaign_come_from_the_hits(workload, truth):
     from unsilent import Workload
 
     grouped = Workload(workload.model(), workload.batches(), components={"all": "*"}, name="grouped")
-    result = unsilent.pvf(grouped, trials=3000)
+    result = unsilent.pvf(grouped, trials=1500)
     exact = pvf_by_module(truth)
-    assert sum(row(result, m, "layer").n for m in exact) == 3000
+    assert sum(row(result, m, "layer").n for m in exact) == 1500
     for name, value in exact.items():
         got = row(result, name, "layer")
         assert got.parent == "all"
