@@ -189,14 +189,14 @@ def attack(watch, told, path, kind, sound, trial, turn=0, asked=None):
 
 def _noise(path, asked, write=False):
     """What ``unsilent noise`` asks of a store."""
-    from unsilent.replicas import Look
+    from unsilent.replicas import StepTraceId
 
     def call():
         with ReplicaStore(path, write=write) as store:
             for replica in store.replicas():
                 for row in store.of(replica.switches, 9, weights=True):
                     for step in range(store.description.steps):
-                        store.seen(Look(row.replica, step))
+                        store.seen(StepTraceId(row.replica, step))
             store.usage()
             read_noise(asked, store)
         return 0

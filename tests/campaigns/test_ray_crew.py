@@ -15,9 +15,9 @@ from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.ray_executor import RayExecutor
 from unsilent.campaigns.spec import Means
 from unsilent.errors import UnsilentError, UsageError
-from unsilent.studies.pvf.spec import CampaignSpec, Description, TrialRow
+from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, TrialRow
 
-FOUND = Description(
+FOUND = PvfBaseline(
     campaign="c", fingerprint={"weights": "1"}, targets=(), tensors=(), samples=(1,), golden_seconds=1.0, judge="top1",
     info={}, versions={"unsilent": "1"},
 )  # fmt: skip
@@ -37,7 +37,7 @@ class Observer(Silent):
 class Played:
     """Stands for the bridge. ``finds(number)``: what a supervisor describes; ``does(number, trials)``: what happens then."""
 
-    def __init__(self, finds: Callable[[int], Description], does: Callable[[int, list[TrialId]], list[Any]]) -> None:
+    def __init__(self, finds: Callable[[int], PvfBaseline], does: Callable[[int, list[TrialId]], list[Any]]) -> None:
         self.finds, self.does = finds, does
         self.hired: list[tuple[int, int]] = []
         self.dropped: list[int] = []
@@ -84,7 +84,7 @@ def works(number: int, trials: list[TrialId]) -> list[Any]:
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RayExecutor, Played, Observer]]:
     def made(
-        finds: Callable[[int], Description] = lambda number: FOUND,
+        finds: Callable[[int], PvfBaseline] = lambda number: FOUND,
         does: Callable[[int, list[TrialId]], list[Any]] = works,
         jobs: int = 1,
         threads: int = 1,

@@ -15,8 +15,8 @@ from unsilent.errors import UsageError
 from unsilent.faults import Region
 from unsilent.faults.hardware.presets import PRESETS
 from unsilent.faults.hardware.reading import accelerator
-from unsilent.studies.training.drawing import Drawing
-from unsilent.studies.training.made import LADDERS, made
+from unsilent.studies.training.fault_sampler import FaultSampler
+from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES, handcrafted
 from unsilent.studies.training.spec import Horizon, TrainingSpec
 
 STEPS, DRAWS = 24, 3000
@@ -31,13 +31,13 @@ def runner(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def drawing(runner):
+def sampler(runner):
     """``drawing(faults=…, …)``: of the same step, for another question."""
     names = [name for name, _ in runner.golden.at(0).model.named_parameters()]
     parts = {"trunk": ["conv.*", "norm.*"], "head": ["fc.*"]}
 
     def make(steps=STEPS, more=(), **changed):
-        return Drawing(replace(runner.spec, **changed), [*runner.drawing.regions, *more], names, parts, steps)
+        return FaultSampler(replace(runner.spec, **changed), [*runner.sampler.regions, *more], names, parts, steps)
 
     return make
 
@@ -63,21 +63,21 @@ def check(counts, shares):
 
 def test_products_in_all_their_phases_are_the_places(runner):
     """A convolution that reads the data has no gradient of its input."""
-    assert {(p.operation, p.phase, p.layer) for p in runner.drawing.places} == {
+    assert {(p.operation, p.phase, p.layer) for p in runner.sampler.places} == {
         ("conv#convolution.0", "fwd", "conv"),
         ("conv#convolution.0", "grad_wt", "conv"),
         *(("fc#addmm.0", phase, "fc") for phase in ("fwd", "grad_in", "grad_wt")),
     }
-    assert runner.drawing.notes == []
-    assert [kind.name for kind in runner.drawing.kinds] == list(PRESETS)
-    assert [target.name for target in runner.drawing.targets] == ["random"]
+    assert runner.sampler.notes == []
+    assert [kind.name for kind in runner.sampler.kinds] == list(PRESETS)
+    assert [target.name for target in runner.sampler.targets] == ["random"]
 
 
-def test_steps_fault_models_and_places_are_uniform_where_nothing_is_said(drawing):
-    found = [one.struck for one in draws(drawing())]
+def test_steps_fault_models_and_places_are_uniform_where_nothing_is_said(sampler):
+    found = [one.struck for one in draws(sampler())]
     check(Counter(s.step for s in found), dict.fromkeys(range(STEPS), 1 / STEPS))
     check(Counter(s.model for s in found), dict.fromkeys(PRESETS, 1 / len(PRESETS)))
-    places = drawing().places
+    places = sampler().places
     check(
         Counter((s.site.split("/")[0], s.phase) for s in found),
         {(f"op:{p.operation}", p.phase): 1 / len(places) for p in places},
@@ -85,9 +85,9 @@ def test_steps_fault_models_and_places_are_uniform_where_nothing_is_said(drawing
     assert {s.step for s in found} == set(range(STEPS))
 
 
-def test_fault_models_come_by_their_weight(drawing):
+def test_fault_models_come_by_their_weight(sampler):
     weights = {"RD": 5.0, "WT_16": 1.0, "bitflip:bits=30": 2.0, "ZERO": 0.5}
-    one = drawing(faults=tuple(weights.items()))
+    one = sampler(faults=tuple(weights.items()))
     assert sum(kind.weight for kind in one.kinds) == pytest.approx(1)
     found = [d.struck for d in draws(one)]
     whole = sum(weights.values())
@@ -97,10 +97,10 @@ def test_fault_models_come_by_their_weight(drawing):
         check(own, {(p.layer, p.phase): 1.0 for p in one.places})
 
 
-def test_an_accelerator_says_the_weights(drawing):
+def test_an_accelerator_says_the_weights(sampler):
     for name in ("nvdla", "systolic", "tensor-core"):
         entries = accelerator(name).entries
-        one = drawing(accelerator=name)
+        one = sampler(accelerator=name)
         shares = Counter()
         for entry in entries:
             shares[f"{entry.group}/{entry.preset.name}"] += entry.weight
@@ -113,8 +113,8 @@ def test_an_accelerator_says_the_weights(drawing):
             assert (fault.held, fault.site.rpartition("/")[2]) == held[d.struck.model]
 
 
-def test_what_is_struck_is_where_the_row_says(drawing):
-    one = drawing(faults=(("RD", 1.0), ("WT", 1.0), ("INPUT_16", 1.0), ("bitflip", 1.0)), value=None)
+def test_what_is_struck_is_where_the_row_says(sampler):
+    one = sampler(faults=(("RD", 1.0), ("WT", 1.0), ("INPUT_16", 1.0), ("bitflip", 1.0)), value=None)
     for d in draws(one, 300):
         (fault,) = d.faults
         assert fault.site == d.struck.site
@@ -125,14 +125,14 @@ def test_what_is_struck_is_where_the_row_says(drawing):
         assert (fault.window is not None) == (d.struck.model == "INPUT_16")
 
 
-def test_a_value_takes_the_place_of_each_models_own(drawing):
-    for d in draws(drawing(faults=(("N16_RD", 1.0),), value="set:value=7"), 20):
+def test_a_value_takes_the_place_of_each_models_own(sampler):
+    for d in draws(sampler(faults=(("N16_RD", 1.0),), value="set:value=7"), 20):
         (fault,) = d.faults
         assert fault.model.text == "set:value=7,block=16"
 
 
-def test_layers_and_phases_are_those_asked_for(drawing):
-    only = [d.struck for d in draws(drawing(layers=("f*",), phases=("grad_in", "grad_wt")), 200)]
+def test_layers_and_phases_are_those_asked_for(sampler):
+    only = [d.struck for d in draws(sampler(layers=("f*",), phases=("grad_in", "grad_wt")), 200)]
     assert {(s.layer, s.phase) for s in only} == {("fc", "grad_in"), ("fc", "grad_wt")}
 
 
@@ -142,8 +142,8 @@ def crowded(runner):
     return [Region(f"op:small#mm.0/{phase}/{o}", "float32", (2, 2)) for phase in ("fwd",) for o in ("out", "first")]
 
 
-def test_fault_models_that_do_not_fit_are_told_and_not_drawn(drawing, crowded):
-    one = drawing(more=crowded, faults=(("zero:count=16", 1.0), ("WT", 1.0), ("RBFLIP", 1.0)))
+def test_fault_models_that_do_not_fit_are_told_and_not_drawn(sampler, crowded):
+    one = sampler(more=crowded, faults=(("zero:count=16", 1.0), ("WT", 1.0), ("RBFLIP", 1.0)))
     # There are no 16 outputs, and no region is its weight.
     assert one.notes == [
         "zero:count=16 fits 5 of 6 operations and phases.",
@@ -154,13 +154,13 @@ def test_fault_models_that_do_not_fit_are_told_and_not_drawn(drawing, crowded):
     check(Counter(s.model for s in found), dict.fromkeys(("zero:count=16", "WT", "RBFLIP"), 1 / 3))
     own = Counter((s.layer, s.phase) for s in found if s.model == "RBFLIP")
     check(own, {(p.layer, p.phase): 1.0 for p in one.places})
-    only = drawing(more=crowded, layers=("small",), faults=(("zero:count=16", 9.0), ("RBFLIP", 1.0)))
+    only = sampler(more=crowded, layers=("small",), faults=(("zero:count=16", 9.0), ("RBFLIP", 1.0)))
     assert only.notes == ["zero:count=16 fits no operation here and is not drawn."]
     assert {d.struck.model for d in draws(only, 100)} == {"RBFLIP"}
     with pytest.raises(
         UsageError, match=r"none of the fault models \(zero:count=16\) fits .* name others with --fault"
     ):
-        drawing(more=crowded, layers=("small",), faults=(("zero:count=16", 1.0),))
+        sampler(more=crowded, layers=("small",), faults=(("zero:count=16", 1.0),))
 
 
 # -- memory -------------------------------------------------------------------------------------------------------------
@@ -168,26 +168,26 @@ def test_fault_models_that_do_not_fit_are_told_and_not_drawn(drawing, crowded):
 SIZES = {"conv.weight": 36, "conv.bias": 4, "norm.weight": 4, "norm.bias": 4, "fc.weight": 432, "fc.bias": 3}
 
 
-def test_parameters_and_their_state_are_the_targets(drawing):
-    tensors = {t.name: t for t in drawing(per="tensor").targets}
+def test_parameters_and_their_state_are_the_targets(sampler):
+    tensors = {t.name: t for t in sampler(per="tensor").targets}
     assert set(tensors) == {f"{what}:{name}" for what in ("param", "optim") for name in SIZES}
     for name, size in SIZES.items():
         assert tensors[f"param:{name}"].elements == size
         assert tensors[f"optim:{name}"].elements == 2 * size + 1  # two moments and a counter
-    layers = {t.name: t for t in drawing(per="layer").targets}
+    layers = {t.name: t for t in sampler(per="layer").targets}
     assert {name: t.elements for name, t in layers.items() if t.what == "param"} == {
         "param:conv": 40, "param:norm": 8, "param:fc": 435,
     }  # fmt: skip
-    parts = {t.name: t for t in drawing(per="component").targets}
+    parts = {t.name: t for t in sampler(per="component").targets}
     assert {name: t.elements for name, t in parts.items()} == {
         "param:trunk": 48, "param:head": 435, "optim:trunk": 100, "optim:head": 872,
     }  # fmt: skip
-    assert [t.name for t in drawing(per="layer", layers=("c*",)).targets] == ["param:conv", "optim:conv"]
+    assert [t.name for t in sampler(per="layer", layers=("c*",)).targets] == ["param:conv", "optim:conv"]
 
 
 @pytest.mark.parametrize("target", ["param:trunk", "optim:trunk"])
-def test_tensors_are_struck_by_their_size(drawing, target):
-    one = drawing(per="component", faults=(("bitflip:bits=30", 1.0),))
+def test_tensors_are_struck_by_their_size(sampler, target):
+    one = sampler(per="component", faults=(("bitflip:bits=30", 1.0),))
     found = [d.struck for d in draws(one, target=target)]
     regions = {
         r.site: r.size
@@ -202,27 +202,27 @@ def test_tensors_are_struck_by_their_size(drawing, target):
     check(Counter(s.step for s in found), dict.fromkeys(range(first, STEPS), 1.0))
 
 
-def test_a_flip_is_the_fault_in_memory_where_none_is_named(drawing):
-    assert {d.faults[0].model.text for d in draws(drawing(per="layer"), 20, "param:fc")} == {"bitflip"}
+def test_a_flip_is_the_fault_in_memory_where_none_is_named(sampler):
+    assert {d.faults[0].model.text for d in draws(sampler(per="layer"), 20, "param:fc")} == {"bitflip"}
 
 
 # -- randomness ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("per", "target"), [(None, "random"), ("layer", "optim:fc")])
-def test_a_trial_has_its_faults_in_any_order(drawing, per, target):
-    there, back = drawing(per=per), drawing(per=per)
+def test_a_trial_has_its_faults_in_any_order(sampler, per, target):
+    there, back = sampler(per=per), sampler(per=per)
     forward = draws(there, 60, target)
     backward = [back.draw("c", trial(k, target)) for k in reversed(range(60))]
     assert forward == backward[::-1]
     assert len({(d.struck, d.faults[0].seed) for d in forward}) == 60
 
 
-def test_trials_campaigns_and_seeds_have_faults_of_their_own(drawing):
-    first = draws(drawing(), 30)
-    assert first != draws(drawing(), 30, campaign="d")
-    assert first != draws(drawing(seed=1), 30)
-    assert first == draws(drawing(seed=0), 30)
+def test_trials_campaigns_and_seeds_have_faults_of_their_own(sampler):
+    first = draws(sampler(), 30)
+    assert first != draws(sampler(), 30, campaign="d")
+    assert first != draws(sampler(seed=1), 30)
+    assert first == draws(sampler(seed=0), 30)
 
 
 def test_a_horizon_changes_no_fault(runner, tmp_path):
@@ -265,29 +265,31 @@ def test_a_guarded_trial_has_the_faults_of_the_trial_itself(runner):
         ({"per": "layer", "faults": (("RD", 1.0),)}, r"unknown fault model 'RD'"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(drawing, changed, said):
+def test_mistakes_are_one_line(sampler, changed, said):
     with pytest.raises(UsageError, match=said) as raised:
-        drawing(**changed)
+        sampler(**changed)
     assert "\n" not in str(raised.value)
 
 
-def test_a_target_that_is_not_there(drawing):
+def test_a_target_that_is_not_there(sampler):
     with pytest.raises(UsageError, match="unknown target 'param:fcc'; did you mean 'param:fc'"):
-        drawing(per="layer").draw("c", trial(0, "param:fcc"))
+        sampler(per="layer").draw("c", trial(0, "param:fcc"))
     with pytest.raises(UsageError, match="unknown target 'param:fc'. Known: random"):
-        drawing().draw("c", trial(0, "param:fc"))
+        sampler().draw("c", trial(0, "param:fc"))
     with pytest.raises(UsageError, match="unknown target 'random'"):
-        drawing(per="layer").draw("c", trial(0))
+        sampler(per="layer").draw("c", trial(0))
 
 
 # -- by hand ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", LADDERS)
+@pytest.mark.parametrize("kind", EXAMPLE_CANDIDATES)
 def test_every_candidate_made_by_hand_names_what_is_there(runner, kind):
-    sites = {region.site for region in runner.drawing.regions}
-    found = [made(runner.golden, runner.drawing, kind, number) for number in range(len(LADDERS[kind]))]
-    for one, (share, what, _, model) in zip(found, LADDERS[kind], strict=True):
+    sites = {region.site for region in runner.sampler.regions}
+    found = [
+        handcrafted(runner.golden, runner.sampler, kind, number) for number in range(len(EXAMPLE_CANDIDATES[kind]))
+    ]
+    for one, (share, what, _, model) in zip(found, EXAMPLE_CANDIDATES[kind], strict=True):
         (fault,) = one.faults
         assert fault.site == one.struck.site
         assert fault.site in sites
@@ -299,7 +301,7 @@ def test_every_candidate_made_by_hand_names_what_is_there(runner, kind):
 
 def test_candidates_that_are_not_there(runner):
     with pytest.raises(UsageError, match="unknown class of outcomes 'slow'; did you mean 'slow-degrade'"):
-        made(runner.golden, runner.drawing, "slow", 0)
+        handcrafted(runner.golden, runner.sampler, "slow", 0)
     for number in (-1, 10**6):
         with pytest.raises(UsageError, match=r"there are \d+ faults made by hand for low-test, numbered from 0"):
-            made(runner.golden, runner.drawing, "low-test", number)
+            handcrafted(runner.golden, runner.sampler, "low-test", number)

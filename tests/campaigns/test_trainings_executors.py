@@ -71,7 +71,7 @@ def test_every_executor_gives_the_same_rows(spec, reference, name, deadly):
     for row in rows:
         if row.trial in deadly:
             assert (row.reason, row.error) == (deadly[row.trial], f"worker: {deadly[row.trial]}")
-            assert (row.ran, row.bits, len(row.losses)) == (0, False, 0)
+            assert (row.steps_run, row.bit_identical, len(row.losses)) == (0, False, 0)
             assert row.struck.site == row.trial.target
             assert row.seconds > 0
         else:

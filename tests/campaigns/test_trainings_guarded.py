@@ -21,9 +21,9 @@ from unsilent.monitor.bounds import WARM_UP
 from unsilent.monitor.workload import Counters, guard_training
 from unsilent.sites.training.step import Step
 from unsilent.studies.training import guarding
-from unsilent.studies.training.drawing import Drawn
+from unsilent.studies.training.fault_sampler import SampledFault
 from unsilent.studies.training.guarding import AFTER, guarded
-from unsilent.studies.training.spec import Struck, TrainingSpec
+from unsilent.studies.training.spec import InjectionPoint, TrainingSpec
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Seeds
 
@@ -52,7 +52,7 @@ def adamw(loop):
 
 
 def fault(step, model, site=GRADIENT, seed=1):
-    return Drawn(Struck(step, site, "", "", model), (Draw(site, fault_model(model), seed),))
+    return SampledFault(InjectionPoint(step, site, "", "", model), (Draw(site, fault_model(model), seed),))
 
 
 def strike(runner, *what, **more):
@@ -74,8 +74,8 @@ def rest(runner):
 @pytest.mark.parametrize("model", ["set:value=-1e12", "set:value=1e30,count=40"])
 def test_a_large_fault_leaves_nothing(runner, step, model):
     found = strike(runner, step, model)
-    assert (found.reason, found.caught, found.bits) == ("recovered", 0, True)
-    assert found.ran == step + 1 - oldest_kept(step) + executed_again(step)
+    assert (found.reason, found.caught, found.bit_identical) == ("recovered", 0, True)
+    assert found.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
     assert "fc.weight/" in found.alarm
     assert [hit.fault.site for hit in found.hits] == [GRADIENT]
     begun, losses = rest(runner)
@@ -87,8 +87,8 @@ def test_a_large_fault_leaves_nothing(runner, step, model):
 @pytest.mark.parametrize("step", [0, 1, 2, STEPS - 1])
 def test_what_is_no_number_is_noticed_from_the_first_step_on(adamw, step):
     found = strike(adamw, step, "set:value=nan")
-    assert (found.reason, found.caught, found.bits) == ("recovered", 0, True)
-    assert found.ran == step + 1 - oldest_kept(step) + executed_again(step)
+    assert (found.reason, found.caught, found.bit_identical) == ("recovered", 0, True)
+    assert found.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
     assert rest(adamw)[0] == step + 1
 
 
@@ -97,18 +97,18 @@ def test_large_values_are_noticed_once_enough_steps_are_known(adamw, step):
     """A guard that began with the run has seen as many steps as there were before; early faults are noticed when bounds hold."""
     found = strike(adamw, step, "set:value=1e12")
     if step >= WARM_UP - 1:
-        assert (found.reason, found.bits) == ("recovered", True)
+        assert (found.reason, found.bit_identical) == ("recovered", True)
     else:
         assert found.reason in ("missed", "stopped")
         assert found.caught is None or found.caught > 2
-        assert not found.bits
+        assert not found.bit_identical
 
 
 @pytest.mark.parametrize("step", [12, STEPS - 2, STEPS - 1])
 def test_a_small_fault_is_missed(runner, step):
     found = strike(runner, step, "bitflip:bits=3")
-    assert (found.reason, found.caught, found.bits, found.alarm) == ("missed", None, False, "")
-    assert found.ran == step - oldest_kept(step) + min(1 + AFTER, STEPS - step)
+    assert (found.reason, found.caught, found.bit_identical, found.alarm) == ("missed", None, False, "")
+    assert found.steps_run == step - oldest_kept(step) + min(1 + AFTER, STEPS - step)
     assert len(found.hits) == 1
 
 
@@ -135,7 +135,7 @@ def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):
             guard.step(one)
     guard.close()
     found = strike(adamw, step, model)
-    assert found.bits == (bool(alarms) and state_hash(state) == adamw.golden.hashes[-1])
+    assert found.bit_identical == (bool(alarms) and state_hash(state) == adamw.golden.hashes[-1])
     assert len(alarms) == (found.caught is not None)
     for alarm in alarms:
         assert alarm.step == step + found.caught
@@ -145,7 +145,7 @@ def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):
 def test_a_bound_that_is_passed_twice_stops(adamw, monkeypatch):
     monkeypatch.setattr(guarding, "guard_training", functools.partial(guard_training, factor=1.0001))
     found = strike(adamw, 13, "set:value=1e12")
-    assert (found.reason, found.bits) == ("stopped", False)
+    assert (found.reason, found.bit_identical) == ("stopped", False)
     assert found.hits == ()  # before the fault: clean steps pass such a bound
     assert found.caught < 0
 
@@ -155,7 +155,7 @@ def test_an_alarm_that_comes_late_recovers_nothing(adamw, monkeypatch):
     found = strike(adamw, 13, "set:value=0.1,rate=0.1", site="param:fc.weight")
     assert found.caught > 2
     assert found.reason in ("stopped", "missed")
-    assert not found.bits
+    assert not found.bit_identical
     assert len(found.hits) == 1
 
 
@@ -167,7 +167,7 @@ def test_guards_leave_no_trace(adamw):
         assert adamw.run(row.trial).content() == row.content()
         assert row.struck == adamw.run(one).struck
         assert row.faults == adamw.run(one).faults
-        assert row.written == adamw.run(one).written
+        assert row.injected_max == adamw.run(one).injected_max
         assert [len(a) for a in (row.losses, row.metric, row.watched)] == [0, 0, 0]
         assert np.isnan([row.test, row.test_loss, row.churn]).all()
         assert row.reason in ("recovered", "missed", "stopped")
@@ -180,10 +180,10 @@ def test_a_row_tells_of_the_alarm(loop):
         rows = [row for row in map(runner.run, trials) if row.struck.step >= WARM_UP]
         assert rows
         for row in rows:
-            assert (row.reason, row.caught, row.bits) == ("recovered", 0, True)
+            assert (row.reason, row.caught, row.bit_identical) == ("recovered", 0, True)
             step = row.struck.step
-            assert row.ran == step + 1 - oldest_kept(step) + executed_again(step)
-            assert row.written == pytest.approx(2e20)
+            assert row.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
+            assert row.injected_max == pytest.approx(2e20)
             assert f"{row.struck.layer}.weight/exp_avg reaches" in row.error
             assert json.loads(row.faults)[0]["site"] == row.struck.site
 
@@ -197,7 +197,7 @@ def test_what_the_step_raises_under_a_guard_is_an_outcome(loop):
         one, other = (TrialId(f"guarded:param:fc.{name}", None, 0) for name in ("bias", "weight"))
         before = runner.run(other).content()
         row = runner.run(one)
-        assert (row.reason, row.caught, row.bits, row.ran) == ("raised", None, False, 0)
+        assert (row.reason, row.caught, row.bit_identical, row.steps_run) == ("raised", None, False, 0)
         assert "ArithmeticError: the loss itself raises" in row.error
         assert runner.run(other).content() == before
         assert runner.run(one).content() == row.content()  # the guard let go of the model

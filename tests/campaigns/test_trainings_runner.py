@@ -100,12 +100,12 @@ def test_rows_are_whole_runs_struck_by_hand(runner):
         losses, metric, watched, found = by_hand(runner.spec, drawn)
         ends.add(row.reason)
         assert row.struck == drawn.struck
-        assert row.losses.tobytes() == losses[: row.ran].tobytes()
-        assert row.metric.tobytes() == metric[: row.ran].tobytes()
-        assert len(row.watched) == min(3, row.ran)
+        assert row.losses.tobytes() == losses[: row.steps_run].tobytes()
+        assert row.metric.tobytes() == metric[: row.steps_run].tobytes()
+        assert len(row.watched) == min(3, row.steps_run)
         np.testing.assert_array_equal(row.watched, watched[: len(row.watched)])
         if row.reason == "not-finite":
-            assert row.ran == 1 + np.flatnonzero(~np.isfinite(losses))[0]
+            assert row.steps_run == 1 + np.flatnonzero(~np.isfinite(losses))[0]
             assert np.isnan([row.test, row.test_loss, row.churn]).all()
             continue
         assert np.isfinite(losses).all()
@@ -113,10 +113,10 @@ def test_rows_are_whole_runs_struck_by_hand(runner):
         assert np.array(row.test_loss).tobytes() == np.array(found.loss).tobytes()
         assert row.churn == (found.predictions != golden.predictions).mean()
         if row.reason == "same-bits":
-            assert row.bits
+            assert row.bit_identical
             assert losses.tobytes() == runner.golden.losses[row.struck.step :].tobytes()
         else:
-            assert (row.reason, row.ran, row.bits) == ("end", STEPS - row.struck.step, False)
+            assert (row.reason, row.steps_run, row.bit_identical) == ("end", STEPS - row.struck.step, False)
     assert "end" in ends
 
 
@@ -164,11 +164,11 @@ def test_reasons(one, fault, phase, reason):
     assert {row.reason for row in rows} == {reason}
     for row in rows:
         first = {"fwd": 1, "grad_wt": 2}[phase]  # a lost gradient shows in the next step's loss
-        assert row.ran == {"not-finite": first, "same-bits": 1, "end": 12 - row.struck.step}[reason]
-        assert row.bits == (reason == "same-bits")
+        assert row.steps_run == {"not-finite": first, "same-bits": 1, "end": 12 - row.struck.step}[reason]
+        assert row.bit_identical == (reason == "same-bits")
         if reason == "not-finite":
             assert not np.isfinite(row.losses[-1])
-            assert row.written == np.inf
+            assert row.injected_max == np.inf
             assert np.isinf(row.watched[-1]).any()
         if reason == "same-bits":
             assert row.churn == 0
@@ -181,17 +181,17 @@ def test_a_run_inside_the_band_is_given_up(one):
     fault = (("bitflip:bits=20", 1.0),)
     whole = one(faults=fault)
     rows = {k: whole.run(trial(k)) for k in range(6)}
-    assert any(row.reason == "end" and row.ran > 8 for row in rows.values())
+    assert any(row.reason == "end" and row.steps_run > 8 for row in rows.values())
     inside, outside = one(faults=fault, horizon=wide), one(faults=fault, horizon=never)
     for k, row in rows.items():
         early, late = inside.run(trial(k)), outside.run(trial(k))
         assert late.content() == row.content()
         assert early.struck == row.struck
-        assert early.losses.tobytes() == row.losses[: early.ran].tobytes()
+        assert early.losses.tobytes() == row.losses[: early.steps_run].tobytes()
         if early.reason == "horizon":  # golden is looked at every three steps
-            assert 6 <= early.ran <= 8
-            assert (row.struck.step + early.ran) % 3 == 0
-            assert (early.test, early.churn, early.bits) == (inside.describe().test, 0, False)
+            assert 6 <= early.steps_run <= 8
+            assert (row.struck.step + early.steps_run) % 3 == 0
+            assert (early.test, early.churn, early.bit_identical) == (inside.describe().test, 0, False)
         else:
             assert early.content() == row.content()
     assert "horizon" in {inside.run(trial(k)).reason for k in range(6)}
@@ -201,10 +201,10 @@ def test_what_the_step_raises_is_an_outcome(one):
     runner = one(options=(("ends", "raises"),), per="tensor", layers=("fc",), faults=(("set:value=1e6", 1.0),))
     before = runner.run(trial(0, "param:fc.weight")).content()
     row = runner.run(trial(0, "param:fc.bias"))
-    assert (row.reason, row.ran, row.bits) == ("raised", 0, False)
+    assert (row.reason, row.steps_run, row.bit_identical) == ("raised", 0, False)
     assert "raised ArithmeticError: the loss itself raises (struck_loop.py, line" in row.error
     assert "\n" not in row.error
-    assert np.isnan([row.test, row.test_loss, row.churn, row.written, row.usual]).all()
+    assert np.isnan([row.test, row.test_loss, row.churn, row.injected_max, row.reference_max]).all()
     assert [len(a) for a in (row.losses, row.metric, row.watched)] == [0, 0, 0]
     assert runner.run(trial(0, "param:fc.weight")).content() == before
 
@@ -229,8 +229,8 @@ def test_what_is_written_to_memory_beside_what_was_there(one, fault):
         with Step(state.model, drawn.faults, state.optimizers):
             struck = tensor_of(state, row.struck.site).detach().clone()
         now = struck.reshape(-1)[hit.fault.elements.tolist()]
-        assert row.usual == usual
-        assert row.written == biggest([now])
+        assert row.reference_max == usual
+        assert row.injected_max == biggest([now])
         assert json.loads(row.faults)[0]["site"] == row.struck.site
         assert json.loads(row.faults)[0]["elements"] == hit.fault.elements.tolist()
 
@@ -249,8 +249,8 @@ def test_what_is_written_to_an_output_beside_what_was_there(one):
         handle = state.model.fc.register_forward_hook(lambda module, inputs, out: seen.append(out))  # noqa: B023
         runner.workload.step(state)
         handle.remove()
-        assert row.usual == biggest(seen)
-        assert row.written == 5e5
+        assert row.reference_max == biggest(seen)
+        assert row.injected_max == 5e5
 
 
 def test_very_many_elements_are_told_by_their_digest(one):
@@ -292,10 +292,10 @@ def test_steps_that_make_no_sense(loop, steps, said):
 def test_a_single_step_can_be_struck(one):
     runner = one(steps=1, faults=(("bitflip:bits=22", 1.0),))
     rows = [runner.run(trial(k)) for k in range(5)]
-    assert {(row.struck.step, row.ran) for row in rows} == {(0, 1)}
+    assert {(row.struck.step, row.steps_run) for row in rows} == {(0, 1)}
     memory = one(steps=1, per="layer")
     assert {t.what for t in memory.describe().targets} == {"param"}  # there are no moments yet
-    assert memory.run(trial(0, "param:fc")).ran == 1
+    assert memory.run(trial(0, "param:fc")).steps_run == 1
 
 
 def test_a_file_of_an_accelerator_is_part_of_the_campaign(one, tmp_path):
@@ -310,7 +310,7 @@ def test_a_file_of_an_accelerator_is_part_of_the_campaign(one, tmp_path):
     assert shares
     (tmp_path / "mine.toml").write_text(text.replace(shares[0], "activeness = 0.0123", 1))
     other = one(steps=2, accelerator=f"{tmp_path}/mine.toml")
-    assert [k.weight for k in other.drawing.kinds] != [k.weight for k in first.drawing.kinds]
+    assert [k.weight for k in other.sampler.kinds] != [k.weight for k in first.sampler.kinds]
     assert other.campaign != first.campaign
 
 

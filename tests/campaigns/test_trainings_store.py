@@ -23,15 +23,15 @@ from conftest import spread
 from hostile_stores import loosened
 from hostile_verbs import repair
 from unsilent.campaigns.driver import Budget, run_campaign, run_trials
-from unsilent.campaigns.filed import HELD
 from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.sqlite_file import HELD
 from unsilent.errors import StoreError, UsageError
 from unsilent.replicas import ReplicaStore
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.registered import KINDS
 from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore, note_floors, stored_floors
-from unsilent.studies.training.spec import Horizon, Struck, TrainingRow, TrainingSpec
+from unsilent.studies.training.spec import Horizon, InjectionPoint, TrainingRow, TrainingSpec
 from unsilent.studies.training.study import Reading, read_training
 
 STEPS, TRIALS = 12, 8
@@ -120,12 +120,12 @@ def some_row(draw, k):
     count = ran if reason in followed else 0
     return TrainingRow(
         trial=TrialId(target, None, k),
-        struck=Struck(step, *(draw(TEXTS) for _ in range(4))),
+        struck=InjectionPoint(step, *(draw(TEXTS) for _ in range(4))),
         faults=draw(st.sampled_from(["[]", '[{"a":1}]', '{"digest":"ä"}'])),
-        written=draw(REALS),
-        usual=draw(REALS),
+        injected_max=draw(REALS),
+        reference_max=draw(REALS),
         reason=reason,
-        ran=ran,
+        steps_run=ran,
         losses=draw(curve(count)),
         metric=draw(curve(count)),
         watched=draw(curve(min(count, 3), 3)),
@@ -136,7 +136,7 @@ def some_row(draw, k):
         error=draw(TEXTS),
         seconds=draw(st.floats(0, 1e6)),
         worker=draw(st.integers(0, 2**62)),
-        bits=draw(st.booleans()),
+        bit_identical=draw(st.booleans()),
     )
 
 
@@ -204,8 +204,8 @@ def test_a_trial_that_was_not_run_is_named(ran):
 # -- hostile files ------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
-    "target", "k", "step", "site", "phase", "layer", "model", "faults", "written", "usual", "reason", "ran", "losses", "metric",
-    "watched", "test", "test_loss", "churn", "caught", "error", "bits", "seconds", "worker",
+    "target", "k", "step", "site", "phase", "layer", "model", "faults", "injected_max", "reference_max", "reason",
+    "steps_run", "losses", "metric", "watched", "test", "test_loss", "churn", "caught", "error", "bit_identical", "seconds", "worker",
 )  # fmt: skip
 WRONG = {
     "null": None,
@@ -235,7 +235,7 @@ RIGHT = {
     "model": TEXT,
     "error": TEXT,
     "faults": {"list"},
-    **dict.fromkeys(("written", "usual", "test", "test_loss", "churn"), REAL),
+    **dict.fromkeys(("injected_max", "reference_max", "test", "test_loss", "churn"), REAL),
     "caught": {"null", "negative", "greatest"},
     "seconds": {"half", "greatest"},
     "worker": {"negative", "greatest"},
@@ -250,7 +250,7 @@ def test_a_wrong_cell_is_refused_in_one_line(ran, tmp_path, column, names):
         value = WRONG[name]
         path = tmp_path / "changed.sqlite"
         shutil.copy(ran[2], path)
-        row = "(SELECT min(rowid) FROM trial WHERE target = 'random' AND ran > 3 AND reason = 'end')"
+        row = "(SELECT min(rowid) FROM trial WHERE target = 'random' AND steps_run > 3 AND reason = 'end')"
         with loosened(path) as db:
             assert db.execute(f"UPDATE trial SET {column} = ? WHERE rowid = {row}", (value,)).rowcount == 1
         if name in RIGHT.get(column, ()):
@@ -266,15 +266,15 @@ def test_a_wrong_cell_is_refused_in_one_line(ran, tmp_path, column, names):
     [
         "UPDATE trial SET reason = 'ended'",
         "UPDATE trial SET step = 12",
-        "UPDATE trial SET ran = ran + 1 WHERE reason = 'end'",
-        "UPDATE trial SET ran = 0 WHERE reason = 'end'",
+        "UPDATE trial SET steps_run = steps_run + 1 WHERE reason = 'end'",
+        "UPDATE trial SET steps_run = 0 WHERE reason = 'end'",
         "UPDATE trial SET reason = 'end' WHERE target LIKE 'guarded%'",
         "UPDATE trial SET losses = x'789c030000000001' WHERE reason = 'end'",
         "UPDATE trial SET target = 'evil' WHERE k = 1",
         "UPDATE trial SET target = '' WHERE k = 1",
         "UPDATE trial SET reason = 'recovered' WHERE k = 1",
         "UPDATE trial SET watched = x'' WHERE reason = 'end'",
-        "UPDATE trial SET ran = 1000000 WHERE target LIKE 'guarded%'",
+        "UPDATE trial SET steps_run = 1000000 WHERE target LIKE 'guarded%'",
         "UPDATE trial SET target = 'guarded:evil' WHERE target LIKE 'guarded%'",
         "UPDATE trial SET target = 'made:evil' WHERE target LIKE 'made%'",
         "UPDATE trial SET target = 'guarded:guarded:random' WHERE target LIKE 'guarded%'",
@@ -486,12 +486,12 @@ def test_another_campaign_in_the_file_is_refused_with_what_differs(ran, copy):
 def test_a_full_disk_is_one_line_and_loses_nothing(copy):
     def fill(store, row, stored):
         for k in range(1000, 5000):
-            noise = np.random.default_rng(k).normal(size=row.ran)
+            noise = np.random.default_rng(k).normal(size=row.steps_run)
             store.add([replace(row, trial=TrialId("random", None, k), losses=noise, error="x" * 500)])
             stored.add(TrialId("random", None, k))
 
     with TrainingStore(copy, write=True) as store:
-        row = next(r for r in store.rows() if r.reason == "end" and r.ran > 3)
+        row = next(r for r in store.rows() if r.reason == "end" and r.steps_run > 3)
         before = store.done()
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -17,7 +17,7 @@ import pytest
 import unsilent
 from unsilent.outcomes.tallies import WILSON_FROM
 from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, importance, stratified, wilson
-from unsilent.statistics.looks import confidence_at
+from unsilent.statistics.interim import confidence_at
 from unsilent.statistics.planning import allocate
 from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
 from unsilent.studies.pvf.rows import target_groups

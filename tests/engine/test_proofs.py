@@ -16,9 +16,9 @@ from unsilent.engine import PlainEngine, make_engine
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import same_outputs
 from unsilent.engine.replay import Replayer
+from unsilent.engine.validation_sample import ValidationSamples
 from unsilent.engine.values import Diverged, Holders
 from unsilent.engine.walk import Start
-from unsilent.engine.witness import Witnesses
 from unsilent.errors import UnsilentError
 from unsilent.faults import Fault
 
@@ -226,7 +226,7 @@ def test_a_proof_covers_what_came_since_the_last_one(monkeypatch: pytest.MonkeyP
 
 
 def test_every_trial_is_as_likely_to_be_a_witness() -> None:
-    witnesses, rounds = Witnesses(), 4000
+    witnesses, rounds = ValidationSamples(), 4000
     counted: Counter[int] = Counter()
     company = trials("op", masked=False)[:4]
     for _ in range(rounds):
@@ -241,7 +241,7 @@ def test_every_trial_is_as_likely_to_be_a_witness() -> None:
 
 
 def test_every_kind_of_trial_is_a_witness_now_and_then() -> None:
-    witnesses, company = Witnesses(), trials("op", masked=False)[:2]
+    witnesses, company = ValidationSamples(), trials("op", masked=False)[:2]
     found: Counter[tuple[int, int, int]] = Counter()
     for _ in range(200):
         for _ in range(50):  # one kind comes up far more often

@@ -15,10 +15,10 @@ from conftest import spread
 from hostile_stores import loosened
 from replicas.subjects import LOOP
 from unsilent.errors import StoreError, UsageError
-from unsilent.replicas import Look, Replica, ReplicaSpec, ReplicaStore, Switches
+from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, StepTraceId, Switches
 from unsilent.replicas.kind import AskedFor
-from unsilent.replicas.looks import asked_by
 from unsilent.replicas.runner import ReplicaRunner
+from unsilent.replicas.step_trace import asked_by
 from unsilent.studies.noise.study import Question, asked_of, looks_at, read_noise
 
 WITHIN = Switches.parse("within")
@@ -107,7 +107,7 @@ def read_all(path):
     """Everything that can be asked of a store."""
     with ReplicaStore(path) as store:
         for row in store.rows():
-            if isinstance(look := asked_by(row.trial), Look):
+            if isinstance(look := asked_by(row.trial), StepTraceId):
                 store.seen(look)
         asked_of(store)
         store.usage()
@@ -211,7 +211,7 @@ def test_what_is_told_of_a_training_is_checked(sound, tmp_path, change, said):
 
 
 @pytest.mark.parametrize(
-    "target", ["within=3", "impl", "look:1:", "look:9:within", "look:-1:within", "look:x:within", "look:1"]
+    "target", ["within=3", "impl", "step:1:", "step:9:within", "step:-1:within", "step:x:within", "step:1"]
 )
 def test_a_target_that_is_no_run_is_refused(sound, tmp_path, target):
     path = changed(sound, tmp_path, "UPDATE trial SET target = ? WHERE target = 'within' AND k = 1", target)

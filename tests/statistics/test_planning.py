@@ -13,7 +13,7 @@ from scipy.stats import poisson
 
 from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, wilson
 from unsilent.statistics.comparing import difference, holm, joint_differences, p_value, paired, ratio
-from unsilent.statistics.looks import confidence_at, share, size_at
+from unsilent.statistics.interim import confidence_at, share, size_at
 from unsilent.statistics.planning import allocate, expected_half_width, sample_size
 
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from unsilent.campaigns.reading import Damaged
-from unsilent.replicas import Looked
-from unsilent.replicas.looks import Operation, read_look
+from unsilent.replicas import StepTrace
+from unsilent.replicas.step_trace import Operation, read_step_trace
 from unsilent.studies.noise.parting import DATA, KERNEL, MOVED, PATH, RANDOM, START, first_operation
 
 
@@ -17,7 +17,7 @@ def op(name, reads, gives, phase="fwd", draws=False, moves=False):
 
 
 def run(*operations, before=(1,), after=(9,)):
-    return Looked(before, after, operations)
+    return StepTrace(before, after, operations)
 
 
 def found(twin, other):
@@ -42,7 +42,7 @@ def changed(**values):
         return tuple(other.get(n, n) for n in numbers)
 
     operations = [o._replace(reads=map_(o.reads), gives=map_(o.gives)) for o in TWIN.operations]
-    return Looked(map_(TWIN.before), map_(TWIN.after), operations)
+    return StepTrace(map_(TWIN.before), map_(TWIN.after), operations)
 
 
 def test_what_does_not_reach_the_weights_is_passed_over():
@@ -57,7 +57,7 @@ def test_where_it_comes_from_is_told():
     for flag, kind in (("draws", RANDOM), ("moves", MOVED)):
         pairs = [changed(v6=60, v7=70, v8=80, v9=90), TWIN]
         other, twin = (
-            Looked(run.before, run.after, [run.operations[0]._replace(**{flag: True}), *run.operations[1:]])
+            StepTrace(run.before, run.after, [run.operations[0]._replace(**{flag: True}), *run.operations[1:]])
             for run in pairs
         )
         assert found(twin, other)[0] == kind
@@ -67,20 +67,20 @@ def test_operations_that_only_one_run_has_are_no_difference_by_themselves():
     """As where the rows of a batch are put into another order first."""
     other = changed(v8=80, v9=90)
     more = [op("(run)#randperm.0", (), (40,)), op("(run)#index.0", (5, 40), (5,)), *other.operations]
-    assert found(TWIN, Looked(other.before, other.after, more)) == (KERNEL, "convolution", "conv", "backward")
+    assert found(TWIN, StepTrace(other.before, other.after, more)) == (KERNEL, "convolution", "conv", "backward")
     more = [*other.operations[:2], op("act#relu.0", (6,), (8_000,)), *other.operations[2:]]
     more[3] = more[3]._replace(reads=(8_000, 1))
-    assert found(TWIN, Looked(other.before, other.after, more)) == (PATH, "relu", "act", "forward")
+    assert found(TWIN, StepTrace(other.before, other.after, more)) == (PATH, "relu", "act", "forward")
 
 
 def test_nothing_is_told_of_what_nobody_could_watch():
-    assert found(TWIN, Looked(note="compiled")) is None
+    assert found(TWIN, StepTrace(note="compiled")) is None
     assert found(TWIN, TWIN) is None
 
 
 def test_round_trip_and_damage():
-    assert read_look(TWIN.text()).text() == TWIN.text()
+    assert read_step_trace(TWIN.text()).text() == TWIN.text()
     whole = json.loads(TWIN.text())
     for broken in ({}, {"before": [1] * 9}, {"operations": [["a"]]}, {"after": ["x"]}, {"note": 1}):
         with pytest.raises(Damaged):
-            read_look(json.dumps(whole | broken if broken else None))
+            read_step_trace(json.dumps(whole | broken if broken else None))

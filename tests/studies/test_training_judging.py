@@ -19,14 +19,14 @@ from unsilent.studies.training.conditions import ANY, FACTORS, SIZES, WITHIN, co
 from unsilent.studies.training.judging import Judge, Noise, backward_against_forward, group, groups_of
 from unsilent.studies.training.kind import Floors, FloorValues
 from unsilent.studies.training.records import Judged
-from unsilent.studies.training.spec import REASONS, Struck, TrainingFound, TrainingRow, TrainingTarget
+from unsilent.studies.training.spec import REASONS, InjectionPoint, TrainingBaseline, TrainingRow, TrainingTarget
 from unsilent.studies.training.study import cost, failed
 
 STEPS = 40
 CONFIDENCE = 0.95
 LOSSES = tuple(1 - i / 100 for i in range(STEPS))
 METRIC = tuple(0.5 + i / 100 for i in range(STEPS))
-FOUND = TrainingFound(
+FOUND = TrainingBaseline(
     campaign="c", fingerprint={}, name="by hand", targets=(TrainingTarget("random"),), places=(), models=(("RD", 1.0),),
     steps=STEPS, epochs=(0,) * STEPS, losses=LOSSES, metric=METRIC,
     watched=tuple((0.5 + i / STEPS, 0.01, None) for i in range(STEPS)), test=0.8, test_loss=0.6, samples=100,
@@ -60,19 +60,19 @@ def row(k=0, step=10, reason="end", ran=None, metric=None, losses=None, test=0.8
     part = slice(step, step + count)
     given = {
         "trial": TrialId("random", None, k),
-        "struck": Struck(step, "op:fc#addmm.0/fwd/out", "fwd", "fc", "RD"),
+        "struck": InjectionPoint(step, "op:fc#addmm.0/fwd/out", "fwd", "fc", "RD"),
         "faults": "[]",
-        "written": 5.0,
-        "usual": 2.0,
+        "injected_max": 5.0,
+        "reference_max": 2.0,
         "reason": reason,
-        "ran": count,
+        "steps_run": count,
         "losses": np.array(LOSSES[part] if losses is None else losses),
         "metric": np.array(METRIC[part] if metric is None else metric),
         "watched": np.full((min(count, 3), 3), np.nan),
         "test": test,
         "test_loss": test_loss,
         "churn": 0.0,
-        "bits": reason == "same-bits",
+        "bit_identical": reason == "same-bits",
         "seconds": 1.0,
     }
     return TrainingRow(**{**given, **more})
@@ -96,8 +96,8 @@ def test_goldens_tail_follows_where_a_run_was_not_followed(judge, step):
         one = row(step=step, reason=reason, ran=min(5, STEPS - step))
         changed = replace(one, losses=one.losses + 1, metric=one.metric / 2)
         ending = judge.ending(changed)
-        assert ending.losses.tolist() == [*changed.losses, *LOSSES[step + one.ran :]]
-        assert ending.metric.tolist() == [*changed.metric, *METRIC[step + one.ran :]]
+        assert ending.losses.tolist() == [*changed.losses, *LOSSES[step + one.steps_run :]]
+        assert ending.metric.tolist() == [*changed.metric, *METRIC[step + one.steps_run :]]
         assert len(ending.losses) == STEPS - step
         assert ending.same_bits == (reason == "same-bits")
     died = row(step=step, reason="not-finite", ran=1, losses=[math.nan], test=math.nan)
@@ -218,7 +218,7 @@ OUTCOMES = list(TrainingOutcome)
 def trials(draw, least=0, most=25):
     found = []
     for k in range(draw(st.integers(least, most))):
-        struck = Struck(
+        struck = InjectionPoint(
             draw(st.integers(0, STEPS - 1)),
             "op:x/fwd/out",
             draw(st.sampled_from(["fwd", "grad_in", "grad_wt"])),
@@ -227,7 +227,9 @@ def trials(draw, least=0, most=25):
         )
         outcome = draw(st.sampled_from(OUTCOMES))
         reals = st.floats(0, 1e38) | st.sampled_from([0.0, 1.0, 2.0, 100.0, 1e4, 1e8, math.inf, math.nan])
-        one = replace(row(k), struck=struck, written=draw(reals), usual=draw(reals), watched=draw(watched()))
+        one = replace(
+            row(k), struck=struck, injected_max=draw(reals), reference_max=draw(reals), watched=draw(watched())
+        )
         alone = draw(st.sampled_from(OUTCOMES)) if outcome == "masked-benign" else outcome
         found.append(Judged(one, outcome, alone))
     return found
@@ -392,7 +394,7 @@ def test_every_harmful_trial_that_met_the_guard_has_one_size(found, data):
             row(reason=data.draw(reasons)),
             trial=one.row.trial._replace(target="guarded:random"),
             caught=data.draw(st.none() | st.integers(-1, 5)),
-            bits=data.draw(st.booleans()),
+            bit_identical=data.draw(st.booleans()),
             error="step 3: first moment fc.weight/exp_avg reaches 3, beyond its bound 1 (calibrated)",
         )
         for one in found
@@ -410,7 +412,7 @@ def test_every_harmful_trial_that_met_the_guard_has_one_size(found, data):
 
     def caught(rows):
         own = [r for r in rows if r.caught is not None and r.caught <= WITHIN and r.reason != "stopped"]
-        return len(rows), len(own), sum(r.bits for r in own)
+        return len(rows), len(own), sum(r.bit_identical for r in own)
 
     assert (result.different.n, result.different.within, result.different.identical) == caught(different)
     assert (result.all.n, result.all.within, result.all.identical) == caught([r for _, r in pairs])
@@ -442,12 +444,12 @@ def test_every_harmful_trial_that_met_the_guard_has_one_size(found, data):
     ],
 )
 def test_sizes(written, usual, expected):
-    assert size(row(written=written, usual=usual)) == expected
+    assert size(row(injected_max=written, reference_max=usual)) == expected
 
 
 @pytest.mark.parametrize("edge", SIZES)
 def test_a_size_at_a_limit_is_of_the_smaller_class(edge):
-    one = Judged(row(written=edge, usual=1.0), TrainingOutcome.LOW_TEST, TrainingOutcome.LOW_TEST)
+    one = Judged(row(injected_max=edge, reference_max=1.0), TrainingOutcome.LOW_TEST, TrainingOutcome.LOW_TEST)
     again = {one.row.trial: row(reason="missed")}
     result = saved([one], again, CONFIDENCE)
     assert [part.n for part in result.sizes].index(1) == SIZES.index(edge)

@@ -20,6 +20,7 @@ from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import Replica, ReplicaStore, Switches
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.training import judging as floor_module
+from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.judging import (
     SEEDS,
     SLACK,
@@ -32,7 +33,6 @@ from unsilent.studies.training.judging import (
     run_floors,
 )
 from unsilent.studies.training.kind import TrainingStore
-from unsilent.studies.training.made import LADDERS
 from unsilent.studies.training.spec import GUARDED, MADE, TrainingSpec
 from unsilent.studies.training.study import Reading, example, read_training, run_training
 
@@ -220,7 +220,7 @@ def test_curves_are_those_of_their_trials(done):
         for curve in result.curves:
             row = store.row(TrialId.parse(curve.trial))
             assert (curve.step, curve.made) == (row.struck.step, False)
-            golden = np.array(store.description.losses)[row.struck.step + row.ran :]
+            golden = np.array(store.description.losses)[row.struck.step + row.steps_run :]
             rest = golden if row.reason == "same-bits" else []
             expected = [None if not np.isfinite(x) else x for x in [*row.losses.tolist(), *rest]]
             assert list(curve.losses) == expected
@@ -345,7 +345,7 @@ def test_an_example_that_the_campaign_lacks_is_made_by_hand(spec, floors, tmp_pa
 
 def test_a_class_that_never_comes_is_said(spec, floors, tmp_path, monkeypatch):
     calm = replace(spec, faults=(("scale:factor=1", 1.0),))
-    monkeypatch.setitem(LADDERS, "low-test", tuple(itertools.islice(LADDERS["masked"], 3)))
+    monkeypatch.setitem(EXAMPLE_CANDIDATES, "low-test", tuple(itertools.islice(EXAMPLE_CANDIDATES["masked"], 3)))
     with running(calm) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
         executor = Here(runner)
         run_training(calm, Budget(2), executor, store, floors, Reading())
@@ -376,7 +376,7 @@ def test_a_horizon_has_the_same_faults_and_seldom_another_class(done, spec, floo
         whole = {row.trial: row for row in store.rows() if row.trial.target == "random"}
     assert {t: r.struck for t, r in early.items()} == {t: r.struck for t, r in whole.items()}
     for trial, row in early.items():
-        assert row.losses.tobytes() == whole[trial].losses[: row.ran].tobytes()
+        assert row.losses.tobytes() == whole[trial].losses[: row.steps_run].tobytes()
         if row.reason != "horizon":
             assert row.content() == whole[trial].content()
     assert result.cost.steps < done[1].cost.steps

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from unsilent.campaigns.driver import AnyStore
-from unsilent.campaigns.filed import temporary_name
 from unsilent.campaigns.spec import Json, canonical
+from unsilent.campaigns.sqlite_file import temporary_name
 from unsilent.errors import UsageError
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")

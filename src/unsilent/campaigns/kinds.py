@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from unsilent.campaigns.codec import Shape
-from unsilent.campaigns.filed import HELD
 from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.options import Budget, ExecutionOptions, Reading
 from unsilent.campaigns.spec import Baseline, Row, Spec, TrialId
+from unsilent.campaigns.sqlite_file import HELD
 from unsilent.options import Asked
 from unsilent.report.model import Report
 

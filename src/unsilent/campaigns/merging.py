@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.campaigns.driver import AnyStore
-from unsilent.campaigns.filed import temporary_name
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.locking import FileLock
 from unsilent.campaigns.spec import Row, TrialId, differences, value_text
+from unsilent.campaigns.sqlite_file import temporary_name
 from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
 

@@ -2,7 +2,7 @@
 
 A cell is one reported target at one number of flips, with one or several strata. Its first trials are a pilot, which decides
 about the others and counts for nothing else; so what counts at a look was drawn after its size was decided. A
-cell grows from look to look (`unsilent.statistics.looks`).
+cell grows from look to look (`unsilent.statistics.interim`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from unsilent.campaigns.spec import Json, TrialId
-from unsilent.statistics.looks import size_at
+from unsilent.statistics.interim import size_at
 
 Cell = tuple[str, int | None]
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Generic, cast
 
 from unsilent.campaigns.codec import codec
-from unsilent.campaigns.filed import StoreFile
 from unsilent.campaigns.kinds import B, Kind, R, S
 from unsilent.campaigns.reading import (
     MOST_TRIALS,
@@ -30,6 +29,7 @@ from unsilent.campaigns.reading import (
     stored_json,
 )
 from unsilent.campaigns.spec import TrialId, campaign_hash, differences, value_text
+from unsilent.campaigns.sqlite_file import SqliteFile
 from unsilent.errors import StoreError
 from unsilent.printable import clean
 
@@ -47,8 +47,8 @@ CREATE TABLE record (name TEXT NOT NULL, value TEXT NOT NULL);
 """
 
 
-class Store(StoreFile, Generic[S, B, R]):
-    """An open store of one kind; see `StoreFile` for ``path``, ``write`` and errors.
+class Store(SqliteFile, Generic[S, B, R]):
+    """An open store of one kind; see `SqliteFile` for ``path``, ``write`` and errors.
 
     Args:
         kind: left out by classes of stores of one kind.

@@ -42,7 +42,7 @@ def root(
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     """All verbs: of each registered kind one, and those on stores. Only the one that is asked for gets its options."""
-    from unsilent.cli import listing, merge, replay, status, stored
+    from unsilent.cli import export, listing, merge, replay, report, status
     from unsilent.cli.campaign import Verb
     from unsilent.cli.noise import NoiseVerb
     from unsilent.cli.options import Panels, command
@@ -60,7 +60,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     app.callback()(root)
     asked = next((word for word in arguments if not word.startswith("-")), "")
     verbs: dict[str, Callable[..., Any]] = {
-        "report": stored.report, "status": status.status, "replay": replay.replay, "export": stored.export,
+        "report": report.report, "status": status.status, "replay": replay.replay, "export": export.export,
         "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
     }  # fmt: skip
     about = {kind.name: kind.about for kind in KINDS} | {name: str(verb.__doc__) for name, verb in verbs.items()}

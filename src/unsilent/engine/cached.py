@@ -24,14 +24,14 @@ import torch
 from unsilent.engine.clock import clock
 from unsilent.engine.ledger import Ledger, class_of
 from unsilent.engine.memory import default_budget, plan_memory
+from unsilent.engine.perturbation_check import hidden_read_check, perturbation_check
 from unsilent.engine.plain import PlainEngine, TrialOutcome, acting_in, same_outputs
 from unsilent.engine.recorder import record
 from unsilent.engine.replay import Replayer
-from unsilent.engine.shake import look_blindly, shake
 from unsilent.engine.starts import start_of
 from unsilent.engine.tape import Node, Unrecordable
+from unsilent.engine.validation_sample import ValidationSample, ValidationSamples
 from unsilent.engine.values import Diverged, Holders, look
-from unsilent.engine.witness import Witness, Witnesses
 from unsilent.errors import ProcessUnusable, UnsilentError, kind_and_line
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient
@@ -64,7 +64,7 @@ class CachedEngine(PlainEngine):
         memory: int | None = None,
         sharers: int = 1,
     ) -> None:
-        self.witnesses = Witnesses()
+        self.witnesses = ValidationSamples()
         super().__init__(workload, device=device, dtype=dtype, judge=judge)
         self.memory, self.sharers = memory, sharers
         self.diverged = 0
@@ -141,8 +141,8 @@ class CachedEngine(PlainEngine):
         what = (*(n.name for n in tape.nodes), *((v.nbytes, *v.home.shape) for v in tape.values))
         if tape.unexplained or what not in self._shaken:
             with torch.no_grad():
-                look_blindly(self, i, replayer, partial(assemble, replayer))
-            shake(self, i, tape)
+                hidden_read_check(self, i, replayer, partial(assemble, replayer))
+            perturbation_check(self, i, tape)
             self._run(self.batches[i])  # what the model raised meanwhile must not have left it raising
             self._shaken.add(what)
 
@@ -304,7 +304,7 @@ class CachedEngine(PlainEngine):
                     "proof is stored: use --engine plain, and report this as a defect"
                 )
 
-    def _stands(self, witness: Witness) -> bool:
+    def _stands(self, witness: ValidationSample) -> bool:
         """Whether a trial gives the same bits on the tape and plainly."""
         batch, faults, replayer = witness.batch, witness.faults, self.replayers[witness.batch]
         assert replayer is not None
@@ -327,7 +327,7 @@ class CachedEngine(PlainEngine):
         """Record again where somebody has written into the model; whether that was so."""
         if self._versions == self._count_writes():
             return False
-        self.parameters, self.witnesses = Parameters(self.model), Witnesses()
+        self.parameters, self.witnesses = Parameters(self.model), ValidationSamples()
         self.weights_hash = self.parameters.hash()
         self._record_golden()
         self.record()

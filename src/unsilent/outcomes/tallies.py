@@ -14,7 +14,7 @@ from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.question import UNITS as UNITS
 from unsilent.outcomes.question import PvfReading
 from unsilent.statistics import Interval, Stratum, stratified, wilson
-from unsilent.statistics.looks import confidence_at
+from unsilent.statistics.interim import confidence_at
 
 AT_ONCE = 2**24
 """Outcomes that are counted in one go."""

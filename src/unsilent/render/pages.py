@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.errors import UsageError
-from unsilent.report.look import Figure
 from unsilent.report.text import clean
+from unsilent.report.theme import Figure
 from unsilent.strictjson import strict
 from unsilent.version import __version__
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from unsilent.render.cells import cell_key, head, texts
 from unsilent.render.pages import capitalised, render_page, write_page
-from unsilent.report.look import Figure
 from unsilent.report.model import Grid, Heading, Part, Plot, Report, Row, Shown, Table, Text
 from unsilent.report.text import clean
+from unsilent.report.theme import Figure
 
 TEMPLATE = "report.html.jinja"
 

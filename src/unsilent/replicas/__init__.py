@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from unsilent.replicas.kind import REPLICAS, ReplicaStore
-from unsilent.replicas.looks import Look, Looked
 from unsilent.replicas.run import run_replicas
-from unsilent.replicas.spec import Replica, ReplicaRow, ReplicaSpec, Trained
+from unsilent.replicas.spec import Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
+from unsilent.replicas.step_trace import StepTrace, StepTraceId
 from unsilent.replicas.switches import SWITCHES, VARIANTS, Switches
 
 __all__ = [
     "REPLICAS",
     "SWITCHES",
     "VARIANTS",
-    "Look",
-    "Looked",
     "Replica",
+    "ReplicaBaseline",
     "ReplicaRow",
     "ReplicaSpec",
     "ReplicaStore",
+    "StepTrace",
+    "StepTraceId",
     "Switches",
-    "Trained",
     "run_replicas",
 ]

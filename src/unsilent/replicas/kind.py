@@ -16,12 +16,12 @@ from unsilent.campaigns.reading import Damaged, parsed
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.errors import UsageError
-from unsilent.replicas.looks import Look, Looked, asked_by, read_look
-from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
+from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
+from unsilent.replicas.step_trace import StepTrace, StepTraceId, asked_by, read_step_trace
 from unsilent.replicas.switches import Switches
 from unsilent.workloads.zoo import TRAININGS
 
-Replicas = Kind[ReplicaSpec, Trained, ReplicaRow]
+Replicas = Kind[ReplicaSpec, ReplicaBaseline, ReplicaRow]
 ASKED = "asked"
 """The name of records of which replicas were asked for; the last one holds."""
 MOST_STEPS = 10**7
@@ -39,7 +39,7 @@ class AskedFor:
     replicas: int
 
 
-def read_asked(text: str, spec: ReplicaSpec, found: Trained) -> AskedFor:
+def read_asked(text: str, spec: ReplicaSpec, found: ReplicaBaseline) -> AskedFor:
     """Such a record; raises ``Damaged``."""
     asked = parsed(AskedFor, text, "record of what was asked")
     try:
@@ -57,7 +57,7 @@ def check_spec(found: ReplicaSpec) -> None:
         raise Damaged("its spec has an impossible number of steps")
 
 
-def check_trained(found: Trained) -> None:
+def check_trained(found: ReplicaBaseline) -> None:
     """Raise ``Damaged`` for impossible numbers and groups."""
     known = math.isfinite(found.run_seconds) and found.run_seconds >= 0 and found.parameters >= 0
     if not 1 <= found.hashes <= found.steps <= MOST_STEPS or not known or not found.labels:
@@ -82,7 +82,7 @@ def is_replica(trial: TrialId) -> bool:
     return isinstance(asked_by(trial), Replica)
 
 
-def shapes(found: Trained, values: Mapping[str, Any]) -> Mapping[str, Shape]:
+def shapes(found: ReplicaBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
     """Arrays are as long as the training says; those of a look are empty. Raises ``Damaged``."""
     if values["dtype"] not in WIDTHS:
         raise Damaged("has weights of an impossible dtype")
@@ -96,11 +96,11 @@ def shapes(found: Trained, values: Mapping[str, Any]) -> Mapping[str, Shape]:
     }
 
 
-def check_row(row: ReplicaRow, found: Trained) -> None:
+def check_row(row: ReplicaRow, found: ReplicaBaseline) -> None:
     """Raise ``Damaged`` where a text of a row is not what a run or a look leaves."""
     asked = asked_by(row.trial)
-    if isinstance(asked, Look):
-        read_look(row.seen)
+    if isinstance(asked, StepTraceId):
+        read_step_trace(row.seen)
         if asked.step >= found.steps:
             raise Damaged("is at no step of its training")
         if (row.finals, row.metrics, row.dtype, row.notes) != ("[]", "{}", "", "[]"):
@@ -118,9 +118,9 @@ def check_row(row: ReplicaRow, found: Trained) -> None:
 REPLICAS: Replicas = Kind(
     name="noise",
     application=0x556E7372,  # "Unsr"
-    version=4,
+    version=5,
     spec=ReplicaSpec,
-    baseline=Trained,
+    baseline=ReplicaBaseline,
     row=ReplicaRow,
     longest=TEXT_BYTES + WEIGHT_BYTES,
     check_spec=check_spec,
@@ -138,7 +138,7 @@ REPLICAS: Replicas = Kind(
 """Without what a study makes of them."""
 
 
-class ReplicaStore(Store[ReplicaSpec, Trained, ReplicaRow]):
+class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
     """An open store of replicas of one training."""
 
     kind = REPLICAS
@@ -171,7 +171,7 @@ class ReplicaStore(Store[ReplicaSpec, Trained, ReplicaRow]):
             raise UsageError(f"replica {replica} is not stored; run it first")
         return found
 
-    def seen(self, look: Look) -> Looked | None:
+    def seen(self, look: StepTraceId) -> StepTrace | None:
         """What was seen of one step; None where nobody looked."""
         found = self.find(look.trial)
-        return None if found is None else read_look(found.seen)
+        return None if found is None else read_step_trace(found.seen)

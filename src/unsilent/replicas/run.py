@@ -8,11 +8,11 @@ from unsilent.campaigns import executors
 from unsilent.campaigns.driver import run_trials
 from unsilent.campaigns.observer import Observer
 from unsilent.replicas.kind import AskedFor, ReplicaStore
-from unsilent.replicas.looks import Look
-from unsilent.replicas.spec import Replica, ReplicaSpec, Trained
+from unsilent.replicas.spec import Replica, ReplicaBaseline, ReplicaSpec
+from unsilent.replicas.step_trace import StepTraceId
 from unsilent.replicas.switches import Switches
 
-Wanted = Callable[[Trained], Iterable[Replica]]
+Wanted = Callable[[ReplicaBaseline], Iterable[Replica]]
 
 
 def run_replicas(
@@ -28,8 +28,8 @@ def run_replicas(
     asked_for: AskedFor | None = None,
     command: str = "",
     check: Callable[[], None] = lambda: None,
-    looks: Callable[[], Iterable[Look]] = lambda: (),
-) -> Trained:
+    looks: Callable[[], Iterable[StepTraceId]] = lambda: (),
+) -> ReplicaBaseline:
     """Run what ``wanted`` asks for and the store does not hold; return what the training is.
 
     ``wanted`` decides once it is known what the training is. Rows are stored as runs end, so an interrupt or a kill loses only
@@ -40,7 +40,7 @@ def run_replicas(
     with executors.make_executor(
         executor, spec, jobs=jobs, deadline=deadline, observer=observer, address=address
     ) as running:
-        trained: Trained = running.describe()  # type: ignore[assignment]
+        trained: ReplicaBaseline = running.describe()  # type: ignore[assignment]
         store.bind(spec, trained)
         asked = sorted(dict.fromkeys(wanted(trained)), key=_order)
         store.note_budget(1 + max((replica.number for replica in asked), default=0), command)
@@ -53,6 +53,6 @@ def run_replicas(
     return trained
 
 
-def _order(asked: Replica | Look) -> tuple[object, ...]:
+def _order(asked: Replica | StepTraceId) -> tuple[object, ...]:
     """Runs that need the same environment one after the other, so that they share a process."""
     return asked.switches.environment, asked.trial.k

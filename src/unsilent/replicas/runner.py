@@ -30,8 +30,8 @@ from unsilent.engine.tracing.flow import Flow, Met
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.nested import leaves_in
 from unsilent.replicas.child import Child
-from unsilent.replicas.looks import Look, Looked, Operation, asked_by
-from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaRow, ReplicaSpec, Trained
+from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
+from unsilent.replicas.step_trace import Operation, StepTrace, StepTraceId, asked_by
 from unsilent.replicas.switches import Switches
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.modules import named_modules
@@ -76,7 +76,7 @@ class ReplicaRunner:
         self._spec, self._jobs = spec, (means or Means()).jobs
         self.workload = load_training(spec.workload, dict(spec.options), data=spec.data)
         self._steps = self.workload.steps if spec.steps is None else spec.steps
-        self._described: Trained | None = None
+        self._described: ReplicaBaseline | None = None
         self._child: Child | None = None
         if not self._steps >= 1:
             raise UsageError(f"steps is {self._steps}; expected at least 1")
@@ -133,15 +133,15 @@ class ReplicaRunner:
     def row(self, trial: TrialId) -> ReplicaRow:
         """The row of a trial, run in this process."""
         asked = asked_by(trial)
-        return self.run(asked) if isinstance(asked, Replica) else self.look(asked)
+        return self.run(asked) if isinstance(asked, Replica) else self.trace_step(asked)
 
-    def describe(self) -> Trained:
+    def describe(self) -> ReplicaBaseline:
         """What is known before the first run; trains the first steps with the base seed, and evaluates."""
         if self._described is None:
             self._described = self._describe()
         return self._described
 
-    def _describe(self) -> Trained:
+    def _describe(self) -> ReplicaBaseline:
         with applied(Switches()), _told(), user_code(self._spec.workload):
             state = self.workload.start(Seeds.all(self._spec.seed))
             start = digest_of(_all_tensors(self.workload.snapshot(state)))
@@ -171,7 +171,7 @@ class ReplicaRunner:
             **{name: value for name, value in versions().items() if name != "unsilent"},
             **machine,
         }
-        return Trained(
+        return ReplicaBaseline(
             campaign=campaign_hash(self._spec, fingerprint),
             fingerprint=fingerprint,
             name=str(self.workload.name),
@@ -209,22 +209,22 @@ class ReplicaRunner:
             state.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return state
 
-    def look(self, look: Look) -> ReplicaRow:
-        """What every operation of one step reads and gives."""
+    def trace_step(self, wanted: StepTraceId) -> ReplicaRow:
+        """What every operation of one step reads and returns."""
         began = time.perf_counter()
-        seen = self._look(look)
+        seen = self._trace_step(wanted)
         none = np.empty(0)
         return ReplicaRow(
-            look.trial, "[]", float("nan"), "{}", "", "[]", none, none.astype(np.uint64), none.astype(np.int64), b"",
+            wanted.trial, "[]", float("nan"), "{}", "", "[]", none, none.astype(np.uint64), none.astype(np.int64), b"",
             seen.text(), time.perf_counter() - began,
         )  # fmt: skip
 
-    def _look(self, look: Look) -> Looked:
-        with applied(look.switches), _told(), user_code(self._spec.workload):
-            state = self._start(look.replica)
-            for _ in range(look.step):
+    def _trace_step(self, wanted: StepTraceId) -> StepTrace:
+        with applied(wanted.switches), _told(), user_code(self._spec.workload):
+            state = self._start(wanted.replica)
+            for _ in range(wanted.step):
                 self.workload.step(state)
-            kind = digest_unordered if look.unordered else _ordered
+            kind = digest_unordered if wanted.unordered else _ordered
             flow, before = Flow(state.model, kind), _digests(state, kind)
             try:
                 with flow:
@@ -232,9 +232,9 @@ class ReplicaRunner:
             except (
                 UnsilentError
             ) as error:  # what cannot be watched (a compiled model, say) still has its other measures
-                return Looked(note=str(error))
+                return StepTrace(note=str(error))
             after = _digests(state, kind)
-        return Looked(before, after, [_operation(met) for met in flow.met])
+        return StepTrace(before, after, [_operation(met) for met in flow.met])
 
     def run(self, replica: Replica) -> ReplicaRow:
         """One training from start to end."""

@@ -90,7 +90,7 @@ class ReplicaSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class ReplicaBaseline:
     """What a worker found out about a training before its first run.
 
     Attributes:

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from unsilent.interval import PART
 from unsilent.report import text
-from unsilent.report.look import SOFT, Figure, figure, labels, percent_ticks, triangle
 from unsilent.report.model import Shown
+from unsilent.report.theme import SOFT, Figure, figure, labels, percent_ticks, triangle
 
 NOTHING = -9.0
 """What a cell without an estimate is sorted by: below every share and every difference."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from unsilent.report.look import GREY, HEAT, INK, SOFT, Figure, figure, label, labels, percent, upright
+from unsilent.report.theme import GREY, HEAT, INK, SOFT, Figure, figure, label, labels, percent, upright
 
 FIELD_NAMES = {"value": "value bits"}
 """Headings over the columns, where they are longer than the name of the field."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from unsilent.interval import Interval
-from unsilent.report.look import Figure
+from unsilent.report.theme import Figure
 
 Kind = Literal["text", "number", "estimate"]
 

@@ -11,7 +11,7 @@ from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
 from unsilent.nested import tensors_in
 from unsilent.sites.axes import Axes, axes_of
-from unsilent.sites.landing import Landings, Struck, Wanted
+from unsilent.sites.landing import CorruptedTensor, Landings, Wanted
 from unsilent.sites.operands import (
     PRODUCTS,
     argument_number,
@@ -97,7 +97,7 @@ def call_axes(call: Call, site: SiteName, ndim: int) -> Axes:
 
 def _with_operand(
     call: Call, aim: Aim, landings: Landings, use: tuple[Tensor, Callable[[Call], Tensor]] | None = None
-) -> tuple[Call, Struck | None]:
+) -> tuple[Call, CorruptedTensor | None]:
     """The call with a corrupted operand; as it is where the fault does not fit."""
     func, args, kwargs = call
     number, tensors = argument_number(func, args, aim.site.operand, aim.entry), operands_of(args, kwargs)

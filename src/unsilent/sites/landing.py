@@ -27,7 +27,7 @@ from unsilent.sites.striking import copied, corrupt, misfit, overlaps, strikeabl
 Wanted = Fault | Draw
 
 
-class Struck(NamedTuple):
+class CorruptedTensor(NamedTuple):
     """A corrupted tensor, and which outputs see it (None: all)."""
 
     tensor: Tensor
@@ -75,7 +75,7 @@ class Landings:
         copy: bool,
         axes: Axes = FLAT,
         use: Use | None = None,
-    ) -> Struck | None:
+    ) -> CorruptedTensor | None:
         """Corrupt a tensor or a copy of it.
 
         Args:
@@ -100,7 +100,7 @@ class Landings:
         struck = copied(tensor) if copy else tensor
         self.hits += [corrupt(struck, fault) for fault in faults]
         self._landed.add(id(wanted))
-        return Struck(struck, faults[0].reach if faults else None)
+        return CorruptedTensor(struck, faults[0].reach if faults else None)
 
     def _misfit(self, wanted: Wanted, tensor: Tensor) -> str:
         if id(wanted) in self._landed:

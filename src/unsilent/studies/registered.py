@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unsilent.campaigns.filed import application_of
 from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.sqlite_file import application_of
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING

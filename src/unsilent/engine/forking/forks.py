@@ -26,7 +26,7 @@ from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName
 from unsilent.faults.receipts import Hit
 from unsilent.outcomes.training import Ending
-from unsilent.sites.landing import Landings, Struck, Wanted
+from unsilent.sites.landing import CorruptedTensor, Landings, Wanted
 from unsilent.sites.training.step import Moment, Step
 from unsilent.workloads.trainings.base import Evaluation, TrainingState
 
@@ -103,7 +103,7 @@ class _Measured(Landings):
         super().__init__()
         self.largest = 0.0
 
-    def strike(self, site: SiteName, wanted: Wanted, tensor: Tensor, *how: Any, **more: Any) -> Struck | None:
+    def strike(self, site: SiteName, wanted: Wanted, tensor: Tensor, *how: Any, **more: Any) -> CorruptedTensor | None:
         if tensor.numel() and tensor.is_floating_point():
             with torch.no_grad():
                 self.largest = max(self.largest, float(tensor.detach().double().abs().max()))

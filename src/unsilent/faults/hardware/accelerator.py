@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from unsilent.faults.drawn import FASTEST, Draw
-from unsilent.faults.hardware.description import Description, Group
+from unsilent.faults.hardware.description import AcceleratorDescription, Group
 from unsilent.faults.hardware.presets import Preset, Sizes, family
 
 _STAGES = {"first": "input", "second": "weight", "third": "accumulator", "out": "output"}
@@ -72,7 +72,7 @@ class Row:
 class Accelerator:
     """A description, and what follows from it."""
 
-    description: Description
+    description: AcceleratorDescription
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:

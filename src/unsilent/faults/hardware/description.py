@@ -199,7 +199,7 @@ class Group(Table):
         return self
 
 
-class Description(Table):
+class AcceleratorDescription(Table):
     """A whole file."""
 
     facts: ClassVar[tuple[str, ...]] = ("raw_fit", "other")
@@ -214,7 +214,7 @@ class Description(Table):
     remark: Text = ""
 
     @model_validator(mode="after")
-    def _adds_up(self) -> Description:
+    def _adds_up(self) -> AcceleratorDescription:
         whole = sum(g.share for g in self.groups.values()) + self.other
         if abs(whole - 1) > ADD_UP:
             raise ValueError(f"shares of the groups and other add up to {whole:.8g}; expected 1")

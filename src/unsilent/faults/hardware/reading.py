@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from unsilent.errors import UsageError, unknown
 from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.hardware.accelerator import Accelerator
-from unsilent.faults.hardware.description import Description
+from unsilent.faults.hardware.description import AcceleratorDescription
 from unsilent.plainfiles import read_plain
 
 MOST_BYTES = 2**20
@@ -31,7 +31,7 @@ def accelerator(which: str) -> Accelerator:
 def parsed(content: bytes, where: str) -> Accelerator:
     """The accelerator that a file's content describes; ``where`` names it in the one-line ``UsageError``."""
     try:
-        return Accelerator(Description.model_validate(tomllib.loads(content.decode())))
+        return Accelerator(AcceleratorDescription.model_validate(tomllib.loads(content.decode())))
     except UnicodeDecodeError:
         raise UsageError(f"{where} is no text in UTF-8; expected a TOML file that describes an accelerator") from None
     except ValidationError as error:
@@ -47,7 +47,7 @@ def _first(error: ValidationError) -> str:
     what = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
         return _short(f"{where} is missing; expected it beside the others")
-    found = "" if isinstance(first["input"], (dict, Description)) else f" is {first['input']!r}"
+    found = "" if isinstance(first["input"], (dict, AcceleratorDescription)) else f" is {first['input']!r}"
     return _short(f"{where}{found}: {what}" if where else what)
 
 

@@ -25,7 +25,7 @@ from unsilent.sites.landing import Landings, Wanted
 from unsilent.sites.operands import operand_number, operands_of, operation_name, same_place, written_by
 from unsilent.sites.reaching import Use, splice
 from unsilent.sites.striking import copied, plain
-from unsilent.sites.training.stuffed import Stuffed
+from unsilent.sites.training.dilated_gradient import DilatedGradient
 
 
 class Ran(NamedTuple):
@@ -202,12 +202,12 @@ class Gradients:
 
     def _stuffed(self, site: SiteName, fault: Fault, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
         """The gradient of a convolution's input, computed as accelerators do from a stuffed gradient of the output."""
-        why = Stuffed.misfit(self._settings, site)
+        why = DilatedGradient.misfit(self._settings, site)
         if why or came[0] is None:
             self._landings.refuse(fault, why or "no gradient came from above")
             return None
         with no_dispatch():
-            stuffed = Stuffed(self._settings, *self._tensors[-1][:2])
+            stuffed = DilatedGradient(self._settings, *self._tensors[-1][:2])
             return self._again(site, fault, stuffed.of(came[0]), golden, stuffed.spliced)
 
 

@@ -32,9 +32,9 @@ from unsilent.sites.operands import argument_number, exchanged, operands_of, out
 from unsilent.sites.striking import strikeable
 from unsilent.sites.training.collectives import Collectives, payload, received
 from unsilent.sites.training.gradients import Gradients, Ran
-from unsilent.sites.training.kept import Kept
 from unsilent.sites.training.names import Met, StepCalls, before_backward, current_node, inner, next_number
 from unsilent.sites.training.plans import Plan, Plans, as_list
+from unsilent.sites.training.saved_activation import SavedActivation
 from unsilent.sites.training.updates import Updates, Work, gradients_there, local, state_of, states_there
 
 Moment = Literal["start", "update", "end"]
@@ -87,7 +87,7 @@ class Step(Mode):
         self._gradients: dict[int, Gradients] = {}
         self._named: dict[str, Gradients] = {}
         self._pending: tuple[Gradients, Any] | None = None
-        self._kept: list[tuple[Plan, Kept]] = []
+        self._kept: list[tuple[Plan, SavedActivation]] = []
         self._sent: list[Any] = []
         self._worked: list[Work] = []
 
@@ -236,7 +236,7 @@ class Step(Mode):
         if tensor is None or not strikeable(tensor):
             self._landings.refuse(plan.wanted, f"the operation has no {plan.site.operand} tensor that can be struck")
         else:
-            self._kept.append((plan, Kept.of(tensor)))
+            self._kept.append((plan, SavedActivation.of(tensor)))
 
     def _strike_kept(self) -> None:
         """What was kept until the backward pass begins."""

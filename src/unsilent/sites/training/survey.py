@@ -30,8 +30,8 @@ from unsilent.sites.operands import (
 from unsilent.sites.striking import strikeable
 from unsilent.sites.training.collectives import payload
 from unsilent.sites.training.gradients import Gradients
-from unsilent.sites.training.kept import Kept
 from unsilent.sites.training.names import Met, next_number
+from unsilent.sites.training.saved_activation import SavedActivation
 from unsilent.sites.training.step import Step
 from unsilent.sites.training.updates import gradients_there, local, state_of, states_there
 
@@ -77,7 +77,7 @@ class StepSurvey(Step):
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:
         super().__init__(model, (), optimizers)
         self._found: dict[SiteName, Region] = {}
-        self._alive: list[tuple[SiteName, Kept]] = []
+        self._alive: list[tuple[SiteName, SavedActivation]] = []
 
     @property
     def kinds(self) -> set[str]:
@@ -138,7 +138,7 @@ class StepSurvey(Step):
             if (place := operand_number(func, operand)) < len(tensors):
                 self._tell(SiteName("op", met.name, "fwd", operand), tensors[place])
                 if torch.is_grad_enabled() and strikeable(tensors[place]):
-                    self._alive.append((SiteName("saved", met.name, "", operand), Kept.of(tensors[place])))
+                    self._alive.append((SiteName("saved", met.name, "", operand), SavedActivation.of(tensors[place])))
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             self._pending = Seen(met.name, number, call, self._tell), result
         return result

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from unsilent.report.look import GREY, HEAT, INK, MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, labels, points
 from unsilent.report.text import counted
+from unsilent.report.theme import GREY, HEAT, INK, MARKERS, SERIES_COLOURS, SOFT, Figure, figure, label, labels, points
 from unsilent.statistics.groups import GroupSpread
 from unsilent.studies.noise.records import ChurnMatrix, LossSpread, NoiseResult, VariantNoise
 

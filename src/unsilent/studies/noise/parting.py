@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from unsilent.replicas import Look, Looked, ReplicaRow, ReplicaStore
-from unsilent.replicas.looks import Operation
+from unsilent.replicas import ReplicaRow, ReplicaStore, StepTrace, StepTraceId
+from unsilent.replicas.step_trace import Operation
 from unsilent.statistics.replicas import parting
 from unsilent.studies.noise.records import FirstOperation
 
@@ -19,10 +19,10 @@ START, DATA, MOVED, RANDOM, DEALT, KERNEL, PATH = "start", "data", "moved", "ran
 _PHASES = {"fwd": "forward", "bwd": "backward", "update": "update", "recomputed": "recomputed forward"}
 
 
-def parts_first(rows: Sequence[ReplicaRow], twin: ReplicaRow) -> Look | None:
+def parts_first(rows: Sequence[ReplicaRow], twin: ReplicaRow) -> StepTraceId | None:
     """Where the replica that parts first from the twin does so, by hashes of every step; None where none does."""
     found = [(parting(twin.hashes.tolist(), row.hashes.tolist()), row.replica) for row in rows]
-    looks = (Look(replica, step, "within" in replica.switches) for step, replica in found if step is not None)
+    looks = (StepTraceId(replica, step, "within" in replica.switches) for step, replica in found if step is not None)
     return min(looks, key=lambda look: look.step, default=None)
 
 
@@ -35,7 +35,7 @@ def first_seen(rows: Sequence[ReplicaRow], twin: ReplicaRow, store: ReplicaStore
     return None if seen is None or other is None else first_operation(seen, other, str(look.replica), look.step)
 
 
-def first_operation(twin: Looked, other: Looked, replica: str, step: int) -> FirstOperation | None:
+def first_operation(twin: StepTrace, other: StepTrace, replica: str, step: int) -> FirstOperation | None:
     """Where the weights of ``other`` part from those of ``twin`` in this step; None where nothing of it can be told."""
     if not (twin.operations and other.operations):
         return None

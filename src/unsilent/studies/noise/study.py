@@ -19,13 +19,13 @@ from unsilent.campaigns.options import ExecutionOptions, kept
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.options import Asked
 from unsilent.replicas import (
-    Look,
     Replica,
+    ReplicaBaseline,
     ReplicaRow,
     ReplicaSpec,
     ReplicaStore,
+    StepTraceId,
     Switches,
-    Trained,
     run_replicas,
 )
 from unsilent.replicas.kind import ASKED, AskedFor
@@ -73,7 +73,7 @@ class Question:
         """Replicas of a variant."""
         return self.replicas if switches.varies or str(switches) == CONTROL else REPEATS
 
-    def wanted(self, trained: Trained) -> Iterator[Replica]:
+    def wanted(self, trained: ReplicaBaseline) -> Iterator[Replica]:
         """All runs, those of the clean twin first; raises ``UsageError`` where no variant can be run."""
         nothing_to_run(self, trained)
         yield Replica(Switches(), 0)
@@ -87,12 +87,12 @@ class Question:
         """Every switch that occurs, alone."""
         return list(dict.fromkeys(part for switches in self.variants for part in switches.parts()))
 
-    def possible(self, trained: Trained) -> list[Switches]:
+    def possible(self, trained: ReplicaBaseline) -> list[Switches]:
         """Variants that can be run here: one is left out where none of its switches can do anything, or one cannot be set."""
         return [switches for switches in self.variants if not _left_out(switches, trained)]
 
 
-def _left_out(switches: Switches, trained: Trained) -> str:
+def _left_out(switches: Switches, trained: ReplicaBaseline) -> str:
     """Why a variant is not run; a stream that has no effect does not keep the others of its set from having one."""
     whys = {str(part): impossible(part, trained) for part in switches.parts()}
     if not any(whys.values()):
@@ -107,7 +107,7 @@ ALWAYS = ("init", "order", "augment", "dropout", "within")
 """Switches that can be set in every training, even where they have no effect."""
 
 
-def nothing_to_run(asked: Question, trained: Trained) -> None:
+def nothing_to_run(asked: Question, trained: ReplicaBaseline) -> None:
     """Raise ``UsageError`` where no variant can be run."""
     if not asked.possible(trained):
         whys = "; ".join(f"{name_of(switches)}: {_left_out(switches, trained)}" for switches in asked.variants)
@@ -167,7 +167,7 @@ def run_noise(asked: Question, store: ReplicaStore, **how: Any) -> NoiseResult:
     def check() -> None:
         check_control(list(store.of(Switches())), asked.spec.workload)  # what follows would be worth nothing
 
-    def looks() -> Iterator[Look]:
+    def looks() -> Iterator[StepTraceId]:
         return looks_at(asked, store)
 
     question = AskedFor(tuple(map(str, asked.variants)), asked.replicas)
@@ -230,7 +230,7 @@ def asked_of(store: ReplicaStore, confidence: float = 0.95) -> Question:
     return Question(store.spec, tuple(map(Switches.parse, found[-1].variants)), found[-1].replicas, confidence)
 
 
-def looks_at(asked: Question, store: ReplicaStore) -> Iterator[Look]:
+def looks_at(asked: Question, store: ReplicaStore) -> Iterator[StepTraceId]:
     """The steps at which runs part: of each variant, and of each switch alone, the replica that parts first, and the twin."""
     twin = store.twin()
     for switches in dict.fromkeys([*asked.possible(store.description), *asked.parts()]):
@@ -240,14 +240,14 @@ def looks_at(asked: Question, store: ReplicaStore) -> Iterator[Look]:
             yield look._replace(replica=twin.replica)
 
 
-def _effect(part: Switches, trained: Trained, store: ReplicaStore) -> Effect:
+def _effect(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> Effect:
     found = _compared(part, trained, store)
     if not found.changes:
         return found
     return replace(found, first=first_seen(list(store.of(part, RACES)), store.twin(), store))
 
 
-def impossible(switches: Switches, trained: Trained) -> str:
+def impossible(switches: Switches, trained: ReplicaBaseline) -> str:
     """Why one of these switches cannot be tried in this training here; empty where all can."""
     for name, _ in switches.settings:
         switch = SWITCHES[name]
@@ -263,7 +263,7 @@ def impossible(switches: Switches, trained: Trained) -> str:
     return ""
 
 
-def probes(part: Switches, trained: Trained) -> Iterator[Replica]:
+def probes(part: Switches, trained: ReplicaBaseline) -> Iterator[Replica]:
     """The runs that show what one switch does."""
     if impossible(part, trained):
         return
@@ -274,7 +274,7 @@ def probes(part: Switches, trained: Trained) -> Iterator[Replica]:
         yield Replica(_threads(part), 0)
 
 
-def _compared(part: Switches, trained: Trained, store: ReplicaStore) -> Effect:
+def _compared(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> Effect:
     """What was seen of it; the probes must be stored."""
     name = part.settings[0][0]
     told = (str(part), SWITCHES[name].kind, SWITCHES[name].text)
@@ -341,7 +341,7 @@ def _where(one: ReplicaRow, other: ReplicaRow) -> str:
     return "; ".join(found) or "in what they give for held-out samples, with the same weights: is evaluate random?"
 
 
-def _notes(asked: Question, trained: Trained, rows: Sequence[ReplicaRow]) -> Iterator[str]:
+def _notes(asked: Question, trained: ReplicaBaseline, rows: Sequence[ReplicaRow]) -> Iterator[str]:
     for switches in asked.variants:
         if why := _left_out(switches, trained):
             yield f"{name_of(switches)} was not run: {why}"

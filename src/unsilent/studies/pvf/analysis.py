@@ -29,11 +29,11 @@ from unsilent.outcomes.tallies import Question, Tally
 from unsilent.report.heat import HeatMap
 from unsilent.report.text import Shown, clean, shown
 from unsilent.statistics import Stratum, stratified
-from unsilent.statistics.looks import confidence_at
+from unsilent.statistics.interim import confidence_at
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.records import LookupRow, PvfResult, PvfRow, at_level, main_level
 from unsilent.studies.pvf.rows import Group, SingleHit, Stored, layer_groups, make_rows, single_hits, target_groups
-from unsilent.studies.pvf.spec import CampaignSpec, Description, TensorInfo
+from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, TensorInfo
 
 
 def analyse(store: PvfStore, question: Question) -> PvfResult:
@@ -99,7 +99,7 @@ def _over_looks(stored: Stored, confidence: float) -> float:
     return confidence_at(max(looks), confidence) if looks else confidence
 
 
-def dtype_of(spec: CampaignSpec, description: Description) -> str:
+def dtype_of(spec: CampaignSpec, description: PvfBaseline) -> str:
     """What a reader is told: the dtype of the model's numbers, or all that were struck among values of a run."""
     struck = dtypes(description)
     if spec.transient:
@@ -125,7 +125,7 @@ def _notes(rows: Sequence[PvfRow], transient: bool) -> list[str]:
     return notes
 
 
-def dtypes(description: Description) -> tuple[str, ...]:
+def dtypes(description: PvfBaseline) -> tuple[str, ...]:
     """The dtypes of what may be struck, that of most elements first."""
     sizes: Counter[str] = Counter()
     for tensor in description.tensors:
@@ -133,7 +133,7 @@ def dtypes(description: Description) -> tuple[str, ...]:
     return tuple(name for name, _ in sizes.most_common())
 
 
-def heat_maps(hits: Sequence[SingleHit], description: Description, unit: str) -> tuple[HeatMap, ...]:
+def heat_maps(hits: Sequence[SingleHit], description: PvfBaseline, unit: str) -> tuple[HeatMap, ...]:
     """A map for each dtype that a single flip fell on: bits of several layouts have no common axis."""
     found = []
     for name in dtypes(description):
@@ -143,7 +143,7 @@ def heat_maps(hits: Sequence[SingleHit], description: Description, unit: str) ->
     return tuple(found)
 
 
-def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: Description, unit: str) -> HeatMap:
+def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: PvfBaseline, unit: str) -> HeatMap:
     """Layer x bit position over the tensors of one dtype.
 
     A cell that several targets share is weighted by their share of the law, and by how many of all their faults fell in it where
@@ -175,7 +175,7 @@ def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: Descriptio
     )
 
 
-def _shares(hits: Sequence[SingleHit], description: Description, unit: str) -> Iterator[tuple[SingleHit, float]]:
+def _shares(hits: Sequence[SingleHit], description: PvfBaseline, unit: str) -> Iterator[tuple[SingleHit, float]]:
     """Each of these trials with the share of its units that are incorrect."""
     tally = Tally.of([hit.row.codes for hit in hits], description.samples, unit)
     return zip(hits, tally.shares.tolist(), strict=True)
@@ -202,7 +202,7 @@ def heat_classes(counts: Sequence[int]) -> Heats:
 
 
 def lookup_rows(
-    hits: Sequence[SingleHit], description: Description, unit: str, confidence: float
+    hits: Sequence[SingleHit], description: PvfBaseline, unit: str, confidence: float
 ) -> tuple[LookupRow, ...]:
     """PVF of hot, warm and cold embedding rows over all tables that were looked up."""
     tables = {
@@ -246,7 +246,7 @@ def lookup_rows(
     return tuple(out)
 
 
-def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: Description) -> float:
+def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], description: PvfBaseline) -> float:
     """Which part of a target's elements are embedding rows of this class."""
     info = next(t for t in description.targets if t.name == target)
     own = {"component": info.component, "tensor": info.group}.get(info.level, info.layer)

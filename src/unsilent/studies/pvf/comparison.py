@@ -22,7 +22,7 @@ from unsilent.interval import PART
 from unsilent.outcomes.tallies import Question, Sample
 from unsilent.statistics import Interval
 from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio
-from unsilent.statistics.looks import confidence_at
+from unsilent.statistics.interim import confidence_at
 from unsilent.studies.pvf.analysis import analyse, dtype_of, reading
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfResult, PvfRow

@@ -8,9 +8,9 @@ from typing import Any
 
 from unsilent.interval import Interval
 from unsilent.report.estimates import NOTHING, Dots, cells, dot_traces, limits_text, rows_axis, share_cells
-from unsilent.report.look import INK, SERIES_COLOURS, Figure, figure, label, upright
 from unsilent.report.model import Heading, Part, Plot, Report, Row, Section, Shown, Table, columns, estimates_table
 from unsilent.report.text import chance, clean, counted, factor, flips_count, flips_text, short, shown, signed
+from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label, upright
 from unsilent.studies.pvf.comparison import ComparedRow, Comparison, Estimated
 from unsilent.studies.pvf.records import (
     EVERYTHING,

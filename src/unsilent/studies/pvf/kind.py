@@ -18,7 +18,7 @@ from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
 from unsilent.outcomes.question import PvfReading
 from unsilent.report.model import Report
-from unsilent.studies.pvf.spec import CampaignSpec, Description, PvfBudget, TrialRow, resolve
+from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, PvfBudget, TrialRow, resolve
 from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def check_spec(found: CampaignSpec) -> None:
         raise Damaged("its spec has no number of flips or too many, or an impossible number of threads")
 
 
-def check_description(found: Description) -> None:
+def check_description(found: PvfBaseline) -> None:
     """Raise ``Damaged`` for impossible sizes, and for sites that there cannot be."""
     if not found.targets or not found.tensors or not found.samples:
         raise Damaged("its description names no target, tensor or sample")
@@ -61,12 +61,12 @@ def check_description(found: Description) -> None:
             raise Damaged(f"its description has a tensor of no site: {error}") from None
 
 
-def shapes(found: Description, values: Mapping[str, Any]) -> Mapping[str, int]:
+def shapes(found: PvfBaseline, values: Mapping[str, Any]) -> Mapping[str, int]:
     """One outcome a sample."""
     return {"codes": sum(found.samples)}
 
 
-def check_row(row: TrialRow, found: Description) -> None:
+def check_row(row: TrialRow, found: PvfBaseline) -> None:
     """Raise ``Damaged`` for outcomes that there are not."""
     if row.incorrect_batches > len(found.samples) or math.isnan(row.severity):
         raise Damaged("has impossible numbers")
@@ -84,7 +84,7 @@ def check_codes(codes: bytes, samples: Sequence[int]) -> None:
             raise Damaged("spares all batches, or part of one")
 
 
-def read_round(text: str, spec: CampaignSpec, description: Description) -> list[CellPlan]:
+def read_round(text: str, spec: CampaignSpec, description: PvfBaseline) -> list[CellPlan]:
     """What a look decided; raises ``Damaged``."""
     from unsilent.campaigns.rounds import CellPlan
 
@@ -146,7 +146,7 @@ PVF = Kind(
     name="pvf",
     application=0x556E7369,  # "Unsi"
     spec=CampaignSpec,
-    baseline=Description,
+    baseline=PvfBaseline,
     row=TrialRow,
     check_spec=check_spec,
     check_baseline=check_description,
@@ -170,7 +170,7 @@ PVF = Kind(
 )
 
 
-class PvfStore(Store[CampaignSpec, Description, TrialRow]):
+class PvfStore(Store[CampaignSpec, PvfBaseline, TrialRow]):
     """An open store of such a campaign."""
 
     kind = PVF

@@ -19,7 +19,7 @@ from unsilent.campaigns.spec import Json, TrialId
 from unsilent.errors import UsageError
 from unsilent.outcomes.tallies import Question
 from unsilent.statistics import Interval, Stratum, stratified
-from unsilent.statistics.looks import GROWTH, confidence_at
+from unsilent.statistics.interim import GROWTH, confidence_at
 from unsilent.statistics.planning import allocate, expected_half_width, foreseen
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import at_flips

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from unsilent.errors import UsageError, unknown
 from unsilent.report.heat import HeatMap
-from unsilent.studies.pvf.spec import CampaignSpec, Description
+from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline
 
 
 def at_flips(flips: int | None) -> str:
@@ -242,7 +242,7 @@ class Gate:
             )
         return cls(match["target"], int(match["flips"]) if match["flips"] else None, limit)
 
-    def check(self, spec: CampaignSpec, description: Description) -> None:
+    def check(self, spec: CampaignSpec, description: PvfBaseline) -> None:
         """Raise ``UsageError`` when the campaign will have no row this speaks of; before its first trial."""
         names = {"model", *(t.name for t in description.targets), *(t.component for t in description.targets)}
         names |= {t.layer for t in description.tensors}

@@ -24,18 +24,6 @@ from unsilent.report.estimates import (
     shares_figure,
 )
 from unsilent.report.heat import HeatMap, heat_figures
-from unsilent.report.look import (
-    MARKERS,
-    MODEL_COLOUR,
-    OUTCOME_COLOURS,
-    OUTCOME_NAMES,
-    SERIES_COLOURS,
-    Figure,
-    figure,
-    label,
-    labels,
-    percent,
-)
 from unsilent.report.model import (
     Cell,
     Column,
@@ -52,6 +40,18 @@ from unsilent.report.model import (
     estimates_table,
 )
 from unsilent.report.text import amount, counted, flips_count, flips_text, part, share, shown
+from unsilent.report.theme import (
+    MARKERS,
+    MODEL_COLOUR,
+    OUTCOME_COLOURS,
+    OUTCOME_NAMES,
+    SERIES_COLOURS,
+    Figure,
+    figure,
+    label,
+    labels,
+    percent,
+)
 from unsilent.studies.pvf import words
 from unsilent.studies.pvf.analysis import NEEDS, FitRow, check_rate, fit_of, fit_rows
 from unsilent.studies.pvf.records import (

@@ -20,7 +20,7 @@ from unsilent.outcomes.tallies import Question, Sample, Tally, Weighed
 from unsilent.statistics import Stratum
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfRow
-from unsilent.studies.pvf.spec import Description, TargetInfo, TensorInfo, TrialRow
+from unsilent.studies.pvf.spec import PvfBaseline, TargetInfo, TensorInfo, TrialRow
 
 NOTHING = Tally(np.zeros((0, len(Outcome)), np.int64))
 
@@ -238,7 +238,7 @@ class SingleHit:
     bit: int | None
 
 
-def single_hits(rows: Iterable[TrialRow], description: Description) -> list[SingleHit]:
+def single_hits(rows: Iterable[TrialRow], description: PvfBaseline) -> list[SingleHit]:
     """The trials of ``rows`` that struck one element."""
     tensors = {(t.site, t.dtype): t for t in description.tensors}
     found = []

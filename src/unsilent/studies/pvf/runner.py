@@ -40,7 +40,7 @@ from unsilent.sites.targets import (
     unregistered,
     with_index_buffers,
 )
-from unsilent.studies.pvf.spec import CampaignSpec, Description, TargetInfo, TensorInfo, TrialRow
+from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, TargetInfo, TensorInfo, TrialRow
 from unsilent.traced import Trace
 from unsilent.workloads import load
 from unsilent.workloads.base import InferenceWorkload
@@ -105,7 +105,7 @@ class TrialRunner:
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
 
-    def describe(self) -> Description:
+    def describe(self) -> PvfBaseline:
         """What the driver needs to plan and a report to explain."""
         engine = self.engine
         lookups = Lookups(engine.parameters)
@@ -131,7 +131,7 @@ class TrialRunner:
             )
         if engine.parameters.skipped and not self.spec.transient:
             notes.append(f"Not struck (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
-        return Description(
+        return PvfBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
             targets=tuple(

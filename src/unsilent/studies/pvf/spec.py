@@ -154,7 +154,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class PvfBaseline:
     """Everything a worker finds out before the first trial."""
 
     campaign: str

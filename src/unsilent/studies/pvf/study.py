@@ -27,7 +27,7 @@ from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
 from unsilent.studies.pvf.records import PvfResult
-from unsilent.studies.pvf.spec import CampaignSpec, Description, PvfBudget, resolve
+from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, PvfBudget, resolve
 
 if TYPE_CHECKING:
     from unsilent.faults import FaultModel
@@ -67,7 +67,7 @@ def run_pvf(
 
 def probe(spec: CampaignSpec, budget: Budget, executor: Executor, store: PvfStore, watcher: Observer) -> None:
     """Say how long all faults will take, from a few trials of each target; refuse what is more than can be stored."""
-    found = cast(Description, executor.describe())
+    found = cast(PvfBaseline, executor.describe())
     total = sum(t.slots for t in found.targets)
     if total > MOST_EXHAUSTIVE:
         plain = total * found.golden_seconds

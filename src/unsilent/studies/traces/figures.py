@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from unsilent.report.look import GREY, INK, SERIES_COLOURS, SOFT, Figure, figure, label, percent, points, upright
 from unsilent.report.text import counted
+from unsilent.report.theme import GREY, INK, SERIES_COLOURS, SOFT, Figure, figure, label, percent, points, upright
 from unsilent.traced import BEFORE, Placed, Trace, TraceRow
 
 PHASE_NAMES = {"fwd": "forward", "recomputed": "run again", "bwd": "backward", "outside": "outside", "update": "update"}

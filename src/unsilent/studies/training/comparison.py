@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.report.estimates import Dots, shares_figure
-from unsilent.report.look import SERIES_COLOURS
 from unsilent.report.model import Column, Plot, Report, Row, Section, Shown, Table, Text, estimates_table
 from unsilent.report.text import counted, listed, signed
+from unsilent.report.theme import SERIES_COLOURS
 from unsilent.statistics.comparing import Counts, joint_differences
 from unsilent.studies.training.judging import SHARES
 from unsilent.studies.training.records import Contrast, TrainingResult

@@ -17,18 +17,18 @@ import numpy as np
 
 from unsilent.campaigns.spec import TrialId
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.report.look import INK, SOFT, Figure, figure, label
-from unsilent.report.look import points as marks
+from unsilent.report.theme import INK, SOFT, Figure, figure, label
+from unsilent.report.theme import points as marks
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.figures import look, power
 from unsilent.studies.training.records import Caught, Condition, GuardFound, Judged, Point
 from unsilent.studies.training.sentences import ANY, FACTOR
-from unsilent.studies.training.spec import RANDOM, WATCHED, TrainingFound, TrainingRow
+from unsilent.studies.training.spec import RANDOM, WATCHED, TrainingBaseline, TrainingRow
 
 FACTORS = (10.0, 100.0, 1e4)
 
 
-def points(trials: Sequence[Judged], found: TrainingFound) -> tuple[Point, ...]:
+def points(trials: Sequence[Judged], found: TrainingBaseline) -> tuple[Point, ...]:
     """Largest values within two steps, as multiples of golden's largest of any step; inf for what is no number."""
     golden = np.array([[np.nan if x is None else x for x in row] for row in found.watched])
     usual = [np.nan if np.isnan(column).all() else float(np.nanmax(column)) for column in golden.T]
@@ -244,16 +244,16 @@ def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], conf
 
 def size(row: TrainingRow) -> float:
     """Largest magnitude that was written, as a multiple of the largest that was in the struck tensor; 0 where nobody knows."""
-    if math.isinf(row.written):
+    if math.isinf(row.injected_max):
         return math.inf
-    if math.isnan(row.written):
+    if math.isnan(row.injected_max):
         return 0.0
-    if not row.usual > 0:
-        return math.inf if row.written > 0 else 0.0
-    return row.written / row.usual
+    if not row.reference_max > 0:
+        return math.inf if row.injected_max > 0 else 0.0
+    return row.injected_max / row.reference_max
 
 
 def _caught(name: str, rows: Sequence[TrainingRow], confidence: float) -> Caught:
     within = [row for row in rows if row.caught is not None and row.caught <= WITHIN and row.reason != "stopped"]
-    same = sum(row.bits for row in within)
+    same = sum(row.bit_identical for row in within)
     return Caught(name, len(rows), len(within), same, clopper_pearson(len(within), len(rows), confidence))

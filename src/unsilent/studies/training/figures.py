@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.estimates import Dots, bottom_of, dot_traces, rows_axis, shares_figure
-from unsilent.report.look import MARKERS, SERIES_COLOURS, Figure, figure, label, percent, upright
 from unsilent.report.text import shown
+from unsilent.report.theme import MARKERS, SERIES_COLOURS, Figure, figure, label, percent, upright
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.records import Caught, Curve, Group, Part, TrainingResult
 from unsilent.studies.training.sentences import events, ordered_groups, worst_first

@@ -17,7 +17,7 @@ from unsilent.monitor.guard import EVERY, LOGGER
 from unsilent.monitor.history import HISTORY, Remembered, magnitudes_of, watched
 from unsilent.monitor.workload import guard_training
 from unsilent.sites.training.step import Step
-from unsilent.studies.training.drawing import Drawn
+from unsilent.studies.training.fault_sampler import SampledFault
 from unsilent.studies.training.spec import MOMENTS, Floats
 from unsilent.workloads.trainings.base import TrainingState
 
@@ -60,19 +60,24 @@ class Guarded:
     """How it went.
 
     Attributes:
-        reason: ``recovered`` (alarm, and golden's bits afterwards), ``missed`` (no alarm within two steps of the fault's, or none
-            that helped), ``stopped`` (`GuardStop`). caught: steps from the fault to the alarm. alarm: its text. ran: steps run.
+        reason: ``recovered`` (an alarm, and a final state identical to the fault-free run's), ``missed`` (no alarm within two
+            steps of the fault, or none that helped), ``stopped`` (`GuardStop`).
+        caught: steps from the fault to the alarm; None without one.
+        alarm: its text.
+        steps_run: steps that were run, repeated ones included.
+        bit_identical: whether the final state is identical to the fault-free run's.
+        hits: receipts of the injected faults.
     """
 
     reason: str
     caught: int | None
     alarm: str
-    ran: int
-    bits: bool
+    steps_run: int
+    bit_identical: bool
     hits: tuple[Hit, ...]
 
 
-def guarded(golden: GoldenTraining, drawn: Drawn, history: History, moment: str = "start") -> Guarded:
+def guarded(golden: GoldenTraining, drawn: SampledFault, history: History, moment: str = "start") -> Guarded:
     """Strike a step of a training that is guarded; ``moment``: one of `MOMENTS`, when faults strike memory."""
     step = drawn.struck.step
     begin = max(0, step // EVERY - 1) * EVERY  # a guard from the first step on would keep this state and the next one

@@ -16,7 +16,7 @@ import xxhash
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import Ending, Thresholds, TrainingOutcome, averaged, judge_ending
-from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, Trained, run_replicas
+from unsilent.replicas import Replica, ReplicaBaseline, ReplicaSpec, ReplicaStore, Switches, run_replicas
 from unsilent.replicas.floors import ACCURACY, CHURN, LOSS, Floor
 from unsilent.replicas.kind import AskedFor
 from unsilent.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS
@@ -26,7 +26,7 @@ from unsilent.statistics.intervals import clopper_pearson
 from unsilent.statistics.nulls import Compared, Measure, Null
 from unsilent.studies.training.kind import Floors, FloorValues
 from unsilent.studies.training.records import Contrast, Curve, Group, Judged
-from unsilent.studies.training.spec import Floats, Horizon, TrainingFound, TrainingRow, TrainingSpec, bare
+from unsilent.studies.training.spec import Floats, Horizon, TrainingBaseline, TrainingRow, TrainingSpec, bare
 
 SEEDS = VARIANTS["algo"]
 LEAST = 20
@@ -65,7 +65,7 @@ def run_floors(
             "name implementation switches, like impl or race=2"
         )
 
-    def wanted(trained: Trained) -> list[Replica]:
+    def wanted(trained: ReplicaBaseline) -> list[Replica]:
         floors = (Replica(switches, number) for switches in (implementation, SEEDS) for number in range(count))
         return [Replica(Switches(), 0), *floors]
 
@@ -96,7 +96,7 @@ def _values(spec: TrainingSpec, store: ReplicaStore, switches: Switches, count: 
     )
 
 
-def check_twin(found: TrainingFound, floors: Floors) -> None:
+def check_twin(found: TrainingBaseline, floors: Floors) -> None:
     """Raise ``UsageError`` unless the replicas' clean twin is the campaign's golden run."""
     if {floors.implementation.twin, floors.seeds.twin} != {hash_of(np.array(found.losses))}:
         raise UsageError(
@@ -180,7 +180,7 @@ class Judge:
         thresholds: see `Thresholds`.
     """
 
-    def __init__(self, found: TrainingFound, floors: Floors, thresholds: Thresholds) -> None:
+    def __init__(self, found: TrainingBaseline, floors: Floors, thresholds: Thresholds) -> None:
         self._found, self._thresholds = found, thresholds
         self._losses, self._metric = np.array(found.losses), np.array(found.metric)
         self._implementation, self._seeds = (Noise(f, thresholds) for f in (floors.implementation, floors.seeds))
@@ -193,13 +193,13 @@ class Judge:
 
     def ending(self, row: TrainingRow) -> Ending:
         """The whole run from the fault on: where it was not followed to its end, golden's values follow."""
-        after = row.struck.step + row.ran
+        after = row.struck.step + row.steps_run
         rest = slice(after, None) if row.reason in ("same-bits", "horizon") else slice(0, 0)
         return Ending(
             np.concatenate([row.metric, self._metric[rest]]),
             np.concatenate([row.losses, self._losses[rest]]),
             row.test,
-            same_bits=row.bits,
+            same_bits=row.bit_identical,
         )
 
     def judge(self, row: TrainingRow) -> Judged:
@@ -249,7 +249,7 @@ def group(name: str, trials: Sequence[Judged], confidence: float) -> Group:
     return Group(name, len(trials), dict(counts), *shares)
 
 
-def groups_of(trials: Sequence[Judged], found: TrainingFound, confidence: float) -> dict[str, tuple[Group, ...]]:
+def groups_of(trials: Sequence[Judged], found: TrainingBaseline, confidence: float) -> dict[str, tuple[Group, ...]]:
     """By what trials are told apart: phase, layer, fault model, epoch, part of the run."""
     optimizers = " and ".join(dict.fromkeys(found.optimizers)) or "none"
     keys: dict[str, Callable[[Judged], str]] = {

@@ -14,7 +14,7 @@ from unsilent.campaigns.spec import Json, TrialId
 from unsilent.campaigns.store import Store
 from unsilent.faults.hardware import SHIPPED
 from unsilent.report.model import Report
-from unsilent.studies.training.made import LADDERS
+from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.spec import (
     FOLLOWED,
     GUARDED,
@@ -25,8 +25,8 @@ from unsilent.studies.training.spec import (
     WATCHED_STEPS,
     ComparisonOptions,
     Reading,
+    TrainingBaseline,
     TrainingBudget,
-    TrainingFound,
     TrainingRow,
     TrainingSpec,
     resolve,
@@ -99,7 +99,7 @@ def check_spec(found: TrainingSpec) -> None:
         raise Damaged("its spec has a fault model with an impossible weight")
 
 
-def check_found(found: TrainingFound) -> None:
+def check_found(found: TrainingBaseline) -> None:
     """Raise ``Damaged`` for impossible numbers, and curves of other lengths."""
     lengths = {len(values) for values in (found.epochs, found.losses, found.metric, found.watched)}
     if not found.targets or not 1 <= found.steps <= MOST_STEPS or lengths != {found.steps}:
@@ -115,7 +115,7 @@ def check_found(found: TrainingFound) -> None:
         raise Damaged("its description has impossible numbers")
 
 
-def read_floor(text: str, spec: TrainingSpec, description: TrainingFound) -> FloorValues:
+def read_floor(text: str, spec: TrainingSpec, description: TrainingBaseline) -> FloorValues:
     """A noise floor; raises ``Damaged``."""
     found = parsed(FloorValues, text, "floor")
     count = len(found.accuracy)
@@ -130,12 +130,14 @@ def read_floor(text: str, spec: TrainingSpec, description: TrainingFound) -> Flo
 def has(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
     """Whether a campaign may hold a trial; ``guarded:`` and ``made:`` ones as well."""
     plain = trial.target.removeprefix(GUARDED)
-    return trial.flips is None and (plain.removeprefix(MADE) in LADDERS if plain.startswith(MADE) else plain in targets)
+    return trial.flips is None and (
+        plain.removeprefix(MADE) in EXAMPLE_CANDIDATES if plain.startswith(MADE) else plain in targets
+    )
 
 
-def shapes(found: TrainingFound, values: Mapping[str, Any]) -> Mapping[str, Shape]:
+def shapes(found: TrainingBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
     """Curves are as long as the run was followed; raises ``Damaged``."""
-    step, ran, reason = values["struck"].step, values["ran"], values["reason"]
+    step, ran, reason = values["struck"].step, values["steps_run"], values["reason"]
     if reason not in REASONS or not 0 <= step < found.steps:
         raise Damaged("has an impossible step or reason")
     followed = reason in FOLLOWED
@@ -147,7 +149,7 @@ def shapes(found: TrainingFound, values: Mapping[str, Any]) -> Mapping[str, Shap
     return {"losses": count, "metric": count, "watched": (min(count, WATCHED_STEPS), len(WATCHED))}
 
 
-def check_row(row: TrainingRow, found: TrainingFound) -> None:
+def check_row(row: TrainingRow, found: TrainingBaseline) -> None:
     """Raise ``Damaged`` where a run ended in a way that a trial of its target cannot."""
     if row.reason in (FOLLOWED if row.trial.target.startswith(GUARDED) else UNDER_GUARD):
         raise Damaged("has an impossible reason")
@@ -189,8 +191,9 @@ def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
 TRAINING = Kind(
     name="training",
     application=0x556E7374,  # "Unst"
+    version=4,
     spec=TrainingSpec,
-    baseline=TrainingFound,
+    baseline=TrainingBaseline,
     row=TrainingRow,
     check_spec=check_spec,
     check_baseline=check_found,
@@ -214,7 +217,7 @@ TRAINING = Kind(
 )
 
 
-class TrainingStore(Store[TrainingSpec, TrainingFound, TrainingRow]):
+class TrainingStore(Store[TrainingSpec, TrainingBaseline, TrainingRow]):
     """An open store of such a campaign."""
 
     kind = TRAINING

@@ -32,15 +32,15 @@ from unsilent.sites.modules import named_parameters
 from unsilent.sites.targets import top_level
 from unsilent.sites.training.step import Moment
 from unsilent.sites.training.survey import StepSurvey
-from unsilent.studies.training.drawing import Drawing, Drawn
+from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 from unsilent.studies.training.guarding import Guarded, History, guarded
-from unsilent.studies.training.made import made
+from unsilent.studies.training.handcrafted import handcrafted
 from unsilent.studies.training.spec import (
     GUARDED,
     MADE,
     MOMENTS,
     WATCHED_STEPS,
-    TrainingFound,
+    TrainingBaseline,
     TrainingRow,
     TrainingSpec,
 )
@@ -97,7 +97,7 @@ class TrainingRunner:
         check_forks(self.workload.name)
         self._golden_seconds = time.perf_counter() - begun
         self._forks = ForkEngine(self.golden, self._history.summary, self._band(), WATCHED_STEPS)
-        self.drawing = self._drawing()
+        self.sampler = self._drawing()
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
         self._design = campaign_hash(replace(spec, horizon=None), self.fingerprint)  # however far runs are followed
@@ -106,17 +106,17 @@ class TrainingRunner:
         """Put back torch's settings of before."""
         self._settings.close()
 
-    def describe(self) -> TrainingFound:
+    def describe(self) -> TrainingBaseline:
         """What the driver needs to plan and a report to explain."""
-        golden, drawing = self.golden, self.drawing
+        golden, sampler = self.golden, self.sampler
         state = golden.at(0)
-        return TrainingFound(
+        return TrainingBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
             name=self.workload.name,
-            targets=drawing.targets,
-            places=tuple(drawing.places),
-            models=tuple((kind.name, kind.weight) for kind in drawing.kinds),
+            targets=sampler.targets,
+            places=tuple(sampler.places),
+            models=tuple((kind.name, kind.weight) for kind in sampler.kinds),
             steps=golden.steps,
             epochs=tuple(golden.epochs),
             losses=tuple(golden.losses.tolist()),
@@ -130,7 +130,7 @@ class TrainingRunner:
             parameters=sum(p.numel() for p in state.model.parameters()),
             info=dict(self.workload.info),
             versions=versions(),
-            notes=(*drawing.notes, *take_notes(self.workload.name)),
+            notes=(*sampler.notes, *take_notes(self.workload.name)),
         )
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrainingRow | RunAlone]:
@@ -180,14 +180,14 @@ class TrainingRunner:
         """The last step of golden comes to the same bits."""
         self.golden.at(self.golden.steps - 1)
 
-    def draw(self, trial: TrialId) -> Drawn:
+    def draw(self, trial: TrialId) -> SampledFault:
         """The faults of a trial, from its identity alone."""
         plain = trial._replace(target=trial.target.removeprefix(GUARDED))
         if plain.target.startswith(MADE):
-            return made(self.golden, self.drawing, plain.target.removeprefix(MADE), plain.k)
-        return self.drawing.draw(self._design, plain)
+            return handcrafted(self.golden, self.sampler, plain.target.removeprefix(MADE), plain.k)
+        return self.sampler.draw(self._design, plain)
 
-    def _run(self, trial: TrialId) -> tuple[Forked, Drawn]:
+    def _run(self, trial: TrialId) -> tuple[Forked, SampledFault]:
         drawn = self.draw(trial)
         return self._forks.run(drawn.struck.step, drawn.faults, self._moment), drawn
 
@@ -212,7 +212,7 @@ class TrainingRunner:
         loss = np.array(horizon.loss)[np.minimum(steps, len(horizon.loss) - 1)]
         return Band(loss, horizon.steps, horizon.test, horizon.window)
 
-    def _drawing(self) -> Drawing:
+    def _drawing(self) -> FaultSampler:
         state = self.golden.at(min(1, self.golden.steps - 1))
         with StepSurvey(state.model, state.optimizers) as survey, user_code(self.spec.workload):
             self.workload.step(state)
@@ -220,14 +220,14 @@ class TrainingRunner:
         state_there = ("optim:*",) if "optim" in survey.kinds else ()
         gradients = ("gradient:*",) if "gradient" in survey.kinds else ()
         regions = survey.regions("op:*/*/*", "param:*", *state_there, *gradients)
-        return Drawing(self.spec, regions, names, top_level(state.model), self.golden.steps)
+        return FaultSampler(self.spec, regions, names, top_level(state.model), self.golden.steps)
 
     def _fingerprint(self) -> dict[str, str]:
         golden = self.golden
         hashes = np.array(golden.hashes, dtype=np.uint64).tobytes()
         described = {}
         if self.spec.accelerator is not None:  # a file, whose content may change
-            models = repr([kind.source for kind in self.drawing.kinds])
+            models = repr([kind.source for kind in self.sampler.kinds])
             described = {"accelerator": xxhash.xxh3_128_hexdigest(models.encode())}
         return {
             **described,
@@ -239,39 +239,39 @@ class TrainingRunner:
             "numpy": ".".join(np.__version__.split(".")[:2]),
         }
 
-    def _row(self, trial: TrialId, drawn: Drawn, forked: Forked) -> TrainingRow:
+    def _row(self, trial: TrialId, drawn: SampledFault, forked: Forked) -> TrainingRow:
         found, golden, ran = forked.evaluation, self.golden.evaluation, forked.ran
         return TrainingRow(
             trial=trial,
             struck=drawn.struck,
             faults=faults_text([hit.fault for hit in forked.hits]),
-            written=written(forked.hits),
-            usual=forked.usual,
+            injected_max=injected_max(forked.hits),
+            reference_max=forked.usual,
             reason=str(forked.reason),
-            ran=ran,
+            steps_run=ran,
             losses=forked.ending.losses[:ran],
             metric=forked.ending.metric[:ran],
             watched=forked.watched,
             test=np.nan if found is None else accuracy(found),
             test_loss=np.nan if found is None else found.loss,
             churn=np.nan if found is None else float(np.mean(found.predictions != golden.predictions)),
-            bits=forked.ending.same_bits,
+            bit_identical=forked.ending.same_bits,
         )
 
 
-def guarded_row(trial: TrialId, drawn: Drawn, found: Guarded) -> TrainingRow:
+def guarded_row(trial: TrialId, drawn: SampledFault, found: Guarded) -> TrainingRow:
     """Of a trial under the guard; it has no curves."""
     return replace(
         empty_row(trial, drawn, found.reason, found.alarm),
         faults=faults_text([hit.fault for hit in found.hits]),
-        written=written(found.hits),
-        ran=found.ran,
+        injected_max=injected_max(found.hits),
+        steps_run=found.steps_run,
         caught=found.caught,
-        bits=found.bits,
+        bit_identical=found.bit_identical,
     )
 
 
-def empty_row(trial: TrialId, drawn: Drawn, reason: str, error: str) -> TrainingRow:
+def empty_row(trial: TrialId, drawn: SampledFault, reason: str, error: str) -> TrainingRow:
     """Of a trial of which nothing but its end is known."""
     nan = float("nan")
     empty = np.empty((0, 3))
@@ -285,7 +285,7 @@ def accuracy(found: Evaluation) -> float:
     return float(np.mean(found.predictions == found.labels))
 
 
-def written(hits: Sequence[Hit]) -> float:
+def injected_max(hits: Sequence[Hit]) -> float:
     """The largest magnitude that was written; inf for what is no number."""
     values = [np.abs(np.asarray(hit.fault.codec.decode(hit.after), dtype=np.float64)) for hit in hits if len(hit.after)]
     return max((float(np.where(np.isnan(v), np.inf, v).max()) for v in values), default=0.0)

@@ -203,7 +203,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingFound:
+class TrainingBaseline:
     """What a worker found out before the first trial.
 
     Attributes:
@@ -238,7 +238,7 @@ class TrainingFound:
         return asdict(self)
 
 
-class Struck(NamedTuple):
+class InjectionPoint(NamedTuple):
     """Where and how one trial strikes: ``site`` as a fault names it, ``model`` as the table of fault models does."""
 
     step: int
@@ -250,25 +250,32 @@ class Struck(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TrainingRow(StoredRow):
-    """How one struck training went.
+    """How one faulty training run went.
 
     Attributes:
-        faults: JSON list of what landed (its digest where that is very long). written: largest magnitude that was written (inf
-            where it is none). usual: largest magnitude in the struck tensor before. reason: why the run ended (`engine.forking`,
-            or ``crash``, ``hang``, ``raised``; of a guarded run ``recovered``, ``missed`` or ``stopped``). ran: steps from the
-            fault on. losses, metric: float64[ran]. watched: float64[<= WATCHED_STEPS, 3], inf for what is no number, NaN for
-            what is not there. test, test_loss: on held-out samples at the end; NaN where it was not reached. churn: share of
-            held-out predictions that differ from golden's. caught: of a guarded run, steps from the fault to the alarm; None:
-            none. error: text of what was raised, or of the alarm. seconds, worker: no content.
+        struck: the step and the operation (or memory) of the fault.
+        faults: JSON list of the injected faults, or its digest where that is very long.
+        injected_max: largest magnitude that was injected; inf where a value is not finite.
+        reference_max: largest magnitude in the same tensor before the fault.
+        reason: why the run ended (see `REASONS`).
+        steps_run: steps from the fault on.
+        losses, metric: float64[steps_run].
+        watched: float64[<= WATCHED_STEPS, 3]; inf where a value is not finite, NaN where there is none.
+        test, test_loss: accuracy and loss on held-out samples at the end; NaN where the end was not reached.
+        churn: share of held-out predictions that differ from the fault-free run's.
+        caught: of a guarded run, steps from the fault to the alarm; None without an alarm.
+        error: text of what was raised, or of the alarm.
+        seconds, worker: cost of the trial; not compared between stores.
+        bit_identical: whether the final state is identical to the fault-free run's.
     """
 
     trial: TrialId
-    struck: Struck
+    struck: InjectionPoint
     faults: Annotated[str, codec.FAULTS]
-    written: float
-    usual: float
+    injected_max: float
+    reference_max: float
     reason: str
-    ran: int
+    steps_run: int
     losses: Floats
     metric: Floats
     watched: Floats
@@ -279,8 +286,7 @@ class TrainingRow(StoredRow):
     error: str = ""
     seconds: Annotated[float, Ge(0), Lt(math.inf), RUN] = 0.0
     worker: Annotated[int, RUN] = 0
-    bits: bool = field(default=False)
-    """Whether the run ended with golden's bits."""
+    bit_identical: bool = field(default=False)
 
     def unguarded(self) -> TrialId:
         """The trial whose fault a guarded one has."""

@@ -23,6 +23,7 @@ from unsilent.replicas import ReplicaStore, Switches
 from unsilent.report.text import counted
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.conditions import conditions, points, saved
+from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.judging import (
     EXAMPLES,
     LEVEL,
@@ -37,7 +38,6 @@ from unsilent.studies.training.judging import (
     run_floors,
 )
 from unsilent.studies.training.kind import TRAINING, Floors, TrainingStore, note_floors, stored_floors
-from unsilent.studies.training.made import LADDERS
 from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
 from unsilent.studies.training.spec import (
     GUARDED,
@@ -46,8 +46,8 @@ from unsilent.studies.training.spec import (
     PHASES,
     ComparisonOptions,
     Reading,
+    TrainingBaseline,
     TrainingBudget,
-    TrainingFound,
     TrainingRow,
     TrainingSpec,
     bare,
@@ -146,7 +146,7 @@ def run_training(
     Raises ``UsageError`` where the floors are not of this training.
     """
     found = executor.describe()
-    assert isinstance(found, TrainingFound)
+    assert isinstance(found, TrainingBaseline)
     check_twin(found, floors)
     store.bind(spec, found)
     note_floors(store, floors)
@@ -195,7 +195,7 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
                 made.setdefault(name, judge.curve(row, one, made=True))
             continue
         trials.append(one)
-        if len(curves.setdefault(name, [])) < EXAMPLES and row.ran:
+        if len(curves.setdefault(name, [])) < EXAMPLES and row.steps_run:
             curves[name].append(judge.curve(row, one))
     if not trials:
         raise UsageError(f"{store.path} has no trial yet; run the command that made it again")
@@ -275,7 +275,7 @@ def _classes(trials: Sequence[Judged], confidence: float) -> tuple[ClassShare, .
     )
 
 
-def _parts(trials: Sequence[Judged], found: TrainingFound, floors: Floors, reading: Reading) -> tuple[Part, ...]:
+def _parts(trials: Sequence[Judged], found: TrainingBaseline, floors: Floors, reading: Reading) -> tuple[Part, ...]:
     """Training PVF: the share of trials of each target that end in a convergence failure."""
     confidence = reading.confidence
     limits = least_accuracies(found.test, floors, reading.margin)
@@ -296,12 +296,12 @@ def failed(one: Judged, least: float) -> bool:
     return not one.row.test >= least
 
 
-def cost(trials: Sequence[Judged], found: TrainingFound) -> Cost:
+def cost(trials: Sequence[Judged], found: TrainingBaseline) -> Cost:
     """What trials cost, as shares of a full run."""
     rows = [one.row for one in trials]
     seconds = float(np.mean([row.seconds for row in rows]))
     return Cost(
-        steps=float(np.mean([row.ran for row in rows])) / found.steps,
+        steps=float(np.mean([row.steps_run for row in rows])) / found.steps,
         bound=float(np.mean([found.steps - row.struck.step for row in rows])) / found.steps,
         seconds=seconds / found.golden_seconds,
         per_hour=3600 / seconds if seconds else math.inf,
@@ -317,7 +317,7 @@ def example(
     row = next((r for r in drawn(store) if _asked(str(judge.judge(r).outcome)) == wanted), None)
     tried = 0
     while row is None:
-        if tried == len(LADDERS[wanted]):
+        if tried == len(EXAMPLE_CANDIDATES[wanted]):
             raise UsageError(
                 f"no trial of {store.path} ends in {wanted}, and none of {tried} faults made by hand either; run more "
                 "--trials, or another training"
@@ -349,9 +349,9 @@ def described(found: Replay[TrainingRow], judge: Judge, tried: int = 0) -> Repla
     test = "not reached" if curve.test is None else f"{100 * curve.test:.2f} %"
     told = (
         f"{curve.outcome} ({f'made by hand{others}' if by_hand else 'from the campaign'})",
-        f"{curve.told}: wrote up to {row.written:.3g} where {row.usual:.3g} was the largest",
+        f"{curve.told}: wrote up to {row.injected_max:.3g} where {row.reference_max:.3g} was the largest",
         f"losses from that step on: {losses} …; held-out accuracy at the end: {test}",
-        f"ended: {row.reason}, after {counted(row.ran, 'step')}{f' ({row.error})' if row.error else ''}",
+        f"ended: {row.reason}, after {counted(row.steps_run, 'step')}{f' ({row.error})' if row.error else ''}",
     )
     data = {"class": curve.outcome, "made_by_hand": by_hand, "tried": tried, "golden": list(curve.golden)}
     return replace(found, told=told, data=data)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
-class Kept(NamedTuple):
+class SavedActivation(NamedTuple):
     """A tensor as its memory and its place in it."""
 
     memory: StorageWeakRef
@@ -24,7 +24,7 @@ class Kept(NamedTuple):
     stride: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Kept:
+    def of(cls, tensor: Tensor) -> SavedActivation:
         """Remember a tensor without keeping it."""
         memory = StorageWeakRef(tensor.untyped_storage())
         offset = int(tensor.storage_offset())

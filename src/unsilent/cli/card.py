@@ -1,4 +1,4 @@
-"""What ``unsilent report`` shows and writes: a store, two stores compared, cards."""
+"""What ``unsilent report`` does with cards: show one, write one."""
 
 from __future__ import annotations
 
@@ -8,45 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unsilent.cli.paths import report_beside, report_path
+from unsilent.cli.paths import report_beside
 from unsilent.errors import UsageError
-from unsilent.report.model import Report
 
 CARDS = (
     "{0} is a card, it holds no trials to compare; two cards of one campaign are the same file, else run the command that "
     "`unsilent report {0}` shows on each and compare the stores"
 )
-
-
-def report_of(store: Path, other: Path | None, given: Mapping[str, Any], canonical: bool) -> Report:
-    """What a store of any kind holds, or how ``other`` differs from it.
-
-    Args:
-        given: choices, of which each kind takes its own. canonical: without the folders of files.
-    """
-    from unsilent.campaigns.store import open_store
-    from unsilent.studies.registered import kind_of
-
-    kind = kind_of(store)
-    choices = {name: given[name] for name in kind.choices if name in given}
-    with open_store(store, kind, canonical=canonical) as one:
-        if other is None:
-            shown = {name: given[name] for name in kind.report_choices}
-            return kind.report(kind.analyse(one, **choices), **shown)
-        if kind.compare is None:
-            raise UsageError(f"{store} is a store of unsilent {kind.name}, whose stores are not compared")
-        with open_store(other, kind, canonical=canonical) as two:
-            return kind.compare(one, two, **choices)
-
-
-def page_path(store: Path, other: Path | None, output: Path | None) -> Path:
-    """Where the page goes: as asked, else beside the store, as ``A-vs-B.html`` for two; raises as `report_path` does."""
-    if other is None:
-        return report_path(store, output)
-    if output is None:
-        return report_path(store.with_name(f"{store.stem}-vs-{other.stem}.sqlite"), None)
-    report_path(other, output)
-    return report_path(store, output)
 
 
 def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:

@@ -11,7 +11,7 @@ from unsilent.faults import Fault
 Faults = Sequence[Fault]
 
 
-class Witness(NamedTuple):
+class ValidationSample(NamedTuple):
     """One trial on one batch. ``company``: the faults of all trials that shared its calls, its own at ``place``."""
 
     batch: int
@@ -24,25 +24,25 @@ class Witness(NamedTuple):
         return self.company[self.place]
 
 
-class Witnesses:
+class ValidationSamples:
     """One witness of each kind (did the output change, was the trial alone) for each batch; every trial is as likely."""
 
     def __init__(self) -> None:
         self._chance = random.Random(0)  # noqa: S311 - nothing secret
-        self._kept: dict[tuple[int, bool, bool], tuple[int, Witness]] = {}
+        self._kept: dict[tuple[int, bool, bool], tuple[int, ValidationSample]] = {}
 
     def add(self, batch: int, company: Sequence[Faults], place: int, changed: bool) -> None:
         """A trial that ended on the tape."""
         kind = batch, changed, len(company) > 1
         seen, witness = self._kept.get(kind, (0, None))
         if witness is None or self._chance.random() * (seen + 1) < 1:
-            witness = Witness(batch, company, place)
+            witness = ValidationSample(batch, company, place)
         self._kept[kind] = seen + 1, witness
 
-    def take(self) -> Iterator[Witness]:
+    def take(self) -> Iterator[ValidationSample]:
         """One of each batch, of any kind; none is left."""
         kept, self._kept = self._kept, {}
-        batches: dict[int, list[Witness]] = {}
+        batches: dict[int, list[ValidationSample]] = {}
         for (batch, _, _), (_, witness) in kept.items():
             batches.setdefault(batch, []).append(witness)
         for of_batch in batches.values():

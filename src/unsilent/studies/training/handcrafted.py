@@ -13,11 +13,11 @@ from unsilent.errors import UsageError, unknown
 from unsilent.faults import fault_model
 from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName, parse_site
-from unsilent.studies.training.spec import Place, Struck
+from unsilent.studies.training.spec import InjectionPoint, Place
 
 if TYPE_CHECKING:
     from unsilent.engine.forking import GoldenTraining
-    from unsilent.studies.training.drawing import Drawing, Drawn
+    from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 
 Recipe = tuple[float, str, float, str]
 """When (share of the run), what is struck (a phase, or ``param``), which of these (share of all in order), the fault model."""
@@ -35,7 +35,7 @@ def _ladder(whats: tuple[str, ...], models: tuple[str, ...], shares: tuple[float
 
 
 _WEIGHTS = ("scale:factor=-1,rate=1", "scale:factor=30,rate=1", "zero:rate=1", "scale:factor=3,rate=1", "set:value=1e4")
-LADDERS: Mapping[str, tuple[Recipe, ...]] = {
+EXAMPLE_CANDIDATES: Mapping[str, tuple[Recipe, ...]] = {
     "masked": _ladder(("grad_wt", "fwd"), _SMALL),
     "immediate-nan": _ladder(("fwd",), ("set:value=nan,rate=1", "set:value=inf,rate=1")),
     "short-term-nan": _ladder(("grad_wt", "grad_in"), ("set:value=nan", "set:value=1e38", *_LARGE[::-1])),
@@ -47,30 +47,32 @@ LADDERS: Mapping[str, tuple[Recipe, ...]] = {
 """By the class that is looked for."""
 
 
-def made(golden: GoldenTraining, drawing: Drawing, kind: str, number: int) -> Drawn:
+def handcrafted(golden: GoldenTraining, sampler: FaultSampler, kind: str, number: int) -> SampledFault:
     """The number-th candidate for a class; raises ``UsageError`` where there is none."""
-    from unsilent.studies.training.drawing import Drawn  # loads torch, which who reads a store does without
+    from unsilent.studies.training.fault_sampler import (
+        SampledFault,  # loads torch, which who reads a store does without
+    )
 
-    if kind not in LADDERS:
-        raise unknown("class of outcomes", kind, LADDERS)
-    ladder = LADDERS[kind]
+    if kind not in EXAMPLE_CANDIDATES:
+        raise unknown("class of outcomes", kind, EXAMPLE_CANDIDATES)
+    ladder = EXAMPLE_CANDIDATES[kind]
     if not 0 <= number < len(ladder):
         raise UsageError(f"there are {len(ladder)} faults made by hand for {kind}, numbered from 0; asked for {number}")
     share, what, depth, model = ladder[number]
     step = min(golden.steps - 1, int(share * golden.steps))
-    sites = list(_sites(drawing, what))
+    sites = list(_sites(sampler, what))
     if not sites:
         raise UsageError(f"no {what} of this training can be struck")
     site = sites[round(depth * (len(sites) - 1))]
     parsed = parse_site(site)
     layer = parsed.layer if parsed.kind == "op" else SiteName("param", parsed.name).layer
-    return Drawn(Struck(step, site, what, layer, model), (Draw(site, fault_model(model), seed=number),))
+    return SampledFault(InjectionPoint(step, site, what, layer, model), (Draw(site, fault_model(model), seed=number),))
 
 
-def _sites(drawing: Drawing, what: str) -> Iterator[str]:
+def _sites(sampler: FaultSampler, what: str) -> Iterator[str]:
     """Sites of one kind in the order of the step: weights of several axes, or products."""
     if what == "param":
-        yield from (r.site for r in drawing.regions if r.site.startswith("param:") and len(r.shape) > 1)
+        yield from (r.site for r in sampler.regions if r.site.startswith("param:") and len(r.shape) > 1)
         return
-    places: list[Place] = drawing.everywhere
+    places: list[Place] = sampler.everywhere
     yield from (f"op:{place.operation}/{what}/out" for place in places if place.phase == what)

@@ -1,4 +1,4 @@
-"""A closer look at one step of a replica: what every operation of it reads and gives, so that two runs can be compared."""
+"""A trace of one step of a replica: what every operation reads and returns, so that two runs can be compared."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.replicas.spec import Replica
 from unsilent.replicas.switches import Switches
 
-LOOK, UNORDERED = "look:", "unordered-look:"
-"""What the targets of looks begin with; the step and the switches follow, ``look:12:within``."""
+STEP, UNORDERED = "step:", "unordered-step:"
+"""What the targets of step traces begin with; the step and the switches follow, ``step:12:within``."""
 
 
-class Look(NamedTuple):
+class StepTraceId(NamedTuple):
     """At a step (from 0) of a run; ``unordered``: by hashes that do not depend on the order of elements."""
 
     replica: Replica
@@ -33,16 +33,16 @@ class Look(NamedTuple):
     @property
     def trial(self) -> TrialId:
         """What it is stored as."""
-        prefix = UNORDERED if self.unordered else LOOK
+        prefix = UNORDERED if self.unordered else STEP
         return TrialId(f"{prefix}{self.step}:{self.replica.switches}", None, self.replica.number)
 
 
-def asked_by(trial: TrialId) -> Replica | Look:
-    """The run or the look that a trial is; raises ``UsageError`` or ``ValueError`` where it is neither."""
-    for prefix in (LOOK, UNORDERED):
+def asked_by(trial: TrialId) -> Replica | StepTraceId:
+    """The run or the step trace that a trial is; raises ``UsageError`` or ``ValueError`` where it is neither."""
+    for prefix in (STEP, UNORDERED):
         if trial.target.startswith(prefix):
             step, _, switches = trial.target.removeprefix(prefix).partition(":")
-            return Look(Replica(Switches.parse(switches), trial.k), int(step), prefix == UNORDERED)
+            return StepTraceId(Replica(Switches.parse(switches), trial.k), int(step), prefix == UNORDERED)
     return Replica(Switches.parse(trial.target), trial.k)
 
 
@@ -65,7 +65,7 @@ class Operation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class StepTrace:
     """What was seen: hashes of parameters and buffers before and after the step, and its operations in order.
 
     ``note``: why it cannot be told; then there are no operations.
@@ -81,9 +81,9 @@ class Looked:
         return stored_json(asdict(self))
 
 
-def read_look(text: str) -> Looked:
-    """The inverse of `Looked.text`; raises ``Damaged``."""
-    looked = parsed(Looked, text, "look")
-    if len(looked.before) != len(looked.after):
+def read_step_trace(text: str) -> StepTrace:
+    """The inverse of `StepTrace.text`; raises ``Damaged``."""
+    trace = parsed(StepTrace, text, "step trace")
+    if len(trace.before) != len(trace.after):
         raise Damaged("what was seen of a step does not have as many tensors after it as before")
-    return looked
+    return trace

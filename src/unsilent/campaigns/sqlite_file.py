@@ -52,7 +52,7 @@ def application_of(path: str | Path) -> int:
     return int.from_bytes(head[68:72], "big") if head.startswith(b"SQLite format 3\0") else 0
 
 
-class StoreFile(Closing):
+class SqliteFile(Closing):
     """An open file.
 
     Args:

@@ -35,7 +35,7 @@ SPREAD = 0.5
 HIDDEN = "the output depends on parameters or inputs by something other than operations (compiled code?)"
 
 
-def look_blindly(engine: CachedEngine, batch: int, replayer: Replayer, outputs: Callable[[Any], Any]) -> None:
+def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outputs: Callable[[Any], Any]) -> None:
     """Execute a tape on copies of the parameters, with the parameters themselves struck: that must give the golden output.
 
     ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
@@ -44,7 +44,7 @@ def look_blindly(engine: CachedEngine, batch: int, replayer: Replayer, outputs: 
     live, own = tape.externals, set(tape.by_storage.values())
     tape.externals = {v: private_copy(t) if v in own else t for v, t in live.items()}
     try:
-        with engine.in_memory(shaken(engine.parameters, strongly=True)):
+        with engine.in_memory(perturbed(engine.parameters, strongly=True)):
             try:
                 found = outputs(replayer.fill(lambda value: False))
             except Exception:
@@ -55,7 +55,7 @@ def look_blindly(engine: CachedEngine, batch: int, replayer: Replayer, outputs: 
         raise Unrecordable("an operation reads a parameter that it is not given")
 
 
-def shake(engine: CachedEngine, batch: int, tape: Tape) -> None:
+def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
     """Strike every parameter and input at once, strongly, and gently should the run then take another way.
 
     Raises:
@@ -67,7 +67,7 @@ def shake(engine: CachedEngine, batch: int, tape: Tape) -> None:
             f"numbers that no operation made come into it{first_reader(tape)}, maybe from integer inputs"
         )
     for strongly in (True, False):
-        faults = [*shaken(engine.parameters, strongly), *mixed]
+        faults = [*perturbed(engine.parameters, strongly), *mixed]
         with engine.in_memory(faults):
             try:
                 expected, found = engine.plainly(batch, faults), engine.on_tape(batch, faults, packed=False)
@@ -85,7 +85,7 @@ def shake(engine: CachedEngine, batch: int, tape: Tape) -> None:
 
 def _strike_unread(engine: CachedEngine, batch: int, tape: Tape) -> None:
     """Parameters that no operation reads must not change a thing."""
-    faults = [f for f in shaken(engine.parameters, strongly=True) if not _read(engine.parameters, f, tape)]
+    faults = [f for f in perturbed(engine.parameters, strongly=True) if not _read(engine.parameters, f, tape)]
     if not faults:
         return
     with engine.in_memory(faults):
@@ -101,7 +101,7 @@ def _read(parameters: Parameters, fault: Fault, tape: Tape) -> bool:
     return parameters.memory(fault).tensor.untyped_storage().data_ptr() in tape.by_storage
 
 
-def shaken(parameters: Parameters, strongly: bool) -> list[Fault]:
+def perturbed(parameters: Parameters, strongly: bool) -> list[Fault]:
     """Faults that change many elements of every tensor. Numbers keep their sign, indices are exchanged: the run goes on."""
     chance = np.random.default_rng(0)
     return list(_shaken(parameters.sites.values(), strongly, chance))

@@ -21,7 +21,7 @@ from unsilent.sites.striking import copied
 _CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}
 
 
-class Stuffed:
+class DilatedGradient:
     """The geometry of one convolution's input gradient.
 
     Args:

@@ -27,22 +27,22 @@ from unsilent.faults.naming import SiteName, parse_site
 from unsilent.monitor.history import MOMENTS_OF_OPTIMIZERS, MOVING, PARAMETER, STATISTICS
 from unsilent.sites.operands import PRODUCTS
 from unsilent.sites.targets import LEVELS, component_of
-from unsilent.studies.training.spec import MOMENTS, RANDOM, Place, Struck, TrainingSpec, TrainingTarget
+from unsilent.studies.training.spec import MOMENTS, RANDOM, InjectionPoint, Place, TrainingSpec, TrainingTarget
 
 STATE, GRADIENT = "optim", "gradient"
 KIND = "kind"
 """Targets are the kinds of memory: parameters, first and second moments, moving statistics, gradients."""
 
 
-class Drawn(NamedTuple):
+class SampledFault(NamedTuple):
     """The faults of a trial, and in words."""
 
-    struck: Struck
+    struck: InjectionPoint
     faults: tuple[Draw, ...]
 
 
 @dataclass(frozen=True)
-class Kind:
+class WeightedFaultModel:
     """One weighted fault model."""
 
     name: str
@@ -64,7 +64,7 @@ class Kind:
         return self.source.draw(f"op:{place.operation}", place.phase, seed, self.value)
 
 
-class Drawing:
+class FaultSampler:
     """Draws the faults of trials.
 
     Args:
@@ -88,7 +88,7 @@ class Drawing:
         self._regions = {region.site: region for region in regions}
         self.everywhere = self._products()
         self.notes: list[str] = []
-        self.kinds: list[Kind] = []
+        self.kinds: list[WeightedFaultModel] = []
         self.places: list[Place] = []
         self._memory: dict[str, list[Region]] = {}
         if spec.per is None:
@@ -110,7 +110,7 @@ class Drawing:
             found.append(TrainingTarget(name, what, part, sum(r.size for r in regions)))
         return tuple(found)
 
-    def draw(self, campaign: str, trial: TrialId) -> Drawn:
+    def draw(self, campaign: str, trial: TrialId) -> SampledFault:
         """The faults of a trial; raises ``UsageError`` for a target that is not there."""
         rng = np.random.Generator(np.random.PCG64(trial_seed(campaign, self.spec.seed, trial)))
         if trial.target == RANDOM and self.spec.per is None:
@@ -119,15 +119,15 @@ class Drawing:
             raise unknown("target", trial.target, [t.name for t in self.targets])
         return self._held(trial.target, rng)
 
-    def _operation(self, rng: np.random.Generator) -> Drawn:
+    def _operation(self, rng: np.random.Generator) -> SampledFault:
         step = int(rng.integers(self.steps))
         weights = np.array([kind.weight if places else 0.0 for kind, places in self._fitting])
         kind, places = self._fitting[int(rng.choice(len(weights), p=weights / weights.sum()))]
         place = places[int(rng.integers(len(places)))]
         fault = kind.at(place, int(rng.integers(2**62)))
-        return Drawn(Struck(step, fault.site, place.phase, place.layer, kind.name), (fault,))
+        return SampledFault(InjectionPoint(step, fault.site, place.phase, place.layer, kind.name), (fault,))
 
-    def _held(self, target: str, rng: np.random.Generator) -> Drawn:
+    def _held(self, target: str, rng: np.random.Generator) -> SampledFault:
         regions = self._memory[target]
         first = 1 if target.startswith(STATE) and self.steps > 1 else 0  # optimizers make their state in the first step
         step = int(rng.integers(first, self.steps))
@@ -136,7 +136,7 @@ class Drawing:
         model = self._model
         fault = Draw(region.site, model, int(rng.integers(2**62)))
         layer = SiteName("param", parse_site(region.site).name).layer
-        return Drawn(Struck(step, region.site, target.partition(":")[0], layer, model.text), (fault,))
+        return SampledFault(InjectionPoint(step, region.site, target.partition(":")[0], layer, model.text), (fault,))
 
     # -- places ----------------------------------------------------------------------------------------------------
 
@@ -172,11 +172,11 @@ class Drawing:
             if site.name.partition("#")[2].rpartition(".")[0] in PRODUCTS and site.phase in STRUCK_PHASES
         ]
 
-    def _fits(self, kind: Kind) -> list[Place]:
+    def _fits(self, kind: WeightedFaultModel) -> list[Place]:
         """Where a fault model has what it strikes, and room for it."""
         return [place for place in self.places if self._has_room(kind, place)]
 
-    def _has_room(self, kind: Kind, place: Place) -> bool:
+    def _has_room(self, kind: WeightedFaultModel, place: Place) -> bool:
         region = self._regions.get(f"op:{place.operation}/{place.phase}/{kind.operand}")
         if region is None:
             return False
@@ -248,16 +248,16 @@ def kind_of(kind: str, name: str, entry: str, parameter: bool) -> str | None:
     return GRADIENT if kind == GRADIENT else PARAMETER
 
 
-def kinds_of(spec: TrainingSpec) -> list[Kind]:
+def kinds_of(spec: TrainingSpec) -> list[WeightedFaultModel]:
     """The weighted fault models of a spec; weights add up to 1."""
     if spec.accelerator is not None and spec.faults:
         raise UsageError("--accelerator and --fault both say which fault models there are; give one of them")
     if spec.accelerator is not None:
         entries = accelerator(spec.accelerator).entries
-        return [Kind(f"{e.group}/{e.preset.name}", e.weight, e, spec.value) for e in entries]
+        return [WeightedFaultModel(f"{e.group}/{e.preset.name}", e.weight, e, spec.value) for e in entries]
     given = spec.faults or tuple((name, 1.0) for name in PRESETS)
     whole = sum(weight for _, weight in given)
-    return [Kind(name, weight / whole, _source(name, spec.value), spec.value) for name, weight in given]
+    return [WeightedFaultModel(name, weight / whole, _source(name, spec.value), spec.value) for name, weight in given]
 
 
 def _source(name: str, value: str | None) -> Preset | FaultModel:
