@@ -204,8 +204,8 @@ def test_a_trial_that_was_not_run_is_named(ran):
 # -- hostile files ------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
-    "target", "k", "step", "site", "phase", "layer", "model", "faults", "injected_max", "reference_max", "reason",
-    "steps_run", "losses", "metric", "watched", "test", "test_loss", "churn", "caught", "error", "bit_identical", "seconds", "worker",
+    "target", "k", "step", "site", "phase", "layer", "model", "faults", "injected_max", "reference_max", "reason", "steps_run",
+    "losses", "metric", "watched", "test", "test_loss", "churn", "caught", "error", "bit_identical", "seconds", "worker",
 )  # fmt: skip
 WRONG = {
     "null": None,
