@@ -82,13 +82,13 @@ class Bound:
         return sum(self.seconds[batch].get(name, 0.0) for batch, name in self.dependents(faults))
 
     def share(self, faults: Sequence[Fault]) -> float:
-        """Their share of the evaluations that a plain trial makes (all batches, or the one that is struck)."""
+        """Their share of the evaluations that a plain trial makes (all batches, or the one that is corrupted)."""
         steps = {f.step for f in faults}
         acting = range(len(self.tapes)) if None in steps else sorted(s for s in steps if s is not None)
         return self.cost(faults) / sum(sum(self.seconds[b].values()) for b in acting)
 
     def _closure(self, tape: Tape, faults: Sequence[Fault]) -> set[int]:
-        stack = [reader for fault in faults for reader in self._struck(tape, fault)]
+        stack = [reader for fault in faults for reader in self._corrupted(tape, fault)]
         found: set[int] = set()
         while stack:
             index = stack.pop()
@@ -99,7 +99,7 @@ class Bound:
                 stack += [r for r in tape.values[value].readers if r > index]
         return found
 
-    def _struck(self, tape: Tape, fault: Fault) -> list[int]:
+    def _corrupted(self, tape: Tape, fault: Fault) -> list[int]:
         """The operations that see the corruption first."""
         site = parse_site(fault.site)
         if site.kind == "param":

@@ -1,6 +1,6 @@
-"""What a struck training step costs, and that all others cost what they did.
+"""What a faulty training run step costs, and that all others cost what they did.
 
-In every round each kind of step runs once, in shuffled order: a plain step, a plain step of a loop that was struck before, and
+In every round each kind of step runs once, in shuffled order: a plain step, a plain step of a loop that was corrupted before, and
 steps with a fault. On a GPU the time is that of the wall, with the device waited for.
 """
 
@@ -76,7 +76,7 @@ def _waited() -> float:
 def _steps(loop: Loop, device: str) -> dict[str, Callable[[], object]]:
     """The kinds of step by name, plain first."""
 
-    def trained(struck: bool, *faults: Draw) -> Callable[[], object]:
+    def trained(corrupted: bool, *faults: Draw) -> Callable[[], object]:
         """A loop of its own, so that what one leaves behind slows no other."""
         torch.manual_seed(1)
         model = copy.deepcopy(loop.model).to(device).train()
@@ -89,13 +89,13 @@ def _steps(loop: Loop, device: str) -> dict[str, Callable[[], object]]:
             F.cross_entropy(out.flatten(0, -2), targets.flatten()).backward()
             optimizer.step()
 
-        if struck and not faults:
+        if corrupted and not faults:
             with Step(model, [Draw(f"{loop.layer}/grad_wt/out", fault_model("bitflip"))], [optimizer]):
                 step()
             return step
 
         def call() -> None:
-            with Step(model, faults, [optimizer]) if struck else nullcontext():
+            with Step(model, faults, [optimizer]) if corrupted else nullcontext():
                 step()
 
         return call
@@ -103,7 +103,7 @@ def _steps(loop: Loop, device: str) -> dict[str, Callable[[], object]]:
     at, flip = loop.layer, fault_model("bitflip")
     return {
         "plain": trained(False),
-        "plain, after a struck one": trained(True),
+        "plain, after a corrupted one": trained(True),
         "forward output": trained(True, Draw(f"{at}/fwd/out", flip)),
         "weight gradient": trained(True, Draw(f"{at}/grad_wt/out", flip)),
         "operand of the weight gradient": trained(True, Draw(f"{at}/grad_wt/first", flip)),

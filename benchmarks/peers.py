@@ -57,10 +57,10 @@ def hand_neuron(model: nn.Module, x: Tensor) -> Trial:
         (layer,) = random.choices(range(len(layers)), weights=sizes)
         element, mask = random.randrange(sizes[layer]), 1 << random.randrange(31)
 
-        def strike(module: nn.Module, inputs: object, y: Tensor) -> None:
+        def corrupt(module: nn.Module, inputs: object, y: Tensor) -> None:
             y.view(torch.int32).view(-1)[element] ^= mask
 
-        handle = layers[layer].register_forward_hook(strike)
+        handle = layers[layer].register_forward_hook(corrupt)
         try:
             return model(x)
         finally:

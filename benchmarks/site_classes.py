@@ -61,7 +61,7 @@ def kind_of(model: nn.Module, region: Region) -> str:
 
 
 def places(engine: PlainEngine) -> list[Region]:
-    """Every tensor that can be struck; of transient ones, those of the first batch."""
+    """Every tensor that can be corrupted; of transient ones, those of the first batch."""
     found = list(engine.regions(["param:*"]))
     for address in ("input:*", "op:*", "op:*/fwd/first", "op:*/fwd/second"):
         try:

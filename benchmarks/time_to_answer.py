@@ -1,6 +1,6 @@
 """CPU seconds until PVFs of `cifar-resnet32` are known to ±20 % (or ±0.02 points) at 95 %, beside PyTorchFI 0.6.0.
 
-Both strike the same weights (of convolutions and the linear layer, uniform over elements of a component, then over bits) and
+Both corrupt the same weights (of convolutions and the linear layer, uniform over elements of a component, then over bits) and
 ask the same question (is an image's answer wrong). Ours is a whole campaign, all rows together, set-up included; each fault
 meets one batch of four images. PyTorchFI's trials are timed, and their number follows from the PVF and Wilson's interval: with
 all images a fault, as it is mostly driven, and with as many of them as are cheapest, by the variance between faults that our

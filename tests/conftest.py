@@ -54,14 +54,14 @@ def make(sleep: float = 0.0):
     return unsilent.Workload(Tiny(), batches(), run=run, name="tiny")
 
 
-def struck(model):
+def corrupted(model):
     return bool((model.last.bias.detach() != Tiny().last.bias).any())
 
 
 def dies():
     """A workload whose process dies when the last bias is corrupted."""
     def run(model, batch):
-        if struck(model):
+        if corrupted(model):
             os.kill(os.getpid(), 9)
         return model(batch)
 
@@ -71,7 +71,7 @@ def dies():
 def hangs():
     """A workload that never returns when the last bias is corrupted."""
     def run(model, batch):
-        while struck(model):
+        while corrupted(model):
             pass
         return model(batch)
 
@@ -81,7 +81,7 @@ def hangs():
 def raises():
     """A model that raises when the last bias is corrupted."""
     def run(model, batch):
-        if struck(model):
+        if corrupted(model):
             raise ArithmeticError("the model itself raises")
         return model(batch)
 

@@ -13,7 +13,7 @@ from io import StringIO
 from unittest import mock
 
 import conftest
-from campaigns.struck import Here, running, write_loop
+from campaigns.faulty_loop import Here, running, write_loop
 from replicas.subjects import LOOP
 from unsilent.campaigns.driver import Budget, run_campaign, run_trials
 from unsilent.campaigns.reading import parsed

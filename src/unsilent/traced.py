@@ -77,9 +77,9 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One fault. ``row``: the number of the row it strikes (`BEFORE`: memory, before the first); None where that is not known.
+    """One fault. ``row``: the number of the row it corrupts (`BEFORE`: memory, before the first); None where that is not known.
 
-    A fault in a gradient strikes what the last of the backward kernels gives, on its way to who reads it: the row itself is
+    A fault in a gradient corrupts what the last of the backward kernels gives, on its way to who reads it: the row itself is
     golden then. ``bits``: changed by it, where that was counted.
     """
 

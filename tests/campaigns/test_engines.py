@@ -1,4 +1,4 @@
-"""A store is the same, byte for byte, with every shortcut on and with all off, whatever strikes where."""
+"""A store is the same, byte for byte, with every shortcut on and with all off, whatever corrupts where."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def dies_with_a_child():
 
 def fork_in_trial():
     def run(model, batch):
-        if tiny.struck(model):
+        if tiny.corrupted(model):
             if os.fork() == 0:
                 time.sleep(600)
                 os._exit(0)
@@ -133,7 +133,7 @@ def fork_in_trial():
 def holds_the_lock():
     import re
     def run(model, batch):
-        if tiny.struck(model):
+        if tiny.corrupted(model):
             re.match(r"(a+)+$", "a" * 40 + "b")
         return model(batch)
     return unsilent.Workload(tiny.Tiny(), tiny.batches(), run=run)

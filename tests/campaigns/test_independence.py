@@ -171,7 +171,7 @@ def test_a_live_model_is_left_as_it_was():
     assert all(m.training for m in model.modules())
 
 
-def test_shares_count_what_the_fault_model_can_strike():
+def test_shares_count_what_the_fault_model_can_corrupt():
     class Mixed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -186,13 +186,13 @@ def test_shares_count_what_the_fault_model_can_strike():
     rows = {(r.level, r.target): r for r in result.rows}
     expected = (5 * rows["component", "a"].estimate + 15 * rows["component", "b"].estimate) / 20
     assert rows["model", "model"].estimate == pytest.approx(expected)
-    assert any("cannot strike param:a.table" in note for note in result.notes)
+    assert any("cannot corrupt param:a.table" in note for note in result.notes)
     assert unsilent.pvf(
         unsilent.Workload(Mixed(), batches()), trials=1, fault="bitflip:bits=exponent", per="tensor"
     ).rows
 
 
-def test_names_with_colons_and_brackets_are_struck():
+def test_names_with_colons_and_brackets_are_corrupted():
     model = nn.ModuleDict({"a:b": nn.Linear(4, 3), "c[0]": nn.Linear(3, 3)})
     run = lambda m, x: m["c[0]"](m["a:b"](x))  # noqa: E731
     result = unsilent.pvf(unsilent.Workload(model, batches(), run=run), trials=5)

@@ -1,4 +1,4 @@
-"""Campaigns over lists of faults by the command line: what is struck, how it ends, and that nothing else changes a row."""
+"""Campaigns over lists of faults by the command line: what is corrupted, how it ends, and that nothing else changes a row."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make(sleep: float = 0.0):
     return unsilent.Workload(Net(), batches(), run=run, name="net")
 """
 ALFI = "pytorchalfi:rnd_mode=weights,rnd_value_type=bitflip,layer_types=conv2d+fcc"
-STRUCK = [
+CORRUPTED = [
     ("head.weight", (2, 11), 30), ("stem.weight", (1, 0, 1, 0), 31), ("head.weight", (0, 0), 23),
     ("stem.weight", (2, 0, 0, 1), 30), ("head.weight", (1, 26), 0), ("head.weight", (2, 11), 30),
     ("again.weight", (1, 2), 29), ("stem.weight", (0, 0, 0, 0), 28),
@@ -77,20 +77,20 @@ LAYERS = {"head.weight": (0, (3, 27)), "stem.weight": (1, (3, 1, 2, 2)), "again.
 def scifi():
     rows = [
         f"{i},{name.removesuffix('.weight')},{np.ravel_multi_index(index, LAYERS[name][1])},{bit}"
-        for i, (name, index, bit) in enumerate(STRUCK)
+        for i, (name, index, bit) in enumerate(CORRUPTED)
     ]
     Path("list.csv").write_text("\n".join(["Injection,Layer,TensorIndex,Bit", *rows]) + "\n")
     return ["--faults", "list.csv"]
 
 
 def alfi():
-    made = [(LAYERS[n][0], *(i[:2] if len(i) == 4 else (-1, -1)), -1, *i[-2:], 31 - bit) for n, i, bit in STRUCK]
+    made = [(LAYERS[n][0], *(i[:2] if len(i) == 4 else (-1, -1)), -1, *i[-2:], 31 - bit) for n, i, bit in CORRUPTED]
     Path("net_test_random_sbf_weights_inj_fault_locs.bin").write_bytes(pickle.dumps(np.array(made).T, protocol=4))
     return ["--faults", "net_test_random_sbf_weights_inj_fault_locs.bin", "--faults-as", ALFI]
 
 
 def own():
-    lines = [json.dumps(record(*struck)) for struck in STRUCK]
+    lines = [json.dumps(record(*corrupted)) for corrupted in CORRUPTED]
     Path("list.jsonl").write_text("\n".join(lines) + "\n")
     return ["--faults", "list.jsonl"]
 
@@ -135,24 +135,24 @@ def pvf(*words):
 
 
 @pytest.mark.parametrize("write", [scifi, alfi, own])
-def test_each_fault_is_struck_and_ends_as_by_hand(net, write):
+def test_each_fault_is_corrupted_and_ends_as_by_hand(net, write):
     out = pvf(*write(), "--store", "s.sqlite", "--per", "tensor")
     with PvfStore("s.sqlite") as store:
         rows = {row.trial: row for row in store.rows()}
         assert store.spec.enumerated
-    assert len(rows) == len(STRUCK)
+    assert len(rows) == len(CORRUPTED)
     numbers: dict[str, int] = {}
-    for name, index, bit in STRUCK:
+    for name, index, bit in CORRUPTED:
         k = numbers[name] = numbers.get(name, -1) + 1
         row = rows[name, None, k]
         (fault,) = json.loads(row.faults)
         expected = record(name, index, bit)
         assert {key: fault[key] for key in expected} == expected
         assert row.codes == ending(name, index, bit)
-    wrong = np.array([[c >= 2 for c in ending(*struck)] for struck in STRUCK]).mean(1)
+    wrong = np.array([[c >= 2 for c in ending(*corrupted)] for corrupted in CORRUPTED]).mean(1)
     told = {line.split()[1]: line.split() for line in out.splitlines() if line.startswith(("tensor", "model"))}
     for name in LAYERS:
-        mean = wrong[[n == name for n, *_ in STRUCK]].mean()
+        mean = wrong[[n == name for n, *_ in CORRUPTED]].mean()
         assert [float(x) for x in told[name][4:7]] == pytest.approx([mean] * 3, rel=1e-3)
     assert [float(x) for x in told["model"][4:7]] == pytest.approx([wrong.mean()] * 3, rel=1e-3)
     assert "All numbers are about the 8 faults of the list" in out
@@ -174,12 +174,12 @@ def test_rows_depend_on_neither_jobs_nor_engine_nor_kills(net):
         wait_until(lambda p=process, seen=before: stored("killed.sqlite") > seen or p.poll() is not None)
         process.kill()
         process.wait()
-        killed += 0 < stored("killed.sqlite") < times * len(STRUCK)
+        killed += 0 < stored("killed.sqlite") < times * len(CORRUPTED)
     assert killed, "no kill fell into the trials"
     pvf(*ask, "--store", "killed.sqlite")
     found = {canonical(f"{name}.sqlite") for name in ("one", "two", "plain", "killed")}
     assert len(found) == 1
-    assert found.pop().count("\n") == 1 + times * len(STRUCK)
+    assert found.pop().count("\n") == 1 + times * len(CORRUPTED)
 
 
 def test_shards_join_to_the_whole_and_a_part_claims_no_more_than_it_knows(net):
@@ -232,8 +232,8 @@ def test_the_content_is_part_of_the_identity_and_the_folder_is_not(net):
     unsilent.pvf(live(), faults="list.jsonl", store="s.sqlite")
     Path("elsewhere").mkdir()
     moved = Path("list.jsonl").rename("elsewhere/list.jsonl")
-    assert unsilent.pvf(live(), faults=moved, store="s.sqlite").trials_done == len(STRUCK)
-    moved.write_text(moved.read_text() + json.dumps(record(*STRUCK[0])) + "\n")
+    assert unsilent.pvf(live(), faults=moved, store="s.sqlite").trials_done == len(CORRUPTED)
+    moved.write_text(moved.read_text() + json.dumps(record(*CORRUPTED[0])) + "\n")
     with pytest.raises(StoreError, match=r"holds another campaign \(faults changed\)"):
         unsilent.pvf(live(), faults=moved, store="s.sqlite")
 
@@ -255,14 +255,14 @@ def test_a_trial_replays_from_its_row_alone(net):
     assert "stored.jsonl line 1: fault record lacks" in done.stderr
     Path("net.py").write_text(NET.replace("manual_seed(3)", "manual_seed(33)"))
     with sqlite3.connect("s.sqlite") as db:
-        db.execute("UPDATE trial SET faults = ?", (json.dumps([record(*STRUCK[0])]),))
+        db.execute("UPDATE trial SET faults = ?", (json.dumps([record(*CORRUPTED[0])]),))
     done = in_process("replay", "s.sqlite", "head/x/1", "--workload", net)
     assert done.returncode == 2
     assert "was made with another weights" in done.stderr
 
 
 def test_a_fault_of_several_tensors_is_one_trial(net):
-    three = [record(*STRUCK[0]), record(*STRUCK[1]), record("stem.weight", (1, 0, 0, 0), 3)]
+    three = [record(*CORRUPTED[0]), record(*CORRUPTED[1]), record("stem.weight", (1, 0, 0, 0), 3)]
     Path("list.jsonl").write_text(json.dumps([three[0], three[1]]) + "\n" + json.dumps(three[2]) + "\n")
     result = unsilent.pvf(live(), faults="list.jsonl", per="layer", store="s.sqlite")
     assert {r.target: r.n for r in result.rows if r.level == "layer"} == {"head+stem": 1, "stem": 1}
@@ -280,7 +280,7 @@ def test_two_models_compare_exactly_on_one_list(net):
     assert any(row.difference.estimate for row in found.rows)
     for row in found.rows:
         assert row.method == "whole list"
-        assert row.paired, "the same faults struck both"
+        assert row.paired, "the same faults corrupted both"
         assert row.difference.low == row.difference.high == row.difference.estimate
     Path("list.jsonl").write_text("".join(reversed(Path("list.jsonl").read_text().splitlines(keepends=True))))
     unsilent.pvf(live(seed=33), faults="list.jsonl", store="c.sqlite")
@@ -338,15 +338,15 @@ def test_what_does_not_fit_the_workload_is_one_line(net, capsys):
     assert capsys.readouterr().err.endswith(
         "list.csv line 3, Layer: unknown layer 'haed'; did you mean 'head'? Known: again, head, stem, tied.\n"
     )
-    mixed = [record(*STRUCK[0]), record(*STRUCK[0], site="input:0", shape=[5, 1, 4, 4], step=0)]
+    mixed = [record(*CORRUPTED[0]), record(*CORRUPTED[0], site="input:0", shape=[5, 1, 4, 4], step=0)]
     Path("mixed.jsonl").write_text("\n".join(map(json.dumps, mixed)))
     assert run(["pvf", net, "--faults", "mixed.jsonl", "--quiet", "--store", "s.sqlite"]) == 2
-    assert "mixes parameters, which stay struck, with values of one evaluation" in capsys.readouterr().err
-    large = record(*STRUCK[0]) | {"elements": list(range(81)), "operands": ["0x00000001"] * 81}
+    assert "mixes parameters, which stay corrupted, with values of one evaluation" in capsys.readouterr().err
+    large = record(*CORRUPTED[0]) | {"elements": list(range(81)), "operands": ["0x00000001"] * 81}
     Path("large.jsonl").write_text("\n".join([json.dumps(large)] * 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unsilent.studies.pvf.runner.MOST_ELEMENTS", 80)
-        with pytest.raises(UsageError, match=r"large.jsonl line 1: strikes 81 elements, of which 80 are stored"):
+        with pytest.raises(UsageError, match=r"large.jsonl line 1: corrupts 81 elements, of which 80 are stored"):
             unsilent.pvf(live(), faults="large.jsonl")
     assert run(["pvf", net, "--faults-as", "sci-fi", "--quiet", "--store", "s.sqlite"]) == 2
     assert "--faults-as sci-fi says how a list is read; give --faults FILE" in capsys.readouterr().err
@@ -363,14 +363,14 @@ def test_from_python(net):
     own()
     result = unsilent.pvf(live(), faults=Path("list.jsonl"))
     (row,) = [r for r in result.rows if r.level == "model"]
-    wrong = np.mean([[c >= 2 for c in ending(*struck)] for struck in STRUCK])
+    wrong = np.mean([[c >= 2 for c in ending(*corrupted)] for corrupted in CORRUPTED])
     assert row.estimate == row.low == row.high == pytest.approx(wrong)
     assert result.command == "unsilent.pvf(workload, faults='list.jsonl', seed=0)"
-    assert result.trials_done == result.trials_planned == len(STRUCK)
+    assert result.trials_done == result.trials_planned == len(CORRUPTED)
     (heat,) = result.heat_maps
     for layer, cells, sizes in zip(heat.layers, heat.estimate, heat.n, strict=True):
         for bit, cell, size in zip(heat.bits, cells, sizes, strict=True):
-            mine = [s for s in STRUCK if (s[0].removesuffix(".weight"), s[2]) == (layer, bit)]
+            mine = [s for s in CORRUPTED if (s[0].removesuffix(".weight"), s[2]) == (layer, bit)]
             assert size == len(mine)
             assert cell == (pytest.approx(np.mean([[c >= 2 for c in ending(*s)] for s in mine])) if mine else None)
     for more in ({"trials": 5}, {"ci": "1%"}, {"fault": "zero"}, {"flips": 1}, {"at": "head.*"}, {"exhaustive": True}):
@@ -378,8 +378,8 @@ def test_from_python(net):
             unsilent.pvf(live(), faults="list.jsonl", **more)
 
 
-def test_values_of_a_run_are_struck_as_listed(net):
-    """An output, an operand and an input in one list; the batch that is not struck is spared."""
+def test_values_of_a_run_are_corrupted_as_listed(net):
+    """An output, an operand and an input in one list; the batch that is not corrupted is spared."""
     sites = [
         ("op:head#addmm.0/fwd/out", [5, 3], 0),
         ("op:head#addmm.0/fwd/first", [3, 27], 1),
@@ -407,9 +407,9 @@ def test_values_of_a_run_are_struck_as_listed(net):
         with torch.no_grad():
             golden = model(batches[step])
             if site == "input:0":
-                struck = batches[step].clone()
-                struck.view(-1)[2] *= -1
-                faulty = model(struck)
+                corrupted = batches[step].clone()
+                corrupted.view(-1)[2] *= -1
+                faulty = model(corrupted)
             else:
                 flat = model.stem(batches[step]).relu().flatten(1)
                 weight = model.head.weight.clone()

@@ -1,4 +1,4 @@
-"""Where struck trainings are struck: from the number of a trial alone, by the weights that were asked for."""
+"""Where faulty training runs are corrupted: from the number of a trial alone, by the weights that were asked for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from campaigns.injection import running, write_loop
 from scipy.stats import chisquare
 
-from campaigns.struck import running, write_loop
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.faults import Region
@@ -74,7 +74,7 @@ def test_products_in_all_their_phases_are_the_places(runner):
 
 
 def test_steps_fault_models_and_places_are_uniform_where_nothing_is_said(sampler):
-    found = [one.struck for one in draws(sampler())]
+    found = [one.injection for one in draws(sampler())]
     check(Counter(s.step for s in found), dict.fromkeys(range(STEPS), 1 / STEPS))
     check(Counter(s.model for s in found), dict.fromkeys(PRESETS, 1 / len(PRESETS)))
     places = sampler().places
@@ -89,7 +89,7 @@ def test_fault_models_come_by_their_weight(sampler):
     weights = {"RD": 5.0, "WT_16": 1.0, "bitflip:bits=30": 2.0, "ZERO": 0.5}
     one = sampler(faults=tuple(weights.items()))
     assert sum(kind.weight for kind in one.kinds) == pytest.approx(1)
-    found = [d.struck for d in draws(one)]
+    found = [d.injection for d in draws(one)]
     whole = sum(weights.values())
     check(Counter(s.model for s in found), {name: weight / whole for name, weight in weights.items()})
     for model in weights:  # whatever the fault model, places are alike
@@ -106,23 +106,23 @@ def test_an_accelerator_says_the_weights(sampler):
             shares[f"{entry.group}/{entry.preset.name}"] += entry.weight
         fitting = {kind.name for kind, places in one._fitting if places}
         found = draws(one, 1000)
-        check(Counter(d.struck.model for d in found), {n: w for n, w in shares.items() if n in fitting})
+        check(Counter(d.injection.model for d in found), {n: w for n, w in shares.items() if n in fitting})
         held = {f"{e.group}/{e.preset.name}": (e.held, e.preset.operand) for e in entries}
         for d in found[:300]:
             (fault,) = d.faults
-            assert (fault.held, fault.site.rpartition("/")[2]) == held[d.struck.model]
+            assert (fault.held, fault.site.rpartition("/")[2]) == held[d.injection.model]
 
 
-def test_what_is_struck_is_where_the_row_says(sampler):
+def test_what_is_corrupted_is_where_the_row_says(sampler):
     one = sampler(faults=(("RD", 1.0), ("WT", 1.0), ("INPUT_16", 1.0), ("bitflip", 1.0)), value=None)
     for d in draws(one, 300):
         (fault,) = d.faults
-        assert fault.site == d.struck.site
-        assert fault.site.startswith(f"op:{d.struck.layer}#")
-        assert fault.site.split("/")[1] == d.struck.phase
-        operand = PRESETS[d.struck.model].operand if d.struck.model in PRESETS else "out"
+        assert fault.site == d.injection.site
+        assert fault.site.startswith(f"op:{d.injection.layer}#")
+        assert fault.site.split("/")[1] == d.injection.phase
+        operand = PRESETS[d.injection.model].operand if d.injection.model in PRESETS else "out"
         assert fault.site.split("/")[2] == operand
-        assert (fault.window is not None) == (d.struck.model == "INPUT_16")
+        assert (fault.window is not None) == (d.injection.model == "INPUT_16")
 
 
 def test_a_value_takes_the_place_of_each_models_own(sampler):
@@ -132,7 +132,7 @@ def test_a_value_takes_the_place_of_each_models_own(sampler):
 
 
 def test_layers_and_phases_are_those_asked_for(sampler):
-    only = [d.struck for d in draws(sampler(layers=("f*",), phases=("grad_in", "grad_wt")), 200)]
+    only = [d.injection for d in draws(sampler(layers=("f*",), phases=("grad_in", "grad_wt")), 200)]
     assert {(s.layer, s.phase) for s in only} == {("fc", "grad_in"), ("fc", "grad_wt")}
 
 
@@ -149,14 +149,14 @@ def test_fault_models_that_do_not_fit_are_told_and_not_drawn(sampler, crowded):
         "zero:count=16 fits 5 of 6 operations and phases.",
         "WT fits 5 of 6 operations and phases.",
     ]
-    found = [d.struck for d in draws(one)]
+    found = [d.injection for d in draws(one)]
     assert {s.model for s in found if s.layer == "small"} == {"RBFLIP"}
     check(Counter(s.model for s in found), dict.fromkeys(("zero:count=16", "WT", "RBFLIP"), 1 / 3))
     own = Counter((s.layer, s.phase) for s in found if s.model == "RBFLIP")
     check(own, {(p.layer, p.phase): 1.0 for p in one.places})
     only = sampler(more=crowded, layers=("small",), faults=(("zero:count=16", 9.0), ("RBFLIP", 1.0)))
     assert only.notes == ["zero:count=16 fits no operation here and is not drawn."]
-    assert {d.struck.model for d in draws(only, 100)} == {"RBFLIP"}
+    assert {d.injection.model for d in draws(only, 100)} == {"RBFLIP"}
     with pytest.raises(
         UsageError, match=r"none of the fault models \(zero:count=16\) fits .* name others with --fault"
     ):
@@ -186,9 +186,9 @@ def test_parameters_and_their_state_are_the_targets(sampler):
 
 
 @pytest.mark.parametrize("target", ["param:trunk", "optim:trunk"])
-def test_tensors_are_struck_by_their_size(sampler, target):
+def test_tensors_are_corrupted_by_their_size(sampler, target):
     one = sampler(per="component", faults=(("bitflip:bits=30", 1.0),))
-    found = [d.struck for d in draws(one, target=target)]
+    found = [d.injection for d in draws(one, target=target)]
     regions = {
         r.site: r.size
         for r in one.regions
@@ -215,7 +215,7 @@ def test_a_trial_has_its_faults_in_any_order(sampler, per, target):
     forward = draws(there, 60, target)
     backward = [back.draw("c", trial(k, target)) for k in reversed(range(60))]
     assert forward == backward[::-1]
-    assert len({(d.struck, d.faults[0].seed) for d in forward}) == 60
+    assert len({(d.injection, d.faults[0].seed) for d in forward}) == 60
 
 
 def test_trials_campaigns_and_seeds_have_faults_of_their_own(sampler):
@@ -291,10 +291,10 @@ def test_every_candidate_made_by_hand_names_what_is_there(runner, kind):
     ]
     for one, (share, what, _, model) in zip(found, EXAMPLE_CANDIDATES[kind], strict=True):
         (fault,) = one.faults
-        assert fault.site == one.struck.site
+        assert fault.site == one.injection.site
         assert fault.site in sites
-        assert one.struck.model == model
-        assert one.struck.step == min(STEPS - 1, int(share * STEPS))
+        assert one.injection.model == model
+        assert one.injection.step == min(STEPS - 1, int(share * STEPS))
         assert what == ("param" if fault.site.startswith("param:") else fault.site.split("/")[1])
     assert found == [runner.draw(trial(k, f"made:{kind}")) for k in range(len(found))]
 

@@ -1,4 +1,4 @@
-"""Struck trainings in processes of their own: the same rows whoever runs them, and a death harms no other trial."""
+"""Faulty training runs in processes of their own: the same rows whoever runs them, and a death harms no other trial."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from importlib.util import find_spec
 
 import pytest
+from campaigns.injection import running, write_loop
 
-from campaigns.struck import running, write_loop
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.spec import TrialId
 from unsilent.studies.training.kind import TrainingStore
@@ -72,7 +72,7 @@ def test_every_executor_gives_the_same_rows(spec, reference, name, deadly):
         if row.trial in deadly:
             assert (row.reason, row.error) == (deadly[row.trial], f"worker: {deadly[row.trial]}")
             assert (row.steps_run, row.bit_identical, len(row.losses)) == (0, False, 0)
-            assert row.struck.site == row.trial.target
+            assert row.injection.site == row.trial.target
             assert row.seconds > 0
         else:
             assert row.reason in ("end", "not-finite", "same-bits", "missed", "recovered", "stopped")
@@ -148,7 +148,7 @@ def _count(path):
 def test_the_faults_are_those_of_another_process_with_other_hashes(spec):
     """What is drawn depends on no order of sets."""
     script = (
-        "import sys; from campaigns.struck import running; from unsilent.studies.training.spec import TrainingSpec;"
+        "import sys; from campaigns.injection import running; from unsilent.studies.training.spec import TrainingSpec;"
         "from unsilent.campaigns.spec import TrialId\n"
         "with running(TrainingSpec(sys.argv[1])) as r: print([r.draw(TrialId('random', None, k)) for k in range(50)])"
     )

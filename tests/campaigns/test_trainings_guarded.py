@@ -1,4 +1,4 @@
-"""Struck steps under a guard: what is large is noticed and leaves nothing, what is small is missed and said to be."""
+"""Corrupted steps under a guard: what is large is noticed and leaves nothing, what is small is missed and said to be."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 
 import numpy as np
 import pytest
+from campaigns.injection import running, write_loop
 
-from campaigns.struck import running, write_loop
 from monitor.segments import executed_again, oldest_kept
 from unsilent.campaigns.spec import TrialId
 from unsilent.engine.forking.golden import state_hash
@@ -55,7 +55,7 @@ def fault(step, model, site=GRADIENT, seed=1):
     return SampledFault(InjectionPoint(step, site, "", "", model), (Draw(site, fault_model(model), seed),))
 
 
-def strike(runner, *what, **more):
+def corrupt(runner, *what, **more):
     return guarded(runner.golden, fault(*what, **more), runner._history)
 
 
@@ -73,7 +73,7 @@ def rest(runner):
 @pytest.mark.parametrize("step", [11, 17, STEPS - 1])
 @pytest.mark.parametrize("model", ["set:value=-1e12", "set:value=1e30,count=40"])
 def test_a_large_fault_leaves_nothing(runner, step, model):
-    found = strike(runner, step, model)
+    found = corrupt(runner, step, model)
     assert (found.reason, found.caught, found.bit_identical) == ("recovered", 0, True)
     assert found.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
     assert "fc.weight/" in found.alarm
@@ -86,7 +86,7 @@ def test_a_large_fault_leaves_nothing(runner, step, model):
 
 @pytest.mark.parametrize("step", [0, 1, 2, STEPS - 1])
 def test_what_is_no_number_is_noticed_from_the_first_step_on(adamw, step):
-    found = strike(adamw, step, "set:value=nan")
+    found = corrupt(adamw, step, "set:value=nan")
     assert (found.reason, found.caught, found.bit_identical) == ("recovered", 0, True)
     assert found.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
     assert rest(adamw)[0] == step + 1
@@ -95,7 +95,7 @@ def test_what_is_no_number_is_noticed_from_the_first_step_on(adamw, step):
 @pytest.mark.parametrize("step", [0, 1, WARM_UP - 1, WARM_UP, WARM_UP + 1])
 def test_large_values_are_noticed_once_enough_steps_are_known(adamw, step):
     """A guard that began with the run has seen as many steps as there were before; early faults are noticed when bounds hold."""
-    found = strike(adamw, step, "set:value=1e12")
+    found = corrupt(adamw, step, "set:value=1e12")
     if step >= WARM_UP - 1:
         assert (found.reason, found.bit_identical) == ("recovered", True)
     else:
@@ -106,7 +106,7 @@ def test_large_values_are_noticed_once_enough_steps_are_known(adamw, step):
 
 @pytest.mark.parametrize("step", [12, STEPS - 2, STEPS - 1])
 def test_a_small_fault_is_missed(runner, step):
-    found = strike(runner, step, "bitflip:bits=3")
+    found = corrupt(runner, step, "bitflip:bits=3")
     assert (found.reason, found.caught, found.bit_identical, found.alarm) == ("missed", None, False, "")
     assert found.steps_run == step - oldest_kept(step) + min(1 + AFTER, STEPS - step)
     assert len(found.hits) == 1
@@ -120,13 +120,13 @@ def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):
     workload = load_training(loop, {})
     state = workload.start(Seeds.all(0))
     guard = Guard(state.model, state.optimizers, Counters(state), on_alarm=alarms.append)
-    struck = []
+    corrupted = []
 
     def one():
-        if state.step == step and not struck:
+        if state.step == step and not corrupted:
             with Step(state.model, drawn.faults, state.optimizers) as around:
                 workload.step(state)
-            struck.extend(around.hits)
+            corrupted.extend(around.hits)
         else:
             workload.step(state)
 
@@ -134,7 +134,7 @@ def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):
         while state.step < STEPS:
             guard.step(one)
     guard.close()
-    found = strike(adamw, step, model)
+    found = corrupt(adamw, step, model)
     assert found.bit_identical == (bool(alarms) and state_hash(state) == adamw.golden.hashes[-1])
     assert len(alarms) == (found.caught is not None)
     for alarm in alarms:
@@ -144,7 +144,7 @@ def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):
 
 def test_a_bound_that_is_passed_twice_stops(adamw, monkeypatch):
     monkeypatch.setattr(guarding, "guard_training", functools.partial(guard_training, factor=1.0001))
-    found = strike(adamw, 13, "set:value=1e12")
+    found = corrupt(adamw, 13, "set:value=1e12")
     assert (found.reason, found.bit_identical) == ("stopped", False)
     assert found.hits == ()  # before the fault: clean steps pass such a bound
     assert found.caught < 0
@@ -152,7 +152,7 @@ def test_a_bound_that_is_passed_twice_stops(adamw, monkeypatch):
 
 def test_an_alarm_that_comes_late_recovers_nothing(adamw, monkeypatch):
     monkeypatch.setattr(guarding, "guard_training", functools.partial(guard_training, factor=1.5))
-    found = strike(adamw, 13, "set:value=0.1,rate=0.1", site="param:fc.weight")
+    found = corrupt(adamw, 13, "set:value=0.1,rate=0.1", site="param:fc.weight")
     assert found.caught > 2
     assert found.reason in ("stopped", "missed")
     assert not found.bit_identical
@@ -165,7 +165,7 @@ def test_guards_leave_no_trace(adamw):
     for one in plain:
         row = adamw.run(one._replace(target="guarded:random"))
         assert adamw.run(row.trial).content() == row.content()
-        assert row.struck == adamw.run(one).struck
+        assert row.injection == adamw.run(one).injection
         assert row.faults == adamw.run(one).faults
         assert row.injected_max == adamw.run(one).injected_max
         assert [len(a) for a in (row.losses, row.metric, row.watched)] == [0, 0, 0]
@@ -177,15 +177,15 @@ def test_guards_leave_no_trace(adamw):
 def test_a_row_tells_of_the_alarm(loop):
     with running(TrainingSpec(loop, faults=(("set:value=-2e20", 1.0),), phases=("grad_wt",))) as runner:
         trials = [TrialId("guarded:random", None, k) for k in range(12)]
-        rows = [row for row in map(runner.run, trials) if row.struck.step >= WARM_UP]
+        rows = [row for row in map(runner.run, trials) if row.injection.step >= WARM_UP]
         assert rows
         for row in rows:
             assert (row.reason, row.caught, row.bit_identical) == ("recovered", 0, True)
-            step = row.struck.step
+            step = row.injection.step
             assert row.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
             assert row.injected_max == pytest.approx(2e20)
-            assert f"{row.struck.layer}.weight/exp_avg reaches" in row.error
-            assert json.loads(row.faults)[0]["site"] == row.struck.site
+            assert f"{row.injection.layer}.weight/exp_avg reaches" in row.error
+            assert json.loads(row.faults)[0]["site"] == row.injection.site
 
 
 # -- what goes wrong ----------------------------------------------------------------------------------------------------

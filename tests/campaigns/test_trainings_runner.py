@@ -1,4 +1,4 @@
-"""Rows of struck trainings are what whole runs give that are struck by hand, and say why they ended."""
+"""Rows of faulty training runs are what whole runs give that are corrupted by hand, and say why they ended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from campaigns.injection import running, write_loop
 
-from campaigns.struck import running, write_loop
 from conftest import few
 from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId
@@ -82,9 +82,9 @@ def by_hand(spec, drawn, steps=STEPS):
     state = workload.start(Seeds.all(spec.init))
     losses, metric, watched = [], [], []
     for now in range(steps):
-        with Step(state.model, drawn.faults if now == drawn.struck.step else [], state.optimizers):
+        with Step(state.model, drawn.faults if now == drawn.injection.step else [], state.optimizers):
             record = workload.step(state)
-        if now >= drawn.struck.step:
+        if now >= drawn.injection.step:
             losses.append(record.loss)
             metric.append(record.metrics["accuracy"])
             watched.append(remembered(state))
@@ -92,14 +92,14 @@ def by_hand(spec, drawn, steps=STEPS):
 
 
 @pytest.mark.slow
-def test_rows_are_whole_runs_struck_by_hand(runner):
+def test_rows_are_whole_runs_corrupted_by_hand(runner):
     ends = set()
     golden = runner.golden.evaluation
     for k in range(7):
         row, drawn = runner.run(trial(k)), runner.draw(trial(k))
         losses, metric, watched, found = by_hand(runner.spec, drawn)
         ends.add(row.reason)
-        assert row.struck == drawn.struck
+        assert row.injection == drawn.injection
         assert row.losses.tobytes() == losses[: row.steps_run].tobytes()
         assert row.metric.tobytes() == metric[: row.steps_run].tobytes()
         assert len(row.watched) == min(3, row.steps_run)
@@ -114,9 +114,9 @@ def test_rows_are_whole_runs_struck_by_hand(runner):
         assert row.churn == (found.predictions != golden.predictions).mean()
         if row.reason == "same-bits":
             assert row.bit_identical
-            assert losses.tobytes() == runner.golden.losses[row.struck.step :].tobytes()
+            assert losses.tobytes() == runner.golden.losses[row.injection.step :].tobytes()
         else:
-            assert (row.reason, row.steps_run, row.bit_identical) == ("end", STEPS - row.struck.step, False)
+            assert (row.reason, row.steps_run, row.bit_identical) == ("end", STEPS - row.injection.step, False)
     assert "end" in ends
 
 
@@ -159,12 +159,12 @@ def test_rows_do_not_depend_on_those_before(runner):
 def test_reasons(one, fault, phase, reason):
     runner = one(faults=((fault, 1.0),), phases=(phase,), layers=("fc",), steps=12)
     rows = [runner.run(trial(k)) for k in range(4)]
-    rows = [row for row in rows if row.struck.step < 11]
+    rows = [row for row in rows if row.injection.step < 11]
     assert rows
     assert {row.reason for row in rows} == {reason}
     for row in rows:
         first = {"fwd": 1, "grad_wt": 2}[phase]  # a lost gradient shows in the next step's loss
-        assert row.steps_run == {"not-finite": first, "same-bits": 1, "end": 12 - row.struck.step}[reason]
+        assert row.steps_run == {"not-finite": first, "same-bits": 1, "end": 12 - row.injection.step}[reason]
         assert row.bit_identical == (reason == "same-bits")
         if reason == "not-finite":
             assert not np.isfinite(row.losses[-1])
@@ -186,11 +186,11 @@ def test_a_run_inside_the_band_is_given_up(one):
     for k, row in rows.items():
         early, late = inside.run(trial(k)), outside.run(trial(k))
         assert late.content() == row.content()
-        assert early.struck == row.struck
+        assert early.injection == row.injection
         assert early.losses.tobytes() == row.losses[: early.steps_run].tobytes()
         if early.reason == "horizon":  # golden is looked at every three steps
             assert 6 <= early.steps_run <= 8
-            assert (row.struck.step + early.steps_run) % 3 == 0
+            assert (row.injection.step + early.steps_run) % 3 == 0
             assert (early.test, early.churn, early.bit_identical) == (inside.describe().test, 0, False)
         else:
             assert early.content() == row.content()
@@ -202,7 +202,7 @@ def test_what_the_step_raises_is_an_outcome(one):
     before = runner.run(trial(0, "param:fc.weight")).content()
     row = runner.run(trial(0, "param:fc.bias"))
     assert (row.reason, row.steps_run, row.bit_identical) == ("raised", 0, False)
-    assert "raised ArithmeticError: the loss itself raises (struck_loop.py, line" in row.error
+    assert "raised ArithmeticError: the loss itself raises (faulty_loop.py, line" in row.error
     assert "\n" not in row.error
     assert np.isnan([row.test, row.test_loss, row.churn, row.injected_max, row.reference_max]).all()
     assert [len(a) for a in (row.losses, row.metric, row.watched)] == [0, 0, 0]
@@ -221,17 +221,17 @@ def test_what_is_written_to_memory_beside_what_was_there(one, fault):
     runner = one(per="layer", layers=("fc",), faults=((fault, 1.0),), steps=6)
     for target in ("param:fc", "optim:fc"):
         row, drawn = runner.run(trial(1, target)), runner.draw(trial(1, target))
-        state = runner.golden.at(row.struck.step)
-        tensor = tensor_of(state, row.struck.site)
+        state = runner.golden.at(row.injection.step)
+        tensor = tensor_of(state, row.injection.site)
         usual = biggest([tensor])
         (hit,) = runner._run(trial(1, target))[0].hits
-        state = runner.golden.at(row.struck.step)
+        state = runner.golden.at(row.injection.step)
         with Step(state.model, drawn.faults, state.optimizers):
-            struck = tensor_of(state, row.struck.site).detach().clone()
-        now = struck.reshape(-1)[hit.fault.elements.tolist()]
+            corrupted = tensor_of(state, row.injection.site).detach().clone()
+        now = corrupted.reshape(-1)[hit.fault.elements.tolist()]
         assert row.reference_max == usual
         assert row.injected_max == biggest([now])
-        assert json.loads(row.faults)[0]["site"] == row.struck.site
+        assert json.loads(row.faults)[0]["site"] == row.injection.site
         assert json.loads(row.faults)[0]["elements"] == hit.fault.elements.tolist()
 
 
@@ -244,7 +244,7 @@ def tensor_of(state, site):
 def test_what_is_written_to_an_output_beside_what_was_there(one):
     runner = one(faults=(("set:value=-5e5", 1.0),), layers=("fc",), phases=("fwd",))
     for k in range(4):
-        row, step = runner.run(trial(k)), runner.draw(trial(k)).struck.step
+        row, step = runner.run(trial(k)), runner.draw(trial(k)).injection.step
         state, seen = runner.golden.at(step), []
         handle = state.model.fc.register_forward_hook(lambda module, inputs, out: seen.append(out))  # noqa: B023
         runner.workload.step(state)
@@ -289,10 +289,10 @@ def test_steps_that_make_no_sense(loop, steps, said):
 
 
 @pytest.mark.slow
-def test_a_single_step_can_be_struck(one):
+def test_a_single_step_can_be_corrupted(one):
     runner = one(steps=1, faults=(("bitflip:bits=22", 1.0),))
     rows = [runner.run(trial(k)) for k in range(5)]
-    assert {(row.struck.step, row.steps_run) for row in rows} == {(0, 1)}
+    assert {(row.injection.step, row.steps_run) for row in rows} == {(0, 1)}
     memory = one(steps=1, per="layer")
     assert {t.what for t in memory.describe().targets} == {"param"}  # there are no moments yet
     assert memory.run(trial(0, "param:fc")).steps_run == 1
@@ -322,6 +322,6 @@ def test_other_questions_are_other_campaigns(one, loop):
     ]
     assert len(set(names)) == len(names)
     assert (
-        replace(TrainingSpec(loop), workload="/elsewhere/struck_loop.py:make").identity()
+        replace(TrainingSpec(loop), workload="/elsewhere/faulty_loop.py:make").identity()
         == TrainingSpec(loop).identity()
     )

@@ -1,4 +1,4 @@
-"""Stores of struck trainings: rows come back bit for bit, and a file that means harm is one line."""
+"""Stores of faulty training runs: rows come back bit for bit, and a file that means harm is one line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from campaigns.injection import Here, running, write_loop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from campaigns.struck import Here, running, write_loop
 from conftest import spread
 from hostile_stores import loosened
 from hostile_verbs import repair
@@ -120,7 +120,7 @@ def some_row(draw, k):
     count = ran if reason in followed else 0
     return TrainingRow(
         trial=TrialId(target, None, k),
-        struck=InjectionPoint(step, *(draw(TEXTS) for _ in range(4))),
+        injection=InjectionPoint(step, *(draw(TEXTS) for _ in range(4))),
         faults=draw(st.sampled_from(["[]", '[{"a":1}]', '{"digest":"ä"}'])),
         injected_max=draw(REALS),
         reference_max=draw(REALS),

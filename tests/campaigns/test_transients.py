@@ -144,7 +144,7 @@ def test_a_rate_that_draws_nothing_masks_one_batch():
     assert row.faults == "[]"
 
 
-def test_a_lost_worker_counts_for_the_batch_that_was_struck():
+def test_a_lost_worker_counts_for_the_batch_that_was_corrupted():
     run = runner()
     row = run.lost(TrialId("last", 1, 3), Outcome.HANG, 1.0, "worker: hang")
     step = faults_of(row)[0]["step"]
@@ -172,7 +172,7 @@ def test_every_level_has_its_rows(per):
         assert sum(r.n for r in result.rows if r.level == "layer") == result.trials_done
 
 
-def test_units_batch_and_sample_count_the_batch_that_was_struck(tmp_path):
+def test_units_batch_and_sample_count_the_batch_that_was_corrupted(tmp_path):
     unsilent.pvf(workload(), at="op:*", trials=300, store=tmp_path / "s.sqlite")
     with PvfStore(tmp_path / "s.sqlite") as store:
         rows = [r for r in store.rows() if r.trial.target == "last"]
@@ -201,12 +201,12 @@ def test_a_stored_campaign_goes_on_and_holds_what_a_new_one_would(tmp_path):
         unsilent.pvf(workload(), at="op:first", trials=5, store=first)
 
 
-def test_a_generating_model_is_struck_everywhere():
+def test_a_generating_model_is_corrupted_everywhere():
     ids = [torch.randint(0, 39, (2, 4), generator=seeded(n)) for n in range(2)]
     work = unsilent.Workload(gpt(), ids, run=generate, judge="exact-sequence", name="gpt")
     result = unsilent.pvf(work, at=["op:*", "kv:*", "input:*"], trials=25, fault="bitflip:bits=exponent")
     assert {r.target for r in result.rows if r.level == "component"} == {"transformer", "lm_head", "kv", "other"}
-    assert any("cannot strike" in note and "input:0" in note for note in result.notes)
+    assert any("cannot corrupt" in note and "input:0" in note for note in result.notes)
     assert not any("No fault changed" in note for note in result.notes)
 
 
@@ -246,19 +246,19 @@ def test_the_command_line_from_campaign_to_replay(tiny):
     assert "P(incorrect)" in shown
     assert "FIT" not in shown
     assert "parameter vulnerability" not in shown.lower()
-    assert "of the batch that was struck" in shown
+    assert "of the batch that was corrupted" in shown
 
 
 @pytest.mark.parametrize(
     ("at", "found"),
     [
         (("op:nowhere",), "unknown module with operations 'nowhere'"),
-        (("kv:*",), "no key/value cache to strike"),
+        (("kv:*",), "no key/value cache to corrupt"),
         (("op:*", "last.*"), "run two campaigns"),
         (("op:last/fwd/inside",), "unknown operand of an operation 'inside'"),
     ],
 )
-def test_what_cannot_be_struck_is_one_line(tiny, at, found):
+def test_what_cannot_be_corrupted_is_one_line(tiny, at, found):
     asked = [word for glob in at for word in ("--at", glob)]
     done = in_process("pvf", f"{tiny}:make", *asked, "--trials", 3, "--quiet", "--store", "s.sqlite")
     assert done.returncode == 2

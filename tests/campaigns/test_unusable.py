@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import unsilent
+from campaigns.faulty_loop import running, write_loop
 from campaigns.forked import forked_workers
-from campaigns.struck import running, write_loop
 from conftest import TINY, in_process
 from unsilent.campaigns import Means, TrialId
 from unsilent.campaigns.executors import make_executor
@@ -69,12 +69,12 @@ def device(undo: bool = True):
 
 
 def deadly():
-    """The process of a trial that strikes the last bias dies; that of one that strikes the first bias dies once."""
+    """The process of a trial that corrupts the last bias dies; that of one that corrupts the first bias dies once."""
     def run(model, batch):
         once = bool((model.first.bias.detach() != Tiny().first.bias).any()) and not os.path.exists("killed")
         if once:
             open("killed", "w").close()
-        if once or struck(model):
+        if once or corrupted(model):
             os.kill(os.getpid(), 9)
         return model(batch)
 
@@ -85,7 +85,7 @@ def greedy():
     """Memory runs out: once when the first bias is corrupted, always when the last one is."""
     def run(model, batch):
         once = bool((model.first.bias.detach() != Tiny().first.bias).any()) and not os.path.exists("short")
-        if once or struck(model):
+        if once or corrupted(model):
             open("short", "a").close()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return model(batch)

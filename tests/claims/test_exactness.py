@@ -58,7 +58,7 @@ def test_parameters(name: str, folder: Path) -> None:
     found = compared("param", comparison, draw(regions, enough(regions, least(name)), SEED))
     assert found.trials >= least(name)
     assert found.changed >= found.trials / 2
-    assert found.struck == found.sites
+    assert found.corrupted == found.sites
     assert found.nonfinite
 
 

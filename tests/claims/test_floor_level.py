@@ -96,7 +96,7 @@ def test_one_run_is_called_at_the_level(law):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_many_runs_are_called_at_the_level(law):
-    """Ten runs against one set of 199 clean ones: none struck (any call is false), and three struck (Holm, BH)."""
+    """Ten runs against one set of 199 clean ones: none corrupted (any call is false), and three corrupted (Holm, BH)."""
     rng = np.random.default_rng(2)
     repeats = REPEATS // 2
     any_false, any_single, rate, uncorrected = 0, 0, 0.0, 0
@@ -106,9 +106,9 @@ def test_many_runs_are_called_at_the_level(law):
         clean = judge_all([(comparison(f"s{i}", rows[i]), null) for i in range(10)], FOUR, level=LEVEL)
         any_false += any(v.word in CALLS for v in clean)
         uncorrected += sum(v.p <= LEVEL for v in clean)
-        struck = rows[:10].copy()
-        struck[:3, 3] += 1e4  # the weights of three, and nothing else of theirs
-        questions = [(comparison(f"s{i}", row), null) for i, row in enumerate(struck)]
+        corrupted = rows[:10].copy()
+        corrupted[:3, 3] += 1e4  # the weights of three, and nothing else of theirs
+        questions = [(comparison(f"s{i}", row), null) for i, row in enumerate(corrupted)]
         found = judge_all(questions, FOUR, level=LEVEL)
         any_single += any(f.beyond for i, v in enumerate(found) for f in v.findings if i >= 3 or f.name != "unit")
         by_rate = judge_all(questions, FOUR, level=LEVEL, correction="bh")
@@ -116,7 +116,7 @@ def test_many_runs_are_called_at_the_level(law):
         rate += sum(calls[3:]) / max(1, sum(calls))
     print(
         f"\nten runs, {law}: % of single runs uncorrected {10 * uncorrected / repeats:.1f}, any of ten by Holm "
-        f"{100 * any_false / repeats:.1f}; three struck: any false run or measure by Holm {100 * any_single / repeats:.1f}, "
+        f"{100 * any_false / repeats:.1f}; three corrupted: any false run or measure by Holm {100 * any_single / repeats:.1f}, "
         f"false share by BH {100 * rate / repeats:.1f}"
     )
     at_most(any_false / repeats, LEVEL, repeats)

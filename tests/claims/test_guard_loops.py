@@ -41,27 +41,27 @@ X = loops.X
 
 
 class Planted(loops.Training):
-    """The training of those loops; the fault strikes memory of any kind at some moment of a step."""
+    """The training of those loops; the fault corrupts memory of any kind at some moment of a step."""
 
     def __init__(self, guarded, fault=None, **options):
         super().__init__(guarded, **options)
-        self._pending, self.fault, self.struck = set(), fault, 0
+        self._pending, self.fault, self.corrupted = set(), fault, 0
         self.more = []
         if fault is not None:
             kind, moment = fault
             if moment == "start":
-                self.model.register_forward_pre_hook(lambda *_: self.strike(kind))
+                self.model.register_forward_pre_hook(lambda *_: self.corrupt(kind))
             else:
-                self.optimizer.register_step_pre_hook(lambda *_: self.strike(kind) if moment == "update" else None)
-                self.optimizer.register_step_post_hook(lambda *_: self.strike(kind) if moment == "end" else None)
+                self.optimizer.register_step_pre_hook(lambda *_: self.corrupt(kind) if moment == "update" else None)
+                self.optimizer.register_step_post_hook(lambda *_: self.corrupt(kind) if moment == "end" else None)
 
     def step(self):
         self.optimizer.step()
         self._done.append(1)
 
     @torch.no_grad()
-    def strike(self, kind):
-        if self.struck or len(self._done) < loops.FAULTY - 1:
+    def corrupt(self, kind):
+        if self.corrupted or len(self._done) < loops.FAULTY - 1:
             return
         weight, norm = self.model[0].weight, self.model[1]
         state = self.optimizer.state[weight]
@@ -73,7 +73,7 @@ class Planted(loops.Training):
             "moving statistic": (norm.running_var, 1e20),
             "gradient": (weight.grad, 1e18),
         }[kind]
-        self.struck += 1
+        self.corrupted += 1
         target.view(-1)[3] = value
 
 
@@ -161,7 +161,7 @@ def test_no_recovery_is_inexact_without_a_word(late, capsys):
         _, golden, _, _ = ran(loop, None, late)
         for fault in FAULTS:
             training, bits, said, gave_up = ran(loop, fault, late)
-            if not training.struck:
+            if not training.corrupted:
                 continue
             name = f"{loop.__name__}, {fault[0]} at {fault[1]}"
             count += 1
@@ -186,24 +186,24 @@ def test_no_recovery_is_inexact_without_a_word(late, capsys):
 
 
 class PlantedInTrainer(getattr(transformers, "TrainerCallback", object)):
-    """Strikes memory of a Trainer's model at one moment of a step."""
+    """Corrupts memory of a Trainer's model at one moment of a step."""
 
     def __init__(self, kind, moment):
-        self.kind, self.moment, self.struck = kind, moment, False
+        self.kind, self.moment, self.corrupted = kind, moment, False
 
     def on_step_begin(self, *given, **more):
-        self.strike("start", **more)
+        self.corrupt("start", **more)
 
     def on_pre_optimizer_step(self, *given, **more):
-        self.strike("update", **more)
+        self.corrupt("update", **more)
 
     def on_optimizer_step(self, *given, **more):
-        self.strike("end", **more)
+        self.corrupt("end", **more)
 
     @torch.no_grad()
-    def strike(self, moment, model=None, optimizer=None, **more):
+    def corrupt(self, moment, model=None, optimizer=None, **more):
         self.steps = getattr(self, "steps", 0) + (moment == "start")
-        if self.struck or moment != self.moment or self.steps < 17:
+        if self.corrupted or moment != self.moment or self.steps < 17:
             return
         weight = next(iter(model.parameters()))
         state = next(s for s in optimizer.state.values() if s)
@@ -214,7 +214,7 @@ class PlantedInTrainer(getattr(transformers, "TrainerCallback", object)):
             "sign of a second moment": (state["exp_avg_sq"], -state["exp_avg_sq"].max()),
             "gradient": (weight.grad, 1e18),
         }[self.kind]
-        self.struck = True
+        self.corrupted = True
         target.view(-1)[3] = value
 
 
@@ -230,7 +230,7 @@ def test_a_trainer_script_ends_exactly(tmp_path, accumulated, capsys):
             continue
         planted = PlantedInTrainer(kind, moment)
         bits, guard = train(tmp_path, planted, guarded=True, gradient_accumulation_steps=accumulated)
-        assert planted.struck
+        assert planted.corrupted
         same = all(map(torch.equal, golden, bits))
         exact += same
         if not same:

@@ -11,5 +11,5 @@ from sites.training.test_ranks import check
 
 
 @pytest.mark.parametrize(("kind", "world"), [("ddp", 4), ("fsdp", 2)])
-def test_one_rank_is_struck_before_the_reduction(tmp_path, kind, world):
+def test_one_rank_is_corrupted_before_the_reduction(tmp_path, kind, world):
     check(tmp_path, kind, world)

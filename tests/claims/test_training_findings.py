@@ -1,4 +1,4 @@
-"""What the documentation says of struck trainings, on one of its campaigns, exact and with a horizon."""
+"""What the documentation says of faulty training runs, on one of its campaigns, exact and with a horizon."""
 
 from __future__ import annotations
 

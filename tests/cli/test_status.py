@@ -19,7 +19,7 @@ def folder(made_once, pvf_campaign, tmp_path):
     """Stores of two kinds, one that is damaged, and files that are none."""
     shutil.copy(pvf_campaign / "s.sqlite", tmp_path / "pvf.sqlite")
     training = made_once("training", campaign)
-    for name in ("s.sqlite", "floor.sqlite", "struck_loop.py"):
+    for name in ("s.sqlite", "floor.sqlite", "faulty_loop.py"):
         shutil.copy(training / name, tmp_path / {"s.sqlite": "training.sqlite"}.get(name, name))
     shutil.copy(pvf_campaign / "tiny.py", tmp_path)
     (tmp_path / "notes.txt").write_text("SQLite format 4")

@@ -9,13 +9,13 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from campaigns.injection import write_loop
 
-from campaigns.struck import write_loop
 from conftest import few, in_process
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.studies.training.kind import TrainingStore
 
-LOOP = ("struck_loop.py:make", "--with", "steps=12", "--floor", "floor.sqlite")
+LOOP = ("faulty_loop.py:make", "--with", "steps=12", "--floor", "floor.sqlite")
 ASK = (*LOOP, "--store", "s.sqlite")
 
 
@@ -51,7 +51,7 @@ def ran(made_once):
 @pytest.fixture
 def copied(ran, tmp_path):
     """The same in a folder of its own."""
-    for name in ("s.sqlite", "s.html", "floor.sqlite", "struck_loop.py"):
+    for name in ("s.sqlite", "s.html", "floor.sqlite", "faulty_loop.py"):
         shutil.copy(ran[0] / name, tmp_path)
     return tmp_path
 
@@ -74,7 +74,7 @@ def test_json_has_everything(ran):
     assert len(found["points"]) == 16
     assert 0 < found["cost"]["steps"] <= found["cost"]["bound"] < 1
     assert found["report"] == "s.html"
-    assert shlex.split(found["command"])[:3] == ["unsilent", "training", "struck_loop.py:make"]
+    assert shlex.split(found["command"])[:3] == ["unsilent", "training", "faulty_loop.py:make"]
     assert len([t for t in trials(folder / "s.sqlite") if t.target == "random"]) == 16
 
 
@@ -141,7 +141,7 @@ def test_another_question_in_the_same_file_is_refused(copied):
 
 
 @pytest.mark.claim
-def test_a_horizon_costs_less_and_strikes_the_same(copied):
+def test_a_horizon_costs_less_and_corrupts_the_same(copied):
     done = in_process(
         "training", *LOOP, "--horizon", 4, "--store", "h.sqlite", "--trials", 16,
         "--quiet", "--json", cwd=copied,
@@ -150,8 +150,8 @@ def test_a_horizon_costs_less_and_strikes_the_same(copied):
     found = parsed(done.stdout)
     assert found["cost"]["ends"].get("horizon", 0) > 0
     with TrainingStore(copied / "s.sqlite") as one, TrainingStore(copied / "h.sqlite") as other:
-        struck = {row.trial: row.struck for row in one.rows() if row.trial.target == "random"}
-        assert {row.trial: row.struck for row in other.rows()} == struck
+        corrupted = {row.trial: row.injection for row in one.rows() if row.trial.target == "random"}
+        assert {row.trial: row.injection for row in other.rows()} == corrupted
 
 
 @pytest.mark.claim
@@ -246,7 +246,7 @@ def test_a_trial_under_the_guard_is_replayed_without_a_class(copied):
         pytest.skip("no trial of this campaign ends differently on this machine, so none was run under the guard")
     done = in_process("replay", "s.sqlite", trial, "--workload", *LOOP[:3], cwd=copied)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{trial} ended the same\nstruck: ")
+    assert done.stdout.startswith(f"{trial} ended the same\ncorrupted: ")
     refused = in_process("replay", "s.sqlite", trial, "--workload", *LOOP[:3], "--trace", cwd=copied)
     assert "trials of unsilent training are replayed without that: leave out --trace" in refused.stderr
 
@@ -258,7 +258,7 @@ def test_reports_of_two_runs_are_equal_where_they_are_canonical(copied):
         db.execute("UPDATE trial SET seconds = 2 * seconds + 1, worker = 7")
         db.execute("UPDATE usage SET seconds = seconds + 1, cpu_seconds = 9")
         db.execute("UPDATE budget SET command = 'unsilent training other'")
-        db.execute("UPDATE campaign SET spec = json_set(spec, '$.workload', '/elsewhere/struck_loop.py:make')")
+        db.execute("UPDATE campaign SET spec = json_set(spec, '$.workload', '/elsewhere/faulty_loop.py:make')")
         changes = "'$.golden_seconds', 2.5, '$.versions.python', '3.99'"
         db.execute(f"UPDATE campaign SET description = json_set(description, {changes})")
     for words in ((), ("s.sqlite",)):
@@ -271,7 +271,7 @@ def test_reports_of_two_runs_are_equal_where_they_are_canonical(copied):
 def test_user_code_is_not_run_unasked(copied):
     done = in_process("replay", "s.sqlite", "random/x/0", cwd=copied)
     assert done.returncode == 2
-    assert "to run it again add --workload struck_loop.py:make" in done.stderr
+    assert "to run it again add --workload faulty_loop.py:make" in done.stderr
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------------
@@ -298,8 +298,8 @@ MISTAKES = [
     (["train-resnet", "--noise", "control"], "--noise control is the same run each time"),
     (["train-resnet", "--noise", "algo"], "has other seeds (init, order, augment, dropout), which are the second floor"),
     (["train-resnet", "--noise", "treads"], "did you mean 'threads"),
-    (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per strikes parameters and optimizer state"),
-    (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per strikes parameters and optimizer state"),
+    (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per corrupts parameters and optimizer state"),
+    (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per corrupts parameters and optimizer state"),
     (["train-resnet", "--with", "steps"], "expected key=value"),
     (["train-resnet", "--output", "nowhere/x.html"], "no such folder"),
     (["train-resnet", "--jobs", 0], "--jobs is 0"),
@@ -308,7 +308,7 @@ MISTAKES = [
     (["train-resnet", "--deadline", -1], "--deadline is -1"),
     (["train-resnet", "--ray", "here:1", "--executor", "serial"], "leave one of them out"),
     (["--file", "inj.csv"], "give its images: --data CIFAR.npz"),
-    (["train-resnet", "--file", "inj.csv", "--data", "x.npz"], "a published injection says what is struck"),
+    (["train-resnet", "--file", "inj.csv", "--data", "x.npz"], "a published injection says what is corrupted"),
     (["--file", "inj.csv", "--data", "x.npz", "--trials", 3], "--trials"),
 ]  # fmt: skip
 

@@ -27,7 +27,7 @@ FRAGILE = (
 
 def fragile():
     def run(model, batch):
-        if struck(model):
+        if corrupted(model):
             os.kill(os.getpid(), 9)
         while bool((model.first.bias.detach() != Tiny().first.bias).any()):
             pass
@@ -38,7 +38,7 @@ def fragile():
 )
 SPEC = CampaignSpec("fragile.py:fragile", at=("first.*", "last.*"), per="tensor")
 DEADLY = {TrialId("last.bias", 1, 0): Outcome.CRASH, TrialId("first.bias", 1, 0): Outcome.HANG}
-"""The process of a trial that strikes ``last.bias`` dies, one that strikes ``first.bias`` never ends."""
+"""The process of a trial that corrupts ``last.bias`` dies, one that corrupts ``first.bias`` never ends."""
 MANY = [TrialId(target, 1, k) for k in range(60) for target in ("first.weight", "last.weight")]
 AROUND = [TrialId("first.weight", 1, 100), *DEADLY, TrialId("last.weight", 1, 100)]
 DEADLINE = 3.0

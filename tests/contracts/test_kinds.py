@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import unsilent
-from campaigns.struck import write_loop
+from campaigns.faulty_loop import write_loop
 from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PI, PiSpec, analyse
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
@@ -183,13 +183,13 @@ ASKS = {
         {"options": [["sleep", "0"]], "flips": [1, 8], "at": ["last.*"], "one_batch": True}, 14,
     ),
     "training": (
-        TRAINING, 'workload = "struck_loop.py:make"\nwith = ["steps=12"]\nfault = ["2*RD", "RD"]\nphase = "fwd"\ntrials = 7',
-        ["struck_loop.py:make", "--with", "steps=12", "--fault", "2*RD", "--fault", "RD", "--phase", "fwd", "--trials", "7"],
+        TRAINING, 'workload = "faulty_loop.py:make"\nwith = ["steps=12"]\nfault = ["2*RD", "RD"]\nphase = "fwd"\ntrials = 7',
+        ["faulty_loop.py:make", "--with", "steps=12", "--fault", "2*RD", "--fault", "RD", "--phase", "fwd", "--trials", "7"],
         {"options": [["steps", "12"]], "faults": [["RD", 2.0], ["RD", 1.0]], "phases": ["fwd"]}, 7,
     ),
     "noise": (
-        NOISE, 'workload = "struck_loop.py:make"\nwith = ["steps=6"]\nswitch = ["within", "init"]\nreplicas = 3',
-        ["struck_loop.py:make", "--with", "steps=6", "--switch", "within", "--switch", "init", "--replicas", "3"],
+        NOISE, 'workload = "faulty_loop.py:make"\nwith = ["steps=6"]\nswitch = ["within", "init"]\nreplicas = 3',
+        ["faulty_loop.py:make", "--with", "steps=6", "--switch", "within", "--switch", "init", "--replicas", "3"],
         {"options": [["steps", "6"]], "every": 1}, 8,
     ),
 }  # fmt: skip
@@ -325,11 +325,11 @@ CALLS = {
         "workload": "tiny.py:make", "options": {"sleep": 0}, "flips": [1, 8], "at": "last.*", "one_batch": True, "trials": 7,
     },
     "training": {
-        "workload": "struck_loop.py:make", "options": ["steps=12"], "fault": ["2*RD", "RD"], "phase": "fwd", "trials": 7,
+        "workload": "faulty_loop.py:make", "options": ["steps=12"], "fault": ["2*RD", "RD"], "phase": "fwd", "trials": 7,
         "floor": "floor.sqlite",
     },
     "noise": {
-        "workload": "struck_loop.py:make", "options": {"steps": 6}, "switch": ["within", "init"], "replicas": 3,
+        "workload": "faulty_loop.py:make", "options": {"steps": 6}, "switch": ["within", "init"], "replicas": 3,
     },
 }  # fmt: skip
 """Arguments that ask the same."""

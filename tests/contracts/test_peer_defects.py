@@ -35,7 +35,7 @@ def test_a_corrupted_model_runs_any_number_of_batches():
     assert row.error == ""
 
 
-def test_every_layer_type_and_one_dimensional_weights_are_struck():
+def test_every_layer_type_and_one_dimensional_weights_are_corrupted():
     """PyTorchFI: 'all' finds no weights; BatchNorm weights raise UnboundLocalError."""
     model = convnet()
     regions = Parameters(model).select("param:*")
@@ -94,20 +94,20 @@ def test_the_default_law_is_uniform_over_elements_and_the_other_one_is_offered()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_every_bit_of_every_float_format_can_be_struck_and_comes_back(dtype):
+def test_every_bit_of_every_float_format_can_be_corrupted_and_comes_back(dtype):
     """MRFI: bf16 raises TypeError. GoldenTransformer: mantissa bits only, fp16 and bf16 raise, revert leaves damage."""
     model = nn.Linear(8, 8).to(dtype)
     width = torch.finfo(dtype).bits
     before = model.weight.detach().clone()
     words = {16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
-    struck = set()
+    corrupted = set()
     for seed in range(40 * width):
         with unsilent.inject(model, "param:weight", seed=seed):
             difference = (model.weight.view(words) ^ before.view(words)).flatten()
             (position,) = difference.nonzero().flatten().tolist()  # corrupted once, not twice
-            struck.add((int(difference[position]) & ((1 << width) - 1)).bit_length() - 1)
+            corrupted.add((int(difference[position]) & ((1 << width) - 1)).bit_length() - 1)
         assert torch.equal(model.weight.view(words), before.view(words))
-    assert struck == set(range(width))
+    assert corrupted == set(range(width))
 
 
 def test_many_flips_are_distinct_bits():

@@ -68,7 +68,7 @@ class Holder(nn.Module):
 
 KINDS = ["dense", "turned", "strided", "vector", "scalar", "buffer", "*"]
 IMPOSSIBLE = {("bitflip:bits=sign", "uint8")}
-"""Fault models that have nothing to strike in a dtype at all."""
+"""Fault models that have nothing to corrupt in a dtype at all."""
 
 
 def snapshot(model: nn.Module) -> dict[str, bytes]:
@@ -97,9 +97,9 @@ def test_bits_are_as_before(text: str, dtype: str) -> None:
     model = Holder(getattr(torch, dtype))
     before = snapshot(model)
     parameters = Parameters(model)
-    struck: set[str] = set()
+    corrupted: set[str] = set()
     for faults in draws(parameters, text):
-        struck |= {f.site for f in faults}
+        corrupted |= {f.site for f in faults}
         with parameters.inject(faults) as receipt:
             assert receipt.hits == receipt.asked == sum(len(f) for f in faults)
             during = snapshot(model)
@@ -111,7 +111,7 @@ def test_bits_are_as_before(text: str, dtype: str) -> None:
         with pytest.raises(RuntimeError, match="itself raises"), parameters.inject(faults):
             model()
         assert snapshot(model) == before
-    assert "param:dense" in struck or (text, dtype) in IMPOSSIBLE
+    assert "param:dense" in corrupted or (text, dtype) in IMPOSSIBLE
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
 

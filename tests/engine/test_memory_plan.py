@@ -113,8 +113,8 @@ def test_the_expected_cost_is_what_trials_cost(tape, share):
     (keep,) = plan_memory([tape], int(share * full.wanted)).keep
     law = parameter_bytes(tape)
     expected = 0.0
-    for struck, weight in law.items():
-        dirty, again = {struck}, set()
+    for corrupted, weight in law.items():
+        dirty, again = {corrupted}, set()
 
         def ask(value, again=again):
             producer = tape.values[value].producer

@@ -75,7 +75,7 @@ def nothing_left(model):
 
 # -- against numpy -----------------------------------------------------------------------------------------------------
 
-STRUCK = {
+CORRUPTED = {
     "op:conv#convolution.0/fwd/out": "conv#convolution.0",
     "op:act#relu.0/fwd/out": "act#relu.0",
     "op:fc#mm.0/fwd/out": "fc#mm.0",
@@ -84,11 +84,11 @@ STRUCK = {
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 100])
-@pytest.mark.parametrize("site", STRUCK)
+@pytest.mark.parametrize("site", CORRUPTED)
 def test_every_number_is_that_of_loops_in_numpy(site, memory):
     model = Net()
     found = trace_step(model, [], squares(model), [draw(site, index="1")], memory=memory)
-    place, rows = STRUCK[site], by_label(found)
+    place, rows = CORRUPTED[site], by_label(found)
     assert found.rows[found.faults[0].row].label == place
 
     def spoil(name, array):
@@ -243,8 +243,8 @@ def test_micro_steps_and_what_is_between_them():
         *("fwd", "bwd", "fwd", "bwd", "outside", "update")
     ]
     fault = draw(f"op:{outside[0].name}/fwd/out", micro_step=1)
-    struck = trace_step(model, [optimizer], step, [fault])
-    assert struck.rows[struck.faults[0].row].name == outside[0].name
+    corrupted = trace_step(model, [optimizer], step, [fault])
+    assert corrupted.rows[corrupted.faults[0].row].name == outside[0].name
 
 
 @pytest.mark.parametrize(

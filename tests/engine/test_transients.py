@@ -46,7 +46,7 @@ def region(engine, address, step):
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])
-def test_only_the_batch_that_is_struck_runs_and_counts(engine, step, monkeypatch):
+def test_only_the_batch_that_is_corrupted_runs_and_counts(engine, step, monkeypatch):
     faults = draw([region(engine, "op:last", step)], "set:value=1e30")
     ran = []
     monkeypatch.setattr(engine, "_run", lambda batch, run=engine._run: ran.append(len(batch)) or run(batch))
@@ -64,8 +64,8 @@ def test_the_output_is_that_of_a_run_by_hand(engine):
         hidden = model.table(ids).sum(1).tanh()
         hidden[1, 2] = 5.0
         expected = model.last(hidden)
-    struck = region(engine, "op:(root)#tanh.0", 1)
-    (fault,) = draw([unsilent_region(struck, 6)], "set:value=5")
+    corrupted = region(engine, "op:(root)#tanh.0", 1)
+    (fault,) = draw([unsilent_region(corrupted, 6)], "set:value=5")
     assert torch.equal(engine.output(1, [fault]), expected)
     assert torch.equal(engine.output(0, [fault]), engine.golden[0])
     engine.check_intact()
@@ -95,7 +95,7 @@ def test_a_fault_that_reaches_no_output_is_masked_and_one_that_is_golden_is_not_
     assert outcome.severity == 0
 
 
-def test_memory_and_run_can_be_struck_together_by_hand(engine):
+def test_memory_and_run_can_be_corrupted_together_by_hand(engine):
     memory = draw(engine.regions(["last.bias"]), "set:value=7")
     fault = draw([region(engine, "op:last", 1)], "set:value=-7")
     with torch.no_grad():
@@ -146,7 +146,7 @@ def test_a_way_that_an_earlier_fault_has_closed_is_no_error_but_one_that_never_w
     (cause,) = draw([first], "set:value=1000")
     (lost,) = draw([region(engine, "op:(root)#tanh.0", 0)])
     assert torch.isinf(engine.output(0, [cause, lost])[0, 0])
-    never = moved(lost, site="op:(root)#exp.0/fwd/out")  # golden has no such operation, the struck run has
+    never = moved(lost, site="op:(root)#exp.0/fwd/out")  # golden has no such operation, the faulty run has
     assert engine.trial([cause, never]).codes.size == 2
     with pytest.raises(InjectionError, match="no operation of that name ran"):
         engine.trial([never])
@@ -154,7 +154,7 @@ def test_a_way_that_an_earlier_fault_has_closed_is_no_error_but_one_that_never_w
         engine.trial([cause, moved(lost, site="op:(root)#sin.0/fwd/out")])
 
 
-def test_a_generation_is_struck_in_its_cache():
+def test_a_generation_is_corrupted_in_its_cache():
     engine = PlainEngine(
         unsilent.Workload(
             gpt(), [torch.randint(0, 39, (2, 4), generator=seeded(2))], run=generate, judge="exact-sequence"

@@ -1,7 +1,7 @@
 """Faults that try an engine hard: a seeded list of trials for one workload.
 
 Exponent bits come up most, so that most trials change the output; some give infinity or NaN (with payloads of their own),
-some strike several tensors at once, and some flip the lowest bits of a mantissa, which often end masked.
+some corrupt several tensors at once, and some flip the lowest bits of a mantissa, which often end masked.
 
 Invariant: the list depends on the sites, the number of trials, the kinds and the seed, on nothing else.
 """
@@ -47,7 +47,7 @@ NEAR = (
 )
 """Fault models for one tensor, taken in turn; ``infinity``, ``nan`` and ``low`` depend on its dtype."""
 FAR = ("bitflip:bits=exponent,count=8", "bitflip:count=8", "random:count=8", "scale:factor=3,count=8")
-"""Fault models for a whole model; they strike several tensors."""
+"""Fault models for a whole model; they corrupt several tensors."""
 FAR_EVERY = 5
 
 
@@ -77,7 +77,7 @@ def draw(regions: Sequence[Region], trials: int, seed: int) -> list[Trial]:
 
 
 def one(region: Region, turn: int, rng: np.random.Generator) -> Trial:
-    """A fault in one tensor, by the fault model whose turn it is; a plain flip where that cannot strike this tensor."""
+    """A fault in one tensor, by the fault model whose turn it is; a plain flip where that cannot corrupt this tensor."""
     text = _text(NEAR[turn % len(NEAR)], region, rng)
     single = text.partition(",count")[0].partition(":count")[0].partition(":run")[0]
     return _first((text, single, "bitflip"), [region], rng)
@@ -89,13 +89,13 @@ def several(regions: Sequence[Region], turn: int, rng: np.random.Generator) -> T
 
 
 def _first(texts: Sequence[str], regions: Sequence[Region], rng: np.random.Generator) -> Trial:
-    """By the first fault model that can strike: an integer has no exponent, a scalar no eight elements."""
+    """By the first fault model that can corrupt: an integer has no exponent, a scalar no eight elements."""
     for text in texts:
         try:
             return Trial(text, fault_model(text).draw(regions, rng, "per-tensor"))
         except UsageError:
             continue
-    raise AssertionError(f"{regions[0].site} cannot be struck by a flip")
+    raise AssertionError(f"{regions[0].site} cannot be corrupted by a flip")
 
 
 def _weighty(regions: Sequence[Region], rng: np.random.Generator) -> Region:
@@ -120,7 +120,7 @@ def _text(name: str, region: Region, rng: np.random.Generator) -> str:
 
 
 def sites(trials: Sequence[Trial]) -> set[str]:
-    """Names of all sites struck."""
+    """Names of all sites corrupted."""
     return {fault.site for trial in trials for fault in trial.faults}
 
 

@@ -96,7 +96,7 @@ class Comparison:
         insist(self.engine)
 
     def regions(self, kind: str) -> tuple[Region, ...]:
-        """Everything of one of `KINDS` that can be struck; nothing where the workload has none."""
+        """Everything of one of `KINDS` that can be corrupted; nothing where the workload has none."""
         # Index buffers are selected by their names alone.
         indices = [f"param:{name}" for name in self.engine.parameters.index_buffers] if kind == "param" else []
         try:
@@ -116,7 +116,7 @@ class Comparison:
         with one_thread():
             alone = answers(self.engine, faults, order, after=fallbacks.note)
             packs = Packs(self.engine)
-            for transient in (False, True):  # a campaign strikes parameters, or values of a run
+            for transient in (False, True):  # a campaign corrupts parameters, or values of a run
                 these = [n for n in order if any(is_transient(f.site) for f in faults[n]) == transient]
                 for first in range(0, len(these), PACK):
                     packs.run(these[first : first + PACK], faults)
@@ -233,7 +233,7 @@ def summarise(comparison: Comparison, trials: Sequence[Trial], expected: Answers
         exceptions=sum(any(a["raised"] for a in t) for t in expected["trials"]),
         fallbacks=found.fallbacks,
         unrecorded=tuple(dict(getattr(comparison.engine, "reasons", {})).values()),
-        struck=len(hit & known),
+        corrupted=len(hit & known),
         sites=len(known),
         transient=len(hit - known),
         mismatches=tuple(_mismatches(trials, expected, found)),

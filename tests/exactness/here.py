@@ -26,7 +26,7 @@ OPS = {"op": 40, "input": 20}
 ALL = {"param": 30, **OPS}
 
 Directed = Callable[[PlainEngine], Sequence[Trial]]
-"""Trials that strike where a trap is sprung."""
+"""Trials that corrupt where a trap is sprung."""
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

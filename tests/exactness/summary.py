@@ -46,7 +46,7 @@ class Summary:
     """Trials in which a shortcut was begun and given up for a plain run; None where the engine does not say."""
     unrecorded: tuple[str, ...]
     """Why batches have no shortcut at all, one reason a batch."""
-    struck: int
+    corrupted: int
     """Parameter tensors hit at least once."""
     sites: int
     """Parameter tensors there are."""
@@ -61,7 +61,7 @@ class Summary:
         fallbacks = "-" if self.fallbacks is None else f"{self.fallbacks}+{len(self.unrecorded)}b"
         return (
             f"{self.workload:22} {self.engine:13} {self.trials:6} {self.batches:7} {self.shared:7} {self.changed:7} "
-            f"{self.nonfinite:9} {self.exceptions:10} {fallbacks:>9} {f'{self.struck}/{self.sites}':>9} {self.transient:9} "
+            f"{self.nonfinite:9} {self.exceptions:10} {fallbacks:>9} {f'{self.corrupted}/{self.sites}':>9} {self.transient:9} "
             f"{len(self.mismatches):10}"
         )
 

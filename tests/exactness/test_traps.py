@@ -36,5 +36,5 @@ def mixed(comparison: Comparison) -> list[Trial]:
 @pytest.mark.parametrize("name", TRAPS)
 def test_a_trap_gives_the_bits_of_the_plain_run(results: dict[str, Summary | Exception], name: str) -> None:
     found = checked(results[name])
-    assert found.struck == found.sites
+    assert found.corrupted == found.sites
     assert found.changed >= found.trials / 3

@@ -108,7 +108,7 @@ def test_blocks_give_the_bits_of_the_plain_run(name: str) -> None:
     found, engine = TABLE[name].spring()
     found.check()
     assert found.changed >= found.trials / 3
-    assert found.struck == found.sites
+    assert found.corrupted == found.sites
     assert not engine.reasons
     (replayer,) = engine.replayers
     assert replayer is not None

@@ -173,4 +173,4 @@ def test_what_is_hidden_gives_the_bits_of_the_plain_run(name: str) -> None:
     found, _ = TABLE[name].spring()
     found.check()
     assert found.changed >= found.trials / 3
-    assert found.struck == found.sites
+    assert found.corrupted == found.sites

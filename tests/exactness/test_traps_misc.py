@@ -77,7 +77,7 @@ def test_a_trap_gives_the_bits_of_the_plain_run(name: str) -> None:
     found, _ = TABLE[name].spring()
     found.check()
     assert found.changed >= found.trials / 3
-    assert found.struck == found.sites
+    assert found.corrupted == found.sites
 
 
 def test_a_tensor_of_zeros_without_memory_is_no_site() -> None:

@@ -89,7 +89,7 @@ def test_a_selection_is_sorted_to_the_axes(order, data):
     "text", ["bitflip", "bitflip:count=5", "random:block=4", "uniform:low=1,high=9,rate=0.4", "copy:run=3"]
 )
 def test_an_order_of_axes_moves_a_draw_and_changes_nothing_else(text):
-    """The same seed strikes the same places of the line with the same operands, whatever elements these are."""
+    """The same seed corrupts the same places of the line with the same operands, whatever elements these are."""
     shape, axes = (3, 4, 5), (2, 0, 1)
     along = line(shape, axes)
     for seed in range(5):
@@ -150,7 +150,7 @@ def test_a_tile_needs_a_whole_tensor():
         drawn("zero:tile=2x2", Region("w", "int8", (4, 4), np.arange(4)), 0)
 
 
-def test_nothing_to_strike():
+def test_nothing_to_corrupt():
     for text in ("zero:block=4", "zero:tile=2x2"):
         with pytest.raises(UsageError, match="needs a tensor with elements"):
             fault_model(text).draw([Region("w", "int8", (3, 0))], np.random.default_rng(0))

@@ -1,7 +1,7 @@
 """What every fault model promises, checked by one table: each text x each dtype x shapes x selections.
 
 A new fault model is one more row: its text, how many slots one element of a dtype has, and what must be true of each
-struck word. Words are Python integers here and the arithmetic is the oracle's.
+corrupted word. Words are Python integers here and the arithmetic is the oracle's.
 """
 
 import json
@@ -22,8 +22,8 @@ SEEDS = range(2)
 
 
 @dataclass(frozen=True)
-class Struck:
-    """One struck element: everything a promise may look at."""
+class Corrupted:
+    """One corrupted element: everything a promise may look at."""
 
     dtype: str
     element: int
@@ -36,7 +36,7 @@ class Struck:
 class Row:
     text: str
     ways: Callable[[str, int], int]  # (dtype, elements of the tensor) -> slots per element
-    promise: Callable[[Struck], bool]
+    promise: Callable[[Corrupted], bool]
     run: tuple[int, int] | None = None  # (elements, stride) of a run
     block: tuple[int, int | None] | None = None  # (elements, cycles) of a block; None: any number of cycles
     rate: bool = False
@@ -217,7 +217,7 @@ def slots_of(row, region):
 
 
 def check(row, region, fault):
-    """One fault against the oracle; returns how many slots it struck."""
+    """One fault against the oracle; returns how many slots it corrupted."""
     assert (fault.site, fault.dtype, fault.shape) == (region.site, region.dtype, region.shape)
     assert not fault.elements.flags.writeable
     assert not fault.operands.flags.writeable
@@ -235,8 +235,8 @@ def check(row, region, fault):
     assert after.dtype == layout.word
     np.testing.assert_array_equal(tensor, kept)
     rows = zip(elements, tensor[fault.elements].tolist(), after.tolist(), fault.operands.tolist(), strict=True)
-    struck = [Struck(fault.dtype, e, b, a, o) for e, b, a, o in rows]
-    for s in struck:
+    corrupted = [Corrupted(fault.dtype, e, b, a, o) for e, b, a, o in rows]
+    for s in corrupted:
         taken = int(tensor[s.operand]) if source is not None else None
         expected = oracle.apply(fault.dtype, fault.operation, s.before, s.operand, taken)
         both_nan = oracle.is_nan(fault.dtype, s.after) and oracle.is_nan(fault.dtype, expected)
@@ -258,10 +258,10 @@ def check(row, region, fault):
         if fault.operation in ("xor", "and", "or"):
             assert len(set(fault.operands.tolist())) == 1
     if fault.operation == "xor":
-        pairs = [(s.element, i) for s in struck for i in range(layout.bits) if (s.before ^ s.after) >> i & 1]
+        pairs = [(s.element, i) for s in corrupted for i in range(layout.bits) if (s.before ^ s.after) >> i & 1]
         assert fault.bit_positions() == pairs
-    flipped = sum((s.before ^ s.after).bit_count() for s in struck)
-    return flipped if row.text.startswith("bitflip") else len(struck)
+    flipped = sum((s.before ^ s.after).bit_count() for s in corrupted)
+    return flipped if row.text.startswith("bitflip") else len(corrupted)
 
 
 @pytest.mark.parametrize("dtype", few(CODECS, *list(CODECS)[::3]))
@@ -286,8 +286,8 @@ def test_contract(row, dtype):
                     by_site = {r.site: r for r in regions}
                     sites = [f.site for f in faults]
                     assert sites == [s for s in by_site if s in sites]  # one each, in region order
-                    struck = sum(check(row, by_site[f.site], f) for f in faults)
-                    assert model.count is None or struck == model.count
+                    corrupted = sum(check(row, by_site[f.site], f) for f in faults)
+                    assert model.count is None or corrupted == model.count
                     assert faults == model.draw(regions, np.random.default_rng(seed), law)
                     for fault in faults:
                         assert Fault.from_json(json.loads(json.dumps(fault.to_json()))) == fault

@@ -35,13 +35,13 @@ def test_positions_may_be_the_fastest(axes):
     assert Draw(SITE, fault_model("zero"), fastest="positions").resolved("float32", ()) != ()
 
 
-def test_a_selection_may_be_struck_along_the_axes():
+def test_a_selection_may_be_corrupted_along_the_axes():
     elements = np.array([0, 1, 10, 11])  # two channels at two positions
     (fault,) = Draw(SITE, fault_model("zero:block=2")).resolved("float32", (1, 2, 2, 5), elements, axes=NHWC)
     assert fault.elements.tolist() in ([0, 10], [1, 11])
 
 
-def test_a_held_value_is_struck_in_its_own_words():
+def test_a_held_value_is_corrupted_in_its_own_words():
     draw = Draw(SITE, fault_model("bitflip:bits=sign"), seed=1, held="float16")
     (fault,) = draw.resolved("float32", (40,))
     assert (fault.dtype, fault.held) == ("float32", "float16")
@@ -85,7 +85,7 @@ def test_the_reach_is_the_same_whenever_it_is_asked():
     assert Draw(SITE, fault_model("bitflip")).reach(everything, 1) is None
 
 
-def test_the_reach_does_not_depend_on_what_is_struck():
+def test_the_reach_does_not_depend_on_what_is_corrupted():
     everything = np.ones((2, 32, 4, 4), dtype=np.bool_)
     found = {
         tuple(Draw(SITE, fault_model(text), seed=5, window=Window(1, 16)).reach(everything, 1).tolist())
@@ -95,7 +95,7 @@ def test_the_reach_does_not_depend_on_what_is_struck():
 
 
 def test_the_reach_has_a_stream_of_its_own():
-    """The channel that sees the fault is not the number of the struck element more often than by chance."""
+    """The channel that sees the fault is not the number of the corrupted element more often than by chance."""
     everything = np.ones((8, 3), dtype=np.bool_)
     same = 0
     for seed in range(200):

@@ -224,7 +224,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path):
         write_injection(parse_injection(GOOD, "x"), tmp_path / "no" / "a.csv")
 
 
-def test_the_18_fault_models_and_what_they_strike():
+def test_the_18_fault_models_and_what_they_corrupt():
     assert len(OPERANDS) == 18
     assert len(KEYS) == 11
     first = [name for name, operand in OPERANDS.items() if operand == "first"]

@@ -31,7 +31,7 @@ def fits(counts, probabilities):
     assert stats.chisquare(observed, expected).pvalue > UNLIKELY
 
 
-def struck_bits(faults):
+def corrupted_bits(faults):
     return [(f.site, e, b) for f in faults for e, b in f.bit_positions()]
 
 
@@ -48,7 +48,7 @@ MIXED = [
 
 
 def test_per_element_is_uniform_over_elements_then_bits():
-    counts = Counter(struck_bits(f)[0] for f in draws("bitflip", MIXED, 12000))
+    counts = Counter(corrupted_bits(f)[0] for f in draws("bitflip", MIXED, 12000))
     wanted = {}
     for r in MIXED:
         for e in range(r.numel) if r.elements is None else r.elements.tolist():
@@ -57,7 +57,7 @@ def test_per_element_is_uniform_over_elements_then_bits():
 
 
 def test_per_tensor_is_uniform_over_tensors_first():
-    counts = Counter(struck_bits(f)[0] for f in draws("bitflip", MIXED, 12000, "per-tensor"))
+    counts = Counter(corrupted_bits(f)[0] for f in draws("bitflip", MIXED, 12000, "per-tensor"))
     wanted = {}
     for r in MIXED:
         for e in range(r.numel) if r.elements is None else r.elements.tolist():
@@ -73,7 +73,7 @@ def test_tensors_without_the_bits_are_left_out():
 @pytest.mark.parametrize("law", ["per-element", "per-tensor"])
 def test_many_flips_of_one_tensor_are_a_uniform_set(law):
     regions = [Region("a", "int8", (3,))]
-    counts = Counter(b for f in draws("bitflip:count=5", regions, 3000, law) for b in struck_bits(f))
+    counts = Counter(b for f in draws("bitflip:count=5", regions, 3000, law) for b in corrupted_bits(f))
     fits(counts, {("a", e, b): 1 / 24 for e in range(3) for b in range(8)})
 
 
@@ -97,7 +97,7 @@ def test_repeated_draws_match_enumeration(k, race, monkeypatch):
     regions = [Region("a", "float32", (4,)), Region("b", "float32", (1,)), Region("c", "float32", (2,))]
     weights = {(r.site, e, 31): 1 / 3 / r.size for r in regions for e in range(r.size)}
     drawn = draws(f"bitflip:bits=sign,count={k}", regions, 4000, "per-tensor")
-    fits(Counter(frozenset(struck_bits(f)) for f in drawn), one_by_one(weights, k))
+    fits(Counter(frozenset(corrupted_bits(f)) for f in drawn), one_by_one(weights, k))
 
 
 @pytest.mark.parametrize("race", [0, 4096])
@@ -112,7 +112,7 @@ def test_repeated_draws_match_enumeration_in_mixed_dtypes(race, monkeypatch):
     for pair, p in pairs.items():
         kinds[tuple(sorted(slot[0] for slot in pair))] += p
     drawn = draws("bitflip:bits=exponent,count=2", regions, 4000)
-    fits(Counter(tuple(sorted(slot[0] for slot in struck_bits(f))) for f in drawn), kinds)
+    fits(Counter(tuple(sorted(slot[0] for slot in corrupted_bits(f))) for f in drawn), kinds)
 
 
 @pytest.mark.parametrize("race", [0, 3, 4096], ids=["in counts", "both", "clock by clock"])
@@ -128,12 +128,12 @@ def test_counts_by_group_match_enumeration(race, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["bitflip:rate=0.03", "zero:rate=0.2"])
-def test_rate_strikes_every_slot_alike(text):
+def test_rate_corrupts_every_slot_alike(text):
     model = fault_model(text)
     total, p, n = model.capacity(MIXED), model.pattern.p, 4000
     drawn = draws(text, MIXED, n)
     if text.startswith("bitflip"):
-        sizes, slots = [len(struck_bits(f)) for f in drawn], Counter(s for f in drawn for s in struck_bits(f))
+        sizes, slots = [len(corrupted_bits(f)) for f in drawn], Counter(s for f in drawn for s in corrupted_bits(f))
     else:
         sizes = [sum(map(len, f)) for f in drawn]
         slots = Counter((x.site, e) for f in drawn for x in f for e in x.elements.tolist())
@@ -148,7 +148,7 @@ def test_rate_strikes_every_slot_alike(text):
 def test_rate_at_its_ends():
     assert draws("bitflip:rate=0", MIXED, 1) == [()]
     (everything,) = draws("bitflip:rate=1", MIXED, 1)
-    assert len(struck_bits(everything)) == fault_model("bitflip").capacity(MIXED) == 6 * 32 + 4 * 8 + 2 * 16
+    assert len(corrupted_bits(everything)) == fault_model("bitflip").capacity(MIXED) == 6 * 32 + 4 * 8 + 2 * 16
 
 
 @pytest.mark.parametrize("law", ["per-element", "per-tensor"])
@@ -156,7 +156,7 @@ def test_rate_at_its_ends():
 def test_near_capacity(law, missing):
     capacity = fault_model("bitflip").capacity(MIXED)
     (faults,) = draws(f"bitflip:count={capacity - missing}", MIXED, 1, law)
-    assert len(set(struck_bits(faults))) == capacity - missing
+    assert len(set(corrupted_bits(faults))) == capacity - missing
 
 
 def test_near_capacity_with_a_tensor_a_million_times_smaller():
@@ -236,5 +236,5 @@ def test_successive_counts_add_up(groups, share, seed):
 
 
 def test_a_rate_has_no_per_tensor_law():
-    with pytest.raises(UsageError, match=r"rate=0\.5 strikes every slot alike"):
+    with pytest.raises(UsageError, match=r"rate=0\.5 corrupts every slot alike"):
         draws("bitflip:rate=0.5", MIXED, 1, "per-tensor")

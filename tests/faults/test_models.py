@@ -63,7 +63,7 @@ def test_with_count():
         with pytest.raises(UsageError, match="=0; expected 1 or more"):
             fault_model(text).with_count(0)
     for text in ("block=16", "block=16,cycles=any", "tile=2x3"):
-        with pytest.raises(UsageError, match=f"{text} says which elements are struck; leave it out to ask for 4"):
+        with pytest.raises(UsageError, match=f"{text} says which elements are corrupted; leave it out to ask for 4"):
             fault_model(f"zero:{text}").with_count(4)
     with pytest.raises(UsageError, match=r"rate=0\.5 draws how many"):
         fault_model("bitflip:rate=0.5").with_count(4)
@@ -149,7 +149,7 @@ def test_more_than_several_tensors_have():
         draw("bitflip:count=97", BIAS, Region("w", "int16", (2,)))
 
 
-def test_nothing_to_strike():
+def test_nothing_to_corrupt():
     with pytest.raises(UsageError, match="found no tensor"):
         draw("bitflip")
     with pytest.raises(UsageError, match="'w' \\(float32, 0 elements\\)"):

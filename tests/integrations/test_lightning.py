@@ -18,12 +18,12 @@ BATCHES = 12
 
 
 class Module(lightning.LightningModule):
-    def __init__(self, kind, interval, strikes=(), value=1e12):
+    def __init__(self, kind, interval, corrupts=(), value=1e12):
         super().__init__()
         self.net = torch.nn.Sequential(
             torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 3)
         )  # fmt: skip
-        self.kind, self.interval, self.strikes, self.value = kind, interval, set(strikes), value
+        self.kind, self.interval, self.corrupts, self.value = kind, interval, set(corrupts), value
         self.seen, self.scale = [], 1.0
 
     def on_train_batch_start(self, batch, batch_idx):
@@ -40,8 +40,8 @@ class Module(lightning.LightningModule):
         self.log("val", torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1]) + 0 * torch.rand(()))
 
     def on_before_optimizer_step(self, optimizer):
-        if self.global_step in self.strikes:
-            self.strikes -= {self.global_step} if self.value != float("inf") else set()
+        if self.global_step in self.corrupts:
+            self.corrupts -= {self.global_step} if self.value != float("inf") else set()
             self.net[4].weight.grad[0, 0] = self.value
 
     def configure_optimizers(self):
@@ -62,10 +62,10 @@ def data():
     return torch.utils.data.TensorDataset(x, x[:, :3].argmax(1))
 
 
-def fit(folder, kind="adam", interval="step", strikes=(), guarded=False, value=1e12, callbacks=(), **arguments):
+def fit(folder, kind="adam", interval="step", corrupts=(), guarded=False, value=1e12, callbacks=(), **arguments):
     options = arguments.pop("options", {})
     torch.manual_seed(0)
-    module = Module(kind, interval, strikes, value)
+    module = Module(kind, interval, corrupts, value)
     loader = torch.utils.data.DataLoader(data(), batch_size=8, shuffle=True)
     callback = GuardCallback(**options)
     trainer = lightning.Trainer(
@@ -115,7 +115,7 @@ def test_late_readings_and_validation_within_an_epoch(tmp_path, when):
     golden = fit(tmp_path, **arguments)
     # A clipped gradient is not large; NaN is.
     value = float("nan")
-    saved = fit(tmp_path, strikes=[when], guarded=True, value=value, options={"late": True}, **arguments)
+    saved = fit(tmp_path, corrupts=[when], guarded=True, value=value, options={"late": True}, **arguments)
     assert same(saved, golden)
     assert [a.step for a in saved[3].alarms] == [when]
 
@@ -130,13 +130,13 @@ def test_those_who_come_after_see_the_batch_as_it_ended(tmp_path):
 
     golden, saved = Reader(), Reader()
     fit(tmp_path, callbacks=[golden])
-    fit(tmp_path, strikes=[17], guarded=True, callbacks=[saved])
+    fit(tmp_path, corrupts=[17], guarded=True, callbacks=[saved])
     assert saved.losses == golden.losses
 
 
 def test_a_fault_that_stays_stops_the_training(tmp_path):
     with pytest.raises(GuardStop) as raised:
-        fit(tmp_path, strikes=range(15, 99), guarded=True, value=float("inf"))
+        fit(tmp_path, corrupts=range(15, 99), guarded=True, value=float("inf"))
     assert raised.value.first.step == 15
     # The guard let go of the module, and the loop is its own again.
     fit(tmp_path, guarded=True)

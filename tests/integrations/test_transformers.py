@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-class Struck(transformers.TrainerCallback):
+class Corrupted(transformers.TrainerCallback):
     """Sets an element of a gradient just before some updates, counted as they are made."""
 
     def __init__(self, when, value):
@@ -30,7 +30,7 @@ class Struck(transformers.TrainerCallback):
             next(iter(model.parameters())).grad.view(-1)[3] = self.value
 
 
-def train(folder, struck=None, guarded=False, twice=False, options=None, **arguments):
+def train(folder, corrupted=None, guarded=False, twice=False, options=None, **arguments):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -44,8 +44,8 @@ def train(folder, struck=None, guarded=False, twice=False, options=None, **argum
         save_strategy="no", logging_strategy="no", disable_tqdm=True, use_cpu=True, seed=0, warmup_steps=5, **arguments,
     )  # fmt: skip
     trainer = transformers.Trainer(model=model, args=settings, train_dataset=rows, eval_dataset=rows[:8])
-    if struck is not None:
-        trainer.add_callback(struck)
+    if corrupted is not None:
+        trainer.add_callback(corrupted)
     callback = GuardCallback(trainer, **(options or {})) if guarded else None
     if callback:
         trainer.add_callback(callback)
@@ -62,9 +62,9 @@ def train(folder, struck=None, guarded=False, twice=False, options=None, **argum
 @pytest.mark.parametrize("arguments", [{}, {"gradient_accumulation_steps": 2}], ids=["plain", "accumulated"])
 def test_a_planted_fault_leaves_nothing(tmp_path, arguments):
     golden, _ = train(tmp_path, **arguments)
-    harmed, _ = train(tmp_path, Struck([17], 1e12), **arguments)
+    harmed, _ = train(tmp_path, Corrupted([17], 1e12), **arguments)
     assert not all(torch.equal(a, b) for a, b in zip(golden, harmed, strict=True))
-    saved, guard = train(tmp_path, Struck([17], 1e12), guarded=True, **arguments)
+    saved, guard = train(tmp_path, Corrupted([17], 1e12), guarded=True, **arguments)
     assert all(torch.equal(a, b) for a, b in zip(golden, saved, strict=True))
     assert guard.recoveries == 1
     assert guard.alarms[0].step == 17
@@ -77,7 +77,7 @@ def test_a_planted_fault_leaves_nothing(tmp_path, arguments):
 def test_late_readings_are_settled_before_an_evaluation(tmp_path, when):
     arguments = {"eval_strategy": "steps", "eval_steps": 10}
     golden, _ = train(tmp_path, **arguments)
-    saved, guard = train(tmp_path, Struck([when], float("nan")), guarded=True, options={"late": True}, **arguments)
+    saved, guard = train(tmp_path, Corrupted([when], float("nan")), guarded=True, options={"late": True}, **arguments)
     assert all(torch.equal(a, b) for a, b in zip(golden, saved, strict=True))
     assert [a.step for a in guard.alarms] == [when]
 

@@ -21,18 +21,18 @@ STEPS = 20
 SCENES = {
     "golden": {},
     "clean": {"guarded": True},
-    "gradient": {"guarded": True, "strikes": [14], "where": "gradient"},
-    "statistic": {"guarded": True, "strikes": [14], "where": "statistic"},
-    "nan": {"guarded": True, "strikes": [14], "where": "statistic", "value": float("nan")},
-    "late": {"guarded": True, "strikes": [14], "where": "statistic", "late": True},
-    "last": {"guarded": True, "strikes": [19], "where": "gradient", "late": True},
-    "permanent": {"guarded": True, "strikes": range(14, 40), "where": "gradient"},
-    "harmed": {"strikes": [14], "where": "gradient"},
+    "gradient": {"guarded": True, "corrupts": [14], "where": "gradient"},
+    "statistic": {"guarded": True, "corrupts": [14], "where": "statistic"},
+    "nan": {"guarded": True, "corrupts": [14], "where": "statistic", "value": float("nan")},
+    "late": {"guarded": True, "corrupts": [14], "where": "statistic", "late": True},
+    "last": {"guarded": True, "corrupts": [19], "where": "gradient", "late": True},
+    "permanent": {"guarded": True, "corrupts": range(14, 40), "where": "gradient"},
+    "harmed": {"corrupts": [14], "where": "gradient"},
 }
 
 
-def train(guarded=False, strikes=(), where=None, value=1e12, late=None):
-    """``strikes``: how often a step was begun when the last rank is struck."""
+def train(guarded=False, corrupts=(), where=None, value=1e12, late=None):
+    """``corrupts``: how often a step was begun when the last rank is corrupted."""
     torch.manual_seed(0)
     # Statistics of each rank are its own.
     model = DistributedDataParallel(
@@ -57,7 +57,7 @@ def train(guarded=False, strikes=(), where=None, value=1e12, late=None):
     begun, ended = 0, "done"
     try:
         for x in guard.over(batches) if guard else batches:
-            now = last and begun in strikes
+            now = last and begun in corrupts
             begun += 1
             optimizer.zero_grad()
             model(x).square().mean().backward()

@@ -50,7 +50,7 @@ class Loader:
             yield x + 0.1 * torch.randn_like(x), x.flatten(1)[:, :3].argmax(1)
 
 
-def strike(model, where, value):
+def corrupt(model, where, value):
     """A fault in a gradient, or in a batch-norm statistic by way of an activation."""
     if where == "statistic":
         model.norm.running_var[0] = value
@@ -74,7 +74,7 @@ def run(name, faults=(), guarded=True, **options):
                 nn.functional.cross_entropy(model(x), y).backward()
                 for when, where, value in faults:
                     if when == begun:
-                        strike(model, where, value)
+                        corrupt(model, where, value)
                 optimizer.step()
                 scheduler.step()
                 begun += 1

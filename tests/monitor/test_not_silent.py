@@ -17,7 +17,7 @@ X, Y = torch.randn(STEPS, 8, 6), torch.randn(STEPS, 8, 2)
 
 
 class Parts:
-    """A training whose second moment is struck once, in the step ``faulty``; None: never."""
+    """A training whose second moment is corrupted once, in the step ``faulty``; None: never."""
 
     def __init__(self, faulty, **options):
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Two real processes under DDP: what strikes one rank sends both back, and both end as if nothing had been."""
+"""Two real processes under DDP: what corrupts one rank sends both back, and both end as if nothing had been."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_both_ranks_go_back_together(ranks, scene):
         assert rank[scene]["bits"] == rank["golden"]["bits"]
         seen = {"late": 15, "last": 19}.get(scene, 14)
         assert (rank[scene]["ended"], rank[scene]["begun"]) == ("done", 20 + executed_again(seen))
-    struck = {"gradient": "module.4.weight/exp_avg", "last": "module.4.weight/exp_avg"}.get(
+    corrupted = {"gradient": "module.4.weight/exp_avg", "last": "module.4.weight/exp_avg"}.get(
         scene, "module.1.running_var"
     )
-    assert [r[scene]["alarms"] for r in ranks] == [[[19 if scene == "last" else 14, struck]]] * 2
+    assert [r[scene]["alarms"] for r in ranks] == [[[19 if scene == "last" else 14, corrupted]]] * 2
 
 
 def test_both_ranks_stop_where_a_fault_stays(ranks):

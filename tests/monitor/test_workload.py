@@ -15,7 +15,7 @@ STEPS = 47
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", ["train-resnet", "train-resnet-sgd", "train-chargpt"])
 @pytest.mark.slow
-def test_a_struck_workload_ends_as_one_that_was_not(name, late):
+def test_a_corrupted_workload_ends_as_one_that_was_not(name, late):
     workload = load_training(name, {})
     golden, state = workload.start(3), workload.start(3)
     for _ in range(STEPS):

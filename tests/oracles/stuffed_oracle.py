@@ -64,7 +64,9 @@ def computed(phase: str, first: Array, second: Array, stride: int) -> Array:
     return sliding(surrounded(first, *zeros_around(first.shape[1], second.shape[0], stride)), second, stride)
 
 
-def struck(phase: str, operand: str, x: Array, w: Array, dy: Array, stride: int, victims: dict[tuple, float]) -> Array:
+def corrupted(
+    phase: str, operand: str, x: Array, w: Array, dy: Array, stride: int, victims: dict[tuple, float]
+) -> Array:
     """The product with values put into one of its three tensors."""
     first, second = operands(phase, x, w, dy, stride)
     if operand != "out":

@@ -1,4 +1,4 @@
-"""Classes of a struck training on curves written by hand, among them the numbers of the published sample."""
+"""Classes of a faulty training run on curves written by hand, among them the numbers of the published sample."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def make_row(target, level="component", parent="", flips=1, estimate=0.01, low=0
 
 
 def none_row(target, **more):
-    """A row that no trial struck."""
+    """A row that no trial corrupted."""
     return make_row(target, estimate=None, low=0.0, high=1.0, n=0, units=0, **more)
 
 

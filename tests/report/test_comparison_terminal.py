@@ -33,7 +33,7 @@ def test_plain_is_stable(comparison, compared, result, row, no_trial):
         "# unit sample, judge top1, law per-element, per component",
         "# not the same: dtype (float32, bfloat16), weights (3f3f3f3f, a0a0a0a0)",
         "# component: 1 of 1 rows differ; model: 0 of 1 rows differ (p after Holm's correction for the rows of a level)",
-        "# 95 % intervals, B - A in percentage points; no row is paired: A and B struck faults of their own",
+        "# 95 % intervals, B - A in percentage points; no row is paired: A and B have different faults",
     ]
 
 

@@ -260,18 +260,18 @@ def test_a_scale_of_colours_has_two_ends(corners):
     assert set(trace["z"][0]) == {trace["zmax"]}
 
 
-def test_faults_of_a_run_are_judged_on_the_one_batch_they_strike(result, row):
+def test_faults_of_a_run_are_judged_on_the_one_batch_they_corrupt(result, row):
     rows = [row("a", unit="batch"), row("b", unit="batch")]
-    struck = {"transient": True, "unit": "batch", "batches": 4}
-    text = Page(render_html(result(rows, **struck))).text
-    assert "A fault is judged on one batch, the one that it strikes" in text
+    corrupted = {"transient": True, "unit": "batch", "batches": 4}
+    text = Page(render_html(result(rows, **corrupted))).text
+    assert "A fault is judged on one batch, the one that it corrupts" in text
     assert "many batches" not in text
     assert "which are not" not in text
-    sample = Page(render_html(result([row("a")], **{**struck, "unit": "sample"}))).text
-    assert "One fault is judged on many samples, those of the batch that it strikes" in sample
-    memory = Page(render_html(result(rows, **{**struck, "transient": False}))).text
+    sample = Page(render_html(result([row("a")], **{**corrupted, "unit": "sample"}))).text
+    assert "One fault is judged on many samples, those of the batch that it corrupts" in sample
+    memory = Page(render_html(result(rows, **{**corrupted, "transient": False}))).text
     assert "One fault is judged on many batches, so" in memory
-    alone = Page(render_html(result(rows, **{**struck, "transient": False, "batches": 1}))).text
+    alone = Page(render_html(result(rows, **{**corrupted, "transient": False, "batches": 1}))).text
     assert "A fault is judged on one batch, so" in alone
 
 

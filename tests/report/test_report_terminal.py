@@ -186,8 +186,8 @@ def test_operations_of_a_component_itself_are_named_so(result, row):
     assert "itself" not in text_of(result(rows), plain=True)
 
 
-def test_says_which_dtypes_were_struck(corners, demo):
-    assert "on cpu, float32 and int64 struck" in " ".join(text_of(corners["mixed"]).split())
+def test_says_which_dtypes_were_corrupted(corners, demo):
+    assert "on cpu, float32 and int64 corrupted" in " ".join(text_of(corners["mixed"]).split())
     assert text_of(demo).rstrip().endswith("on cpu, float32")
 
 

@@ -100,7 +100,7 @@ def test_what_is_unchanged_is_folded():
     assert "a#x.0" not in text
 
 
-def test_a_row_that_a_fault_strikes_is_shown_golden_or_not():
+def test_a_row_that_a_fault_corrupts_is_shown_golden_or_not():
     assert folded_rows(trace(row("a#x.0"), row("b#x.0"), row("c#x.0", 1), fault=0)) == [0, Gap(1, 0), 2]
 
 

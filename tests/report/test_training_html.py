@@ -1,4 +1,4 @@
-"""The page of struck trainings: everything there, names only as text, figures that say what the records say."""
+"""The page of faulty training runs: everything there, names only as text, figures that say what the records say."""
 
 import json
 import math

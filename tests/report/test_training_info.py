@@ -1,4 +1,4 @@
-"""Struck trainings in terminal and JSON: what is said, of nothing too, and names only as text."""
+"""Faulty training runs in terminal and JSON: what is said, of nothing too, and names only as text."""
 
 import io
 import json
@@ -231,11 +231,11 @@ def test_every_class_is_told():
 
 def test_the_headline_counts_harm_and_latent_harm():
     assert headline(result()) == (
-        "20 % [12, 30] of 100 struck trainings of train-toy came to harm, 15 % [8, 24] without any error to tell of it; "
+        "20 % [12, 30] of 100 faulty training runs of train-toy came to harm, 15 % [8, 24] without any error to tell of it; "
         "26 % [17, 36] ended different"
     )
     assert headline(CORNERS["all masked"]) == (
-        "Of 40 struck trainings of train-toy none came to harm (at most 8.9 %), none ended different"
+        "Of 40 faulty training runs of train-toy none came to harm (at most 8.9 %), none ended different"
     )
     assert "none without a sign of it" in headline(CORNERS["all nan"])
 
@@ -354,7 +354,7 @@ def test_groups_stand_in_the_order_of_reading():
     found = ordered_groups(result())
     assert [g.name for g in found["phase"]] == ["fwd", "grad_wt"]
     assert [g.name for g in found["part of the run"]] == ["steps 20 to 99", "steps 100 to 199"]
-    assert list(ordered_groups(CORNERS["parts"])) == ["what was struck"]
+    assert list(ordered_groups(CORNERS["parts"])) == ["what was corrupted"]
 
 
 @pytest.mark.parametrize("name", CORNERS)

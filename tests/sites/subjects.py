@@ -1,4 +1,4 @@
-"""Small models of every kind that operations are struck in, with inputs: (model, batch, run)."""
+"""Small models of every kind that operations are corrupted in, with inputs: (model, batch, run)."""
 
 from __future__ import annotations
 

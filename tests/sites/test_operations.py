@@ -1,4 +1,4 @@
-"""Operations, inputs and caches as sites: what can be struck, what a fault does to it, and that nothing else changes."""
+"""Operations, inputs and caches as sites: what can be corrupted, what a fault does to it, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sites.subjects import call, generate, gpt, seeded, subjects
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault, fault_model
 from unsilent.faults.naming import parse_site
-from unsilent.sites import Operations, Strike, Survey
+from unsilent.sites import Operations, Survey, TransientInjection
 
 NAMES = ("cnn", "encoder", "fast encoder", "recurrent", "gpt")
 
@@ -44,11 +44,11 @@ def flip(site, shape, element, bit=30, **moment):
     return Fault(site, "float32", tuple(shape), np.array([element], np.int64), "xor", mask, **moment)
 
 
-def struck(model, batch, *faults, run=call):
-    strike = Strike(model, batch, faults)
-    with strike, torch.no_grad():
-        output = run(model, strike.batch)
-    assert not strike.missed
+def corrupted(model, batch, *faults, run=call):
+    corrupt = TransientInjection(model, batch, faults)
+    with corrupt, torch.no_grad():
+        output = run(model, corrupt.batch)
+    assert not corrupt.missed
     return output
 
 
@@ -105,11 +105,11 @@ def test_every_site_is_hit(name):
     assert len(regions) > 3
     for region in regions:
         fault = drawn(region, "bitflip:bits=0")
-        strike = Strike(model, batch, [fault])
-        # A struck token or position may lie outside of its table: the model then raises, after the hit.
-        with contextlib.suppress(IndexError), strike, torch.no_grad():
-            run(model, strike.batch)
-        assert (strike.landed, strike.missed) == (1, []), region.site
+        corrupt = TransientInjection(model, batch, [fault])
+        # A corrupted token or position may lie outside of its table: the model then raises, after the hit.
+        with contextlib.suppress(IndexError), corrupt, torch.no_grad():
+            run(model, corrupt.batch)
+        assert (corrupt.landed, corrupt.missed) == (1, []), region.site
         assert found.holds(0, fault)
     nothing_left(model)
     assert bits(batch) == before
@@ -131,7 +131,7 @@ def by_hand(model, x, *, out=None, first=None, second=None):
 
 
 @pytest.mark.parametrize("operand", ["out", "first", "second"])
-def test_a_struck_operand_gives_the_bits_of_a_run_by_hand(operand):
+def test_a_corrupted_operand_gives_the_bits_of_a_run_by_hand(operand):
     model, x, _ = subjects()["cnn"]
 
     def flipped(tensor):
@@ -139,8 +139,8 @@ def test_a_struck_operand_gives_the_bits_of_a_run_by_hand(operand):
         words[7] ^= 1 << 29
 
     fault = flip(f"op:(root)#mul.0/fwd/{operand}", (2, 4, 6, 6), 7, 29)
-    assert bits(struck(model, x, fault)) == bits(by_hand(model, x, **{operand: flipped}))
-    assert bits(struck(model, x, fault)) != bits(by_hand(model, x))
+    assert bits(corrupted(model, x, fault)) == bits(by_hand(model, x, **{operand: flipped}))
+    assert bits(corrupted(model, x, fault)) != bits(by_hand(model, x))
 
 
 class InPlace(nn.Module):
@@ -154,10 +154,10 @@ class InPlace(nn.Module):
 
 
 @pytest.mark.parametrize(("operand", "sign"), [("out", -1.0), ("first", 0.0)])
-def test_an_operation_in_place_is_struck_in_its_own_memory(operand, sign):
+def test_an_operation_in_place_is_corrupted_in_its_own_memory(operand, sign):
     x = torch.tensor([[1.0, 2.0, 3.0]])
     fault = flip(f"op:(root)#relu.0/fwd/{operand}", (1, 3), 1, bit=31)  # the sign of 2
-    got = struck(InPlace(), x, fault)
+    got = corrupted(InPlace(), x, fault)
     assert got.tolist() == [[1.0, 2.0 * sign, 1.0, 2.0 * sign, 3.0]]
 
 
@@ -172,7 +172,7 @@ def test_nan_payloads_arrive_unchanged(dtype):
     x = torch.ones(2, 3, dtype=dtype)
     region = survey(Payload(), x).regions(["op:(root)#mul.0"])[0]
     fault = drawn(region, f"set:value={quiet[x.element_size()]:#x}")
-    got = struck(Payload(), x, fault).reshape(-1)
+    got = corrupted(Payload(), x, fault).reshape(-1)
     word = got.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])[int(fault.elements[0])]
     assert int(word) == quiet[x.element_size()]
 
@@ -197,7 +197,7 @@ def test_views_uninitialised_memory_and_what_has_no_codec_are_no_sites():
     assert "op:(root)#gt.0/fwd/out" not in outs  # bool
 
 
-def test_an_expanded_operand_is_struck_once_a_memory_cell():
+def test_an_expanded_operand_is_corrupted_once_a_memory_cell():
     class Model(nn.Module):
         def forward(self, x):
             return x[:, :1].expand(2, 3) + x
@@ -205,18 +205,18 @@ def test_an_expanded_operand_is_struck_once_a_memory_cell():
     x = torch.arange(6.0).reshape(2, 3)
     (region,) = survey(Model(), x).regions(["op:(root)#add.0/fwd/first"])
     assert (region.shape, region.elements.tolist()) == ((2, 3), [0, 3])
-    got = struck(Model(), x, flip(region.site, (2, 3), 3, bit=31))
+    got = corrupted(Model(), x, flip(region.site, (2, 3), 3, bit=31))
     assert got.tolist() == [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]
 
 
-def test_runs_in_inference_mode_can_be_struck():
+def test_runs_in_inference_mode_can_be_corrupted():
     def run(model, batch):
         with torch.inference_mode():
             return model(batch)
 
     model, x, _ = subjects()["cnn"]
     for region in survey(model, x, run).regions(["op:*/fwd/*"]):
-        struck(model, x, drawn(region), run=run)
+        corrupted(model, x, drawn(region), run=run)
 
 
 @pytest.mark.parametrize(
@@ -232,12 +232,12 @@ def test_runs_in_inference_mode_can_be_struck():
 )
 def test_a_fault_that_does_not_land_is_told_with_its_site(fault, why):
     model, x, _ = subjects()["cnn"]
-    strike = Strike(model, x, [fault])
-    with strike, torch.no_grad():
-        model(strike.batch)
-    ((missed, reason),) = strike.missed
+    corrupt = TransientInjection(model, x, [fault])
+    with corrupt, torch.no_grad():
+        model(corrupt.batch)
+    ((missed, reason),) = corrupt.missed
     assert missed is fault
-    error = strike.error(missed, reason)
+    error = corrupt.error(missed, reason)
     assert pytest.raises(InjectionError, match=why).matches(error)
     assert fault.site in str(error)
     assert "\n" not in str(error)
@@ -246,11 +246,11 @@ def test_a_fault_that_does_not_land_is_told_with_its_site(fault, why):
 def test_an_input_that_is_not_there_is_an_error_at_once():
     model, x, _ = subjects()["cnn"]
     with pytest.raises(InjectionError, match="input:1: the batch has no such input; it has 0"):
-        Strike(model, x, [flip("input:1", (2, 2, 6, 6), 0)])
+        TransientInjection(model, x, [flip("input:1", (2, 2, 6, 6), 0)])
     with pytest.raises(InjectionError, match=r"input:0: the fault is for float32\[2\]"):
-        Strike(model, x, [flip("input:0", (2,), 0)])
+        TransientInjection(model, x, [flip("input:0", (2,), 0)])
     with pytest.raises(UsageError, match="at which call"):
-        Strike(model, x, [flip("kv:0/key", (2,), 0)])
+        TransientInjection(model, x, [flip("kv:0/key", (2,), 0)])
 
 
 def test_nothing_is_left_behind_when_the_model_raises():
@@ -264,18 +264,18 @@ def test_nothing_is_left_behind_when_the_model_raises():
 
     model, x = Raises(), torch.ones(2, 3)
     fault = flip("op:inner#addmm.0/fwd/out", (2, 3), 0)
-    with pytest.raises(ArithmeticError), Strike(model, x, [fault]), torch.no_grad():
+    with pytest.raises(ArithmeticError), TransientInjection(model, x, [fault]), torch.no_grad():
         model(x)
     nothing_left(model)
     never = flip("op:(root)#mul.0/fwd/out", (2, 3), 0)
-    with pytest.raises(ArithmeticError), Strike(model, x, [never]), torch.no_grad():
+    with pytest.raises(ArithmeticError), TransientInjection(model, x, [never]), torch.no_grad():
         model(x)  # raised before the site was reached: the model's own error
-    with pytest.raises(InjectionError, match="was not hit"), Strike(model, x, [flip(fault.site, (9,), 0)]):
+    with pytest.raises(InjectionError, match="was not hit"), TransientInjection(model, x, [flip(fault.site, (9,), 0)]):
         model(x)
     nothing_left(model)
 
 
-def test_inputs_are_struck_in_copies_wherever_they_are_nested():
+def test_inputs_are_corrupted_in_copies_wherever_they_are_nested():
     class Model(nn.Module):
         def forward(self, a, more):
             return a + more["x"][0] + more["x"][1]
@@ -287,13 +287,13 @@ def test_inputs_are_struck_in_copies_wherever_they_are_nested():
     assert [r.site for r in found] == ["input:a", "input:more.x.0", "input:more.x.1"]
     golden = Model()(**batch)
     for region in found:
-        got = struck(Model(), batch, drawn(region, "set:value=5", seed=3), run=run)
+        got = corrupted(Model(), batch, drawn(region, "set:value=5", seed=3), run=run)
         assert int((got != golden).sum()) == 1
         assert bits(shared) == bits(torch.ones(2, 3))
         assert not batch["more"]["x"][0].any()
 
 
-def test_calls_of_the_cache_are_struck_as_a_decoder_by_hand_would():
+def test_calls_of_the_cache_are_corrupted_as_a_decoder_by_hand_would():
     model, ids = gpt(), torch.randint(0, 39, (2, 4), generator=seeded(2))
     found = survey(model, ids, generate).regions(["kv:*"])
     assert {(r.site, r.occurrence, r.shape) for r in found} == {
@@ -304,7 +304,7 @@ def test_calls_of_the_cache_are_struck_as_a_decoder_by_hand_would():
     for seed in range(4):
         for region in found:
             fault = drawn(region, "set:value=30000", seed)
-            got = struck(model, ids, fault, run=generate).tolist()
+            got = corrupted(model, ids, fault, run=generate).tolist()
             assert got == decode(model, ids, fault)
             changed += got != golden
     assert changed
@@ -371,8 +371,8 @@ def test_an_index_selects_elements_and_addresses_join():
         ("op:cnv", "unknown module with operations 'cnv'; did you mean 'conv'"),
         ("op:conv#conv.0", "unknown operation of 'conv' 'conv#conv.0'; did you mean 'conv#convolution.0'"),
         ("op:nothing*", "matches no operation"),
-        ("op:(root)", "3 operations of '(root)' can be struck; name one (op:(root)#add.0"),
-        ("op:head#t.0", "'head#t.0' cannot be struck at 'out': it gives a view"),
+        ("op:(root)", "3 operations of '(root)' can be corrupted; name one (op:(root)#add.0"),
+        ("op:head#t.0", "'head#t.0' cannot be corrupted at 'out': it gives a view"),
         (
             "op:conv/bwd/out",
             "unknown phase of an operation 'bwd'; did you mean 'fwd'? Known: fwd, grad_in, grad_wt, optim.",
@@ -381,11 +381,11 @@ def test_an_index_selects_elements_and_addresses_join():
             "op:conv/fwd/fourth",
             "unknown operand of an operation 'fourth'; did you mean 'out'? Known: first, out, second, third.",
         ),
-        ("op:conv/grad_in/out", "phase 'grad_in' is one of a training step; what is struck here has fwd alone"),
+        ("op:conv/grad_in/out", "phase 'grad_in' is one of a training step; what is corrupted here has fwd alone"),
         ("op:conv/fwd", "expected op:MODULE#OP.k/PHASE/OPERAND"),
         (
             "op:(root)#add.0/fwd/second",
-            "'(root)#add.0' has no second tensor operand that can be struck, only out",
+            "'(root)#add.0' has no second tensor operand that can be corrupted, only out",
         ),
         ("op:pool/fwd/second", "'pool#max_pool2d_with_indices.0' has no second tensor operand"),
         ("op:", "address 'op:' names nothing; expected op:* or op:layer1.*"),
@@ -393,7 +393,7 @@ def test_an_index_selects_elements_and_addresses_join():
         ("input:", "expected input:* or input:0"),
         ("op:conv[9,9,9,9]", "index [9,9,9,9] is outside"),
         ("input:1", "unknown input '1'. Known: 0."),
-        ("kv:*", "no key/value cache to strike: no call of a module is given past_key_values"),
+        ("kv:*", "no key/value cache to corrupt: no call of a module is given past_key_values"),
         ("kv:*", "give --with generate=N, for a workload of your own a run= that calls generate()"),
         ("ip:0", "unknown kind of site 'ip'"),
     ],

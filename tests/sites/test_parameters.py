@@ -180,15 +180,15 @@ def test_replayed_fault_gives_the_same_bits(model):
     [
         ("param:vectr", "did you mean 'vector'"),
         ("param:nothing.*", "matches nothing"),
-        ("input:0", "does not strike input: sites"),
+        ("input:0", "does not corrupt input: sites"),
         ("op:conv*", "may mean many operations"),
         ("stored:conv", "unknown kind of site 'stored'"),
         ("param:vector[9]", r"index \[9\] is outside 'vector' of shape \[6\]"),
         ("param:vector[a]", r"cannot read index \[a\]"),
         ("param:vector[4:2]", "selects no element"),
         ("param:turned[1,2,3]", "outside"),
-        ("param:empty", "cannot be struck"),
-        ("param:flag", "cannot be struck"),
+        ("param:empty", "cannot be corrupted"),
+        ("param:flag", "cannot be corrupted"),
         ("param:", "names nothing; expected param:\\*"),
     ],
 )

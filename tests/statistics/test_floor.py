@@ -27,7 +27,7 @@ def clean(count=19, sd=0.001, seed=0):
 
 
 def word(null=None, measures=(ACCURACY, CHURN), **values):
-    return judge(run("struck", **values), null or clean(), list(measures)).word
+    return judge(run("corrupted", **values), null or clean(), list(measures)).word
 
 
 def test_each_word():
@@ -42,43 +42,43 @@ def test_each_word():
 
 
 def test_identical_bits_need_no_test_and_no_replicas():
-    found = judge(run("struck", same_bits=True), clean(3), [ACCURACY, CHURN])
+    found = judge(run("corrupted", same_bits=True), clean(3), [ACCURACY, CHURN])
     assert (found.word, found.p, found.method) == ("identical", None, "bits")
 
 
 def test_no_noise_means_that_any_difference_is_beyond_it():
     silent = Null([run(f"r{i}", same_bits=True) for i in range(2)])
-    found = judge(run("struck", accuracy=-0.01), silent, [ACCURACY, CHURN])
+    found = judge(run("corrupted", accuracy=-0.01), silent, [ACCURACY, CHURN])
     assert (found.word, found.p, found.n) == ("detectable", None, 2)
     assert "equal in every bit" in found.sentence
     assert [f.beyond for f in found.findings] == [True, False]
     assert word(silent, accuracy=-0.02) == "harmful"
     assert word(silent, accuracy=0.01) == "improved"
-    bits = judge(run("struck"), silent, [ACCURACY, CHURN])
+    bits = judge(run("corrupted"), silent, [ACCURACY, CHURN])
     assert (bits.word, "bits alone" in bits.sentence) == ("detectable", True)
 
 
 def test_a_measure_without_spread_is_said_and_judged_by_rank():
     """Five replicas that happen to be equally accurate are not proven to be without noise."""
     flat = Null([run(f"r{i}", 0.0, 0.001 * (i + 1)) for i in range(19)])
-    found = judge(run("struck", accuracy=-0.001, churn=0.001), flat, [ACCURACY, CHURN])
+    found = judge(run("corrupted", accuracy=-0.001, churn=0.001), flat, [ACCURACY, CHURN])
     assert found.p == 1 / 20
     assert "accuracy without spread" in found.sentence
-    assert judge(run("struck", accuracy=0.0, churn=0.002), flat, [ACCURACY, CHURN]).p > 0.5
+    assert judge(run("corrupted", accuracy=0.0, churn=0.002), flat, [ACCURACY, CHURN]).p > 0.5
     with pytest.raises(UsageError, match="4 clean replicas cannot"):
-        judge(run("struck", accuracy=-1), Null(flat.compared[:4]), [ACCURACY])
+        judge(run("corrupted", accuracy=-1), Null(flat.compared[:4]), [ACCURACY])
 
 
 def test_too_few_replicas_say_how_many_are_needed():
     with pytest.raises(
         UsageError, match=r"10 clean replicas cannot call anything at level 0.05 over 1 test.*at least 19"
     ):
-        judge(run("struck"), clean(10), [ACCURACY])
+        judge(run("corrupted"), clean(10), [ACCURACY])
     with pytest.raises(UsageError, match=r"over 70 tests: their smallest p is 1/20, above 0.00071 for each.*1399"):
-        judge(run("struck"), clean(19), [ACCURACY], tests=70)
-    judge(run("struck"), clean(19), [ACCURACY])
+        judge(run("corrupted"), clean(19), [ACCURACY], tests=70)
+    judge(run("corrupted"), clean(19), [ACCURACY])
     with pytest.raises(UsageError, match="18 clean"):
-        judge(run("struck"), clean(18), [ACCURACY])
+        judge(run("corrupted"), clean(18), [ACCURACY])
 
 
 @pytest.mark.parametrize("level", [0.05, 0.01, 0.1, 0.001])
@@ -97,7 +97,7 @@ def test_one_distance_is_the_plain_rank():
 
 def test_what_is_not_finite_is_beyond_all():
     for value in (math.inf, math.nan):
-        found = judge(run("struck", accuracy=0.0, churn=value), clean(), [ACCURACY, CHURN])
+        found = judge(run("corrupted", accuracy=0.0, churn=value), clean(), [ACCURACY, CHURN])
         assert (found.word, found.p, found.findings[1].effect) == ("harmful", 1 / 20, math.inf)
     assert word(accuracy=math.nan) == "harmful"
     assert word(accuracy=0.0, churn=1e300) == "harmful"
@@ -168,7 +168,7 @@ def test_masked_needs_every_measure_and_both_sides():
 
 
 def test_masked_is_not_said_for_want_of_replicas():
-    assert judge(run("struck", accuracy=-0.018), clean(sd=0.01), [ACCURACY]).word == "undecided"
+    assert judge(run("corrupted", accuracy=-0.018), clean(sd=0.01), [ACCURACY]).word == "undecided"
 
 
 def test_benjamini_hochberg_against_its_definition():
@@ -225,11 +225,11 @@ def test_identical_runs_leave_the_family_only_where_no_clean_run_is_identical():
 
 
 def test_fitted_goes_below_the_rank_and_says_so():
-    found = judge(run("struck", accuracy=-0.05), clean(30), [ACCURACY], tests=100, fitted=True)
+    found = judge(run("corrupted", accuracy=-0.05), clean(30), [ACCURACY], tests=100, fitted=True)
     assert found.word == "harmful"
     assert found.corrected < 0.001
     assert found.method.startswith("fitted (normal")
-    normal = judge(run("struck", accuracy=0.0), clean(30), [ACCURACY], fitted=True)
+    normal = judge(run("corrupted", accuracy=0.0), clean(30), [ACCURACY], fitted=True)
     assert (normal.word, normal.equivalence < 0.001) == ("masked", True)
 
 
@@ -259,11 +259,11 @@ def test_fitted_p_is_uniform_where_the_law_holds():
 def test_fitted_is_refused_where_it_does_not_fit():
     skewed = Null([run(f"r{i}", math.exp(3 * math.sin(i)), 0.0) for i in range(40)])
     with pytest.raises(UsageError, match="accuracy are not normal.*judge by ranks"):
-        judge(run("struck"), skewed, [ACCURACY], fitted=True)
+        judge(run("corrupted"), skewed, [ACCURACY], fitted=True)
     with pytest.raises(UsageError, match="no log-normal distribution fits churn: its clean values have no spread"):
-        judge(run("struck"), skewed, [CHURN], fitted=True)
+        judge(run("corrupted"), skewed, [CHURN], fitted=True)
     with pytest.raises(UsageError, match="at least 20"):
-        judge(run("struck"), clean(10), [ACCURACY], fitted=True)
+        judge(run("corrupted"), clean(10), [ACCURACY], fitted=True)
 
 
 def test_all_pairs_are_refused_as_a_null():
@@ -280,25 +280,25 @@ def test_all_pairs_are_refused_as_a_null():
 
 def test_separate_pairs_are_accepted():
     null = Null([run(f"a{i}", 0.001 * i, 0.001 * i, other=f"b{i}") for i in range(19)])
-    assert judge(run("struck", accuracy=-1, churn=1, other="its clean run"), null, [ACCURACY, CHURN]).p == 1 / 20
+    assert judge(run("corrupted", accuracy=-1, churn=1, other="its clean run"), null, [ACCURACY, CHURN]).p == 1 / 20
     with pytest.raises(UsageError, match="'b3' is also in a clean pair"):
-        judge(run("struck", other="b3"), null, [ACCURACY])
+        judge(run("corrupted", other="b3"), null, [ACCURACY])
 
 
 def test_what_is_not_exchangeable_is_refused():
     null = clean()
     with pytest.raises(UsageError, match="compared with 'another', the clean runs with 'twin'"):
-        judge(run("struck", other="another"), null, [ACCURACY])
+        judge(run("corrupted", other="another"), null, [ACCURACY])
     with pytest.raises(UsageError, match="'r3' is among the clean runs"):
         judge(run("r3"), null, [ACCURACY])
     with pytest.raises(UsageError, match="noise of '' and 'IMPL'"):
-        judge(run("struck", source="IMPL"), null, [ACCURACY])
+        judge(run("corrupted", source="IMPL"), null, [ACCURACY])
     with pytest.raises(UsageError, match="'recall' was not measured; known: accuracy, churn"):
-        judge(run("struck"), null, [Measure("recall", 0.1)])
+        judge(run("corrupted"), null, [Measure("recall", 0.1)])
     with pytest.raises(UsageError, match="measure the same of all"):
         Null([run("r1"), Compared("r2", "twin", {"accuracy": 0.0})])
     with pytest.raises(UsageError, match="'accuracy' is below 0, which no distance is"):
-        judge(run("struck"), null, [Measure("accuracy", 0.1, distance=True)])
+        judge(run("corrupted"), null, [Measure("accuracy", 0.1, distance=True)])
     with pytest.raises(UsageError, match="compared with itself"):
         Null([run("r1", other="r1")])
     with pytest.raises(UsageError, match="no clean comparison"):
@@ -309,7 +309,7 @@ def test_bad_questions():
     with pytest.raises(UsageError, match="margin of loss is -1"):
         Measure("loss", -1)
     with pytest.raises(UsageError, match="level between 0 and 1"):
-        judge(run("struck"), clean(), [ACCURACY], level=5)
+        judge(run("corrupted"), clean(), [ACCURACY], level=5)
     with pytest.raises(UsageError, match="given twice"):
-        judge(run("struck"), clean(), [ACCURACY, ACCURACY])
+        judge(run("corrupted"), clean(), [ACCURACY, ACCURACY])
     assert judge_all([], [ACCURACY]) == []

@@ -461,7 +461,7 @@ def test_other_questions_are_refused(plain, tmp_path, more, said):
 
 def test_parameters_and_values_of_a_run_are_refused_in_any_unit(plain, tmp_path):
     other = stored(tmp_path / "b.sqlite", trials=4, at="op:*")
-    with pytest.raises(UsageError, match="what is struck is parameters in A and values of a run in B"):
+    with pytest.raises(UsageError, match="what is corrupted is parameters in A and values of a run in B"):
         together(plain, other, Question(unit="batch"))
 
 
@@ -480,7 +480,7 @@ def test_rows_that_only_one_has_and_other_populations_are_told(plain, tmp_path):
     assert {(r.target, r.level) for r in found.only_a} == {("0", "component"), ("0", "layer")}
     assert found.only_b == ()
     assert any(
-        "A struck param:* and B param:2.*" in note or "A struck param:* and B 2.*" in note for note in found.notes
+        "A corrupted param:* and B param:2.*" in note or "A corrupted param:* and B 2.*" in note for note in found.notes
     )
 
 

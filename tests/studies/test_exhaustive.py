@@ -30,8 +30,10 @@ def test_all_flips_are_the_truth(workload, truth, sizes, tmp_path):  # noqa: F81
     assert result.trials_done == result.trials_planned == len(truth)
     assert f"model x1: {row(result, 'model', 'model').estimate:.3g} exact, n {len(truth)}" in str(result)
     with PvfStore(tmp_path / "all.sqlite") as store:
-        struck = {(f["site"], f["elements"][0], f["operands"][0]) for r in store.rows() for f in json.loads(r.faults)}
-    assert len(struck) == len(truth)
+        corrupted = {
+            (f["site"], f["elements"][0], f["operands"][0]) for r in store.rows() for f in json.loads(r.faults)
+        }
+    assert len(corrupted) == len(truth)
 
 
 def test_part_of_all_flips_is_a_sample_of_them(workload, truth, tmp_path):  # noqa: F811

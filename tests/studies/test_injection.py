@@ -71,9 +71,9 @@ def test_the_log_of_a_stuffed_zero(images, tmp_path):
         assert re.fullmatch(pattern, line), line
     assert (done.hits, done.fault.layout, len(done.before), len(done.after)) == (1, "stuffed", 2, 3)
     assert math.isfinite(done.valid[0])
-    assert done.golden.loss == done.struck.loss  # the fault is in the backward pass
+    assert done.golden.loss == done.corrupted.loss  # the fault is in the backward pass
     assert "with the fault: Epoch: 2/80, step: 6/49" in str(done)
-    assert json.loads(json.dumps(done.to_json(), allow_nan=False))["struck"][0]["step"] == 6
+    assert json.loads(json.dumps(done.to_json(), allow_nan=False))["corrupted"][0]["step"] == 6
 
 
 def test_a_golden_twin_from_the_same_state(images):
@@ -81,9 +81,9 @@ def test_a_golden_twin_from_the_same_state(images):
     list(replay.lead_in(1))
     golden = replay.run_step(faulty=False)
     after = [p.detach().clone() for p in replay.model.parameters()]
-    struck = replay.run_step()
-    assert struck.loss == golden.loss  # the fault is in the backward pass
-    assert struck.receipt.hits == 1
+    corrupted = replay.run_step()
+    assert corrupted.loss == golden.loss  # the fault is in the backward pass
+    assert corrupted.receipt.hits == 1
     assert golden.receipt is None
     changed = [not torch.equal(p, q) for p, q in zip(after, replay.model.parameters(), strict=True)]
     names = [name for name, _ in replay.model.named_parameters()]
@@ -163,7 +163,7 @@ def test_a_training_that_is_no_longer_finite_stops(images, tmp_path):
     lines = (tmp_path / "log").read_text().splitlines()
     end = [i for i, line in enumerate(lines) if line == "Encounter NaN! Terminate training!"]
     assert end == [len(lines) - 1]
-    last = (done.struck, *done.after)[-1]
+    last = (done.corrupted, *done.after)[-1]
     assert not last.finite
     assert done.valid is None
     assert "the training stopped" in str(done)
@@ -179,8 +179,8 @@ def test_an_activation_that_overflows_batch_norm_is_no_nan_here(images):
         "inj_values": "2.9e+24",
     }
     replay = InjectionReplay(given(**huge, inj_pos="1/5/2/7"), images, **SMALL)
-    struck = replay.run_step()
-    assert struck.finite
+    corrupted = replay.run_step()
+    assert corrupted.finite
 
     def infinite():
         return [any(variance.isinf().any() for _, variance in worker) for worker in replay.training.moving]

@@ -1,4 +1,4 @@
-"""Campaigns that strike tensors of several dtypes: every single flip is in some heat map, and the dtypes are named."""
+"""Campaigns that corrupt tensors of several dtypes: every single flip is in some heat map, and the dtypes are named."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def workload():
 
 
 @pytest.fixture(scope="module")
-def struck():
+def corrupted():
     return unsilent.pvf(workload(), at=["input:*", "op:*"], trials=150)
 
 
-def test_every_single_flip_is_in_a_map(struck):
-    floats, integers = struck.heat_maps
+def test_every_single_flip_is_in_a_map(corrupted):
+    floats, integers = corrupted.heat_maps
     assert (floats.dtype, integers.dtype) == ("float32", "int64")
-    assert floats.trials + integers.trials == struck.trials_done
+    assert floats.trials + integers.trials == corrupted.trials_done
     assert integers.layers == ("input:0",)
     assert set(integers.fields.values()) == {"value", "sign"}
     assert integers.fields[63] == "sign"
@@ -49,8 +49,8 @@ def test_every_single_flip_is_in_a_map(struck):
     assert integers.estimate[0][40] in (None, 1.0)
 
 
-def test_the_dtypes_that_were_struck_are_named(struck):
-    assert struck.dtype == "float32 and int64"
+def test_the_dtypes_that_were_corrupted_are_named(corrupted):
+    assert corrupted.dtype == "float32 and int64"
     assert unsilent.pvf(workload(), at="input:0", trials=5).dtype == "int64"
     assert unsilent.pvf(workload(), at="op:*", trials=5).dtype == "float32"
 

@@ -60,7 +60,7 @@ def row(k=0, step=10, reason="end", ran=None, metric=None, losses=None, test=0.8
     part = slice(step, step + count)
     given = {
         "trial": TrialId("random", None, k),
-        "struck": InjectionPoint(step, "op:fc#addmm.0/fwd/out", "fwd", "fc", "RD"),
+        "injection": InjectionPoint(step, "op:fc#addmm.0/fwd/out", "fwd", "fc", "RD"),
         "faults": "[]",
         "injected_max": 5.0,
         "reference_max": 2.0,
@@ -218,7 +218,7 @@ OUTCOMES = list(TrainingOutcome)
 def trials(draw, least=0, most=25):
     found = []
     for k in range(draw(st.integers(least, most))):
-        struck = InjectionPoint(
+        corrupted = InjectionPoint(
             draw(st.integers(0, STEPS - 1)),
             "op:x/fwd/out",
             draw(st.sampled_from(["fwd", "grad_in", "grad_wt"])),
@@ -228,7 +228,7 @@ def trials(draw, least=0, most=25):
         outcome = draw(st.sampled_from(OUTCOMES))
         reals = st.floats(0, 1e38) | st.sampled_from([0.0, 1.0, 2.0, 100.0, 1e4, 1e8, math.inf, math.nan])
         one = replace(
-            row(k), struck=struck, injected_max=draw(reals), reference_max=draw(reals), watched=draw(watched())
+            row(k), injection=corrupted, injected_max=draw(reals), reference_max=draw(reals), watched=draw(watched())
         )
         alone = draw(st.sampled_from(OUTCOMES)) if outcome == "masked-benign" else outcome
         found.append(Judged(one, outcome, alone))
@@ -288,9 +288,10 @@ def test_parts_of_the_run_are_quarters():
 def test_backward_is_held_against_forward_by_the_fault_models_of_both(found):
     contrasts = {c.name: c for c in backward_against_forward(found, CONFIDENCE)}
     sides = {
-        side: [one for one in found if (one.row.struck.phase == "fwd") == (side == "fwd")] for side in ("fwd", "back")
+        side: [one for one in found if (one.row.injection.phase == "fwd") == (side == "fwd")]
+        for side in ("fwd", "back")
     }
-    both = {one.row.struck.model for one in sides["fwd"]} & {one.row.struck.model for one in sides["back"]}
+    both = {one.row.injection.model for one in sides["fwd"]} & {one.row.injection.model for one in sides["back"]}
     if not both:
         assert contrasts == {}
         return
@@ -301,7 +302,7 @@ def test_backward_is_held_against_forward_by_the_fault_models_of_both(found):
         ("latent", lambda one: one.outcome.latent),
     ):
         for side, interval in (("back", contrasts[name].one), ("fwd", contrasts[name].other)):
-            own = [one for one in sides[side] if one.row.struck.model in both]
+            own = [one for one in sides[side] if one.row.injection.model in both]
             check_interval(interval, sum(map(told, own)), len(own))
         difference = contrasts[name].difference
         assert difference.estimate == pytest.approx(contrasts[name].one.estimate - contrasts[name].other.estimate)

@@ -1,4 +1,4 @@
-"""The study of struck trainings as a whole, in this process: floor, campaigns that go on, guard, examples, training PVF."""
+"""The study of faulty training runs as a whole, in this process: floor, campaigns that go on, guard, examples, training PVF."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from campaigns.injection import Here, running, write_loop
 
-from campaigns.struck import Here, running, write_loop
 from unsilent.campaigns.driver import Budget
 from unsilent.campaigns.replay import check_same
 from unsilent.campaigns.spec import TrialId
@@ -219,8 +219,8 @@ def test_curves_are_those_of_their_trials(done):
     with TrainingStore(path) as store:
         for curve in result.curves:
             row = store.row(TrialId.parse(curve.trial))
-            assert (curve.step, curve.made) == (row.struck.step, False)
-            golden = np.array(store.description.losses)[row.struck.step + row.steps_run :]
+            assert (curve.step, curve.made) == (row.injection.step, False)
+            golden = np.array(store.description.losses)[row.injection.step + row.steps_run :]
             rest = golden if row.reason == "same-bits" else []
             expected = [None if not np.isfinite(x) else x for x in [*row.losses.tolist(), *rest]]
             assert list(curve.losses) == expected
@@ -374,7 +374,7 @@ def test_a_horizon_has_the_same_faults_and_seldom_another_class(done, spec, floo
         early = {row.trial: row for row in store.rows()}
     with TrainingStore(done[0]) as store:
         whole = {row.trial: row for row in store.rows() if row.trial.target == "random"}
-    assert {t: r.struck for t, r in early.items()} == {t: r.struck for t, r in whole.items()}
+    assert {t: r.injection for t, r in early.items()} == {t: r.injection for t, r in whole.items()}
     for trial, row in early.items():
         assert row.losses.tobytes() == whole[trial].losses[: row.steps_run].tobytes()
         if row.reason != "horizon":

@@ -239,7 +239,7 @@ def test_tied_weights_are_one_weight_also_in_a_copy(programs):
     before = program(ids)
     with torch.no_grad():
         program.emb.weight.zero_()
-    assert (program(ids) != before).all(), "the head does not use the weight that is struck"
+    assert (program(ids) != before).all(), "the head does not use the weight that is corrupted"
     assert opened(programs, "free").model()(ids).abs().sum() > 0
 
 

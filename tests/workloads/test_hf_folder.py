@@ -368,5 +368,5 @@ def test_the_cache_is_a_site_of_what_is_generated_and_the_engines_agree(models):
         rows[engine] = [(r.target, r.sdc, r.due, r.masked, r.benign) for r in done.rows]
         assert {r.target for r in done.rows} >= {"kv", "kv:0", "kv:1"}
     assert rows["auto"] == rows["plain"]
-    with pytest.raises(UsageError, match=r"no key/value cache to strike: .* give --with generate=N"):
+    with pytest.raises(UsageError, match=r"no key/value cache to corrupt: .* give --with generate=N"):
         pvf(ref, at="kv:*", trials=2, options={"eval": 2})

@@ -81,7 +81,7 @@ def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
     own = [[k for k in e["parameters"] if k not in _PATTERN] for e in models]
     show_table(
         [(e["name"], e["description"], ", ".join(k)) for e, k in zip(models, own, strict=True)],
-        ("fault model", "what a struck element becomes", "parameters (name:key=value,…)"),
+        ("fault model", "what a corrupted element becomes", "parameters (name:key=value,…)"),
     )
     print(f"\nWhich elements, for each of them: {', '.join(_PATTERN)} (none: one element).\n")
     show_table(

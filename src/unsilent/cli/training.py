@@ -41,7 +41,7 @@ class TrainingVerb(Verb):
         from unsilent.cli.injection import replay_csv
 
         others = [name for name in asked.given if name not in OF_INJECTIONS]
-        asked.refuse(others, "a published injection says what is struck")
+        asked.refuse(others, "a published injection says what is corrupted")
         if asked["data"] is None:
             raise UsageError("--file replays an injection in the published training; give its images: --data CIFAR.npz")
         shown = {name: asked[name] for name in ("data", "output", "as_json", "plain", "quiet")}

@@ -151,7 +151,7 @@ class CachedEngine(PlainEngine):
         return super()._evaluate(batch, faults)
 
     def prepare(self, faults: Sequence[Fault]) -> None:
-        """As `PlainEngine.prepare`, and get ready what faults in values of a run need, before any memory is struck."""
+        """As `PlainEngine.prepare`, and get ready what faults in values of a run need, before any memory is corrupted."""
         super().prepare(faults)
         if any(is_transient(f.site) for f in faults):
             self.prepare_for_runs()

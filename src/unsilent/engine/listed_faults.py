@@ -64,7 +64,7 @@ class ListedFaults:
             faults = resolve(entry, tensors, path)
             if (size := sum(map(len, faults))) > most_elements:
                 raise UsageError(
-                    f"{path} {entry.place}: strikes {size:,} elements, of which {most_elements:,} are stored; strike fewer"
+                    f"{path} {entry.place}: corrupts {size:,} elements, of which {most_elements:,} are stored; corrupt fewer"
                 )
             owner = _owner(faults, components, per)
             owners.setdefault(owner.name, owner)
@@ -77,16 +77,16 @@ class ListedFaults:
         self.targets = tuple(
             replace(
                 owner,
-                regions=tuple(_region(key, struck) for key, struck in touched[target].items()),
+                regions=tuple(_region(key, corrupted) for key, corrupted in touched[target].items()),
                 share=len(found[target]) / len(entries),
             )
             for target, owner in owners.items()
         )
         everywhere: dict[tuple[Any, ...], list[Fault]] = defaultdict(list)
         for target in owners:
-            for key, struck in touched[target].items():
-                everywhere[key] += struck
-        self.regions = tuple(_region(key, struck) for key, struck in everywhere.items())
+            for key, corrupted in touched[target].items():
+                everywhere[key] += corrupted
+        self.regions = tuple(_region(key, corrupted) for key, corrupted in everywhere.items())
         self.note = (
             f"All numbers are about the {len(entries):,} faults of the list, each tried once, and about no others: where the "
             "list itself was drawn at random, no interval here says so."
@@ -97,7 +97,7 @@ class ListedFaults:
         return len(self._faults[target])
 
     def of(self, target: str, number: int) -> tuple[int | None, Faults]:
-        """The batch that is struck (None: all of them) and the faults of a target's trial, from 0."""
+        """The batch that is corrupted (None: all of them) and the faults of a target's trial, from 0."""
         faults = self._faults[target][number]
         return faults[0].step, faults
 
@@ -139,6 +139,6 @@ def _owner(faults: Faults, components: Mapping[str, Sequence[str]], per: str) ->
     return Target(joined[per], per, joined["component"], layer, (), 1.0, None, joined[per])
 
 
-def _region(key: tuple[Any, ...], struck: Sequence[Fault]) -> Region:
+def _region(key: tuple[Any, ...], corrupted: Sequence[Fault]) -> Region:
     site, dtype, shape, step, occurrence = key
-    return Region(site, dtype, shape, np.unique(np.concatenate([f.elements for f in struck])), step, occurrence)
+    return Region(site, dtype, shape, np.unique(np.concatenate([f.elements for f in corrupted])), step, occurrence)

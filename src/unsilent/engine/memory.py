@@ -57,7 +57,7 @@ def plan_memory(
 
     Args:
         tapes: with the cost of each operation in ``seconds``.
-        operations: share of the faults that strike results of operations.
+        operations: share of the faults that corrupt results of operations.
 
     Raises:
         UsageError: a worker's share of the budget is below the minimum.
@@ -106,7 +106,7 @@ def held_anyway(tape: Tape) -> int:
 
 
 def parameter_bytes(tape: Tape) -> dict[int, float]:
-    """How often faults strike externals: those that stay where they are and are no inputs, by their bytes."""
+    """How often faults corrupt externals: those that stay where they are and are no inputs, by their bytes."""
     inputs = {entry.window.value for entry in tape.inputs.values()}
     return {v: float(tape.values[v].nbytes) for v in tape.by_storage.values() if v not in inputs}
 
@@ -117,9 +117,9 @@ def _sources(tape: Tape, law: Mapping[int, float], operations: float) -> tuple[l
     sources = [Source(nodes=tuple(tape.values[v].readers)) for v in law]
     odds = [w / total * (1 - operations) for w in law.values()]
     if operations:
-        struck = [n.made[0] for n in tape.nodes if n.made]
-        sources += [Source(values=(v,)) for v in struck]
-        odds += [operations / len(struck)] * len(struck)
+        corrupted = [n.made[0] for n in tape.nodes if n.made]
+        sources += [Source(values=(v,)) for v in corrupted]
+        odds += [operations / len(corrupted)] * len(corrupted)
     return sources, np.array(odds)
 
 

@@ -82,7 +82,7 @@ class Blocks:
             return False
         self.seconds = (now() - start) / count
         others = [
-            struck_weights(t, self._dims[k]) if self._dims.get(k) is not None and t.ndim > 1 else t
+            corrupted_weights(t, self._dims[k]) if self._dims.get(k) is not None and t.ndim > 1 else t
             for k, t in enumerate(tensors)
         ]
         return self._equal(apply, others, apply(self.node, others))
@@ -93,7 +93,7 @@ class Blocks:
             for block in range(self.channels // BLOCK)
         )
 
-    def struck(self, value: int, offsets: NDArray[np.int64]) -> set[int] | None:
+    def corrupted(self, value: int, offsets: NDArray[np.int64]) -> set[int] | None:
         """The blocks that corrupted bytes of a value reach, by their places in its storage; None: not in blocks."""
         blocks: set[int] = set()
         for k, window in enumerate(self.node.reads):
@@ -134,7 +134,7 @@ def _coordinates(window: Window, offsets: NDArray[np.int64], dim: int) -> NDArra
     return np.asarray(found[inside & (rest == 0)], np.int64)
 
 
-def struck_weights(weights: Tensor, dim: int) -> Tensor:
+def corrupted_weights(weights: Tensor, dim: int) -> Tensor:
     """Random numbers of the same size, laid out alike; every fourth output along ``dim`` has one that is none."""
     chance = torch.Generator().manual_seed(0)
     scale = weights.nan_to_num(0, 0, 0).abs().mean().clamp(1e-3, 1e3)

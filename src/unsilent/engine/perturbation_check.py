@@ -1,8 +1,8 @@
 """Does a tape know all that a run depends on? Everything is shaken, and tape and plain run must answer alike.
 
 A tape sees operations. What a run depends on besides, it cannot see: code that holds a parameter by itself (a kernel with a
-closure, compiled code, a view of numpy's made long ago). Two experiments tell. *Blind*: memory is struck while all operations
-run on golden values, so whoever notices reads behind our back. *Shaken*: all parameters and inputs are struck at once, and
+closure, compiled code, a view of numpy's made long ago). Two experiments tell. *Blind*: memory is corrupted while all operations
+run on golden values, so whoever notices reads behind our back. *Shaken*: all parameters and inputs are corrupted at once, and
 the plain run must give what the tape gives.
 """
 
@@ -20,23 +20,23 @@ from unsilent.engine.tape import Tape, Unrecordable
 from unsilent.engine.values import private_copy
 from unsilent.faults import Fault
 from unsilent.sites import Parameters
+from unsilent.sites.corrupting import corruptible
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.parameters import Site
-from unsilent.sites.striking import strikeable
 
 if TYPE_CHECKING:
     from unsilent.engine.cached import CachedEngine
 
 MOST = 1 << 14
-"""Elements of one tensor that are struck."""
+"""Elements of one tensor that are corrupted."""
 SPREAD = 0.5
 """By what share of themselves floating-point numbers change at most when shaken strongly."""
 HIDDEN = "the output depends on parameters or inputs by something other than operations (compiled code?)"
 
 
 def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outputs: Callable[[Any], Any]) -> None:
-    """Execute a tape on copies of the parameters, with the parameters themselves struck: that must give the golden output.
+    """Execute a tape on copies of the parameters, with the parameters themselves corrupted: that must give the golden output.
 
     ``outputs`` turns what the tape gives into the output. Raises `Unrecordable`.
     """
@@ -56,7 +56,7 @@ def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outp
 
 
 def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
-    """Strike every parameter and input at once, strongly, and gently should the run then take another way.
+    """Corrupt every parameter and input at once, strongly, and gently should the run then take another way.
 
     Raises:
         Unrecordable: plain run and tape differ; or both experiments failed although there is something to be suspected.
@@ -80,10 +80,10 @@ def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
         raise Unrecordable(
             f"numbers that no operation made come into it{first_reader(tape)}, and where from could not be found out"
         )
-    _strike_unread(engine, batch, tape)
+    _corrupt_unread(engine, batch, tape)
 
 
-def _strike_unread(engine: CachedEngine, batch: int, tape: Tape) -> None:
+def _corrupt_unread(engine: CachedEngine, batch: int, tape: Tape) -> None:
     """Parameters that no operation reads must not change a thing."""
     faults = [f for f in perturbed(engine.parameters, strongly=True) if not _read(engine.parameters, f, tape)]
     if not faults:
@@ -139,7 +139,7 @@ def mixed_inputs(batch: Any, step: int) -> list[Fault]:
     """
     faults = []
     for name, tensor in named_inputs(batch):
-        if strikeable(tensor) and tensor.numel() > 1 and not _left_alone(tensor):
+        if corruptible(tensor) and tensor.numel() > 1 and not _left_alone(tensor):
             elements = np.unique(np.linspace(0, tensor.numel() - 1, 8).astype(np.int64))
             shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
             swapped = np.ascontiguousarray(elements[::-1])

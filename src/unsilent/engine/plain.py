@@ -30,7 +30,7 @@ from unsilent.faults.receipts import Hit
 from unsilent.outcomes.base import Judge, Outcome
 from unsilent.outcomes.classify import BatchOutcome, all_of, classify, sample_count
 from unsilent.outcomes.tensors import differing, leaves, nonfinite
-from unsilent.sites import Operations, Parameters, Receipt, Strike, Survey
+from unsilent.sites import Operations, Parameters, Receipt, Survey, TransientInjection
 from unsilent.sites.addresses import component_hint
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.process import check_forks, note, watched_process
@@ -197,7 +197,7 @@ class PlainEngine:
         yield from map(self.trial, many)
 
     def _outcome(self, batch: int, acting: Sequence[Fault]) -> BatchOutcome:
-        """How one batch ends under the faults that act in it; parameters are struck already."""
+        """How one batch ends under the faults that act in it; parameters are corrupted already."""
         if not acting:
             return all_of(Outcome.SPARED, self.samples[batch])
         golden, output = self.golden[batch], self._evaluate(batch, acting)
@@ -243,10 +243,10 @@ class PlainEngine:
 
     def in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
         """The context in which the faults of parameters are in the model's memory; what a run writes there is put back."""
-        return self._struck(faults)
+        return self._corrupted(faults)
 
     @contextmanager
-    def _struck(self, faults: Sequence[Fault]) -> Iterator[None]:
+    def _corrupted(self, faults: Sequence[Fault]) -> Iterator[None]:
         try:
             with self.parameters.inject([f for f in faults if not is_transient(f.site)]):
                 yield
@@ -262,10 +262,10 @@ class PlainEngine:
         transient = [f for f in faults if is_transient(f.site)]
         if not transient:
             return self._run(self.batches[batch])
-        strike = Strike(self.model, self.batches[batch], transient)
-        with strike:
-            output = self._run(strike.batch)
-        self._check_landed(strike, batch, len(transient) < len(faults))
+        corrupt = TransientInjection(self.model, self.batches[batch], transient)
+        with corrupt:
+            output = self._run(corrupt.batch)
+        self._check_landed(corrupt, batch, len(transient) < len(faults))
         return output
 
     def receipt(self, faults: Sequence[Fault]) -> Receipt:
@@ -277,33 +277,33 @@ class PlainEngine:
             for batch in range(len(self.batches)):
                 transient = [f for f in acting_in(batch, faults) if is_transient(f.site)]
                 if transient:
-                    with Strike(self.model, self.batches[batch], transient) as strike:
+                    with TransientInjection(self.model, self.batches[batch], transient) as corrupt:
                         try:
-                            self._run(strike.batch)
+                            self._run(corrupt.batch)
                         except UnsilentError:
                             raise
                         except Exception:  # noqa: S110 - what the model raises is the trial's outcome
                             pass
-                    hits += strike.hits
+                    hits += corrupt.hits
         return Receipt(tuple(hits))
 
-    def _check_landed(self, strike: Strike, batch: int, in_memory: bool) -> None:
-        """Raise ``InjectionError`` for a fault that did not land and should have; ``in_memory``: parameters are struck, too."""
-        for fault, why in strike.missed:
+    def _check_landed(self, corrupt: TransientInjection, batch: int, in_memory: bool) -> None:
+        """Raise ``InjectionError`` for a fault that did not land and should have; ``in_memory``: parameters are, too."""
+        for fault, why in corrupt.missed:
             # An earlier fault may have changed what runs afterwards; a site that was never there is an error all the same.
-            # With parameters struck, sites were checked before.
-            if not in_memory and not (strike.landed and self.survey.holds(batch, fault)):
-                raise strike.error(fault, why)
+            # With parameters corrupted, sites were checked before.
+            if not in_memory and not (corrupt.landed and self.survey.holds(batch, fault)):
+                raise corrupt.error(fault, why)
 
     def regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
-        """Where faults may strike: what the addresses select together.
+        """Where faults may corrupt: what the addresses select together.
 
         Raises ``UsageError`` for an address that selects nothing, or for memory and values of a run together.
         """
         kinds = {is_transient(address) for address in addresses}
         if kinds == {True, False}:
             raise UsageError(
-                f"{' '.join(addresses)!r} mixes parameters, which stay struck, with values of one evaluation; "
+                f"{' '.join(addresses)!r} mixes parameters, which stay corrupted, with values of one evaluation; "
                 "run two campaigns"
             )
         try:
@@ -317,7 +317,7 @@ class PlainEngine:
             output = self._run(self.batches[batch])
         if not same_outputs(self.golden[batch], output):
             raise UsageError(
-                f"batch {batch}: the output has other bits while operations are watched, so they cannot be struck; "
+                f"batch {batch}: the output has other bits while operations are watched, so they cannot be corrupted; "
                 "run the model without compiling or tracing it"
             )
 

@@ -23,7 +23,7 @@ from unsilent.engine.tape import Node, Tape, flatten, generator_of, join_twins
 from unsilent.engine.values import Diverged, Holders, Window, at, fits, look, private_copy, same_bits
 from unsilent.engine.walk import Start, Walk
 from unsilent.faults import Fault
-from unsilent.sites.striking import corrupted_copy
+from unsilent.sites.corrupting import corrupted_copy
 
 
 class Replayer:
@@ -144,7 +144,7 @@ class Replayer:
     # -- trials ------------------------------------------------------------------------------------------------
 
     def run(self, starts: Sequence[Start], packed: bool = True) -> list[Holders | Diverged]:
-        """Execute what depends on the faults of some trials (of one, if it strikes parameters).
+        """Execute what depends on the faults of some trials (of one, if it corrupts parameters).
 
         ``packed``: on rows, where corruption stays within samples or there are several trials.
 
@@ -193,7 +193,7 @@ class Replayer:
         for value in node.values:
             if value not in offsets:
                 continue
-            found = blocks.struck(value, offsets[value])
+            found = blocks.corrupted(value, offsets[value])
             if found is None:
                 return None
             reached |= found

@@ -52,13 +52,13 @@ def _parameter(start: Start, tape: Tape, tensor: Tensor, fault: Fault) -> None:
     before = start.offsets.get(value)
     start.offsets[value] = places if before is None else np.concatenate([before, places])
     if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
-        start.struck.update(tape.values[value].readers)
+        start.corrupted.update(tape.values[value].readers)
         return
     low, high = int(offsets.min()) * size, (int(offsets.max()) + 1) * size
     for reader in tape.values[value].readers:
         spans = (_extent(w) for w in tape.nodes[reader].reads if w.value == value)
         if any(a < high and low < b for a, b in spans):
-            start.struck.add(reader)
+            start.corrupted.add(reader)
 
 
 def _extent(window: Window) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName, is_transient, parse_site
 from unsilent.faults.receipts import Hit
-from unsilent.sites import Strike
+from unsilent.sites import TransientInjection
 from unsilent.sites.training.step import Step
 from unsilent.traced import BEFORE, Change, Parting, Placed, Trace, TraceRow
 from unsilent.workloads.training import Progress, silent
@@ -96,13 +96,13 @@ def trace_step(
 
     def run(faulty: bool, tracer: Tracer) -> None:
         state.restore()
-        struck = Step(model, faults if faulty else (), optimizers)
+        corrupted = Step(model, faults if faulty else (), optimizers)
         try:
-            with struck, tracer:
+            with corrupted, tracer:
                 step()
         finally:
             if faulty:
-                hits[:] = struck.hits
+                hits[:] = corrupted.hits
 
     try:
         return trace(
@@ -128,14 +128,14 @@ def trace_batch(
     engine.prepare(acting)
 
     def run(faulty: bool, tracer: Tracer) -> None:
-        struck = acting if faulty else []
-        transient = [f for f in struck if is_transient(f.site)]
-        strike = Strike(engine.model, engine.batches[batch], transient)
-        with engine.in_memory(struck), strike, tracer:
-            engine._run(strike.batch)
-        engine._check_landed(strike, batch, len(transient) < len(struck))
+        corrupted = acting if faulty else []
+        transient = [f for f in corrupted if is_transient(f.site)]
+        corrupt = TransientInjection(engine.model, engine.batches[batch], transient)
+        with engine.in_memory(corrupted), corrupt, tracer:
+            engine._run(corrupt.batch)
+        engine._check_landed(corrupt, batch, len(transient) < len(corrupted))
         if faulty:
-            missed[:] = [f"{fault.site} was not hit: {why}" for fault, why in strike.missed]
+            missed[:] = [f"{fault.site} was not hit: {why}" for fault, why in corrupt.missed]
 
     found = trace(
         engine.model,
@@ -182,7 +182,7 @@ def _placed(fault: Fault, bits: int | None, rows: Sequence[TraceRow]) -> Placed:
 
 
 def _place(site: SiteName, fault: Fault, rows: Sequence[TraceRow]) -> int | None:
-    """The number of the row that a fault strikes, see `Placed`."""
+    """The number of the row that a fault corrupts, see `Placed`."""
     if site.kind in ("param", "optim", "input"):
         return BEFORE
     phase = {"fwd": "recomputed" if fault.occurrence else "fwd", "optim": "update"}.get(site.phase, "bwd")

@@ -21,8 +21,8 @@ from unsilent.engine.rows import RowPlan, Rows, Tag
 from unsilent.engine.tape import Entry, Node, join_twins
 from unsilent.engine.values import Diverged, Holders, at, private_copy
 from unsilent.faults import Fault
+from unsilent.sites.corrupting import corrupt, misfit
 from unsilent.sites.memory import Memory
-from unsilent.sites.striking import corrupt, misfit
 
 if TYPE_CHECKING:
     from unsilent.engine.replay import Replayer
@@ -35,12 +35,12 @@ LONGEST_GAP = 16
 class Start:
     """Where the faults of a trial enter a tape.
 
-    ``struck``: operations that read corrupted memory of the model; ``offsets``: at which bytes of its storage, by value.
+    ``corrupted``: operations that read corrupted memory of the model; ``offsets``: at which bytes of its storage, by value.
     ``dirty``: values that differ from the beginning, private to the trial. ``entering``: faults on a value, from an
     operation on. ``operands``: faults on what one operation reads: which of its tensors, and the fault.
     """
 
-    struck: set[int] = field(default_factory=set)
+    corrupted: set[int] = field(default_factory=set)
     offsets: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     dirty: Holders = field(default_factory=dict)
     entering: list[tuple[Entry, Fault]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Walk:
         )
         self._forced: dict[int, set[int]] = {}
         for trial, start in enumerate(starts):
-            for index in start.struck | start.operands.keys():
+            for index in start.corrupted | start.operands.keys():
                 self._forced.setdefault(index, set()).add(trial)
         self._heap = list(self._forced)
         for start in starts:
@@ -82,7 +82,7 @@ class Walk:
             previous = index
             self._enter_until(index)
             self._visit(self._tape.nodes[index])
-        self._enter_until(len(self._tape.nodes))  # struck after its last reader: seen in the output, or not at all
+        self._enter_until(len(self._tape.nodes))  # corrupted after its last reader: seen in the output, or not at all
         for value in [v for v in self._rows if self._tape.values[v].output]:
             for trial in {t for t, _ in self._rows[value].tags}:
                 self._whole(trial, value)
@@ -126,13 +126,13 @@ class Walk:
             if value in self._rows:
                 self._whole(trial, value)
         try:
-            if node.index in start.struck and node.index not in start.operands:
+            if node.index in start.corrupted and node.index not in start.operands:
                 made = replayer.blockwise(node, dirty, start.offsets)
                 return replayer.step(node, dirty) if made is None else made
             faults = start.operands.get(node.index, ())
-            for k, fault in faults:  # memory that the operation writes is struck itself
+            for k, fault in faults:  # memory that the operation writes is corrupted itself
                 if k in node.written:
-                    self._strike_whole(trial, Entry(node.index, node.reads[k]), fault)
+                    self._corrupt_whole(trial, Entry(node.index, node.reads[k]), fault)
             return replayer.step(node, dirty, [(k, f) for k, f in faults if k not in node.written])
         except Diverged as why:
             self._lose(trial, why)
@@ -300,11 +300,11 @@ class Walk:
     def _enter_until(self, index: int) -> None:
         while self._entering and self._entering[-1][0] <= index:
             _, trial, entry, fault = self._entering.pop()
-            if trial not in self._lost and not self._strike_rows(trial, entry, fault):
-                self._strike_whole(trial, entry, fault)
+            if trial not in self._lost and not self._corrupt_rows(trial, entry, fault):
+                self._corrupt_whole(trial, entry, fault)
 
-    def _strike_whole(self, trial: int, entry: Entry, fault: Fault) -> None:
-        """Strike a value as it is now."""
+    def _corrupt_whole(self, trial: int, entry: Entry, fault: Fault) -> None:
+        """Corrupt a value as it is now."""
         dirty, value = self._full[trial], entry.window.value
         if value in self._rows:
             self._whole(trial, value)
@@ -312,8 +312,8 @@ class Walk:
             dirty[value] = private_copy(self._replayer.golden(value))
         corrupt(at(dirty[value], entry.window), fault)
 
-    def _strike_rows(self, trial: int, entry: Entry, fault: Fault) -> bool:
-        """Strike the samples a fault is in, and hold only them; False where that cannot be done."""
+    def _corrupt_rows(self, trial: int, entry: Entry, fault: Fault) -> bool:
+        """Corrupt the samples a fault is in, and hold only them; False where that cannot be done."""
         plan, window = self._plan, entry.window
         value = window.value
         if plan is None or not plan.carries(value) or value in self._full[trial] or fault.operation == "copy_from":

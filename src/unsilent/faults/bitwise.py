@@ -14,27 +14,29 @@ from unsilent.faults.codecs import WIDEST, Array, codec, parse_bits
 from unsilent.faults.population import Region
 from unsilent.faults.sampling import Ints
 
-Strike = tuple[str, Array]  # the operation and its operands, as in a Fault
+Corruption = tuple[str, Array]  # the operation and its operands, as in a Fault
 
 
 class ValueModel(ABC):
     """Base of the value models; immutable and hashable."""
 
-    struck: ClassVar[str] = "elements"  # what a count counts, for messages
+    corrupted: ClassVar[str] = "elements"  # what a count counts, for messages
     told: ClassVar[tuple[str, ...]] = ()  # parameters that a text always names, for the name does not say them
 
     @property
     def needs(self) -> str:
-        """What a region must have to be struck, for messages."""
+        """What a region must have to be corrupted, for messages."""
         return "a tensor with elements"
 
     def ways(self, region: Region) -> int:
-        """Distinct ways to strike one element of ``region``; 0 leaves the region out of the population."""
+        """Distinct ways to corrupt one element of ``region``; 0 leaves the region out of the population."""
         return 1
 
     @abstractmethod
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
-        """The operation, and one operand for each element of ``elements`` [m] struck in the way ``way`` [m].
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
+        """The operation, and one operand for each element of ``elements`` [m] corrupted in the way ``way`` [m].
 
         ``together``: the elements are one run, so a bit position that is drawn here is drawn once for all of
         them.
@@ -57,15 +59,17 @@ class OfBits(ValueModel):
 
 @dataclass(frozen=True)
 class Flip(OfBits):
-    """Flip bits: each struck bit is inverted; bits=all, a class (sign, exponent, mantissa), 30, or 23-30."""
+    """Flip bits: each corrupted bit is inverted; bits=all, a class (sign, exponent, mantissa), 30, or 23-30."""
 
     bits: str = "all"
-    struck: ClassVar[str] = "flips"
+    corrupted: ClassVar[str] = "flips"
 
     def ways(self, region: Region) -> int:
         return len(region.codec.matching(self.bits))
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         return "xor", _masks(region.dtype, self.bits, 1)[way]
 
 
@@ -88,7 +92,9 @@ class Burst(OfBits):
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, self.length).size > 0)
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         return "xor", _any_of(_masks(region.dtype, self.bits, self.length), elements.size, rng, together)
 
 
@@ -111,7 +117,9 @@ class MultiBit(OfBits):
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, 1).size >= self.flips)
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         single = _masks(region.dtype, self.bits, 1)
         chosen = np.zeros(1 if together else elements.size, dtype=single.dtype)
         for last in range(
@@ -124,7 +132,7 @@ class MultiBit(OfBits):
 
 @dataclass(frozen=True)
 class Stuck(OfBits):
-    """Hold one bit of each struck element at=0 or at=1, whatever it was; the bit is drawn from bits."""
+    """Hold one bit of each corrupted element at=0 or at=1, whatever it was; the bit is drawn from bits."""
 
     at: int = 1
     bits: str = "all"
@@ -138,7 +146,9 @@ class Stuck(OfBits):
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, 1).size > 0)
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         masks = _any_of(_masks(region.dtype, self.bits, 1), elements.size, rng, together)
         return ("or", masks) if self.at else ("and", ~masks)
 

@@ -26,7 +26,7 @@ class Aligned(Pattern):
     together: ClassVar[bool] = True
 
     def with_count(self, k: int) -> Pattern:
-        raise UsageError(f"{self.text} says which elements are struck; leave it out to ask for {k}")
+        raise UsageError(f"{self.text} says which elements are corrupted; leave it out to ask for {k}")
 
 
 @dataclass(frozen=True)

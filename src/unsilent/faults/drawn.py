@@ -24,11 +24,11 @@ _REACH = int.from_bytes(b"reach")
 
 @dataclass(frozen=True)
 class Draw:
-    """What is struck (the text of one site), how, and when; ``seed`` fixes the elements and values.
+    """What is corrupted (the text of one site), how, and when; ``seed`` fixes the elements and values.
 
-    ``model`` may be given as its text. ``index``: which elements may be struck, as in an address (``3,5``; None: all).
+    ``model`` may be given as its text. ``index``: which elements may be corrupted, as in an address (``3,5``; None: all).
     ``micro_step``, ``occurrence``, ``rank``, ``first_step`` and ``last_step`` mean what they mean in a `Fault`.
-    ``window``: which outputs see a struck operand (None: all that use it); ``held``: the dtype that the hardware holds the value
+    ``window``: which outputs see the operand (None: all of its users); ``held``: the dtype that the hardware holds the value
     in. ``fastest``: what runs follow, the ``channels`` (the last axis of their order) or the ``positions`` (all others).
     Raises ``UsageError`` for a window on what is no operand of an operation, and an unknown dtype.
     """
@@ -71,7 +71,7 @@ class Draw:
     ) -> tuple[Fault, ...]:
         """The fault in a tensor like this; none where the draw (a rate) hits nothing.
 
-        ``elements``: those that may be struck (None: all). ``axes``: the order of the tensor's axes that runs follow, slowest
+        ``elements``: those that may be corrupted (None: all). ``axes``: the order of the tensor's axes that runs follow, slowest
         first, with the channels last (None: C order, or that of ``elements``). Raises ``UsageError`` where the tensor cannot
         hold what is asked.
         """
@@ -86,7 +86,7 @@ class Draw:
         return tuple(replace(fault, dtype=dtype, held=held, **moment) for fault in found)
 
     def reach(self, dependents: npt.NDArray[np.bool_], channel_axis: int) -> Ints | None:
-        """The outputs that see the struck operand, as a `Fault` names them; None: all that use it.
+        """The outputs that see the corrupted operand, as a `Fault` names them; None: all that use it.
 
         See `Window.within`. Drawn independently of the elements, and the same whenever it is asked.
         """

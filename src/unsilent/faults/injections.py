@@ -1,8 +1,8 @@
 """Published injections: the CSV files of the artifact of He et al., ISCA 2023 (doi 10.1145/3579371.3589105), one fault each.
 
 One ``key,value[,value…]`` a row, no header. A victim is an index into a tensor of the artifact's own (channels last, joined by
-``/``) and the value that stands there afterwards. The name of the fault model says which tensor is struck; what happens to it is
-in the values alone, which need not be what that name promises.
+``/``) and the value that stands there afterwards. The name of the fault model says which tensor is corrupted; what happens to
+it is in the values alone, which need not be what that name promises.
 
 Invariants: numbers keep the text they had in the file, so that reading and writing again gives the same bytes where the file
 has its keys in the published order and lines that end in ``\\n``; other orders and line endings (``\\r\\n``, ``\\r``), blank
@@ -39,7 +39,7 @@ WORKERS, EPOCHS, STEPS = 8, 80, 49
 """Replicas of the published trainings, their epochs, and steps of an epoch (50,000 images in batches of 1,024)."""
 
 OPERANDS: Mapping[str, str] = MappingProxyType({name: preset.operand for name, preset in PRESETS.items()})
-"""Which tensor of the operation each fault model strikes."""
+"""Which tensor of the operation each fault model corrupts."""
 FLIPS = tuple(name for name, preset in PRESETS.items() if preset.text == "bitflip")
 """Fault models that flip a bit, and so may make a value that is no finite number; the others do not."""
 

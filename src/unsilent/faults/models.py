@@ -1,4 +1,4 @@
-"""Fault models: a value model (what a struck element becomes), a pattern (which slots are struck), a name.
+"""Fault models: a value model (what a corrupted element becomes), a pattern (which slots are corrupted), a name.
 
 A fault model is written ``name:key=value,…`` and re-created from that text: ``bitflip``, ``bitflip:count=8``,
 ``bitflip:bits=exponent,rate=1e-6``, ``burst:length=3``, ``zero:run=16``,
@@ -54,7 +54,7 @@ class FaultModel:
 
     @property
     def count(self) -> int | None:
-        """How many are struck: flips for ``bitflip``, else elements; ``None`` where a rate draws it."""
+        """How many are corrupted: flips for ``bitflip``, else elements; ``None`` where a rate draws it."""
         return self.pattern.count
 
     @property
@@ -63,21 +63,21 @@ class FaultModel:
         return not isinstance(self.pattern, One)
 
     def with_count(self, k: int) -> FaultModel:
-        """The same with ``k`` struck (a run of ``k``); raises ``UsageError`` for ``k < 1`` and a rate."""
+        """The same with ``k`` corrupted (a run of ``k``); raises ``UsageError`` for ``k < 1`` and a rate."""
         return replace(self, pattern=self.pattern.with_count(k))
 
     def capacity(self, regions: Regions) -> int:
         """How many distinct slots ``regions`` have for this model, whatever its pattern.
 
-        (element, bit) pairs for ``bitflip``, elements for the others; 0 where nothing can be struck.
+        (element, bit) pairs for ``bitflip``, elements for the others; 0 where nothing can be corrupted.
         """
         return population(regions).slots(self.value.ways, self.value).total
 
     def draw(self, regions: Regions, rng: np.random.Generator, law: str = "per-element") -> tuple[Fault, ...]:
-        """Draw what this model strikes: one fault per struck tensor, in the order of ``regions``.
+        """Draw what this model corrupts: one fault per corrupted tensor, in the order of ``regions``.
 
-        ``law`` is a key of `LAWS`. A rate may strike nothing: ``()``. Passing a `Population`, or the same
-        `Region` objects again, spares counting them again. Raises ``UsageError`` where nothing can be struck,
+        ``law`` is a key of `LAWS`. A rate may corrupt nothing: ``()``. Passing a `Population`, or the same
+        `Region` objects again, spares counting them again. Raises ``UsageError`` where nothing can be corrupted,
         or not that many.
         """
         check_law(law)
@@ -104,9 +104,9 @@ class FaultModel:
         )
 
     def _fault(self, region: Region, slots: Slots, picks: Picks, rng: np.random.Generator) -> Fault:
-        """The fault of one region; ``picks`` are all its struck slots."""
+        """The fault of one region; ``picks`` are all its corrupted slots."""
         elements = region.at(picks.place)
-        operation, operands = self.value.strike(region, elements, picks.way, rng, self.pattern.together)
+        operation, operands = self.value.corrupt(region, elements, picks.way, rng, self.pattern.together)
         if elements.size > 1:
             fresh = elements[1:] != elements[:-1]
             if not fresh.all():  # several flips of one element: one mask
@@ -130,7 +130,7 @@ class FaultModel:
             asked = f"{self.pattern.text} spans {self.pattern.span} elements of one tensor"
             return UsageError(f"{asked}, but the largest, {largest.site!r}, has {largest.size}; ask for fewer")
         where = f"{largest.site!r} has" if len(usable) == 1 else f"the {len(usable)} tensors have"
-        asked = f"asked for {self.pattern.count} distinct {self.value.struck}"
+        asked = f"asked for {self.pattern.count} distinct {self.value.corrupted}"
         return UsageError(f"{asked}, but {where} {self.capacity(people)} for {self.name}; ask for fewer")
 
 

@@ -25,7 +25,7 @@ def acting(faults: Iterable[T], step: int) -> list[T]:
 
     A fault that says nothing of the kind always acts.
 
-    A `Draw` that acts in several steps strikes the same elements in each of them, and draws the same values: hardware that
+    A `Draw` that acts in several steps corrupts the same elements in each of them, and draws the same values: hardware that
     is broken stays broken in one place.
     """
     return [fault for fault in faults if _acts(fault, step)]

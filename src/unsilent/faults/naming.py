@@ -1,7 +1,7 @@
 """Names of sites as texts, and what they say: kind, layer, short label.
 
     param:fc.weight                               a parameter or buffer
-    op:layer1.0.conv1#convolution.0/fwd/out       an operation of a module, its phase and the operand that is struck
+    op:layer1.0.conv1#convolution.0/fwd/out       an operation of a module, its phase and the operand that is corrupted
     op:layer1.0.conv1#convolution.0/grad_wt/out   the gradient that it hands back for its second operand
     op:fc.weight#addcdiv.0/optim/out              an operation of the update of a parameter
     input:input_ids                               a tensor of the batch

@@ -1,6 +1,6 @@
 """Patterns: which slots a fault takes.
 
-One small frozen dataclass each. ``pick`` returns the struck places as `Picks`, ordered by region, from a
+One small frozen dataclass each. ``pick`` returns the corrupted places as `Picks`, ordered by region, from a
 `Slots` table made for the pattern's ``places`` (how many placements a region has). Patterns of aligned blocks
 are in `blocks`; `asked` makes a pattern of the parameters of a text.
 """
@@ -26,7 +26,7 @@ class Pattern(ABC):
 
     @property
     def count(self) -> int | None:
-        """How many slots are struck; ``None`` if that is drawn."""
+        """How many slots are corrupted; ``None`` if that is drawn."""
         return None
 
     @property
@@ -59,7 +59,7 @@ class Pattern(ABC):
 
     @abstractmethod
     def with_count(self, k: int) -> Pattern:
-        """The same kind of pattern with ``k`` struck; raises ``UsageError`` for one that draws its number."""
+        """The same kind of pattern with ``k`` corrupted; raises ``UsageError`` for one that draws its number."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ class Rate(Pattern):
 
     def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
         if check_law(law) != "per-element":
-            raise UsageError(f"{self.text} strikes every slot alike and has no {law} law; use per-element, or a count")
+            raise UsageError(f"{self.text} corrupts every slot alike and has no {law} law; use per-element, or a count")
         # A uniform set of binomial size is the same as deciding slot by slot.
         return slots.locate(distinct(rng, slots.total, int(rng.binomial(slots.total, self.p))))
 
     def with_count(self, k: int) -> Pattern:
-        raise UsageError(f"{self.text} draws how many are struck; leave it out to ask for {k}")
+        raise UsageError(f"{self.text} draws how many are corrupted; leave it out to ask for {k}")
 
 
 @dataclass(frozen=True)

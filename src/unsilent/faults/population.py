@@ -1,12 +1,12 @@
-"""Where elements may be struck: regions, and the slots that a kind of fault finds in them.
+"""Where elements may be corrupted: regions, and the slots that a kind of fault finds in them.
 
-A *slot* is one distinct way to strike: an (element, bit) for flips, an element for everything else, a (start,
+A *slot* is one distinct way to corrupt: an (element, bit) for flips, an element for everything else, a (start,
 bit) for runs, a (block, bit) for blocks. Slots are numbered through all regions in order, so that a draw is a
 set of numbers and no table of slots exists; an order of axes is arithmetic on these numbers.
 
 Two sampling laws: ``per-element`` is uniform over the elements of all regions and then over the ways to
-strike that element; ``per-tensor`` is uniform over the tensors first (what PyTorchFI does), so elements of
-small tensors are struck more often. Regions that cannot be struck (a dtype without the named bits, no
+corrupt that element; ``per-tensor`` is uniform over the tensors first (what PyTorchFI does), so elements of
+small tensors are corrupted more often. Regions that cannot be corrupted (a dtype without the named bits, no
 elements) are left out of both.
 """
 
@@ -55,7 +55,7 @@ Ways = Callable[["Region"], int]
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Elements that may be struck inside one tensor; two regions are equal only if they are the same object.
+    """Elements that may be corrupted inside one tensor; two regions are equal only if they are the same object.
 
     ``elements`` is ``None`` for all elements, else int64[n]: distinct flat C-order indices into ``shape``
     (its order is the order that runs follow). ``axes``: all axes of the tensor in the order that runs follow,
@@ -100,7 +100,7 @@ class Region:
 
     @cached_property
     def size(self) -> int:
-        """Elements that may be struck."""
+        """Elements that may be corrupted."""
         return self.numel if self.elements is None else int(self.elements.size)
 
     @property
@@ -116,7 +116,7 @@ class Region:
 
     @property
     def bits(self) -> int:
-        """Bits that may be struck: elements times the width of the dtype."""
+        """Bits that may be corrupted: elements times the width of the dtype."""
         return self.size * self.codec.bits
 
     @property
@@ -126,7 +126,7 @@ class Region:
 
 
 class Picks(NamedTuple):
-    """Slots taken apart, int64[m] each, by region: region number, place in it, way to strike."""
+    """Slots taken apart, int64[m] each, by region: region number, place in it, way to corrupt."""
 
     region: Ints
     place: Ints
@@ -136,7 +136,7 @@ class Picks(NamedTuple):
 class Slots:
     """Slots numbered through the regions of a population.
 
-    ``places`` int64[R]: elements (or starts of a run, or blocks) per region; ``ways`` int64[R]: ways to strike each.
+    ``places`` int64[R]: elements (or starts of a run, or blocks) per region; ``ways`` int64[R]: ways to corrupt each.
     """
 
     def __init__(self, places: Ints, ways: Ints) -> None:
@@ -190,7 +190,7 @@ class Population:
         self._slots: dict[tuple[Hashable, Hashable], Slots] = {}
 
     def slots(self, ways: Ways, key: Hashable, places: Ways = attrgetter("size"), grid: Hashable = 1) -> Slots:
-        """The slots where a region has ``places(region)`` places, each with ``ways(region)`` ways to be struck.
+        """The slots where a region has ``places(region)`` places, each with ``ways(region)`` ways to be corrupted.
 
         ``key`` identifies ``ways`` and ``grid`` identifies ``places``; results are kept under both.
         """

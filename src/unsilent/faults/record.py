@@ -9,7 +9,7 @@ restores an equal record.
     scale            operands are float64 factors; the product is taken in float64 and encoded again
 
 ``held`` is for hardware that keeps a value in another format than the tensor does (a float16 operand register): the word is
-converted to that dtype, struck there, and converted back, so that it is rounded as well.
+converted to that dtype, corrupted there, and converted back, so that it is rounded as well.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Fault:
         return codec(self.dtype)
 
     @property
-    def struck_codec(self) -> Codec:
-        """How the bits that are struck are laid out: those of ``held``, else of the tensor."""
+    def corrupted_codec(self) -> Codec:
+        """How the bits that are corrupted are laid out: those of ``held``, else of the tensor."""
         return codec(self.held or self.dtype)
 
     def apply(self, words: Array, source: Array | None = None) -> Array:
@@ -91,7 +91,7 @@ class Fault:
         """
         self._check(words, "words")
         if self.held is not None:
-            own, kept = self.codec, self.struck_codec
+            own, kept = self.codec, self.corrupted_codec
             sources = None if source is None else kept.encode(own.decode(source))
             inner = replace(self, dtype=self.held, held=None)
             return own.encode(kept.decode(inner.apply(kept.encode(own.decode(words)), sources)))
@@ -123,7 +123,7 @@ class Fault:
         if self.operation not in MASKS:
             return []
         masks = ~self.operands if self.operation == "and" else self.operands
-        named = (masks[:, None] >> np.arange(self.struck_codec.bits, dtype=masks.dtype)) & masks.dtype.type(1)
+        named = (masks[:, None] >> np.arange(self.corrupted_codec.bits, dtype=masks.dtype)) & masks.dtype.type(1)
         row, bit = np.nonzero(named)
         return list(zip(self.elements[row].tolist(), bit.tolist(), strict=True))
 
@@ -148,12 +148,12 @@ class Fault:
             return f"element {int(self.operands[0])}"
         if self.operation == "scale":
             return f"by {float(self.operands[0]):g}"
-        word = hex_words(self.operands, self.struck_codec)[0]
+        word = hex_words(self.operands, self.corrupted_codec)[0]
         if self.operation == "set":
-            return f"{word} ({self.struck_codec.decode(self.operands)[0]:g})"
+            return f"{word} ({self.corrupted_codec.decode(self.operands)[0]:g})"
         bits = [b for _, b in self.bit_positions()]
         if len(bits) == 1:
-            return f"{word} (bit {bits[0]}, {self.struck_codec.field(bits[0])})"
+            return f"{word} (bit {bits[0]}, {self.corrupted_codec.field(bits[0])})"
         return f"{word} (bits {', '.join(map(str, bits))})"
 
     def to_json(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Fault:
         elif self.operation == "scale":
             operands = [float(x).hex() for x in self.operands]
         else:
-            operands = hex_words(self.operands, self.struck_codec)
+            operands = hex_words(self.operands, self.corrupted_codec)
         plain = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None or f.name not in OPTIONAL}
         arrays = {"shape": list(self.shape), "elements": self.elements.tolist(), "operands": operands}
         if self.reach is not None:

@@ -1,7 +1,7 @@
-"""Value models: what a struck element becomes. Those that change some of its bits are in `bitwise`, with the base.
+"""Value models: what a corrupted element becomes. Those that change some of its bits are in `bitwise`, with the base.
 
-One small frozen dataclass each. A value model says how many ways it has to strike an element of a region (0:
-this region cannot be struck), and what is done to each struck (element, way). Only bit flips have several
+One small frozen dataclass each. A value model says how many ways it has to corrupt an element of a region (0:
+this region cannot be corrupted), and what is done to each corrupted (element, way). Only bit flips have several
 ways, so that a number of flips means that many distinct bits; the others draw the rest after the element.
 Several ways need the operation ``xor``: masks that hit one element are merged.
 
@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsilent.errors import UsageError, unknown
-from unsilent.faults.bitwise import Burst, Flip, MultiBit, Strike, Stuck, ValueModel
+from unsilent.faults.bitwise import Burst, Corruption, Flip, MultiBit, Stuck, ValueModel
 from unsilent.faults.codecs import Codec, codec
 from unsilent.faults.population import Region
 from unsilent.faults.sampling import Ints
@@ -51,7 +51,9 @@ class Set(ValueModel):
     def ways(self, region: Region) -> int:
         return int(_word(self.value, region.dtype) is not None)
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         return "set", np.full(elements.size, _word(self.value, region.dtype), dtype=region.codec.word)
 
 
@@ -59,7 +61,9 @@ class Set(ValueModel):
 class Zero(ValueModel):
     """Replace by zero (all bits 0)."""
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         return "set", np.zeros(elements.size, dtype=region.codec.word)
 
 
@@ -67,7 +71,9 @@ class Zero(ValueModel):
 class Random(ValueModel):
     """Replace by a random finite bit pattern, each one equally likely (the old one too)."""
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         layout, n = region.codec, elements.size
         if layout.kind == "int":
             return "set", rng.integers(0, (1 << layout.bits) - 1, size=n, dtype=layout.word.type, endpoint=True)
@@ -98,7 +104,9 @@ class Uniform(ValueModel):
         if self.sign not in SIGNS:
             raise unknown("sign", str(self.sign)[:40], SIGNS)
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         share = rng.random(elements.size)
         numbers = np.clip(self.low * (1.0 - share) + self.high * share, self.low, self.high)  # high - low may overflow
         if self.sign != "plus":
@@ -118,7 +126,9 @@ class Scale(ValueModel):
         if np.isnan(self.factor):
             raise UsageError("factor=nan; expected a number (set:value=nan makes NaN)")
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         return "scale", np.full(elements.size, self.factor)
 
 
@@ -133,7 +143,9 @@ class Copy(ValueModel):
     def ways(self, region: Region) -> int:
         return int(region.numel > 1)
 
-    def strike(self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool) -> Strike:
+    def corrupt(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    ) -> Corruption:
         source = rng.integers(region.numel - 1, size=elements.size)
         return "copy_from", np.asarray(source + (source >= elements))  # skips the element itself
 

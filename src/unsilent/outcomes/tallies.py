@@ -27,7 +27,7 @@ class Question(PvfReading):
     """How stored trials are read, and estimates made of them."""
 
     def of(self, transient: bool) -> Question:
-        """The question put to a campaign: samples are counted where parameters are struck, else the one batch that is."""
+        """The question put to a campaign: samples are counted where parameters are corrupted, else the one batch that is."""
         return replace(self, unit=self.unit or ("batch" if transient else "sample"))
 
     def estimate(self, sample: Sample) -> Interval:

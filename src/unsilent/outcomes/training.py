@@ -1,4 +1,4 @@
-"""How a struck training ended, beside its fault-free twin: one class of nine, by thresholds that are settings.
+"""How a faulty training run ended, beside its fault-free twin: one class of nine, by thresholds that are settings.
 
 | class | what it is |
 |---|---|
@@ -33,7 +33,7 @@ Curve = NDArray[np.float64]
 
 
 class TrainingOutcome(StrEnum):
-    """How a struck training ended."""
+    """How a faulty training run ended."""
 
     MASKED_BITWISE = "masked-bitwise"
     MASKED_BENIGN = "masked-benign"
@@ -154,7 +154,7 @@ def judge_ending(
         return TrainingOutcome.MASKED_BENIGN
     if test < -t.test_gap:
         return TrainingOutcome.IMPROVED
-    after = length - 1  # the struck step itself, and a few batches, say nothing of how the training goes on
+    after = length - 1  # the faulty step itself, and a few batches, say nothing of how the training goes on
     if training_metric and after >= t.window and not float(below[-min(t.end, after) :].mean()) <= t.gap:
         return _degrade(below, golden.metric[:length], t)
     return TrainingOutcome.MASKED_BENIGN if test <= t.test_gap else TrainingOutcome.LOW_TEST

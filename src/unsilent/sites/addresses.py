@@ -75,7 +75,7 @@ class Address:
         stem, phase, operand = _operand(self.glob)
         every = known
         if not any(fnmatch.fnmatchcase(s.phase, phase) for s in known) and not _is_glob(phase):
-            raise UsageError(f"phase {phase!r} is one of a training step; what is struck here has fwd alone")
+            raise UsageError(f"phase {phase!r} is one of a training step; what is corrupted here has fwd alone")
         known = [s for s in known if fnmatch.fnmatchcase(s.operand, operand) and fnmatch.fnmatchcase(s.phase, phase)]
         if _is_glob(stem):
             found = [s for s in known if _fits(s.name, stem)]
@@ -85,7 +85,7 @@ class Address:
             found = [s for s in known if s.layer == stem and not is_cast(s.name)]
             if len(names := list(dict.fromkeys(s.name for s in found))) > 1:
                 raise UsageError(
-                    f"{len(names)} operations of {stem!r} can be struck; name one ({_some(names)}) or all: 'op:{stem}#*'"
+                    f"{len(names)} operations of {stem!r} can be corrupted; name one ({_some(names)}) or all: 'op:{stem}#*'"
                 )
         if not found:
             raise self._no_operation(stem, operand, every, others)
@@ -97,13 +97,13 @@ class Address:
             what = repr(there[0].name) if len({s.name for s in there}) == 1 else f"no operation of {stem!r}"
             has = "has no" if len({s.name for s in there}) == 1 else "has a"
             can = [o for o in OPERANDS if any(s.operand == o for s in there)]
-            return UsageError(f"{what} {has} {operand} tensor operand that can be struck, only {', '.join(can)}")
+            return UsageError(f"{what} {has} {operand} tensor operand that can be corrupted, only {', '.join(can)}")
         names = list(dict.fromkeys(s.name for s in known if fnmatch.fnmatchcase(s.operand, operand)))
         module, mark, _ = stem.rpartition("#")
         module = module if mark else stem
         if stem in others or any(not mark and name.rpartition("#")[0] == stem for name in others):
             return UsageError(
-                f"{stem!r} cannot be struck at {operand!r}: it gives a view, nothing, or a dtype without a codec; "
+                f"{stem!r} cannot be corrupted at {operand!r}: it gives a view, nothing, or a dtype without a codec; "
                 f"choose one of {_some(_near(names, module)) or 'op:*'}"
             )
         if not _is_glob(stem) and not mark and any(n.startswith(f"{stem}.") for n in names):

@@ -16,10 +16,10 @@ _IMAGES = ("batch_norm", "group_norm", "pool", "upsample", "instance_norm")
 
 
 class Axes(NamedTuple):
-    """How one struck tensor and the output that sees it lie.
+    """How one corrupted tensor and the output that sees it lie.
 
     Attributes:
-        order: axes of the struck tensor, slowest first (None: as they are). output: those of the output.
+        order: axes of the corrupted tensor, slowest first (None: as they are). output: those of the output.
     """
 
     order: tuple[int, ...] | None = None

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unsilent.faults.naming import CACHED
-from unsilent.sites.striking import strikeable
+from unsilent.sites.corrupting import corruptible
 
 ARGUMENT = "past_key_values"
 
@@ -33,7 +33,7 @@ def entries(cache: Any) -> dict[str, Tensor]:
         f"{i}/{name}": tensor
         for i, pair in enumerate(pairs)
         for name, tensor in zip(CACHED, pair, strict=True)
-        if isinstance(tensor, Tensor) and strikeable(tensor)
+        if isinstance(tensor, Tensor) and corruptible(tensor)
     }
 
 

@@ -11,21 +11,21 @@ from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
 from unsilent.nested import tensors_in
 from unsilent.sites.axes import Axes, axes_of
+from unsilent.sites.corrupting import plain
 from unsilent.sites.landing import CorruptedTensor, Landings, Wanted
 from unsilent.sites.operands import (
     PRODUCTS,
     argument_number,
+    corrupted_output,
     exchanged,
     gives_views,
     operands_of,
     operation_name,
     output_of,
     same_place,
-    struck_output,
     written_by,
 )
 from unsilent.sites.reaching import Use, splice
-from unsilent.sites.striking import plain
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -43,10 +43,10 @@ class Aim(NamedTuple):
         return (self.wanted.reach if isinstance(self.wanted, Fault) else self.wanted.window) is not None
 
 
-def struck_call(call: Call, aims: Sequence[Aim], landings: Landings) -> Any:
+def corrupted_call(call: Call, aims: Sequence[Aim], landings: Landings) -> Any:
     """The result of an operation with faults in what it reads and makes.
 
-    A struck operand is a corrupted copy that this operation alone sees; one that the operation writes is struck in its own
+    A corrupted operand is a corrupted copy that this operation alone sees; one that the operation writes is corrupted in its own
     memory. Where a fault says which outputs see it, the operation runs twice and those are taken from the second run.
     """
     before = [aim for aim in aims if not aim.site.operand.startswith("out")]
@@ -56,14 +56,14 @@ def struck_call(call: Call, aims: Sequence[Aim], landings: Landings) -> Any:
     result = call[0](*call[1], **call[2])
     partial = [aim for aim in before if aim.partial]
     for number, aim in enumerate(partial):
-        _splice(call, aim, struck_output(*call, result), landings, number)
+        _splice(call, aim, corrupted_output(*call, result), landings, number)
     for aim in aims:
         if aim.site.operand.startswith("out"):
             out = output_of(*call, result, int(aim.site.operand.partition(".")[2] or 0), aim.entry)
             if out is None:
-                landings.refuse(aim.wanted, "that output cannot be struck: a view, empty, or not there")
+                landings.refuse(aim.wanted, "that output cannot be corrupted: a view, empty, or not there")
             else:
-                landings.strike(aim.site, aim.wanted, out, False, call_axes(call, aim.site, out.ndim))
+                landings.corrupt(aim.site, aim.wanted, out, False, call_axes(call, aim.site, out.ndim))
     return result
 
 
@@ -74,12 +74,12 @@ def _splice(call: Call, aim: Aim, golden: Tensor | None, landings: Landings, num
         return
     assert golden is not None
 
-    def again(corrupted: Call) -> Tensor:
-        return next(tensors_in(corrupted[0](*corrupted[1], **corrupted[2])))
+    def again(faulty: Call) -> Tensor:
+        return next(tensors_in(faulty[0](*faulty[1], **faulty[2])))
 
-    corrupted, struck = _with_operand(call, aim, landings, (golden, again))
-    if struck is not None and struck.reach is not None:
-        splice(golden, again(corrupted), struck.reach)
+    faulty, corrupted = _with_operand(call, aim, landings, (golden, again))
+    if corrupted is not None and corrupted.reach is not None:
+        splice(golden, again(faulty), corrupted.reach)
 
 
 def no_window(func: Any, site: SiteName, number: int) -> str:
@@ -117,5 +117,5 @@ def _with_operand(
     if use is not None:
         golden, again = use
         made = Use(golden, lambda new: again(swapped(new)))
-    struck = landings.strike(aim.site, aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), made)
-    return (call if struck is None or in_place else swapped(struck.tensor)), struck
+    corrupted = landings.corrupt(aim.site, aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), made)
+    return (call if corrupted is None or in_place else swapped(corrupted.tensor)), corrupted

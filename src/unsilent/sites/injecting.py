@@ -23,10 +23,10 @@ from unsilent.sites.training.step import Step
 
 _ELSEWHERE = {
     "input": "corrupt the tensor that you give to the model: unsilent.sites.corrupted_copy",
-    "kv": "a campaign strikes it: unsilent pvf WORKLOAD --at kv:*",
+    "kv": "a campaign corrupts it: unsilent pvf WORKLOAD --at kv:*",
 }
 _DEFAULTS = {"op": (PHASES[0], "out"), "saved": ("first",), "comm": ("in",)}
-"""What is struck where an address leaves it out."""
+"""What is corrupted where an address leaves it out."""
 
 
 def inject(
@@ -49,14 +49,14 @@ def inject(
         what: an address (``"param:layer1.*"``, ``"op:layer1.0.conv1/grad_wt"``, ``"optim:fc.weight/exp_avg"``) for which a
             fault is drawn, or faults (resolved ones are replayed).
         fault: fault model for an address, default ``"bitflip"`` (one uniformly drawn bit); for operations a published preset, too
-            (``"N16_RD"``), which says which operand is struck.
+            (``"N16_RD"``), which says which operand is corrupted.
         bit: flip this bit position (0 = least significant) in *every* addressed element; instead of ``fault``, which draws
             one of them.
         seed, law: of the draw.
-        optimizers: whose state ``optim:`` strikes. rank, micro_step, occurrence: which of several times (see `Fault`).
+        optimizers: whose state ``optim:`` corrupts. rank, micro_step, occurrence: which of several times (see `Fault`).
 
     Returns:
-        for ``param:`` an `Injection`: entering it strikes and gives a `Receipt`, leaving it restores all bits, proven. For
+        for ``param:`` an `Injection`: entering it corrupts and gives a `Receipt`, leaving it restores all bits, proven. For
         ``op:``, ``saved:``, ``comm:`` and ``optim:``, and for ``param:`` with ``optimizers`` (which write parameters themselves),
         a `Step`, to be entered around one step (or one evaluation). What that computes stays corrupted; its ``receipt`` says what
         landed, and leaving it raises unless all did.
@@ -81,7 +81,7 @@ def inject(
         return Step(model, given, optimizers)
     kind = kind_of(what)
     if kind in _ELSEWHERE:
-        raise UsageError(f"inject does not strike {kind}: sites; {_ELSEWHERE[kind]}")
+        raise UsageError(f"inject does not corrupt {kind}: sites; {_ELSEWHERE[kind]}")
     if kind != "param" or optimizers:
         moment = {"rank": rank, "micro_step": micro_step, "occurrence": occurrence}
         return Step(model, [_draw(what, fault, bit, seed, law, moment)], optimizers)
@@ -110,10 +110,10 @@ def _draw(
     if isinstance(fault, str) and fault in PRESETS:
         if address.kind != "op" or (rest and rest[0] == "optim"):
             raise UsageError(
-                f"{fault} strikes an operation forward or backward, op:MODULE/fwd, grad_in or grad_wt; found {what!r}"
+                f"{fault} corrupts an operation forward or backward, op:MODULE/fwd, grad_in or grad_wt; found {what!r}"
             )
         if len(rest) > 1:
-            raise UsageError(f"{fault} says itself which operand is struck; leave out '/{rest[1]}'")
+            raise UsageError(f"{fault} says itself which operand is corrupted; leave out '/{rest[1]}'")
         return preset(fault).draw(
             f"op:{stem}", phase=rest[0] if rest else PHASES[0], seed=seed, index=address.index, **moment
         )

@@ -12,7 +12,7 @@ from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
 from unsilent.faults.receipts import Hit
 from unsilent.nested import Path, leaves_in, mapped
-from unsilent.sites.striking import copied, corrupt, misfit
+from unsilent.sites.corrupting import copied, corrupt, misfit
 
 
 def named_inputs(batch: Any) -> Iterator[tuple[str, Tensor]]:
@@ -26,7 +26,7 @@ def _name(path: Path) -> str:
     return ".".join(path) or "0"
 
 
-def struck_inputs(batch: Any, faults: Sequence[Fault], hits: list[Hit]) -> Any:
+def corrupted_inputs(batch: Any, faults: Sequence[Fault], hits: list[Hit]) -> Any:
     """The batch with corrupted copies of the tensors that the ``input:`` faults name; the batch itself is left alone.
 
     ``hits``: what landed is added to it.
@@ -36,14 +36,14 @@ def struck_inputs(batch: Any, faults: Sequence[Fault], hits: list[Hit]) -> Any:
     if not faults:
         return batch
     found = dict(named_inputs(batch))
-    struck: dict[str, Tensor] = {}
+    corrupted: dict[str, Tensor] = {}
     for fault in faults:
         name = parse_site(fault.site).name
         if name not in found:
             raise InjectionError(f"{fault.site}: the batch has no such input; it has {', '.join(found) or 'no tensor'}")
-        if name not in struck:
+        if name not in corrupted:
             if why := misfit(found[name], fault):
                 raise InjectionError(f"{fault.site}: {why}")
-            struck[name] = copied(found[name])
-        hits.append(corrupt(struck[name], fault))
-    return mapped(batch, lambda path, tensor: struck.get(_name(path), tensor))
+            corrupted[name] = copied(found[name])
+        hits.append(corrupt(corrupted[name], fault))
+    return mapped(batch, lambda path, tensor: corrupted.get(_name(path), tensor))

@@ -20,9 +20,9 @@ from unsilent.faults.sampling import Ints
 from unsilent.sites.addresses import flat_elements
 from unsilent.sites.axes import FLAT, Axes
 from unsilent.sites.claims import distinct_elements
+from unsilent.sites.corrupting import copied, corrupt, corruptible, misfit, overlaps
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.reaching import Use, dependents
-from unsilent.sites.striking import copied, corrupt, misfit, overlaps, strikeable
 
 Wanted = Fault | Draw
 
@@ -67,7 +67,7 @@ class Landings:
         """Remember that it does not fit."""
         self.misfits.append((wanted, why))
 
-    def strike(
+    def corrupt(
         self,
         site: SiteName,
         wanted: Wanted,
@@ -97,15 +97,15 @@ class Landings:
             self.refuse(wanted, str(unfit))
             return None
         faults = tuple(f if f.site == site.text else replace(f, site=site.text) for f in faults)
-        struck = copied(tensor) if copy else tensor
-        self.hits += [corrupt(struck, fault) for fault in faults]
+        corrupted = copied(tensor) if copy else tensor
+        self.hits += [corrupt(corrupted, fault) for fault in faults]
         self._landed.add(id(wanted))
-        return CorruptedTensor(struck, faults[0].reach if faults else None)
+        return CorruptedTensor(corrupted, faults[0].reach if faults else None)
 
     def _misfit(self, wanted: Wanted, tensor: Tensor) -> str:
         if id(wanted) in self._landed:
             return "it was met twice"
-        if not strikeable(tensor):
+        if not corruptible(tensor):
             found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
             return f"found {found} without memory of its own, or of a dtype without a codec"
         return misfit(tensor, wanted) if isinstance(wanted, Fault) else ""

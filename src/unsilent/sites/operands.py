@@ -1,4 +1,4 @@
-"""What an operation reads and writes: its operands by role, its output, and what of them a fault can strike.
+"""What an operation reads and writes: its operands by role, its output, and what of them a fault can corrupt.
 
 ``first`` and ``second`` are the factors of a product, as hardware sees them: activation and weight of a convolution, both
 matrices of an ``addmm`` (whose bias comes ``third``), indices and table of an embedding. Elsewhere they are the tensor arguments
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unsilent.faults.naming import OPERANDS
 from unsilent.nested import Path, mapped, tensors_in
-from unsilent.sites.striking import plain, strikeable
+from unsilent.sites.corrupting import corruptible, plain
 
 _ROLES = {
     **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm", "_addmm_activation"), (1, 2, 0)),
@@ -71,12 +71,12 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
     return found
 
 
-def struck_output(
+def corrupted_output(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, number: int = 0
 ) -> Tensor | None:
-    """The output of an operation that a fault can strike; None for a view of what it only read, and where nothing is written."""
+    """The output of an operation that a fault can corrupt; None for a view of what it only read, and where nothing is written."""
     out = next(itertools.islice(tensors_in(result), number, None), None)
-    if out is None or not strikeable(out) or gives_uninitialised(func) or is_view(func, args, kwargs, result):
+    if out is None or not corruptible(out) or gives_uninitialised(func) or is_view(func, args, kwargs, result):
         return None
     return out
 
@@ -86,7 +86,7 @@ def output_of(
 ) -> Tensor | None:
     """The output of that number; of an operation on lists, the entry of what it gives or writes."""
     if entry is None:
-        return struck_output(func, args, kwargs, result, number)
+        return corrupted_output(func, args, kwargs, result, number)
     given = list(tensors_in(result)) or written_by(func, args, kwargs)
     return given[entry] if entry < len(given) else None
 

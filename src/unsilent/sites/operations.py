@@ -1,11 +1,11 @@
-"""The operations of one evaluation as sites: which can be struck, and faults applied to them while they run.
+"""The operations of one evaluation as sites: which can be corrupted, and faults applied to them while they run.
 
 One dispatch mode sees every operation with its real operands, below autograd and module hooks. It changes nothing but what
 a fault names: a run with the mode on and no fault gives the same bits, which `unsilent.sites.survey` checks.
 
-An operation can be struck at ``out``, its first output, where that is memory it made or wrote (no view of an operand that
-it only read, nothing uninitialised), and at ``first`` and ``second``, its tensor arguments in positional order. A struck
-argument is a corrupted copy that this operation alone sees; one that the operation writes is struck in its own memory.
+An operation can be corrupted at ``out``, its first output, where that is memory it made or wrote (no view of an operand that
+it only read, nothing uninitialised), and at ``first`` and ``second``, its tensor arguments in positional order. A corrupted
+argument is a corrupted copy that this operation alone sees; one that the operation writes is corrupted in its own memory.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, PHASES, SiteName, parse_site
 from unsilent.sites.caches import Caches, entries
-from unsilent.sites.calling import Aim, struck_call
+from unsilent.sites.calling import Aim, corrupted_call
 from unsilent.sites.calls import Calls
+from unsilent.sites.corrupting import corruptible
 from unsilent.sites.landing import Landings
 from unsilent.sites.modes import Mode
-from unsilent.sites.operands import gives_uninitialised, is_view, operand_number, operands_of, struck_output
-from unsilent.sites.striking import strikeable
+from unsilent.sites.operands import corrupted_output, gives_uninitialised, is_view, operand_number, operands_of
 
 Tell = Callable[[SiteName, "Tensor | None", "int | None"], None]
-"""Told of each site that is met: its name, its tensor (None where the operation cannot be struck), its occurrence."""
+"""Told of each site that is met: its name, its tensor (None where the operation cannot be corrupted), its occurrence."""
 
 
 class Operations(Mode):
-    """Active around one evaluation of one batch: names every operation, applies faults, tells what could be struck.
+    """Active around one evaluation of one batch: names every operation, applies faults, tells what could be corrupted.
 
     Args:
         model: whose modules give the names. faults: ``op:`` and ``kv:`` faults of this evaluation.
@@ -68,17 +68,17 @@ class Operations(Mode):
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self._calls.name(func)
         aims = self._aims.get(name)
-        result = struck_call((func, args, kwargs), aims, self.landings) if aims else func(*args, **kwargs)
+        result = corrupted_call((func, args, kwargs), aims, self.landings) if aims else func(*args, **kwargs)
         if self._tell is not None:
             self._describe(self._tell, name, func, args, kwargs, result)
         return result
 
     def _cache(self, number: int, cache: Any) -> None:
-        """Strike and describe the key/value cache that a call is given."""
+        """Corrupt and describe the key/value cache that a call is given."""
         found = entries(cache)
         for name, fault in self._cached:
             if fault.occurrence == number and name in found:
-                self.landings.strike(parse_site(fault.site), fault, found[name], False)
+                self.landings.corrupt(parse_site(fault.site), fault, found[name], False)
         for name, tensor in found.items() if self._tell else ():
             layer, _, entry = name.partition("/")
             self._tell(SiteName("kv", layer, "", entry), tensor, number)  # type: ignore[misc]
@@ -86,11 +86,11 @@ class Operations(Mode):
     def _describe(
         self, tell: Tell, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        tell(SiteName("op", name, "fwd", "out"), struck_output(func, args, kwargs, result), None)
+        tell(SiteName("op", name, "fwd", "out"), corrupted_output(func, args, kwargs, result), None)
         if not self._told or gives_uninitialised(func) or is_view(func, args, kwargs, result):
             return
         tensors = operands_of(args, kwargs)
         for operand in self._told:
             number = operand_number(func, operand)
-            if number < len(tensors) and strikeable(tensors[number]):
+            if number < len(tensors) and corruptible(tensors[number]):
                 tell(SiteName("op", name, "fwd", operand), tensors[number], None)

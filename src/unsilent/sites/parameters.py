@@ -24,9 +24,9 @@ from unsilent.faults.receipts import Hit, Receipt
 from unsilent.printable import clean
 from unsilent.sites.addresses import Address, flat_elements
 from unsilent.sites.claims import Claims
+from unsilent.sites.corrupting import intended, plain, write
 from unsilent.sites.memory import Memory, Words, distinct, dtype_name
 from unsilent.sites.modules import named_buffers, named_parameters
-from unsilent.sites.striking import intended, plain, write
 
 INDEX_DTYPES = (torch.int64, torch.bool)
 """Of buffers that are no weights. Narrower integers are: quantised ones are int8, or packed into uint8 or int32."""
@@ -42,7 +42,7 @@ class Site:
 
     @property
     def region(self) -> Region:
-        """Where a fault may strike in this tensor."""
+        """Where a fault may corrupt in this tensor."""
         return Region(f"param:{self.name}", self.memory.codec.name, self.memory.shape, self.elements)
 
 
@@ -94,7 +94,7 @@ class Parameters:
 
     @property
     def unfit(self) -> dict[str, str]:
-        """Names of tensors that cannot be struck by that name, and why."""
+        """Names of tensors that cannot be corrupted by that name, and why."""
         views = {name: f"it is a view of the memory of {owner!r}" for name, owner in self._views.items()}
         return {**self.skipped, **views}
 
@@ -112,7 +112,7 @@ class Parameters:
                 self._choose(self._ties.get(name, name), address.index, chosen)
         if not chosen:
             raise UsageError(
-                f"{' '.join(addresses)!r} selects only memory that cannot be struck or is a view; try param:*"
+                f"{' '.join(addresses)!r} selects only memory that cannot be corrupted or is a view; try param:*"
             )
         return tuple(
             Region(f"param:{n}", s.memory.codec.name, s.memory.shape, chosen[n])
@@ -137,9 +137,9 @@ class Parameters:
         return weights if any(self._ties.get(name, name) in self.sites for name in weights) else names
 
     def _refuse_exact(self, name: str, address: Address) -> None:
-        """A glob passes over what cannot be struck by that name; an exact name gets an answer."""
+        """A glob passes over what cannot be corrupted by that name; an exact name gets an answer."""
         if name == address.glob and name in self.skipped:
-            raise UsageError(f"{name!r} cannot be struck ({self.skipped[name]}); known dtypes: {', '.join(CODECS)}")
+            raise UsageError(f"{name!r} cannot be corrupted ({self.skipped[name]}); known dtypes: {', '.join(CODECS)}")
         if name == address.glob:
             raise UsageError(f"{name!r} is a view of the memory of {self._views[name]!r}; address that instead")
 
@@ -199,7 +199,7 @@ class Injection:
     """Applies faults on entry, restores and proves the restored bits on exit; entering gives the `Receipt`.
 
     Faults on the same tensor are applied in order and undone in reverse. ``strict`` also refuses, after restoring, when the
-    struck words were changed by anything else meanwhile: injections that overlap and are not nested, say.
+    corrupted words were changed by anything else meanwhile: injections that overlap and are not nested, say.
     """
 
     def __init__(self, parameters: Parameters, faults: tuple[Fault, ...], strict: bool) -> None:
@@ -256,7 +256,7 @@ def _address(text: str, known: Sequence[str]) -> Address:
     address = Address("param", name) if name in known else Address.parse(text)
     if address.kind != "param":
         raise UsageError(
-            f"{text!r} is there only while the model runs, not in its memory; strike it in a campaign: "
+            f"{text!r} is there only while the model runs, not in its memory; corrupt it in a campaign: "
             f"unsilent pvf WORKLOAD --at '{address.kind}:*'"
         )
     return address

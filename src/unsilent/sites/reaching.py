@@ -17,8 +17,8 @@ from torch.utils._mode_utils import no_dispatch
 
 from unsilent.errors import UsageError
 from unsilent.faults.sampling import Ints
+from unsilent.sites.corrupting import copied, plain
 from unsilent.sites.memory import Memory, dtype_name
-from unsilent.sites.striking import copied, plain
 
 
 class Use(NamedTuple):
@@ -44,13 +44,13 @@ def dependents(use: Use, operand: Tensor, elements: Ints) -> NDArray[np.bool_]:
         return np.asarray((use.again(probe).isnan() & ~use.golden.isnan()).cpu().numpy())
 
 
-def splice(golden: Tensor, struck: Tensor, reach: Ints) -> None:
-    """Write those elements of ``struck`` into ``golden``; raises ``UsageError`` for positions that it does not have."""
-    if golden.shape != struck.shape or (reach.size and int(reach[-1]) >= golden.numel()):
+def splice(golden: Tensor, corrupted: Tensor, reach: Ints) -> None:
+    """Write those elements of ``corrupted`` into ``golden``; raises ``UsageError`` for positions that it does not have."""
+    if golden.shape != corrupted.shape or (reach.size and int(reach[-1]) >= golden.numel()):
         found = f"{dtype_name(golden.dtype)}{list(golden.shape)}"
         raise UsageError(f"the reach has position {int(reach[-1])}; the output is {found}")
     with no_dispatch():
-        Memory(golden).write(reach, Memory(struck.contiguous() if not plain(struck) else struck).read(reach))
+        Memory(golden).write(reach, Memory(corrupted.contiguous() if not plain(corrupted) else corrupted).read(reach))
 
 
 @contextmanager

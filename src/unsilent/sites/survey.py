@@ -1,4 +1,4 @@
-"""What can be struck in the fault-free evaluations: the sites of operations, inputs and caches, batch by batch."""
+"""What can be corrupted in the fault-free evaluations: the sites of operations, inputs and caches, batch by batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from unsilent.faults import Fault, Region
 from unsilent.faults.naming import OPERANDS, SiteName, parse_site
 from unsilent.sites.addresses import Address, flat_elements
 from unsilent.sites.claims import distinct_elements
+from unsilent.sites.corrupting import corruptible
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.operations import Operations
-from unsilent.sites.striking import strikeable
 
 
 class Key(NamedTuple):
@@ -48,7 +48,7 @@ class Survey:
         self._operands: frozenset[str] | None = None
         for step, batch in enumerate(batches):
             for name, tensor in named_inputs(batch):
-                if strikeable(tensor):
+                if corruptible(tensor):
                     self._add(SiteName("input", name), tensor, step, None)
 
     def regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
@@ -101,7 +101,7 @@ class Survey:
             return address.operations(known, self._others)
         if address.kind == "kv" and not known:
             raise UsageError(
-                "this workload has no key/value cache to strike: no call of a module is given past_key_values with elements; "
+                "this workload has no key/value cache to corrupt: no call of a module is given past_key_values with elements; "
                 "for hf: give --with generate=N, for a workload of your own a run= that calls generate()"
             )
         names = {site.text.removeprefix(f"{site.kind}:"): site for site in known}

@@ -1,4 +1,4 @@
-"""Targets: what is struck, grouped by component, layer, tensor or bit, with the share of the sampling law each one holds.
+"""Targets: what is corrupted, grouped by component, layer, tensor or bit, with the share of the sampling law each one holds.
 
 A fault in values of a run acts in one evaluation of one batch: `Evaluations` draws the batch, the fault falls within it.
 """
@@ -34,10 +34,10 @@ INDEX_BUFFERS = "index-buffers"
 
 @dataclass(frozen=True)
 class Target:
-    """One group of elements a campaign strikes.
+    """One group of elements a campaign corrupts.
 
     ``share``: probability that one fault drawn over the whole selection falls here (sums to 1 over all targets).
-    ``bits``: those that are struck, None for all. ``group``: what is reported, where it was split into strata.
+    ``bits``: those that are corrupted, None for all. ``group``: what is reported, where it was split into strata.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Evaluations:
         self._ends = np.cumsum(np.array(mass, np.int64))
 
     def pick(self, rng: np.random.Generator) -> tuple[int | None, Population]:
-        """A batch and what can be struck in it; draws nothing where there is one."""
+        """A batch and what can be corrupted in it; draws nothing where there is one."""
         chosen = 0
         if len(self.steps) > 1:
             chosen = int(np.searchsorted(self._ends, rng.integers(self._ends[-1]), side="right"))
@@ -130,7 +130,7 @@ def make_targets(
     components: Mapping[str, Sequence[str]],
     per: str,
     law: str,
-    strikeable: Callable[[Region], bool] = lambda region: True,
+    corruptible: Callable[[Region], bool] = lambda region: True,
     strata: str = "none",
     scores: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> tuple[Target, ...]:
@@ -140,7 +140,7 @@ def make_targets(
     equally likely; ``bits`` by classes of them as well (`Codec.classes`); ``risk`` moreover all classes but the mantissa's by
     whether an element's score is among the target's highest (``scores``: by parameter name, one for each element).
 
-    ``strikeable`` says whether a fault model can strike a tensor at all (exponent bits of an integer: no); a tensor that it
+    ``corruptible`` says whether a fault model can corrupt a tensor at all (exponent bits of an integer: no); a tensor that it
     cannot is in no target and has no share.
 
     Raises ``UsageError`` for an unknown level or law.
@@ -151,7 +151,7 @@ def make_targets(
         raise unknown("--law", law, LAWS)
     if strata not in STRATA:
         raise unknown("--strata", strata, STRATA)
-    regions = [r for r in selected if strikeable(r)] or selected  # none at all: drawing says why
+    regions = [r for r in selected if corruptible(r)] or selected  # none at all: drawing says why
     total = sum(r.size for r in regions)
     found: dict[str, list[Target]] = {}
     risky = _risky(regions, components, per, scores) if strata == "risk" and scores is not None else {}

@@ -1,4 +1,4 @@
-"""Faults in one evaluation of one batch: operations, inputs and cache entries struck together, and what did not land."""
+"""Faults in one evaluation of one batch: operations, inputs and cache entries corrupted together, and what did not land."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault
 from unsilent.faults.naming import kind_of, parse_site
 from unsilent.faults.receipts import Hit
-from unsilent.sites.inputs import struck_inputs
+from unsilent.sites.inputs import corrupted_inputs
 from unsilent.sites.operations import Operations
 
 
-class Strike:
-    """Applies transient faults; a context manager around the evaluation of ``strike.batch``.
+class TransientInjection:
+    """Applies transient faults; a context manager around the evaluation of ``corrupt.batch``.
 
     Attributes:
         batch: the inputs to run, corrupted copies where a fault names them.
@@ -35,7 +35,7 @@ class Strike:
                     f"{fault.site}: the fault does not say at which call; give it an occurrence, 0 or more"
                 )
         self._found: list[Hit] = []
-        self.batch = struck_inputs(batch, self._inputs, self._found)
+        self.batch = corrupted_inputs(batch, self._inputs, self._found)
         self._operations = Operations(model, self._inside) if self._inside else None
 
     @property
@@ -60,7 +60,7 @@ class Strike:
         """The error for a fault that did not land."""
         return InjectionError(f"{fault.site} was not hit: {why}; use the workload and batch it was drawn for")
 
-    def __enter__(self) -> Strike:
+    def __enter__(self) -> TransientInjection:
         if self._operations is not None:
             self._operations.__enter__()
         return self

@@ -50,7 +50,7 @@ def judge(
     """One run; ``tests``: how many runs are judged in this study, this one included.
 
     >>> clean = Null([Compared(f"r{i}", "twin", {"loss": i / 100}) for i in range(19)])
-    >>> found = judge(Compared("struck", "twin", {"loss": 0.5}), clean, [Measure("loss", margin=0.1)])
+    >>> found = judge(Compared("corrupted", "twin", {"loss": 0.5}), clean, [Measure("loss", margin=0.1)])
     >>> found.word, found.p
     ('harmful', 0.05)
     """

@@ -3,7 +3,7 @@
 A rank says something only where, were the fault without effect, the observed comparison could have been any of the clean ones.
 Two designs have that, and nothing else is accepted:
 
-*twin*: replicas 1 to R against one clean twin C, and the struck run F against the same C. Given C, the replicas and F must be
+*twin*: replicas 1 to R against one clean twin C, and the faulty run F against the same C. Given C, the replicas and F must be
 exchangeable; C need not be like them. So F's seeds are those of C and of the replicas in all that is not the noise, and the
 noise of F is drawn as theirs is (``source``). One C with another F is another comparison.
 

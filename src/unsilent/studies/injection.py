@@ -2,7 +2,7 @@
 
 The published runs start from a checkpoint of TensorFlow, which cannot be read here. Weights of one's own take its place; without
 any the training starts at the target step (or some steps before) with a fresh network, and the log says so. Then what is the same
-as published is the operation, the tensor, the position and the value, not the state of the network that is struck.
+as published is the operation, the tensor, the position and the value, not the state of the network that is corrupted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MOST_HELD_OUT = 10_000
 class Replayed:
     """What a replay gave.
 
-    ``before``: the steps before the fault; ``golden`` and ``struck``: its step without and with it, from the same state;
+    ``before``: the steps before the fault; ``golden`` and ``corrupted``: its step without and with it, from the same state;
     ``after``: those that followed. ``valid``: mean loss and accuracy on the held-out images at the end (None: the training had
-    stopped). ``hits``: elements that were struck. ``trace``: how the fault spread through its step, where that was asked.
+    stopped). ``hits``: elements that were corrupted. ``trace``: how the fault spread through its step, where that was asked.
     """
 
     log: str
@@ -46,7 +46,7 @@ class Replayed:
     hits: int
     before: tuple[StepRecord, ...]
     golden: StepRecord
-    struck: StepRecord
+    corrupted: StepRecord
     after: tuple[StepRecord, ...]
     valid: tuple[float, float] | None
     trace: Trace | None = None
@@ -60,7 +60,7 @@ class Replayed:
             "hits": self.hits,
             "valid": self.valid,
         }
-        steps = {"before": self.before, "golden": (self.golden,), "struck": (self.struck,), "after": self.after}
+        steps = {"before": self.before, "golden": (self.golden,), "corrupted": (self.corrupted,), "after": self.after}
         keys = ("epoch", "step", "loss", "accuracy")
         told |= {name: [{key: getattr(r, key) for key in keys} for r in records] for name, records in steps.items()}
         if self.trace is not None:
@@ -69,11 +69,11 @@ class Replayed:
 
     def __str__(self) -> str:
         told = [f"weights: {self.weights}", f"fault: {self.fault.describe()}"]
-        twins = [("without the fault", (self.golden,)), ("with the fault", (self.struck,))]
+        twins = [("without the fault", (self.golden,)), ("with the fault", (self.corrupted,))]
         shown = [("before", self.before[-1:]), *twins, ("after", self.after)]
         for name, records in shown:
             told += [f"{name}: {record.line}" for record in records]
-        if not (self.struck, *self.after)[-1].finite:
+        if not (self.corrupted, *self.after)[-1].finite:
             told.append("the loss is not finite: the training stopped")
         if self.valid is not None:
             told.append(f"held-out images at the end: loss {self.valid[0]:.5f}, accuracy {self.valid[1]:.5f}")
@@ -147,7 +147,7 @@ class InjectionReplay:
     def run_step(self, faulty: bool = True, inside: AbstractContextManager[Any] | None = None) -> StepRecord:
         """Run the target step, always from the state in which it was run first.
 
-        ``inside`` is entered within the mode that strikes. Raises ``InjectionError`` where the fault does not land.
+        ``inside`` is entered within the mode that corrupts. Raises ``InjectionError`` where the fault does not land.
         """
         if self._state is None:
             self._state = self.training.snapshot()
@@ -179,14 +179,14 @@ class InjectionReplay:
         """Mean loss and accuracy on the held-out images."""
         return self.training.evaluate(self.held_out)
 
-    def struck_lines(self, record: StepRecord) -> list[str]:
-        """The lines of the log that tell what was struck."""
+    def corrupted_lines(self, record: StepRecord) -> list[str]:
+        """The lines of the log that tell what was corrupted."""
         assert record.receipt is not None
         told = victims(self.fault, self._conv, self.fault.operands)
         asked = dict(zip(self.injection.inj_pos, self.injection.inj_values, strict=True))
         values = [float(asked[index]) for index in map(tuple, told.positions.tolist())]
         worker, layer = self.injection.target_worker, self.injection.target_layer
-        return lines.struck_lines(record.receipt, worker, layer, told.shape, told.positions, values)
+        return lines.corrupted_lines(record.receipt, worker, layer, told.shape, told.positions, values)
 
 
 def replay_injection(
@@ -208,7 +208,7 @@ def replay_injection(
     Args:
         steps: to train after the fault. steps_before: to train before it; by default, as published, those of its epoch where
             weights are given, none without. log: ``replay_….txt`` with the name of the injection's file, here, by default. trace:
-            compare every operation of the struck step with its golden twin, too. The other arguments are those of
+            compare every operation of the faulty step with its golden twin, too. The other arguments are those of
             `InjectionReplay`, which says what is raised, too.
     """
     if steps_before is None:
@@ -244,17 +244,26 @@ class _Run:
         before = self._all(replay.lead_in(steps_before))
         if self._stopped:
             raise UsageError(
-                "the loss is not finite before the fault strikes; start from other weights, or with fewer steps before"
+                "the loss is not finite before the fault corrupts; start from other weights, or with fewer steps before"
             )
         golden = replay.run_step(faulty=False)
         spread, record = replay.spread() if self._trace else None, replay.run_step()
-        self._write(*replay.struck_lines(record))
-        struck = self._one(record)
+        self._write(*replay.corrupted_lines(record))
+        corrupted = self._one(record)
         after = () if self._stopped else self._all(replay.follow(steps))
         assert record.receipt is not None
         valid = None if self._stopped else replay.evaluate()
         return Replayed(
-            self._path, replay.weights, replay.fault, record.receipt.hits, before, golden, struck, after, valid, spread
+            self._path,
+            replay.weights,
+            replay.fault,
+            record.receipt.hits,
+            before,
+            golden,
+            corrupted,
+            after,
+            valid,
+            spread,
         )
 
     def _all(self, records: Iterable[StepRecord]) -> tuple[StepRecord, ...]:

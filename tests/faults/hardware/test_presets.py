@@ -5,12 +5,12 @@ import pytest
 
 from unsilent.errors import UsageError
 from unsilent.faults import fault_model
-from unsilent.faults.hardware.presets import PRESETS, STRUCK_PHASES, Sizes, family, preset
+from unsilent.faults.hardware.presets import CORRUPTED_PHASES, PRESETS, Sizes, family, preset
 from unsilent.faults.hardware.window import Window
 
 INPUT16, WEIGHT16 = Window(16, 1), Window(1, 16)
 
-# name: (operand, fault model, window, elements struck in a large tensor (None: a multiple of the block), deviates)
+# name: (operand, fault model, window, elements corrupted in a large tensor (None: a multiple of the block), deviates)
 TABLE = {
     "INPUT": ("first", "bitflip", None, 1, False),
     "INPUT_16": ("first", "bitflip", INPUT16, 1, True),
@@ -42,7 +42,7 @@ def test_a_published_preset(name):
     assert found.model.text == text
     assert found.intent
     assert bool(found.remark) == deviates
-    for phase in STRUCK_PHASES:
+    for phase in CORRUPTED_PHASES:
         draw = found.draw("op:conv1#convolution.0", phase=phase, seed=7, micro_step=2)
         assert draw.site == f"op:conv1#convolution.0/{phase}/{operand}"
         assert (draw.seed, draw.micro_step, draw.window, draw.model) == (7, 2, window, found.model)

@@ -82,7 +82,7 @@ def test_one_hit_whatever_is_switched_on(on):
             assert "exit.bias" not in changed or case.startswith("fwd")
 
 
-def test_a_backward_that_builds_a_graph_is_struck_once():
+def test_a_backward_that_builds_a_graph_is_corrupted_once():
     """Its operations are forward ones of a further backward, too."""
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     w = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
@@ -94,15 +94,15 @@ def test_a_backward_that_builds_a_graph_is_struck_once():
         return g.detach(), second, step
 
     g, second, _ = penalty()
-    struck_g, struck_second, step = penalty(Draw("op:(run)#mm.0/grad_in/out", fault_model("set:value=5")))
+    corrupted_g, corrupted_second, step = penalty(Draw("op:(run)#mm.0/grad_in/out", fault_model("set:value=5")))
     assert len(step.hits) == 1
-    assert (g != struck_g).sum() == 1
-    assert not torch.equal(second, struck_second)
+    assert (g != corrupted_g).sum() == 1
+    assert not torch.equal(second, corrupted_second)
     with pytest.raises(InjectionError, match="builds a graph"):
         penalty(Draw("op:(run)#mm.0/grad_in/second", fault_model("set:value=5")))
 
 
-def test_a_graph_that_is_run_twice_is_struck_the_first_time():
+def test_a_graph_that_is_run_twice_is_corrupted_the_first_time():
     x = torch.randn(4, 3, requires_grad=True)
     with Step(nn.Module(), [Draw("op:(run)#tanh.0/grad_in/out", fault_model("set:value=9"))]) as step:
         y = torch.tanh(x).sum()
@@ -113,7 +113,7 @@ def test_a_graph_that_is_run_twice_is_struck_the_first_time():
     assert not (two == 9).any()
 
 
-def test_sparse_gradients_cannot_be_struck_and_say_so():
+def test_sparse_gradients_cannot_be_corrupted_and_say_so():
     table = nn.Embedding(5, 3, sparse=True)
     with (
         pytest.raises(InjectionError, match="without memory of its own"),
@@ -139,8 +139,8 @@ def test_recurrent_layers_have_sites(make):
     assert products
     for site in (products[0], products[-1]):
         for case in ("fwd/out", "grad_wt/out"):
-            found, struck = run(Draw(f"op:{site}/{case}", fault_model("set:value=3")))
-            assert len(struck.hits) == 1
+            found, corrupted = run(Draw(f"op:{site}/{case}", fault_model("set:value=3")))
+            assert len(corrupted.hits) == 1
             assert any(not torch.equal(golden[n], found[n]) for n in golden)
 
 
@@ -311,7 +311,7 @@ def test_a_gradient_fault_keeps_no_activation_alive():
         ((x * 2) + 1).sum().backward()
 
 
-def test_the_last_product_of_a_checkpointed_region_can_be_struck():
+def test_the_last_product_of_a_checkpointed_region_can_be_corrupted():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
     x = torch.randn(5, 4, requires_grad=True)

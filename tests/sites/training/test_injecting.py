@@ -63,38 +63,38 @@ def test_every_addressed_element_has_its_bit_flipped():
     assert (hit.before ^ hit.after == 1 << 31).all()
 
 
-def test_an_evaluation_is_struck_too_and_a_resolved_fault_replays():
+def test_an_evaluation_is_corrupted_too_and_a_resolved_fault_replays():
     model, _ = made()
     model.eval()
     x = torch.randn(2, 3, 6, 6)
     with torch.no_grad():
         golden = model(x)
         with unsilent.inject(model, "op:0", "set:value=100") as step:
-            struck = model(x)
+            corrupted = model(x)
         with unsilent.inject(model, step.hits[0].fault) as again:
-            assert torch.equal(model(x), struck)
+            assert torch.equal(model(x), corrupted)
         assert torch.equal(model(x), golden)
-    assert not torch.equal(golden, struck)
+    assert not torch.equal(golden, corrupted)
     assert again.receipt.hits == 1
 
 
 @pytest.mark.parametrize(
     ("address", "fault", "said"),
     [
-        ("op:1", None, r"2 operations of '1' can be struck; name one: op:1#add.0, op:1#native_batch_norm.0"),
+        ("op:1", None, r"2 operations of '1' can be corrupted; name one: op:1#add.0, op:1#native_batch_norm.0"),
         ("op:9", None, "unknown module with operations in this step '9'"),
         ("op:4/backward", None, "cannot read site"),
         ("op:4/grad_in/out", "N16_RD", "says itself which operand"),
         ("op:4", "N17_RD", "unknown fault model or preset 'N17_RD'; did you mean 'N16_RD'"),
         ("op:0/grad_in/out", None, "no gradient is made"),
         ("op:4/fwd/third", "INPUT_99", "unknown fault model or preset"),
-        ("kv:0/key", None, "does not strike kv: sites"),
+        ("kv:0/key", None, "does not corrupt kv: sites"),
         ("comm:all_reduce.0", None, "unknown collective 'all_reduce.0'"),
-        ("op:1/fwd", "INPUT_16", r"2 operations of '1' can be struck"),
+        ("op:1/fwd", "INPUT_16", r"2 operations of '1' can be corrupted"),
         ("op:4.weight/optim", None, r"1\d operations update '4.weight'; name one: op:4.weight#"),
         ("op:9.weight/optim", None, "unknown parameter with an update in this step"),
-        ("saved:4", "N16_RD", "strikes an operation"),
-        ("op:4.weight#lerp.0/optim", "RD", "strikes an operation"),
+        ("saved:4", "N16_RD", "corrupts an operation"),
+        ("op:4.weight#lerp.0/optim", "RD", "corrupts an operation"),
         ("op:4/grad_wt[0,0,0]", None, r"index \[0,0,0\] is outside"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_rank_that_is_not_there_is_an_error_not_a_silent_miss():
         unsilent.inject(made()[0], "op:0", rank=3)
 
 
-def test_a_survey_changes_no_bit_and_every_site_that_it_tells_can_be_struck():
+def test_a_survey_changes_no_bit_and_every_site_that_it_tells_can_be_corrupted():
     model, optimizer = made()
     plain, other = made()
     stepped(model, optimizer)
@@ -201,7 +201,7 @@ def test_a_survey_selects_by_address():
 
 
 def test_persistence_over_steps():
-    """One step, some steps, always; a fault that stays strikes the same elements."""
+    """One step, some steps, always; a fault that stays corrupts the same elements."""
     draws = {
         "once": Draw("op:0/grad_wt/out", fault_model("random"), step=2),
         "a while": Draw("op:0/grad_wt/out", fault_model("random"), first_step=1, last_step=3),

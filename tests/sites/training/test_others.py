@@ -32,7 +32,7 @@ def draw(site, value=VALUE, seed=5, **moment):
     return Draw(f"op:{site}", fault_model(f"set:value={value}"), seed=seed, **moment)
 
 
-def struck(array_, hit, is_it=True):
+def corrupted(array_, hit, is_it=True):
     if not is_it:
         return array_
     found = array_.copy()
@@ -72,9 +72,9 @@ def test_the_backward_of_norms(name, case):
         (call(x, g, b) * c).sum().backward()
     (hit,) = step.hits
     phase = case.split("/")[0]
-    dy = struck(array(c), hit, case in ("grad_in/first", "grad_wt/second"))
-    gamma = struck(array(g), hit, case == "grad_in/second").reshape(wide)
-    read = struck(array(x), hit, case == "grad_wt/first")
+    dy = corrupted(array(c), hit, case in ("grad_in/first", "grad_wt/second"))
+    gamma = corrupted(array(g), hit, case == "grad_in/second").reshape(wide)
+    read = corrupted(array(x), hit, case == "grad_wt/first")
 
     def statistics(of):
         folded = of.reshape(4, 2, -1) if over is None else of
@@ -93,9 +93,9 @@ def test_the_backward_of_norms(name, case):
     want_g = ((array(c) if phase == "grad_in" else dy) * (read - mean) * scale).sum(axes)
     want_b = array(c).sum(axes)
     if case == "grad_in/out":
-        want_x = struck(want_x, hit)
-    want_g = struck(want_g, hit, case == "grad_wt/out")
-    want_b = struck(want_b, hit, case == "grad_wt/out.1")
+        want_x = corrupted(want_x, hit)
+    want_g = corrupted(want_g, hit, case == "grad_wt/out")
+    want_b = corrupted(want_b, hit, case == "grad_wt/out.1")
     for found, want in ((x.grad, want_x), (g.grad, want_g), (b.grad, want_b)):
         np.testing.assert_allclose(array(found), want, rtol=1e-7, atol=1e-9)
 
@@ -118,11 +118,11 @@ def test_attention(case):
         return np.einsum("bhij,bhjd->bhid", e / e.sum(-1, keepdims=True), v)
 
     read_q, read_k = (
-        struck(nq, hit, case in ("fwd/first", "grad_wt/first")),
-        struck(nk, hit, case in ("fwd/second", "grad_in/second")),
+        corrupted(nq, hit, case in ("fwd/first", "grad_wt/first")),
+        corrupted(nk, hit, case in ("fwd/second", "grad_in/second")),
     )
     forward = attended(read_q, read_k, nv) if case.startswith("fwd") else attended(nq, nk, nv)
-    forward = struck(forward, hit, case == "fwd/out")
+    forward = corrupted(forward, hit, case == "fwd/out")
     np.testing.assert_allclose(array(out), forward, rtol=1e-9)
     # the kernel keeps the logarithm of the sums and the output, of what it had in the forward pass
     first, second = (read_q, read_k) if case.startswith("fwd") else (nq, nk)
@@ -138,19 +138,19 @@ def test_attention(case):
             np.einsum("bhij,bhid->bhjd", p, dy),
         )
 
-    bad = struck(dy, hit, case in ("grad_in/first", "grad_wt/second"))
+    bad = corrupted(dy, hit, case in ("grad_in/first", "grad_wt/second"))
     phase = case.split("/")[0]
     want_q = back(nq, read_k if phase == "grad_in" else nk, bad if phase == "grad_in" else dy)[0]
     want_k = back(read_q if phase == "grad_wt" else nq, nk, bad if phase == "grad_wt" else dy)[1]
     want_v = back(nq, nk, dy)[2]
-    want_q = struck(want_q, hit, case == "grad_in/out")
-    want_k, want_v = struck(want_k, hit, case == "grad_wt/out"), struck(want_v, hit, case == "grad_wt/out.1")
+    want_q = corrupted(want_q, hit, case == "grad_in/out")
+    want_k, want_v = corrupted(want_k, hit, case == "grad_wt/out"), corrupted(want_v, hit, case == "grad_wt/out.1")
     for found, want in ((q, want_q), (k, want_k), (v, want_v)):
         np.testing.assert_allclose(array(found.grad), want, rtol=1e-8, atol=1e-10)
 
 
 def test_what_an_operation_gives_is_what_it_saves():
-    """tanh keeps its own output: a struck one decides about the gradient."""
+    """tanh keeps its own output: a corrupted one decides about the gradient."""
     x = leaf(4)
     with Step(nn.Module(), [draw("(run)#tanh.0/fwd/out", value=0.5)]) as step:
         y = torch.tanh(x)
@@ -220,7 +220,7 @@ def test_a_recurrent_layer():
     assert [n for n in grads if not torch.equal(grads[n], found[n])] == ["weight_ih_l0"]
 
 
-def test_rms_norm_is_struck_in_its_parts():
+def test_rms_norm_is_corrupted_in_its_parts():
     """It is decomposed; its last product has both gradients."""
     norm = nn.RMSNorm(6).double()
     x = leaf(4, 6)
@@ -272,13 +272,13 @@ def go(faults):
 
 @pytest.mark.parametrize("case", ["grad_in/out", "grad_in/first", "grad_wt/second"])
 def test_one_element_of_an_expanded_gradient(case):
-    """The gradient of a sum is one number for all; one struck element is one."""
+    """The gradient of a sum is one number for all; one corrupted element is one."""
     x, w = leaf(4, 3), leaf(3, 5, seed=1)
     with Step(nn.Module(), [draw(f"(run)#mm.0/{case}")]) as step:
         (x @ w).sum().backward()
     (hit,) = step.hits
     ones = np.ones((4, 5))
-    bad = struck(ones, hit, not case.endswith("out"))
+    bad = corrupted(ones, hit, not case.endswith("out"))
     want = (bad if case == "grad_in/first" else ones) @ array(w).T
-    np.testing.assert_allclose(array(x.grad), struck(want, hit, case == "grad_in/out"))
+    np.testing.assert_allclose(array(x.grad), corrupted(want, hit, case == "grad_in/out"))
     np.testing.assert_allclose(array(w.grad), array(x).T @ (bad if case == "grad_wt/second" else ones))

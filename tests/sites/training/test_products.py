@@ -83,8 +83,8 @@ def test_it_is_what_loops_give(name, case):
     elif case == "grad_wt/out":
         want_w = with_value(want_w, hit)
     elif case == "grad_wt/first":
-        struck = with_value(x, hit)
-        want_w = _table(product, struck, w, dy) if looked else gradients(product.loops, struck, w, dy)[1]
+        corrupted = with_value(x, hit)
+        want_w = _table(product, corrupted, w, dy) if looked else gradients(product.loops, corrupted, w, dy)[1]
     elif looked:
         want_w = _table(product, x, w, with_value(dy, hit))
     else:

@@ -1,4 +1,4 @@
-"""Several real processes under DDP and FSDP2: a fault strikes one rank, before the reduction."""
+"""Several real processes under DDP and FSDP2: a fault corrupts one rank, before the reduction."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(folder: Path, kind: str, world: int) -> list[dict]:
 
 
 @pytest.mark.parametrize(("kind", "world"), [("ddp", 2), ("fsdp", 4)])
-def test_one_rank_is_struck_before_the_reduction(tmp_path, kind, world):
+def test_one_rank_is_corrupted_before_the_reduction(tmp_path, kind, world):
     check(tmp_path, kind, world)
 
 

@@ -29,7 +29,7 @@ def parts(product, seed=0):
 
 
 def run(product, fault, seed=0):
-    """Output and both gradients of one struck product."""
+    """Output and both gradients of one corrupted product."""
     x, w, dy = parts(product, seed)
     with Step(nn.Module(), [fault]) as step:
         y = product.call(x, w)
@@ -42,7 +42,7 @@ def expected(product, case, fault, seed=0):
     x, w, dy = (array(t) for t in parts(product, seed))
     phase, operand = case.split("/")
     names = {"fwd": ("x", "w"), "grad_in": ("dy", "w"), "grad_wt": ("x", "dy")}[phase]
-    struck = names[("first", "second").index(operand)]
+    corrupted = names[("first", "second").index(operand)]
 
     def of(values):
         made = product.loops(values["x"], values["w"])
@@ -50,7 +50,7 @@ def expected(product, case, fault, seed=0):
 
     golden = {"x": x, "w": w, "dy": dy}
     values = {k: v.copy() for k, v in golden.items()}
-    view = np.swapaxes(values["w"], -1, -2) if fault.shape != values[struck].shape else values[struck]
+    view = np.swapaxes(values["w"], -1, -2) if fault.shape != values[corrupted].shape else values[corrupted]
     view[np.unravel_index(fault.elements, fault.shape)] = fault.codec.decode(fault.operands)
     results, wrong = list(of(golden)), of(values)
     number = ("fwd", "grad_in", "grad_wt").index(phase)

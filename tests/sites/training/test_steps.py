@@ -107,7 +107,7 @@ def test_checkpointing_changes_neither_names_nor_bits(reentrant):
         )
 
 
-def test_what_is_run_again_can_be_struck_alone():
+def test_what_is_run_again_can_be_corrupted_alone():
     """The first run feeds the loss, the second the gradients."""
     model = Net(False)
     golden, _ = backward(model)
@@ -139,7 +139,7 @@ def test_micro_steps_are_told_apart():
 
 
 @pytest.mark.parametrize("case", ["fwd/first", "fwd/second", "grad_in/second", "grad_wt/first", "grad_wt/out"])
-def test_under_autocast_the_cast_operands_are_struck(case):
+def test_under_autocast_the_cast_operands_are_corrupted(case):
     model = Net()
 
     def loss(model):
@@ -191,19 +191,19 @@ def trained(make, *faults, steps=3, at=1):
     """Parameters and optimizer state after some steps, one of them with faults in it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    optimizer, struck = make(model.parameters()), None
+    optimizer, corrupted = make(model.parameters()), None
     for i in range(steps):
         step = Step(model, faults, [optimizer]) if i == at else contextlib.nullcontext()
         with step:
             optimizer.zero_grad()
             model(X).square().sum().backward()
             optimizer.step()
-        struck = step if i == at else struck
+        corrupted = step if i == at else corrupted
     nothing_left(model)
     found = {n: p.detach().clone() for n, p in model.named_parameters()}
     for name, p in model.named_parameters():
         found |= {f"{name}/{k}": v.clone() for k, v in optimizer.state[p].items() if torch.is_tensor(v)}
-    return found, struck
+    return found, corrupted
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -216,8 +216,8 @@ def test_an_update_goes_wrong_for_one_parameter(name):
     assert sites
     for site in sites:
         for operand in ("out", "first"):
-            found, struck = trained(make, draw(f"op:{site}/optim/{operand}"), steps=2)
-            assert len(struck.hits) == 1
+            found, corrupted = trained(make, draw(f"op:{site}/optim/{operand}"), steps=2)
+            assert len(corrupted.hits) == 1
             assert {n.partition("/")[0] for n in other(golden, found)} == {"0.weight"}, (site, operand)
 
 
@@ -248,7 +248,7 @@ def test_memory_and_updates_that_are_not_there(site, said):
         trained(OPTIMIZERS["adamw"], draw(site))
 
 
-def test_kept_activations_are_struck_between_the_passes():
+def test_kept_activations_are_corrupted_between_the_passes():
     """The loss is the golden one; every node that kept that memory computes with the corruption."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     losses = []
@@ -268,7 +268,7 @@ def test_kept_activations_are_struck_between_the_passes():
         backward(Net(False), draw("saved:once.down#addmm.0/first"))
 
 
-def test_a_compiled_model_is_struck_as_if_it_were_not():
+def test_a_compiled_model_is_corrupted_as_if_it_were_not():
     model = Net()
     compiled = torch.compile(model, backend="eager")
     golden, _ = backward(model)
@@ -281,7 +281,7 @@ def test_nothing_keeps_a_model_alive():
     model = Net(False)
     with contextlib.suppress(RuntimeError), Step(model, [draw("op:once.up#addmm.0/grad_wt/first")]) as step:
         model(X).sum().backward(retain_graph=True)
-        raise RuntimeError("a loop that fails in the struck step")
+        raise RuntimeError("a loop that fails in the faulty step")
     assert len(step.hits) == 1
     nothing_left(model)
     known = weakref.ref(model)

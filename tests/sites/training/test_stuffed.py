@@ -36,7 +36,7 @@ def input_gradient(made, w, size, kernel, dilation):
 
 
 @pytest.mark.parametrize(("stride", "padding", "kernel", "dilation"), GEOMETRIES)
-def test_any_element_of_the_stuffed_gradient_can_be_struck(stride, padding, kernel, dilation):
+def test_any_element_of_the_stuffed_gradient_can_be_corrupted(stride, padding, kernel, dilation):
     make, size = torch.Generator().manual_seed(0), 5
     x = torch.randn(2, 3, size, size, generator=make, dtype=torch.float64, requires_grad=True)
     w = torch.randn(4, 3, kernel, kernel, generator=make, dtype=torch.float64, requires_grad=True)
@@ -53,12 +53,12 @@ def test_any_element_of_the_stuffed_gradient_can_be_struck(stride, padding, kern
         x.grad = w.grad = None
         with Step(torch.nn.Module(), [fault]) as step:
             F.conv2d(x, w, None, stride, padding, dilation).backward(dy)
-        struck = plain.copy()
-        struck.flat[element] = 9e9
-        want = input_gradient(struck, w.detach().numpy(), size, kernel, dilation)
+        corrupted = plain.copy()
+        corrupted.flat[element] = 9e9
+        want = input_gradient(corrupted, w.detach().numpy(), size, kernel, dilation)
         np.testing.assert_allclose(x.grad, want, rtol=1e-9, atol=1e-5)
         assert torch.equal(w.grad, golden_w)
-        where = np.where(struck != plain, 1.0, 0.0)
+        where = np.where(corrupted != plain, 1.0, 0.0)
         untouched = torch.from_numpy(input_gradient(where, np.ones(w.shape), size, kernel, dilation) == 0)
         assert torch.equal(x.grad[untouched], golden[untouched])
         assert step.hits[0].before[0] == plain.reshape(-1).view(np.uint64)[element]

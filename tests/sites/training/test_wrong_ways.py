@@ -136,7 +136,7 @@ def test_full_backward_hooks_see_no_weight_gradient_and_no_first_input():
         model(torch.tensor([0, 3, 3])).sum().backward()
     for handle in handles:
         handle.remove()
-    assert seen[0] == (None,)  # nothing to strike for the table
+    assert seen[0] == (None,)  # nothing to corrupt for the table
     assert all(g is None or g.shape != model[1].weight.shape for g in seen[1])
     for site in ("op:0#embedding.0/grad_wt/out", "op:1#addmm.0/grad_wt/out"):
         model.zero_grad()
@@ -198,7 +198,7 @@ class Custom(nn.Module):
 
 
 def test_an_own_function_needs_no_wrapper():
-    """What it runs forward is struck; what its backward hands back, at the operation whose node that is."""
+    """What it runs forward is corrupted; what its backward hands back, at the operation whose node that is."""
     model, x = Custom(), leaf(4, 3)
     with Step(model, [wanted("op:(root)#mm.0/fwd/out", 0, (4, 2))]):
         y = model(x)
@@ -292,7 +292,7 @@ def test_assignment_survives_infinities_that_mask_and_delta_turn_into_nan(golden
         assert (x @ w)[0, 0] == VALUE
 
 
-def test_the_stem_can_be_struck_and_a_fault_that_misses_is_an_error():
+def test_the_stem_can_be_corrupted_and_a_fault_that_misses_is_an_error():
     model = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
     x = torch.randn(1, 3, 12, 12)
     for phase in ("fwd", "grad_wt"):

@@ -9,7 +9,7 @@ import torch
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.faults.receipts import Receipt
-from unsilent.sites.striking import corrupt
+from unsilent.sites.corrupting import corrupt
 from unsilent.workloads.published import log
 
 
@@ -31,34 +31,34 @@ def test_lines_of_steps_and_epochs():
     assert log.NOT_FINITE == "Encounter NaN! Terminate training!"
 
 
-def struck(tensor, elements, values):
+def corrupted(tensor, elements, values):
     words = np.array(values, np.float32).view(np.uint32)
     fault = Fault("op:fc#addmm.0/fwd/out", "float32", tuple(tensor.shape), np.array(elements), "set", words)
     return Receipt((corrupt(tensor, fault),))
 
 
-def test_what_was_struck_in_the_order_of_the_tensor():
-    receipt = struck(torch.tensor([[0.1, 2.0], [3.0, -4.0]]), [0, 3], [8.5, 2.5e24])
+def test_what_was_corrupted_in_the_order_of_the_tensor():
+    receipt = corrupted(torch.tensor([[0.1, 2.0], [3.0, -4.0]]), [0, 3], [8.5, 2.5e24])
     positions = np.array([[1, 1], [0, 1]])  # as someone else counts
-    assert log.struck_lines(receipt, 5, "fc", (2, 2), positions, [8.5, 2.5e24]) == [
+    assert log.corrupted_lines(receipt, 5, "fc", (2, 2), positions, [8.5, 2.5e24]) == [
         "Inject worker: 5",
         "Inject layer: fc",
         "Shape for target layer is (2, 2)",
         "Position is (0, 1), Golden data is -4.0, inject data is 2.5e+24",
         "Position is (1, 1), Golden data is 0.10000000149011612, inject data is 8.5",
     ]
-    read_back = log.struck_lines(receipt, 5, "fc", (2, 2), positions)
+    read_back = log.corrupted_lines(receipt, 5, "fc", (2, 2), positions)
     assert read_back[3] == f"Position is (0, 1), Golden data is -4.0, inject data is {float(np.float32(2.5e24))}"
-    with pytest.raises(UsageError, match="1 positions and 2 values for 2 struck elements"):
-        log.struck_lines(receipt, 5, "fc", (2, 2), positions[:1])
+    with pytest.raises(UsageError, match="1 positions and 2 values for 2 corrupted elements"):
+        log.corrupted_lines(receipt, 5, "fc", (2, 2), positions[:1])
 
 
 def test_any_fault_with_its_channels_last():
     tensor = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
-    receipt = struck(tensor.clone(), [7, 99], [1.0, 2.0])
+    receipt = corrupted(tensor.clone(), [7, 99], [1.0, 2.0])
     shape, positions = log.channels_last(receipt.entries[0].fault)
     assert shape == (2, 4, 5, 3)
     assert tensor.permute(0, 2, 3, 1)[tuple(positions.T)].tolist() == [7.0, 99.0]
-    matrix = struck(torch.zeros(3, 4), [5], [1.0]).entries[0].fault
+    matrix = corrupted(torch.zeros(3, 4), [5], [1.0]).entries[0].fault
     shape, positions = log.channels_last(matrix)
     assert (shape, positions.tolist()) == ((3, 4), [[1, 1]])

@@ -1,4 +1,4 @@
-"""Where published injections strike: against float64 loops in the artifact's own layouts, and there and back again."""
+"""Where published injections corrupt: against float64 loops in the artifact's own layouts, and there and back again."""
 
 from __future__ import annotations
 
@@ -89,19 +89,19 @@ class Case:
 @pytest.mark.parametrize("phase", ["fwd", "grad_in", "grad_wt"])
 def test_the_oracle_and_torch_agree_without_a_fault(kernel, stride, phase):
     case = Case(kernel, stride)
-    golden = oracle.struck(phase, "out", *case.tensors(), stride, {})
+    golden = oracle.corrupted(phase, "out", *case.tensors(), stride, {})
     np.testing.assert_allclose(case.ran(phase, []), golden, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
 @pytest.mark.parametrize(("phase", "operand"), WHERE)
-def test_a_struck_step_gives_what_the_published_formulas_give(kernel, stride, phase, operand):
+def test_a_corrupted_step_gives_what_the_published_formulas_give(kernel, stride, phase, operand):
     case = Case(kernel, stride)
     tensors, rng = case.tensors(), np.random.default_rng(0)
     ones = oracle.operands(phase, *(np.ones_like(t) for t in tensors), stride)
     zeros = {"first": ones[0], "second": ones[1]}.get(operand)  # a zero there is padding, or between elements
     told = frame(case.conv, phase, operand)
-    golden = oracle.struck(phase, operand, *tensors, stride, {})
+    golden = oracle.corrupted(phase, operand, *tensors, stride, {})
     assert told.shape == (
         golden.shape if operand == "out" else oracle.operands(phase, *tensors, stride)[operand == "second"].shape
     )
@@ -121,8 +121,8 @@ def test_a_struck_step_gives_what_the_published_formulas_give(kernel, stride, ph
         else:
             assert placed(asked, case.conv).layout == "strided"
             seen["real"] += 1
-        struck = oracle.struck(phase, operand, *tensors, stride, {index: 37.5})
-        np.testing.assert_allclose(case.ran(phase, [placed(asked, case.conv)]), struck, rtol=1e-4, atol=2e-4)
+        corrupted = oracle.corrupted(phase, operand, *tensors, stride, {index: 37.5})
+        np.testing.assert_allclose(case.ran(phase, [placed(asked, case.conv)]), corrupted, rtol=1e-4, atol=2e-4)
     assert seen["real"]
     if (phase, operand) == ("grad_in", "first"):
         assert bool(seen["stuffed"]) == (kernel > 1 or stride > 1)
@@ -138,9 +138,9 @@ def test_several_victims_share_a_layout_and_keep_their_values(kernel, stride):
     positions = [tuple(i) for i in np.stack(np.unravel_index(flat, shape), 1).tolist()]
     values = [float(i + 1) for i in range(9)]
     asked = injection("grad_in", "first", positions, [repr(v) for v in values])
-    struck = oracle.struck("grad_in", "first", *case.tensors(), stride, dict(zip(positions, values, strict=True)))
+    corrupted = oracle.corrupted("grad_in", "first", *case.tensors(), stride, dict(zip(positions, values, strict=True)))
     fault = placed(asked, case.conv)
-    np.testing.assert_allclose(case.ran("grad_in", [fault]), struck, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(case.ran("grad_in", [fault]), corrupted, rtol=1e-4, atol=1e-4)
     assert fault.layout == ("strided" if (kernel, stride) == (1, 1) else "stuffed")
 
 
@@ -171,7 +171,7 @@ def drawn(layer, phase, operand, rng, width, batch):
     everything = np.stack(np.unravel_index(np.arange(np.prod(told.shape)), told.shape), 1)
     if phase == "grad_wt":
         everything = everything[told.ours(everything)[1]]
-    names = [name for name, struck in OPERANDS.items() if struck == operand]
+    names = [name for name, corrupted in OPERANDS.items() if corrupted == operand]
     name = names[rng.integers(len(names))]
     count = int(rng.integers(1, min(40, len(everything)) + 1))
     positions = everything[np.sort(rng.choice(len(everything), count, replace=False))]
@@ -218,7 +218,7 @@ def test_operations_without_values_of_their_own_take_those_of_the_receipt():
     flip = replace(fault, operation="xor", operands=np.array([1], np.uint32))
     after = np.array([8], np.float32).view(np.uint32)
     assert injection_of(flip, after=after, width=2, batch=16) == asked
-    with pytest.raises(UsageError, match="xor says no values; give the words after it struck"):
+    with pytest.raises(UsageError, match="xor says no values; give the words after it corrupted"):
         injection_of(flip, width=2, batch=16)
     told = victims(fault, convolution_of(fault, width=2, batch=16), fault.operands)
     assert (told.shape, told.positions.tolist(), told.words.tolist()) == (

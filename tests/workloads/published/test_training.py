@@ -118,15 +118,15 @@ def test_a_step_is_eight_passes_whose_gradients_add_up():
     assert len({float(s.sum()) for s in stats}) == 8
 
 
-def test_a_fault_with_a_micro_step_strikes_that_worker_alone():
-    golden, struck = training(), training()
+def test_a_fault_with_a_micro_step_corrupts_that_worker_alone():
+    golden, corrupted = training(), training()
     golden.step(0, 0)
     word = np.array([1 << 30], np.uint32)
     shape = (4, WIDTH, 16, 16)
     fault = Fault("op:conv1#convolution.0/fwd/out", "float32", shape, np.array([7]), "set", word, micro_step=5)
-    record = struck.step(0, 0, [fault])
+    record = corrupted.step(0, 0, [fault])
     assert record.receipt.hits == 1
-    differs = [not torch.equal(golden.moving[w][0][0], struck.moving[w][0][0]) for w in range(8)]
+    differs = [not torch.equal(golden.moving[w][0][0], corrupted.moving[w][0][0]) for w in range(8)]
     assert differs == [w == 5 for w in range(8)]
 
 

@@ -183,7 +183,7 @@ def test_evaluation(trainings, row):
 
 @every
 def test_faults_around_a_step(trainings, row):
-    """A step can be surveyed and struck from outside, and be taken back."""
+    """A step can be surveyed and corrupted from outside, and be taken back."""
     workload = trainings(row)
     state = workload.start(0)
     snapshot = workload.snapshot(state)

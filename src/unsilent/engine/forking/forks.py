@@ -1,4 +1,4 @@
-"""One struck training, from the golden state before its fault to its end, or to where its end is known.
+"""One faulty training run, from the golden state before its fault to its end, or to where its end is known.
 
 A run ends early where its state has the golden bits again: every later step is golden's. It ends where a loss is not finite: what
 class that is does not depend on what follows, and the published runs stop there; with a loss scaler, which leaves such updates
@@ -44,18 +44,18 @@ class Reason(StrEnum):
     HORIZON = "horizon"
 
 
-class NotStruck(InjectionError):
+class NotInjected(InjectionError):
     """A fault did not land in its step: the operation does not run in each."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Forked:
-    """How a struck training went.
+    """How a faulty training run went.
 
     Attributes:
         step: of the fault. ending: from that step on; where the run has golden bits again, golden's values follow. ran: steps
             that were run from the fault on. reason: why no more. watched: float64[n, k], what was asked after the first of these
-            steps. hits: what landed. usual: the largest magnitude in what was struck, before. evaluation: of the state that it
+            steps. hits: what landed. usual: the largest magnitude in what was corrupted, before. evaluation: of the state that it
             ended in; None where nobody looked.
     """
 
@@ -84,8 +84,8 @@ class Band:
     window: int = 1
 
 
-class StruckStep(Step):
-    """A step that also says how large what it struck was before: ``usual``."""
+class FaultyStep(Step):
+    """A step that also says how large what it corrupted was before: ``usual``."""
 
     def _start(self) -> None:
         super()._start()
@@ -93,7 +93,7 @@ class StruckStep(Step):
 
     @property
     def usual(self) -> float:
-        """The largest magnitude in any struck tensor; 0 where nothing was struck."""
+        """The largest magnitude in any corrupted tensor; 0 where nothing was corrupted."""
         assert isinstance(self._landings, _Measured)
         return self._landings.largest
 
@@ -103,11 +103,11 @@ class _Measured(Landings):
         super().__init__()
         self.largest = 0.0
 
-    def strike(self, site: SiteName, wanted: Wanted, tensor: Tensor, *how: Any, **more: Any) -> CorruptedTensor | None:
+    def corrupt(self, site: SiteName, wanted: Wanted, tensor: Tensor, *how: Any, **more: Any) -> CorruptedTensor | None:
         if tensor.numel() and tensor.is_floating_point():
             with torch.no_grad():
                 self.largest = max(self.largest, float(tensor.detach().double().abs().max()))
-        return super().strike(site, wanted, tensor, *how, **more)
+        return super().corrupt(site, wanted, tensor, *how, **more)
 
 
 class ForkEngine:
@@ -129,7 +129,7 @@ class ForkEngine:
         self._watched = golden.steps if watched is None else watched
 
     def run(self, step: int, faults: Sequence[Fault | Draw], moment: Moment = "start") -> Forked:
-        """Strike one step, memory at a ``moment`` of it (see `Step`), and go on.
+        """Corrupt one step, memory at a ``moment`` of it (see `Step`), and go on.
 
         Raises ``UsageError`` for a fault that does not fit the step, ``InjectionError`` for one that does not land.
         """
@@ -140,13 +140,13 @@ class ForkEngine:
         for now in range(step, golden.steps):
             if now == step:
                 try:
-                    with StruckStep(state.model, faults, state.optimizers, moment=moment) as struck:
+                    with FaultyStep(state.model, faults, state.optimizers, moment=moment) as corrupted:
                         record = golden.workload.step(state)
                 except UserCodeError:
                     raise
                 except (InjectionError, UsageError) as error:
-                    raise NotStruck(str(error)) from None
-                hits, usual = tuple(struck.hits), struck.usual
+                    raise NotInjected(str(error)) from None
+                hits, usual = tuple(corrupted.hits), corrupted.usual
             else:
                 record = golden.workload.step(state)
             losses.append(record.loss)

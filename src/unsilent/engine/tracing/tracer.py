@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unsilent.nested import tensors_in
 from unsilent.sites.calls import OUTSIDE, Calls
+from unsilent.sites.corrupting import plain
 from unsilent.sites.modes import Mode
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.operands import entries_of, gives_uninitialised, is_view, operation_name, written_by
-from unsilent.sites.striking import plain
 from unsilent.sites.training.names import Met, StepCalls, current_node, inner, next_number
 from unsilent.sites.training.updates import Updates, local
 

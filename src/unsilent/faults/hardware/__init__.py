@@ -1,4 +1,4 @@
-"""Faults of accelerators: published fault models, which outputs see a struck register, descriptions. Pure numpy."""
+"""Faults of accelerators: published fault models, which outputs see a corrupted register, descriptions. Pure numpy."""
 
 SHIPPED = ("nvdla", "systolic", "tensor-core")
 """Descriptions of accelerators that come with the package."""

@@ -219,5 +219,5 @@ class AcceleratorDescription(Table):
         if abs(whole - 1) > ADD_UP:
             raise ValueError(f"shares of the groups and other add up to {whole:.8g}; expected 1")
         if not any(g.share * g.activeness for g in self.groups.values()):
-            raise ValueError("share times activeness is 0 for every group; expected one that can be struck")
+            raise ValueError("share times activeness is 0 for every group; expected one that can be corrupted")
         return self

@@ -21,7 +21,7 @@ from unsilent.faults.drawn import Draw
 from unsilent.faults.hardware.window import Window
 from unsilent.faults.models import FaultModel, fault_model
 
-STRUCK_PHASES = ("fwd", "grad_in", "grad_wt")
+CORRUPTED_PHASES = ("fwd", "grad_in", "grad_wt")
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Preset:
         """
         if "/" in operation:
             raise UsageError(f"{operation!r} has a phase; give the operation alone, and phase=")
-        if phase not in STRUCK_PHASES:
-            raise unknown("phase of a product", phase, STRUCK_PHASES)
+        if phase not in CORRUPTED_PHASES:
+            raise unknown("phase of a product", phase, CORRUPTED_PHASES)
         site = f"{operation}/{phase}/{self.operand}"
         return Draw(site, self.valued(value), seed, **{"window": self.window, **moment})
 

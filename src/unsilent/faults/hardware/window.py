@@ -1,4 +1,4 @@
-"""Which outputs see a struck operand register: the units that read it in a cycle, for the cycles that it still holds the value.
+"""Which outputs see a corrupted operand register: the units that read it in a cycle, while it holds the value.
 
 An operand that is wrong in a register, rather than in the buffer behind it, is seen by some of the outputs that use it.
 Channels (the outputs that units compute side by side) and positions (what is streamed past them, one a cycle) are both taken in
@@ -22,8 +22,8 @@ from unsilent.faults.sampling import Ints
 class Window:
     """An aligned group of ``channels`` channels x an aligned run of ``positions`` positions (None: all of them).
 
-    ``tail``: the strike falls into one of the run's cycles; positions before it were computed with the right value.
-    ``onward``: the value travels from unit to unit and is struck in one of them; channels before it saw the right one.
+    ``tail``: the corrupt falls into one of the run's cycles; positions before it were computed with the right value.
+    ``onward``: the value travels from unit to unit and is corrupted in one of them; channels before it saw the right one.
     """
 
     channels: int | None = None
@@ -42,15 +42,15 @@ class Window:
         """Short words for it, such as ``16 channels x 1 position``."""
         channels = "all channels" if self.channels is None else _several(self.channels, "channel")
         positions = "all positions" if self.positions is None else _several(self.positions, "position")
-        return f"{channels}{' onward' * self.onward} x {positions}{' from the strike on' * self.tail}"
+        return f"{channels}{' onward' * self.onward} x {positions}{' from the corrupt on' * self.tail}"
 
     def within(self, dependents: npt.NDArray[np.bool_], channel_axis: int, rng: np.random.Generator) -> Ints:
-        """The outputs among ``dependents`` (bool, in the shape of the output) that see the struck register.
+        """The outputs among ``dependents`` (bool, in the shape of the output) that see the corrupted register.
 
         Returns flat C-order positions, ascending, int64[m]; none only where nothing depends on the operand. Positions are all
         axes but ``channel_axis``, flattened in C order. Every (group of channels, run of positions) that holds a dependent is
-        equally likely: a register holds its value equally long for each. The struck cycle is uniform from the first of the run
-        to the last that has a dependent, for after that nobody reads the register any more; the struck unit likewise.
+        equally likely: a register holds its value equally long for each. The corrupted cycle is uniform from the first of the run
+        to the last that has a dependent, for after that nobody reads the register any more; the corrupted unit likewise.
         """
         flat = np.flatnonzero(dependents)
         if not flat.size or not dependents.ndim:

@@ -1,14 +1,24 @@
 """Lists of given faults in files: our own JSON lines, and what SCI-FI and PyTorchALFI write.
 
-A file is read into entries, one a trial (`read_entries`); an entry says what it strikes in the words of its file, and `resolve`
+A file is read into entries, one a trial (`read_entries`); an entry says what it corrupts in the words of its file, and `resolve`
 makes `Fault` records of it for the tensors that a model really has. Files come from anywhere: they are parsed, never executed,
 and the first thing that is wrong is told with file, place and column.
 
 Adding a format: a module with a frozen dataclass that has ``entries``, and a row in `FORMATS`.
 """
 
-from unsilent.faults.lists.entries import Entry, Nth, Strike
+from unsilent.faults.lists.entries import Entry, ListedCorruption, Nth
 from unsilent.faults.lists.files import FORMATS, kind_of_list, read_entries, read_file
 from unsilent.faults.lists.resolving import Tensors, resolve
 
-__all__ = ["FORMATS", "Entry", "Nth", "Strike", "Tensors", "kind_of_list", "read_entries", "read_file", "resolve"]
+__all__ = [
+    "FORMATS",
+    "Entry",
+    "ListedCorruption",
+    "Nth",
+    "Tensors",
+    "kind_of_list",
+    "read_entries",
+    "read_file",
+    "resolve",
+]

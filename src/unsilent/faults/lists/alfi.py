@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError, unknown
-from unsilent.faults.lists.entries import Columns, Entry, Nth, Strike, refused, shown
+from unsilent.faults.lists.entries import Columns, Entry, ListedCorruption, Nth, refused, shown
 from unsilent.faults.lists.pickled import MAGIC as PICKLE
 from unsilent.faults.lists.pickled import NotAnArray, read_array
 
@@ -54,7 +54,7 @@ class PyTorchAlfi:
         if self.rnd_mode == "neurons":
             raise UsageError(
                 "PyTorchALFI's neuron faults name a place in a batch and not the images in it, so they cannot be run here; "
-                "strike operations with --at 'op:*' instead"
+                "corrupt operations with --at 'op:*' instead"
             )
         if self.rnd_mode != "weights":
             raise unknown("rnd_mode", self.rnd_mode, ("weights",))
@@ -74,10 +74,10 @@ class PyTorchAlfi:
         if matrix.shape[1] % each:
             raise refused(name, "", f"has {matrix.shape[1]} columns; max_faults_per_image={each} does not divide them")
         for first in range(0, matrix.shape[1], each):
-            parts = tuple(self._strike(matrix[:, i], name, f"column {i}") for i in range(first, first + each))
+            parts = tuple(self._corrupt(matrix[:, i], name, f"column {i}") for i in range(first, first + each))
             yield Entry(f"column {first}" + (f"-{first + each - 1}" if each > 1 else ""), parts)
 
-    def _strike(self, column: NDArray[Any], name: str, place: str) -> Strike:
+    def _corrupt(self, column: NDArray[Any], name: str, place: str) -> ListedCorruption:
         values = column.tolist()
         for number, value in enumerate(values[:-1]):
             if value != int(value):
@@ -91,13 +91,13 @@ class PyTorchAlfi:
         columns = Columns(_PLACES[0], tuple(_PLACES[number] for number in there), _PLACES[6])
         where = (Nth(layer, self.layer_types), tuple(used[number] for number in there))
         if self.rnd_value_type == "number":
-            return Strike(*where, "set", values[-1], columns)
+            return ListedCorruption(*where, "set", values[-1], columns)
         if values[-1] not in range(SIGN + 1):
             drawn = " (-1: the bit was drawn while it ran)" if values[-1] == -1 else ""
             raise refused(
                 name, place, f"found {shown(values[-1])}{drawn}; expected a bit from 0, the sign, to {SIGN}", _PLACES[6]
             )
-        return Strike(*where, "xor", SIGN - int(values[-1]), columns, only="float32")
+        return ListedCorruption(*where, "xor", SIGN - int(values[-1]), columns, only="float32")
 
 
 def _matrix(content: bytes, name: str) -> NDArray[Any]:

@@ -27,7 +27,7 @@ class Nth(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class ListedCorruption:
     """One corruption of one element of one layer's ``weight``.
 
     ``index``: a flat C-order position, or coordinates. ``operation``: ``xor`` with the bit ``operand`` (0 is the least
@@ -43,10 +43,10 @@ class Strike:
 
 
 class Entry(NamedTuple):
-    """One trial: where the file has it (``line 3``), and what is struck together."""
+    """One trial: where the file has it (``line 3``), and what is corrupted together."""
 
     place: str
-    parts: tuple[Fault | Strike, ...]
+    parts: tuple[Fault | ListedCorruption, ...]
 
 
 class Format(Protocol):

@@ -43,7 +43,7 @@ def read_entries(content: bytes, name: str, how: str | None = None) -> Iterator[
 
 
 def kind_of_list(path: str, how: str | None = None) -> str:
-    """The kind of sites that a list strikes (``param``, ``op``, ``input``, ``kv``), from its first entry."""
+    """The kind of sites that a list corrupts (``param``, ``op``, ``input``, ``kv``), from its first entry."""
     entry = next(read_entries(read_file(path), path, how))
     first = entry.parts[0]
     return kind_of(first.site) if isinstance(first, Fault) else "param"

@@ -79,7 +79,7 @@ def _row(row: Any, name: str, place: str) -> list[Any]:
 def _faults(records: list[Any], name: str, place: str) -> tuple[Fault, ...]:
     """The checked faults of one trial."""
     if not records:
-        raise refused(name, place, "strikes nothing; leave the line out")
+        raise refused(name, place, "corrupts nothing; leave the line out")
     try:
         faults = tuple(_placed(read_fault(record)) for record in records)
     except UsageError as error:

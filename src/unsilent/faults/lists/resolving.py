@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from unsilent.errors import UsageError, unknown
-from unsilent.faults.lists.entries import Entry, Nth, Strike, refused, shown
+from unsilent.faults.lists.entries import Entry, ListedCorruption, Nth, refused, shown
 from unsilent.faults.naming import parse_site
 from unsilent.faults.population import Region
 from unsilent.faults.record import Fault
@@ -21,11 +21,11 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class Tensors:
-    """What can be struck in a model.
+    """What can be corrupted in a model.
 
     Attributes:
         regions: its tensors. names: every name of a parameter, tied ones too, with the one that is in ``regions``.
-        unfit: parameters that cannot be struck, and why. layers: kind and name of the layers that may be counted, in order.
+        unfit: parameters that cannot be corrupted, and why. layers: kind and name of the layers that may be counted, in order.
         batches: how many there are.
     """
 
@@ -38,7 +38,7 @@ class Tensors:
     def parameter(self, name: str) -> Region:
         """The region of a parameter by any of its names; raises ``UsageError``."""
         if name in self.unfit:
-            raise UsageError(f"{shown(name, 80)} cannot be struck: {self.unfit[name]}")
+            raise UsageError(f"{shown(name, 80)} cannot be corrupted: {self.unfit[name]}")
         region = self.regions.get((f"param:{self.names.get(name, name)}", None, None))
         if region is None:
             raise unknown("parameter", name[:80], self.names)
@@ -65,14 +65,14 @@ class Tensors:
 def resolve(entry: Entry, tensors: Tensors, name: str) -> tuple[Fault, ...]:
     """The faults of one trial, one a tensor; ``name`` is the list's. Raises ``UsageError`` for what does not fit the model."""
     faults: list[Fault] = []
-    strikes: dict[str, list[tuple[int, Strike]]] = {}
+    corrupts: dict[str, list[tuple[int, ListedCorruption]]] = {}
     for part in entry.parts:
         if isinstance(part, Fault):
             faults.append(_checked(part, tensors, name, entry.place))
         else:
             site, element = _located(part, tensors, name, entry.place)
-            strikes.setdefault(site, []).append((element, part))
-    faults += [_joined(site, found, tensors, name, entry.place) for site, found in strikes.items()]
+            corrupts.setdefault(site, []).append((element, part))
+    faults += [_joined(site, found, tensors, name, entry.place) for site, found in corrupts.items()]
     keys = [(f.site, f.step, f.occurrence) for f in faults]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
@@ -117,23 +117,23 @@ def _nowhere(fault: Fault, tensors: Tensors, name: str, place: str) -> UsageErro
     return refused(name, place, str(unknown("site", fault.site[:80], known)), "site")
 
 
-def _located(strike: Strike, tensors: Tensors, name: str, place: str) -> tuple[str, int]:
-    """Site and flat element of a strike; raises ``UsageError`` for a layer, an index or a bit that is not there."""
-    columns = strike.columns
+def _located(corrupt: ListedCorruption, tensors: Tensors, name: str, place: str) -> tuple[str, int]:
+    """Site and flat element of a corrupt; raises ``UsageError`` for a layer, an index or a bit that is not there."""
+    columns = corrupt.columns
     try:
-        region = tensors.weight(strike.layer)
+        region = tensors.weight(corrupt.layer)
     except UsageError as error:
         raise refused(name, place, str(error), columns.layer) from None
     what = region.site.removeprefix("param:")
-    if strike.only not in (None, region.dtype):
-        told = f"{shown(what, 80)} is {region.dtype}; such a bit is one of a {strike.only}"
+    if corrupt.only not in (None, region.dtype):
+        told = f"{shown(what, 80)} is {region.dtype}; such a bit is one of a {corrupt.only}"
         raise refused(name, place, told, columns.operand)
-    if strike.operation == "set" and region.codec.kind == "int":
+    if corrupt.operation == "set" and region.codec.kind == "int":
         raise refused(name, place, f"{shown(what, 80)} is {region.dtype}; expected floating point", columns.operand)
-    if strike.operation == "xor" and strike.operand >= region.codec.bits:
-        told = f"bit {shown(strike.operand)} is outside of {region.dtype}; {shown(what, 80)} has bits 0-{region.codec.bits - 1}"
+    if corrupt.operation == "xor" and corrupt.operand >= region.codec.bits:
+        told = f"bit {shown(corrupt.operand)} is outside of {region.dtype}; {shown(what, 80)} has bits 0-{region.codec.bits - 1}"
         raise refused(name, place, told, columns.operand)
-    index, shape = strike.index, region.shape
+    index, shape = corrupt.index, region.shape
     if isinstance(index, int):
         index, shape = (index,), (prod(shape),)
     if len(index) != len(shape):
@@ -150,23 +150,23 @@ def _located(strike: Strike, tensors: Tensors, name: str, place: str) -> tuple[s
     return region.site, element
 
 
-def _joined(site: str, found: Sequence[tuple[int, Strike]], tensors: Tensors, name: str, place: str) -> Fault:
-    """All strikes of one tensor as one fault; two flips of one bit are none, as when they are done one after the other."""
+def _joined(site: str, found: Sequence[tuple[int, ListedCorruption]], tensors: Tensors, name: str, place: str) -> Fault:
+    """All corrupts of one tensor as one fault; two flips of one bit are none, as when they are done one after the other."""
     region = tensors.regions[site, None, None]
     operation = found[0][1].operation
     operands: dict[int, int] = {}
-    for element, strike in sorted(found, key=lambda pair: pair[0]):
+    for element, corrupt in sorted(found, key=lambda pair: pair[0]):
         if operation == "xor":
-            operands[element] = operands.get(element, 0) ^ (1 << int(strike.operand))
+            operands[element] = operands.get(element, 0) ^ (1 << int(corrupt.operand))
         elif element in operands:
             raise refused(
                 name,
                 place,
                 f"element {element} of {shown(site, 80)} is set twice; give it once",
-                strike.columns.operand,
+                corrupt.columns.operand,
             )
         else:
-            operands[element] = int(region.codec.encode(np.array([strike.operand]))[0])
+            operands[element] = int(region.codec.encode(np.array([corrupt.operand]))[0])
     elements = np.array(list(operands), np.int64)
     words = np.array(list(operands.values()), region.codec.word)
     return Fault(site, region.dtype, region.shape, elements, operation, words)

@@ -1,9 +1,9 @@
 """The weight fault lists of SCI-FI (Gavarini, Ruospo, Sanchez, ETS 2023; github.com/GabrieleGavarini/SCI-FI).
 
 Read in ``FaultGenerators/FaultListGenerator.py``, ``WeightFaultInjector.py`` and ``FaultInjectionManager.py`` at 886193e
-(2023-09) and 5fe2130: CSV with the header ``Injection,Layer,TensorIndex,Bit``; ``Layer`` is a module, whose ``weight`` is struck;
-``TensorIndex`` is a flat C-order position, up to 842f4c1 (2023-04) coordinates in brackets; ``Bit`` counts from the least
-significant one. The fault model is called stuck-at, but the lists hold no value, and without one the bit is flipped.
+(2023-09) and 5fe2130: CSV with the header ``Injection,Layer,TensorIndex,Bit``; ``Layer`` is a module, whose ``weight`` is
+corrupted; ``TensorIndex`` is a flat C-order position, until 842f4c1 (2023-04) coordinates in brackets; ``Bit`` counts from the
+least significant one. The fault model is called stuck-at, but the lists hold no value, and without one the bit is flipped.
 
 Its neuron lists do not say what is written: the value is scaled by the range of the output while it runs. They are refused.
 """
@@ -15,7 +15,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unsilent.faults.lists.entries import Columns, Entry, Strike, refused, shown, whole
+from unsilent.faults.lists.entries import Columns, Entry, ListedCorruption, refused, shown, whole
 
 HEADER = ("Injection", "Layer", "TensorIndex", "Bit")
 _COLUMNS = Columns("Layer", ("TensorIndex",), "Bit")
@@ -37,7 +37,7 @@ class SciFi:
             for row in reader:
                 if row:
                     place = f"line {reader.line_num}"
-                    yield Entry(place, (_strike(row, name, place),))
+                    yield Entry(place, (_corrupt(row, name, place),))
         except csv.Error as error:
             raise refused(name, f"line {reader.line_num}", f"cannot be read as CSV ({error})") from None
 
@@ -52,7 +52,7 @@ def _check_header(found: tuple[str, ...], name: str) -> None:
         raise refused(name, "line 1", f"found the header {shown(','.join(found), 60)}; expected {','.join(HEADER)}")
 
 
-def _strike(row: list[str], name: str, place: str) -> Strike:
+def _corrupt(row: list[str], name: str, place: str) -> ListedCorruption:
     if len(row) != len(HEADER):
         raise refused(name, place, f"has {len(row)} columns; expected {len(HEADER)}: {', '.join(HEADER)}")
     number, layer, position, bit = row
@@ -64,7 +64,7 @@ def _strike(row: list[str], name: str, place: str) -> Strike:
     flipped = whole(bit)
     if flipped is None:
         raise refused(name, place, f"found {shown(bit)}; expected the number of a bit, 0 or more", HEADER[3])
-    return Strike(layer.strip(), index, "xor", flipped, _COLUMNS)
+    return ListedCorruption(layer.strip(), index, "xor", flipped, _COLUMNS)
 
 
 def _index(text: str) -> int | tuple[int, ...] | None:

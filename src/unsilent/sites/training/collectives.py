@@ -1,7 +1,8 @@
 """The payloads of collectives as sites: ``comm:all_reduce.0/in`` before, ``comm:all_reduce.0/out`` after.
 
-Seen are the collectives that are called in the step's own threads, those of DDP's and FSDP's backward included. A struck ``out``
-waits for the collective to end; a struck ``in`` that the collective does not write is a copy that it alone sends.
+Seen are the collectives that are called in the step's own threads, those of DDP's and FSDP's backward included. A
+corrupted ``out``
+waits for the collective to end; a corrupted ``in`` that the collective does not write is a copy that it alone sends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A convolution's input gradient as accelerators compute it: a convolution of stride 1 over the gradient of the output, with
 zeros between its elements where the forward convolution has strides, and around it.
 
-Faults in those zeros have no element of the gradient to strike. Only elements that depend on what was struck are taken from this
-way of computing; all others keep the bits that autograd's kernel gave them.
+Faults in those zeros have no element of the gradient to corrupt. Only elements that depend on what was corrupted are taken from
+this way of computing; all others keep the bits that autograd's kernel gave them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.nn.functional import conv1d, conv2d, conv3d
 from unsilent.errors import InjectionError
 from unsilent.faults.naming import SiteName
 from unsilent.sites.calling import Call
+from unsilent.sites.corrupting import copied
 from unsilent.sites.memory import WORDS
 from unsilent.sites.operands import operation_name
-from unsilent.sites.striking import copied
 
 _CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}
 

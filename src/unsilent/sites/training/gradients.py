@@ -1,7 +1,7 @@
-"""The gradients that one operation hands back, struck where its backward node computes them.
+"""The gradients that one operation hands back, corrupted where its backward node computes them.
 
 An output of the backward (``grad_wt/out``) is replaced on its way out of the node by a corrupted copy, so that only what follows
-sees it. An operand of one gradient (``grad_in/second``) is struck by running again what the node ran, with a corrupted operand in
+sees it. An operand of one gradient (``grad_in/second``) is corrupted by running again what the node ran, with a corrupted one in
 the place of the golden one, and taking that one gradient alone: the others, which a kernel may compute from the same operand,
 stay golden. Which gradient belongs to which operand follows from the graph (the edge that an operand came by), never from the
 order of kernels.
@@ -21,10 +21,10 @@ from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
 from unsilent.nested import mapped, tensors_in
 from unsilent.sites.calling import Call, call_axes, no_window
+from unsilent.sites.corrupting import copied, plain
 from unsilent.sites.landing import Landings, Wanted
 from unsilent.sites.operands import operand_number, operands_of, operation_name, same_place, written_by
 from unsilent.sites.reaching import Use, splice
-from unsilent.sites.striking import copied, plain
 from unsilent.sites.training.dilated_gradient import DilatedGradient
 
 
@@ -139,8 +139,8 @@ class Gradients:
             golden = gradients[place]
             assert golden is not None
             if not site.operand.startswith("out") and place in remade:
-                self._landings.refuse(fault, "one operand of a gradient can be struck at a time")
-            elif (new := self._struck(site, fault, golden, came)) is not None:
+                self._landings.refuse(fault, "one operand of a gradient can be corrupted at a time")
+            elif (new := self._corrupted(site, fault, golden, came)) is not None:
                 gradients[place] = _InPlaceOf.put(golden, new) if golden.requires_grad else new
                 remade.add(place)
         self._ran = []
@@ -158,12 +158,14 @@ class Gradients:
             return None, "no gradient is made for that operand: it is frozen, or needs none, or is not there"
         return place, ""
 
-    def _struck(self, site: SiteName, fault: Wanted, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
+    def _corrupted(
+        self, site: SiteName, fault: Wanted, golden: Tensor, came: tuple[Tensor | None, ...]
+    ) -> Tensor | None:
         if site.operand.startswith("out"):
-            struck = self._landings.strike(
+            corrupted = self._landings.corrupt(
                 site, fault, _dense(golden), True, call_axes(self._settings, site, golden.ndim)
             )
-            return None if struck is None else struck.tensor
+            return None if corrupted is None else corrupted.tensor
         if isinstance(fault, Fault) and fault.layout == "stuffed":
             return self._stuffed(site, fault, golden, came)
         from_above = site.operand == ("first" if site.phase == "grad_in" else "second")
@@ -176,7 +178,7 @@ class Gradients:
                 again = Replay(self._ran, old, by_memory=not from_above)
                 if again.reaches(golden):
                     return self._again(site, fault, _dense(old) if from_above else old, golden, again.run)
-        graph = "its backward builds a graph (create_graph), in which outputs alone can be struck"
+        graph = "its backward builds a graph (create_graph), in which outputs alone can be corrupted"
         none = f"this gradient is not computed from a {site.operand} operand"
         self._landings.refuse(fault, graph if golden.requires_grad else none)
         return None
@@ -184,20 +186,20 @@ class Gradients:
     def _again(
         self, site: SiteName, fault: Wanted, old: Tensor, golden: Tensor, run: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor | None:
-        """The gradient as it is with a struck operand in the place of the old one."""
+        """The gradient as it is with a corrupted operand in the place of the old one."""
         window = fault.reach if isinstance(fault, Fault) else fault.window
         if window is not None and (why := no_window(self._func, site, 0)):
             self._landings.refuse(fault, why)
             return None
         axes = call_axes(self._settings, site, old.ndim)
-        struck = self._landings.strike(site, fault, old, True, axes, Use(golden, lambda new: run(new, golden)))
-        if struck is None:
+        corrupted = self._landings.corrupt(site, fault, old, True, axes, Use(golden, lambda new: run(new, golden)))
+        if corrupted is None:
             return None
-        made = run(struck.tensor, golden)
-        if struck.reach is None:
+        made = run(corrupted.tensor, golden)
+        if corrupted.reach is None:
             return made
         partly = copied(_dense(golden))
-        splice(partly, made, struck.reach)
+        splice(partly, made, corrupted.reach)
         return partly
 
     def _stuffed(self, site: SiteName, fault: Fault, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
@@ -212,16 +214,16 @@ class Gradients:
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """A struck gradient in the place of a golden one that has a graph itself (``create_graph``), which is kept."""
+    """A corrupted gradient in the place of a golden one that has a graph itself (``create_graph``), which is kept."""
 
     @classmethod
-    def put(cls, golden: Tensor, struck: Tensor) -> Tensor:
-        placed: Tensor = cls.apply(golden, struck)  # type: ignore[no-untyped-call]
+    def put(cls, golden: Tensor, corrupted: Tensor) -> Tensor:
+        placed: Tensor = cls.apply(golden, corrupted)  # type: ignore[no-untyped-call]
         return placed
 
     @staticmethod
-    def forward(context: Any, golden: Tensor, struck: Tensor) -> Tensor:
-        return struck
+    def forward(context: Any, golden: Tensor, corrupted: Tensor) -> Tensor:
+        return corrupted
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:

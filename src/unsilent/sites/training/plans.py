@@ -104,7 +104,7 @@ class Plans:
         names = ", ".join(f"op:{name}" for name in several[:6]) + (", …" if len(several) > 6 else "")
         if casts:
             return UsageError(f"only casts run in {module!r} itself; name one: {names}")
-        return UsageError(f"{len(several)} operations of {module!r} can be struck; name one: {names}")
+        return UsageError(f"{len(several)} operations of {module!r} can be corrupted; name one: {names}")
 
     def missed(
         self, plan: Plan, landings: Landings, names: Mapping[str, Iterable[str]], micro_steps: int, backward: bool

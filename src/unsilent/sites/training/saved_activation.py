@@ -1,6 +1,6 @@
-"""Activations that are kept from the forward to the backward pass, struck in memory between the two.
+"""Activations that are kept from the forward to the backward pass, corrupted in memory between the two.
 
-Only a weak reference is held, so that a fault keeps nothing alive that the step would free. Struck is the memory itself: every
+Only a weak reference is held, so that a fault keeps nothing alive that the step would free. Corrupted is the memory itself: every
 node that saved it sees the corruption, as it would a flipped bit.
 """
 

@@ -2,7 +2,7 @@
 
 One dispatch mode, active for this step only, sees every operation with its real operands. It changes nothing but what a fault
 names: with no fault the step gives the same bits. Each fault lands exactly once; one that does not is an error, which says what
-there is. What a struck step has computed stays: a snapshot of the training's state undoes it, nothing here does.
+there is. What a faulty step has computed stays: a snapshot of the training's state undoes it, nothing here does.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from unsilent.faults import Fault
 from unsilent.faults.drawn import Draw
 from unsilent.faults.moments import acting
 from unsilent.faults.receipts import Hit, Receipt
-from unsilent.sites.calling import Aim, Call, struck_call
+from unsilent.sites.calling import Aim, Call, corrupted_call
+from unsilent.sites.corrupting import corruptible
 from unsilent.sites.landing import Landings, Wanted
 from unsilent.sites.modes import Mode
 from unsilent.sites.modules import named_tensors
 from unsilent.sites.operands import argument_number, exchanged, operands_of, output_of
-from unsilent.sites.striking import strikeable
 from unsilent.sites.training.collectives import Collectives, payload, received
 from unsilent.sites.training.gradients import Gradients, Ran
 from unsilent.sites.training.names import Met, StepCalls, before_backward, current_node, inner, next_number
@@ -46,10 +46,10 @@ class Step(Mode):
 
     Args:
         model: whose modules and parameters give the names. faults: what is to happen in this step, resolved or to be drawn; those
-            of other ranks are left out. optimizers: whose state ``optim:`` faults strike. number: of this step; faults that do
-            not act in it are left out (None: all act). moment: when faults in memory (``param:``, ``optim:``) strike: at the
+            of other ranks are left out. optimizers: whose state ``optim:`` faults corrupt. number: of this step; faults that do
+            not act in it are left out (None: all act). moment: when faults in memory (``param:``, ``optim:``) corrupt: at the
             ``start`` of the step, between the backward pass and the first ``update`` of an optimizer, or at the ``end``. Those
-            in a ``gradient:`` strike before the update.
+            in a ``gradient:`` corrupt before the update.
 
     Attributes:
         hits: what landed so far. names: operations that were met, by kind of site; where faults are wanted, until all landed.
@@ -83,7 +83,7 @@ class Step(Mode):
             Updates(self._model, self._before_update),
             Collectives(),
         )
-        self._updated = self._striking = False
+        self._updated = self._corrupting = False
         self._gradients: dict[int, Gradients] = {}
         self._named: dict[str, Gradients] = {}
         self._pending: tuple[Gradients, Any] | None = None
@@ -112,13 +112,13 @@ class Step(Mode):
             stack.enter_context(warnings.catch_warnings())  # a compiled module would complain of our hooks
             warnings.filterwarnings("ignore", message=".*global hooks on modules", category=UserWarning)
         if self._moment == "start":
-            self._strike_memory()
+            self._corrupt_memory()
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         error = raised[1]
         if self._moment == "end" and error is None:
-            self._strike_memory()
+            self._corrupt_memory()
         for gradients in self._gradients.values():
             gradients.detach()
         self._gradients, self._named, self._pending = {}, {}, None
@@ -138,7 +138,7 @@ class Step(Mode):
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plans = self._plans
-        if self._striking or (plans.all and self._landings.count == len(plans.all) and not plans.alone):
+        if self._corrupting or (plans.all and self._landings.count == len(plans.all) and not plans.alone):
             return func(*args, **kwargs)  # nothing is left to do
         call = func, args, kwargs
         self._settle()
@@ -158,7 +158,7 @@ class Step(Mode):
         self._plans.meet(met, call)
         self._expect(met, call)
         aims = [Aim(p.site, p.wanted) for p in self._plans.at("fwd", met.name) if p.acts(met)]
-        result = struck_call(call, aims, self._landings) if aims else call[0](*call[1], **call[2])
+        result = corrupted_call(call, aims, self._landings) if aims else call[0](*call[1], **call[2])
         if self._pending:
             self._pending = (self._pending[0], result)
         for plan in self._plans.at("saved", met.name):
@@ -168,7 +168,7 @@ class Step(Mode):
 
     def _backward(self, node: Any, call: Call) -> Any:
         self._calls.backward()
-        self._strike_kept()
+        self._corrupt_kept()
         result = call[0](*call[1], **call[2])
         if (mine := self._gradients.get(node._sequence_nr())) and mine.watched:
             mine.remember(Ran(*call, result))
@@ -178,7 +178,7 @@ class Step(Mode):
         self._worked = work = self._updates.work(*call)
         self.names["optim"].update(dict.fromkeys(one.name for one in work))
         aims = [Aim(*p, one.entry) for one in work for p in self._plans.at("optim", one.name)]
-        result = struck_call(call, aims, self._landings)
+        result = corrupted_call(call, aims, self._landings)
         self._updates.made(work, result)
         return result
 
@@ -189,14 +189,14 @@ class Step(Mode):
         for plan in plans:
             if plan.site.operand == "in":
                 number, written = payload(func, args, kwargs)
-                struck = self._strike(plan, operands_of(args, kwargs)[number], not written)
-                if struck is not None and not written:
-                    args, kwargs = exchanged((args, kwargs), number, struck)
-                    self._sent.append(struck)  # it may still be read when this returns
+                corrupted = self._corrupt(plan, operands_of(args, kwargs)[number], not written)
+                if corrupted is not None and not written:
+                    args, kwargs = exchanged((args, kwargs), number, corrupted)
+                    self._sent.append(corrupted)  # it may still be read when this returns
         result = func(*args, **kwargs)
         for plan in plans:
             if plan.site.operand == "out" and (out := received(func, args, kwargs, result)) is not None:
-                self._strike(plan, out, False)
+                self._corrupt(plan, out, False)
         return result
 
     # -- gradients -------------------------------------------------------------------------------------------------
@@ -233,12 +233,12 @@ class Step(Mode):
         else:
             number, tensors = argument_number(func, args, plan.site.operand, None), operands_of(args, kwargs)
             tensor = tensors[number] if number is not None and number < len(tensors) else None
-        if tensor is None or not strikeable(tensor):
-            self._landings.refuse(plan.wanted, f"the operation has no {plan.site.operand} tensor that can be struck")
+        if tensor is None or not corruptible(tensor):
+            self._landings.refuse(plan.wanted, f"the operation has no {plan.site.operand} tensor that can be corrupted")
         else:
             self._kept.append((plan, SavedActivation.of(tensor)))
 
-    def _strike_kept(self) -> None:
+    def _corrupt_kept(self) -> None:
         """What was kept until the backward pass begins."""
         kept, self._kept = self._kept, []
         for plan, place in kept:
@@ -246,21 +246,21 @@ class Step(Mode):
             if tensor is None:
                 self._landings.refuse(plan.wanted, "nobody keeps it for the backward pass")
             else:
-                self._strike(plan, tensor, False)
+                self._corrupt(plan, tensor, False)
 
     def _before_update(self) -> None:
         """Told of each optimizer that begins its step: the first one ends the backward pass."""
         if self._updated:
             return
-        self._updated = self._striking = True
+        self._updated = self._corrupting = True
         try:
-            self._strike_memory("gradient")
+            self._corrupt_memory("gradient")
             if self._moment == "update":
-                self._strike_memory()
+                self._corrupt_memory()
         finally:
-            self._striking = False
+            self._corrupting = False
 
-    def _strike_memory(self, *kinds: str) -> None:
+    def _corrupt_memory(self, *kinds: str) -> None:
         """Parameters and state of optimizers, or gradients."""
         parameters = named_tensors(self._model)
         for plan in (plan for kind in kinds or ("param", "state") for plan in self._of(kind)):
@@ -278,7 +278,7 @@ class Step(Mode):
             if tensor is None:
                 asked = f"{site.name}/{site.operand}" if site.operand else site.name
                 raise unknown(NOUNS[site.kind], asked, known)
-            self._strike(plan, tensor, False)
+            self._corrupt(plan, tensor, False)
             if not self._landings.has(plan.wanted):
                 raise self._missed(plan)
 
@@ -287,9 +287,9 @@ class Step(Mode):
 
     # -- what all share --------------------------------------------------------------------------------------------
 
-    def _strike(self, plan: Plan, tensor: Tensor, copy: bool) -> Tensor | None:
-        struck = self._landings.strike(plan.site, plan.wanted, local(tensor), copy)
-        return None if struck is None else struck.tensor
+    def _corrupt(self, plan: Plan, tensor: Tensor, copy: bool) -> Tensor | None:
+        corrupted = self._landings.corrupt(plan.site, plan.wanted, local(tensor), copy)
+        return None if corrupted is None else corrupted.tensor
 
     def _missed(self, plan: Plan) -> InjectionError | UsageError:
         """The error of a fault that did not land."""

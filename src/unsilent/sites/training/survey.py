@@ -1,4 +1,4 @@
-"""What can be struck in a training step: one fault-free step is watched, and tells its sites with their dtypes and shapes."""
+"""What can be corrupted in a training step: one fault-free step is watched, and tells its sites with their dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from unsilent.faults import Region
 from unsilent.faults.naming import OPERANDS, SiteName
 from unsilent.sites.addresses import Address
 from unsilent.sites.calling import Call
+from unsilent.sites.corrupting import corruptible
 from unsilent.sites.landing import Landings
 from unsilent.sites.memory import dtype_name
 from unsilent.sites.modules import named_tensors
 from unsilent.sites.operands import (
     PRODUCTS,
+    corrupted_output,
     gives_views,
     operand_number,
     operands_of,
     operation_name,
     output_of,
-    struck_output,
 )
-from unsilent.sites.striking import strikeable
 from unsilent.sites.training.collectives import payload
 from unsilent.sites.training.gradients import Gradients
 from unsilent.sites.training.names import Met, next_number
@@ -121,7 +121,7 @@ class StepSurvey(Step):
         if what is None or site in self._found:
             return
         if isinstance(what, Tensor):
-            if not strikeable(what):
+            if not corruptible(what):
                 return
             what = _shaped(what)
         self._found[site] = Region(site.text, *what)
@@ -132,12 +132,12 @@ class StepSurvey(Step):
         func, args, kwargs = call
         if met.occurrence or gives_views(func):
             return result
-        self._tell(SiteName("op", met.name, "fwd", "out"), struck_output(func, args, kwargs, result))
+        self._tell(SiteName("op", met.name, "fwd", "out"), corrupted_output(func, args, kwargs, result))
         tensors = operands_of(args, kwargs)
         for operand in OPERANDS[1:3]:
             if (place := operand_number(func, operand)) < len(tensors):
                 self._tell(SiteName("op", met.name, "fwd", operand), tensors[place])
-                if torch.is_grad_enabled() and strikeable(tensors[place]):
+                if torch.is_grad_enabled() and corruptible(tensors[place]):
                     self._alive.append((SiteName("saved", met.name, "", operand), SavedActivation.of(tensors[place])))
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             self._pending = Seen(met.name, number, call, self._tell), result

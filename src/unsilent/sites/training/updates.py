@@ -20,9 +20,9 @@ from torch.optim.optimizer import (
 )
 
 from unsilent.nested import tensors_in
+from unsilent.sites.corrupting import plain
 from unsilent.sites.modules import named_parameters
 from unsilent.sites.operands import entries_of, operation_name
-from unsilent.sites.striking import plain
 
 
 class Work(NamedTuple):
@@ -122,7 +122,7 @@ def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry
 
 
 def states_there(optimizers: Sequence[Optimizer], model: nn.Module) -> list[str]:
-    """The tensors of state that can be struck, as ``fc.weight/exp_avg``."""
+    """The tensors of state that can be corrupted, as ``fc.weight/exp_avg``."""
     return [
         f"{name}/{entry}"
         for name, p in named_parameters(model)

@@ -100,11 +100,11 @@ def _over_looks(stored: Stored, confidence: float) -> float:
 
 
 def dtype_of(spec: CampaignSpec, description: PvfBaseline) -> str:
-    """What a reader is told: the dtype of the model's numbers, or all that were struck among values of a run."""
-    struck = dtypes(description)
+    """What a reader is told: the dtype of the model's numbers, or all that were corrupted among values of a run."""
+    corrupted = dtypes(description)
     if spec.transient:
-        return " and ".join(filter(None, (", ".join(struck[:-1]), struck[-1])))
-    return spec.dtype or struck[0]
+        return " and ".join(filter(None, (", ".join(corrupted[:-1]), corrupted[-1])))
+    return spec.dtype or corrupted[0]
 
 
 def reading(question: Question, usual: Question) -> list[str]:
@@ -126,7 +126,7 @@ def _notes(rows: Sequence[PvfRow], transient: bool) -> list[str]:
 
 
 def dtypes(description: PvfBaseline) -> tuple[str, ...]:
-    """The dtypes of what may be struck, that of most elements first."""
+    """The dtypes of what may be corrupted, that of most elements first."""
     sizes: Counter[str] = Counter()
     for tensor in description.tensors:
         sizes[tensor.dtype] += tensor.elements
@@ -255,8 +255,8 @@ def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], de
         names = {"component": tensor.component, "tensor": tensor.site.removeprefix("param:")}
         return names.get(info.level, tensor.layer)
 
-    struck = sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables if owner(t) == own)
-    return struck / info.elements
+    corrupted = sum(int((c == heat).sum()) * prod(t.shape[1:]) for t, c in tables if owner(t) == own)
+    return corrupted / info.elements
 
 
 NEEDS = "FIT needs PVF of single flips of any bit of parameters, drawn per element (--fault bitflip --flips 1 --law per-element)"

@@ -59,7 +59,7 @@ class ComparedRow:
     """The same after Holm's correction for all rows of this level."""
     differs: bool
     paired: bool
-    """Whether both struck the very same faults, so that the difference is taken trial by trial."""
+    """Whether both corrupted the very same faults, so that the difference is taken trial by trial."""
     method: str
 
     @property
@@ -283,10 +283,10 @@ def _check(a: PvfResult, b: PvfResult) -> None:
 
     def said(result: PvfResult) -> dict[str, str]:
         flips = ",".join("as drawn" if f is None else str(f) for f in result.spec["flips"])
-        struck = "values of a run" if result.transient else "parameters"
+        corrupted = "values of a run" if result.transient else "parameters"
         return {
             "judge": result.judge, "unit": result.unit, "law": result.law, "per": result.per,
-            "fault model": result.fault, "flips": flips, "what is struck": struck,
+            "fault model": result.fault, "flips": flips, "what is corrupted": corrupted,
         }  # fmt: skip
 
     mine, theirs = said(a), said(b)
@@ -324,7 +324,7 @@ def _changes(one: PvfStore, other: PvfStore) -> list[Change]:
 def _dtypes(one: PvfStore, other: PvfStore) -> tuple[str, str]:
     """What was asked, else found; as it was asked where that alone is not the same."""
     asked = value_text("dtype", one.spec.dtype), value_text("dtype", other.spec.dtype)
-    if one.spec.transient or other.spec.transient:  # the values that are struck say nothing of the model
+    if one.spec.transient or other.spec.transient:  # the values that are corrupted say nothing of the model
         return asked
     found = dtype_of(one.spec, one.description), dtype_of(other.spec, other.description)
     return found if found[0] != found[1] else asked
@@ -339,7 +339,7 @@ def _notes(a: PvfResult, b: PvfResult, identical: bool) -> list[str]:
     if a.campaign == b.campaign and not identical:
         notes.append("A and B are the same campaign: what tells them apart is chance, or the number of trials.")
     if a.at != b.at:
-        notes.append(f"A struck {a.at} and B {b.at}: rows over several targets stand for different things.")
+        notes.append(f"A corrupted {a.at} and B {b.at}: rows over several targets stand for different things.")
     if a.unit == "batch" and a.samples * b.batches != b.samples * a.batches:
         sizes = [f"{r.samples / r.batches:g}" for r in (a, b)]
         notes.append(

@@ -125,15 +125,15 @@ def _result(row: ComparedRow) -> dict[str, Any]:
 
 
 def headline(found: Comparison) -> str:
-    """The finding for all that was struck."""
+    """The finding for all that was corrupted."""
     if found.identical:
         return "Every trial of A and B is the same: all differences are 0."
     model = at_level(found.rows, "model")
     first = [row for row in model if row.flips == first_flips(model) and row.p is not None]
     if not first:
-        return "Nothing was struck in both A and B."
+        return "Nothing was corrupted in both A and B."
     row, measure = first[0], found.a.measure
-    where = "the whole model" if found.a.at == found.b.at == EVERYTHING else "all that was struck"
+    where = "the whole model" if found.a.at == found.b.at == EVERYTHING else "all that was corrupted"
     where += "" if row.flips is None else f" at {flips_text(row.flips)}"
     a, b = (shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
     points = f"{_points(row).estimate} points{_points(row).behind}"
@@ -170,9 +170,9 @@ def pairing(found: Comparison) -> str:
     """Which rows rest on the same faults in both campaigns."""
     paired = sum(row.paired for row in found.rows)
     if not paired:
-        return "no row is paired: A and B struck faults of their own"
+        return "no row is paired: A and B have different faults"
     rows = "every row is" if paired == len(found.rows) else f"{paired:,} of {len(found.rows):,} rows are"
-    return f"{rows} paired: the same faults struck A and B, and differences are taken trial by trial"
+    return f"{rows} paired: A and B had the same faults, and differences are taken trial by trial"
 
 
 def surprise(row: ComparedRow) -> tuple[float, float]:
@@ -257,7 +257,7 @@ def _sections(found: Comparison) -> Iterator[Section]:
         parts.append(Plot(f"forest-{number}", f"Difference of {measure} by {level}, {flips_text(count)}", plot))
     lead = (
         f"{measure} of B minus {measure} of A, in percentage points ({_limits(found)}). Coloured where they differ after "
-        "correction for the number of rows. A diamond: the same faults struck both, and the difference is taken trial by trial."
+        "correction for the number of rows. A diamond: both had the same faults, and the difference is taken trial by trial."
         + (f" The {BARS} least like chance are drawn; all are in the table of all rows." if left > 0 else "")
     )
     yield Section(f"Difference by {level}", lead, (*parts, *_terminal(found)))

@@ -31,7 +31,7 @@ class PvfRow:
     flips: int | None
     """Faults drawn per trial; None where the fault model itself says how many (a rate, a run, a count)."""
     estimate: float | None
-    """PVF; None when no trial struck this target."""
+    """PVF; None when no trial corrupted this target."""
     low: float
     high: float
     confidence: float
@@ -112,7 +112,7 @@ class PvfResult:
     versions: Mapping[str, str]
     device: str
     dtype: str
-    """What ``--dtype`` asked, else the commonest dtype of the parameters; of values of a run every dtype struck."""
+    """What ``--dtype`` asked, else the commonest dtype of the parameters; of values of a run every dtype corrupted."""
     threads: int
     rows: tuple[PvfRow, ...]
     heat_maps: tuple[HeatMap, ...]
@@ -123,7 +123,7 @@ class PvfResult:
     short: tuple[str, ...] = ()
     """Sentences on rows that were not allowed enough trials for the precision that was asked."""
     transient: bool = False
-    """Whether values of one evaluation were struck (operations, inputs, caches) rather than parameters."""
+    """Whether values of one evaluation were corrupted (operations, inputs, caches) rather than parameters."""
 
     @property
     def measure(self) -> str:

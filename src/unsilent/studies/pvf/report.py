@@ -279,7 +279,7 @@ BARS = 40
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """What is drawn: targets with their rows, the model last; how many targets are left out, and which no trial struck."""
+    """What is drawn: targets with their rows, the model last; how many targets are left out, and which no trial corrupted."""
 
     series: Mapping[str, Sequence[PvfRow]]
     left_out: int

@@ -197,7 +197,7 @@ def layer_groups(hits: Sequence[SingleHit], stored: Stored) -> list[Group]:
         bits = Counter[int]()
         for tensor in own:
             bits[tensor.width] += tensor.elements * tensor.width
-        strata = strata or (Weighed(1.0, NOTHING),)  # the fault model strikes nothing there
+        strata = strata or (Weighed(1.0, NOTHING),)  # the fault model corrupts nothing there
         look = stored.look([component], 1)
         whole = stored.sample(members, 1)
         sample = Sample(strata, None if look == -1 else look, whole.complete)
@@ -239,7 +239,7 @@ class SingleHit:
 
 
 def single_hits(rows: Iterable[TrialRow], description: PvfBaseline) -> list[SingleHit]:
-    """The trials of ``rows`` that struck one element."""
+    """The trials of ``rows`` that corrupted one element."""
     tensors = {(t.site, t.dtype): t for t in description.tensors}
     found = []
     for row in rows:

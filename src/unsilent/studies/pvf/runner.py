@@ -119,18 +119,18 @@ class TrialRunner:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
         outside = [] if self.spec.transient else unregistered(engine.model)
         if outside:
-            notes.append(f"Not struck, because no parameter or buffer holds them: {', '.join(outside[:8])}.")
-        struck = {r.site for t in self.targets.values() for r in t.regions}
-        spared = list(dict.fromkeys(r.site for r in self.regions if r.site not in struck))
+            notes.append(f"Not injected, because no parameter or buffer holds them: {', '.join(outside[:8])}.")
+        corrupted = {r.site for t in self.targets.values() for r in t.regions}
+        spared = list(dict.fromkeys(r.site for r in self.regions if r.site not in corrupted))
         if spared:
-            notes.append(f"The fault model cannot strike {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
+            notes.append(f"The fault model cannot corrupt {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
         if not self.spec.transient and self.given is None and (indices := engine.parameters.passed_over(*self.spec.at)):
             shown = f"{', '.join(indices[:4])}{' …' if len(indices) > 4 else ''}"
             notes.append(
                 f"Indices and counters are no weights and were left out: {shown}; --at with such a name asks for them."
             )
         if engine.parameters.skipped and not self.spec.transient:
-            notes.append(f"Not struck (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
+            notes.append(f"Not injected (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
         return PvfBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
@@ -163,7 +163,7 @@ class TrialRunner:
 
     def ask(self, what: str, trial: TrialId, batch: int = 0) -> Trace | Receipt:
         """Of the faults of a trial a ``trace``: how they spread through the evaluation of one batch; or a ``receipt``: what they
-        find and write, each where it strikes first.
+        find and write, each where it corrupts first.
         """
         if what == "trace":
             return trace_batch(self.engine, batch, self.draw(trial), progress=self._progress)
@@ -174,7 +174,7 @@ class TrialRunner:
         return self._draw(trial)[1]
 
     def _draw(self, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
-        """The batch that is struck (None: all of them) and the faults."""
+        """The batch that is corrupted (None: all of them) and the faults."""
         target = self.targets.get(trial.target)
         if target is None:
             raise unknown("target", trial.target, self.targets)
@@ -245,7 +245,7 @@ class TrialRunner:
             start = now
 
     def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrialRow:
-        """The row of a trial that took its worker with it: every sample that was struck ended as ``ended``."""
+        """The row of a trial that took its worker with it: every sample that was corrupted ended as ``ended``."""
         step, faults = self._draw(trial)
         outcome = TrialOutcome(self._all(ended, step), reason)
         return make_row(trial, faults, outcome, seconds)
@@ -322,7 +322,7 @@ class TrialRunner:
             return
         for flips in self.spec.flips:
             if flips is None or not any(self._capacity(t, flips) for t in self.targets.values()):
-                continue  # nothing to strike at all: drawing says why
+                continue  # nothing to corrupt at all: drawing says why
             short = [t for t in self.targets.values() if self._capacity(t, flips) < flips]
             if short:
                 raise UsageError(
@@ -363,7 +363,7 @@ class TrialRunner:
 
 
 def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:
-    """What is struck, each tensor once, however many batches it is there in."""
+    """What is corrupted, each tensor once, however many batches it is there in."""
     found: dict[tuple[str, str], TensorInfo] = {}
     for r in regions:
         known = found.get((r.site, r.dtype))

@@ -94,7 +94,7 @@ class CampaignSpec:
 
     @property
     def transient(self) -> bool:
-        """Whether faults strike values of one evaluation (operations, inputs, caches) rather than parameters."""
+        """Whether faults corrupt values of one evaluation (operations, inputs, caches) rather than parameters."""
         return any(map(is_transient, self.at))
 
     @property
@@ -120,11 +120,11 @@ class TargetInfo:
     share: float
     elements: int
     bits_by_width: tuple[tuple[int, int], ...]
-    """Pairs of an element width and the bits that may be struck in elements of it."""
+    """Pairs of an element width and the bits that may be corrupted in elements of it."""
     group: str = ""
     """What is reported: itself, or the target that it is a stratum of."""
     bits: tuple[int, ...] | None = None
-    """Bits that are struck; None for all of them."""
+    """Bits that are corrupted; None for all of them."""
     dtype: str = ""
     """The only dtype, where that is known."""
     parts: Mapping[str, int] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class TargetInfo:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One struck tensor, for sorting trials by layer and bit afterwards."""
+    """One corrupted tensor, for sorting trials by layer and bit afterwards."""
 
     site: str
     component: str
@@ -143,7 +143,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     """The largest over the batches, where the tensor is there once in each."""
     elements: int
-    """Elements that may be struck, over all batches."""
+    """Elements that may be corrupted, over all batches."""
     width: int
     """Bits of one element."""
 

@@ -117,8 +117,8 @@ def measured_on(result: PvfResult) -> str:
 
 
 def dtype_text(result: PvfResult) -> str:
-    """The dtype of the model's numbers, or what was struck among the values of a run."""
-    return result.dtype + (" struck" if result.transient else "")
+    """The dtype of the model's numbers, or what was corrupted among the values of a run."""
+    return result.dtype + (" corrupted" if result.transient else "")
 
 
 def accuracy_text(info: Mapping[str, Any]) -> str:
@@ -136,7 +136,7 @@ TRANSIENT = (
     "P(incorrect) is the probability that an output is incorrect, given a fault in what one evaluation of one batch computes: "
     "the outputs or operands of operations (`op:`), its inputs (`input:`) or its key/value cache (`kv:`). Elements of all these "
     "tensors, over all batches, are equally likely unless the law says otherwise; several flips fall into one evaluation. "
-    "Batches that a fault does not strike are not run and not counted."
+    "Batches that a fault does not corrupt are not run and not counted."
 )
 MEMORY = (
     "PVF is the parameter vulnerability factor: the probability that an output is incorrect, given a corruption of that "
@@ -170,7 +170,7 @@ def curves_lead(result: PvfResult, lines: Curves) -> str:
         f"The {lines.drawn} most vulnerable are drawn; {lines.left_out} more are in the table of all rows."
         if lines.left_out
         else "",
-        f"No trial struck {listed(lines.missing)}." if lines.missing else "",
+        f"No trial corrupted {listed(lines.missing)}." if lines.missing else "",
     ]
     return " ".join(filter(None, parts))
 
@@ -231,7 +231,7 @@ def numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     model = at_level(result.rows, "model")
     for row in [r for r in model if r.flips == first_flips(model)][:1]:
         text = shown(row.estimate, row.low, row.high)
-        name = "whole model" if result.at == EVERYTHING else "all that was struck"
+        name = "whole model" if result.at == EVERYTHING else "all that was corrupted"
         name = "whole list" if result.spec.get("faults") else name
         name += "" if row.flips is None else f", {flips_text(row.flips)}"
         yield name, text.estimate + (" %" if row.estimate is not None else ""), text.limits if row.estimate else ""
@@ -293,15 +293,15 @@ def method(result: PvfResult) -> Iterator[str]:
             f"size and must not be compared with {measure} per sample."
         )
     else:
-        which = " of the batch that was struck" if result.transient else ""
+        which = " of the batch that was corrupted" if result.transient else ""
         yield (
             f"Unit: each sample{which} counts once; {measure} is the share of samples that one fault makes incorrect, averaged "
             "over faults."
         )
     if is_drawn(rows):
-        once = f"A fault is judged on one batch{', the one that it strikes' if result.transient else ''}, so n faults are n "
+        once = f"A fault is judged on one batch{', the one that it corrupts' if result.transient else ''}, so n faults are n "
         once += "independent trials, each with one batch that is incorrect or not."
-        many = f"One fault is judged on many {every}{', those of the batch that it strikes' if result.transient else ''}, so "
+        many = f"One fault is judged on many {every}{', those of the batch that it corrupts' if result.transient else ''}, so "
         many += f"intervals are made from the spread between faults, not from the number of {every}."
         yield (
             f"Intervals: {once if _judged_once(result) else many} Where nothing went wrong the upper limit still tells what the "

@@ -87,7 +87,7 @@ def segments(rows: Iterable[TraceRow]) -> list[Segment]:
 
 
 def marks(trace: Trace) -> dict[int, list[Placed]]:
-    """The faults by the number of the row they strike; a place that is not known is the first row that differs."""
+    """The faults by the number of the row they corrupt; a place that is not known is the first row that differs."""
     found: dict[int, list[Placed]] = {}
     first = next(trace.changed, BEFORE)
     for fault in trace.faults:

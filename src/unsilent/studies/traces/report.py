@@ -33,13 +33,13 @@ COLUMNS = (
 )
 SHARES = (
     "One point is one output of one operation, in the order they are computed. What is the same in both runs is a tick on the "
-    "line at 0. The dotted line is where the fault strikes. Point at anything for its name."
+    "line at 0. The dotted line is where the fault corrupts. Point at anything for its name."
 )
 RATIOS = "The largest |faulty − golden| / |golden| among the elements of an output, where golden is not 0 and both are finite."
 METHOD = (
     "A golden and a faulty run begin from the same state; every output of every operation is compared bit for bit (0 and −0 "
     "differ). What only gives another view of memory is left out. The golden run was repeated and gave the same bits. An element "
-    "that is 0 in the golden run has no ratio: it counts under “from 0”. A fault in a gradient strikes it on its way to who "
+    "that is 0 in the golden run has no ratio: it counts under “from 0”. A fault in a gradient corrupts it on its way to who "
     "reads it: the kernel that gave it is golden, what reads it is not."
 )
 
@@ -57,7 +57,7 @@ def report(trace: Trace, title: str, facts: tuple[tuple[str, str], ...] = ()) ->
         sections=tuple(_sections(trace)),
         facts=facts,
         notes=(
-            "one row is one output of one operation; relative: largest |faulty - golden| / |golden|; ▶ is what a fault strikes",
+            "one row is one output of one operation; relative: largest |faulty - golden| / |golden|; ▶ is what a fault corrupts",
             f"golden and faulty runs: {trace.runs}",
         ),
         method=METHOD,
@@ -115,18 +115,18 @@ def _sections(trace: Trace) -> Iterator[Section]:
     if ratios is not None:
         yield Section("By how much", RATIOS, (Plot("relative", "Largest relative change by operation", ratios),))
     yield Section("The fault" if len(trace.faults) == 1 else "The faults", "", (_faults_table(trace),))
-    struck, changed = marks(trace), list(trace.changed)
-    shown = [i for i in range(len(trace.rows)) if i in struck or trace.rows[i].change.changed]
+    corrupted, changed = marks(trace), list(trace.changed)
+    shown = [i for i in range(len(trace.rows)) if i in corrupted or trace.rows[i].change.changed]
     left = len(shown) - ROWS
     lead = (
         f"{len(trace.rows) - len(changed):,} of {counted(len(trace.rows), 'output')} are the same, bit for bit, and not listed."
         + (f" {left:,} more that differ are in the figures and in the JSON alone." if left > 0 else "")
         + " Click a heading to sort."
     )
-    lines = [_line(trace, line, struck) for line in folded_rows(trace)]
-    if BEFORE in struck:
-        lines.insert(0, _words(f"▶ {counted(len(struck[BEFORE]), 'fault')} before the first operation", strong=True))
-    page = Table(COLUMNS, tuple(_row(trace, i, i in struck) for i in shown[:ROWS]), terminal_rows=0, long=True)
+    lines = [_line(trace, line, corrupted) for line in folded_rows(trace)]
+    if BEFORE in corrupted:
+        lines.insert(0, _words(f"▶ {counted(len(corrupted[BEFORE]), 'fault')} before the first operation", strong=True))
+    page = Table(COLUMNS, tuple(_row(trace, i, i in corrupted) for i in shown[:ROWS]), terminal_rows=0, long=True)
     parts: tuple[Part, ...] = (Table(COLUMNS, tuple(lines), terminal_rows=len(lines), on_page=False), page)
     yield Section("Outputs that differ", lead, parts)
 
@@ -138,10 +138,10 @@ def _faults_table(trace: Trace) -> Table:
         return "before the first operation" if fault.row == BEFORE else trace.rows[fault.row].label
 
     rows = [Row((f.text, where(f), f.bits), hint=f.site) for f in trace.faults[:ROWS]]
-    columns = (Column("fault"), Column("strikes", left=True, priority=1), Column("bits changed", "number"))
+    columns = (Column("fault"), Column("corrupts", left=True, priority=1), Column("bits changed", "number"))
     none = Row(("none: the draw hit nothing", "", ""))
     more = f"and {counted(len(rows) - FAULTS, 'fault')} more"
-    sentence = "fault: {0}, strikes {1}, bits changed: {2}"
+    sentence = "fault: {0}, corrupts {1}, bits changed: {2}"
     return Table(columns, tuple(rows) or (none,), terminal_rows=FAULTS, cut=more, sentence=sentence if rows else "")
 
 
@@ -156,11 +156,11 @@ class Gap:
 def folded_rows(trace: Trace, most: int = MOST) -> list[int | Gap]:
     """Numbers of the rows to show, and gaps, at most ``most`` together.
 
-    Shown are rows that differ and those that a fault strikes; where they are too many, the first and the last of them.
+    Shown are rows that differ and those that a fault corrupts; where they are too many, the first and the last of them.
     """
-    struck = [i for i in marks(trace) if i != BEFORE][:_ALWAYS]
+    corrupted = [i for i in marks(trace) if i != BEFORE][:_ALWAYS]
     bad = [i for i, row in enumerate(trace.rows) if row.change.nonfinite][:1]
-    always, changed, room = {*struck, *bad}, list(trace.changed), most
+    always, changed, room = {*corrupted, *bad}, list(trace.changed), most
     lines = _lines(trace, always | set(changed))
     while len(lines) > most:
         room -= 1
@@ -178,10 +178,10 @@ def _lines(trace: Trace, kept: set[int]) -> list[int | Gap]:
     return found
 
 
-def _line(trace: Trace, line: int | Gap, struck: Container[int]) -> Row:
+def _line(trace: Trace, line: int | Gap, corrupted: Container[int]) -> Row:
     """A row that is shown in a terminal, or how many are left out."""
     if isinstance(line, int):
-        return _row(trace, line, line in struck, NAME)
+        return _row(trace, line, line in corrupted, NAME)
     told = f", {line.changed:,} of them changed" if line.changed else " unchanged"
     return _words(f"… {counted(line.rows, 'output')}{told}")
 
@@ -190,14 +190,14 @@ def _words(text: str, strong: bool = False) -> Row:
     return Row((text, *[""] * (len(COLUMNS) - 1)), strong)
 
 
-def _row(trace: Trace, number: int, struck: bool, width: int = 10**6) -> Row:
+def _row(trace: Trace, number: int, corrupted: bool, width: int = 10**6) -> Row:
     row = trace.rows[number]
     change = row.change
     phase = PHASE_NAMES.get(row.phase, row.phase) + (f" {row.micro_step}" if row.micro_step else "")
     born = bool(change.from_zero) and change.relative is None
     return Row(
         (
-            ("▶ " if struck else "") + short(clean(row.label), width),
+            ("▶ " if corrupted else "") + short(clean(row.label), width),
             phase,
             row.kind,
             number,
@@ -210,7 +210,7 @@ def _row(trace: Trace, number: int, struck: bool, width: int = 10**6) -> Row:
             change.from_zero,
             change.nonfinite,
         ),
-        struck,
+        corrupted,
     )
 
 
@@ -218,10 +218,10 @@ def _every_row(trace: Trace) -> Table:
     """The table for pipes."""
     names = ("row", "phase", "micro_step", "operation", "kernel", "output", "tensor", "elements")
     numbers = ("changed", "share", "relative", "absolute", "from_zero", "nonfinite", "fault")
-    struck = marks(trace)
+    corrupted = marks(trace)
     rows = []
     for i, row in enumerate(trace.rows):
         words = (i, row.phase, row.micro_step, row.name, row.kernel, row.output, row.kind, row.elements)
-        c, fault = row.change, "x" if i in struck else ""
+        c, fault = row.change, "x" if i in corrupted else ""
         rows.append(Row((*words, c.changed, row.share, c.relative, c.absolute, c.from_zero, c.nonfinite, fault)))
     return Table(tuple(map(Column, (*names, *numbers))), tuple(rows))

@@ -15,7 +15,7 @@ from unsilent.studies.training.judging import SHARES
 from unsilent.studies.training.records import Contrast, TrainingResult
 
 SAME = ("faults", "accelerator", "value", "phases", "per")
-"""What must be equal in two specs, so that both strike by the same law."""
+"""What must be equal in two specs, so that both corrupt by the same law."""
 
 
 def compare(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
@@ -26,7 +26,7 @@ def compare(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
     unequal = [name for name in SAME if one.spec[name] != other.spec[name]]
     if unequal:
         raise UsageError(
-            f"{one.store} and {other.store} strike by other laws ({', '.join(unequal)} differ); compare those of the same faults"
+            f"{one.store} and {other.store} corrupt by other laws ({', '.join(unequal)} differ); compare those of the same faults"
         )
     rows = {kind: (getattr(one.whole, kind), getattr(other.whole, kind)) for kind in SHARES}
     for mine, theirs in zip(one.classes, other.classes, strict=True):

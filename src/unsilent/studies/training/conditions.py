@@ -198,7 +198,7 @@ WITHIN = 2
 """Steps from the fault to the alarm, with which two steps are enough to go back."""
 LARGE = 1e4
 SIZES = (1.0, 1e2, 1e4, 1e8)
-"""Limits of the sizes, as multiples of what was usual in the struck tensor."""
+"""Limits of the sizes, as multiples of what was usual in the corrupted tensor."""
 
 
 def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], confidence: float) -> GuardFound | None:
@@ -221,7 +221,7 @@ def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], conf
     groups: dict[str, list[TrainingRow]] = {}
     for one, again in pairs:
         target = one.row.trial.target
-        groups.setdefault(one.row.struck.phase if target == RANDOM else target, []).append(again)
+        groups.setdefault(one.row.injection.phase if target == RANDOM else target, []).append(again)
     kinds = Counter(
         again.error.partition(":")[2].strip().split(" reaches")[0].rsplit(" ", 1)[0]
         for _, again in pairs
@@ -243,7 +243,7 @@ def saved(trials: Sequence[Judged], guarded: Mapping[TrialId, TrainingRow], conf
 
 
 def size(row: TrainingRow) -> float:
-    """Largest magnitude that was written, as a multiple of the largest that was in the struck tensor; 0 where nobody knows."""
+    """Largest magnitude that was written, as a multiple of the largest that was in the corrupted tensor; 0 where nobody knows."""
     if math.isinf(row.injected_max):
         return math.inf
     if math.isnan(row.injected_max):

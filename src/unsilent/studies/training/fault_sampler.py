@@ -1,7 +1,7 @@
-"""What a trial strikes, from its number alone: a step, a fault model by its weight, a layer and phase that it fits.
+"""What a trial corrupts, from its number alone: a step, a fault model by its weight, a layer and phase that it fits.
 
 Layers and phases are drawn as in the artifact of He et al. (ISCA 2023): each pair of an operation and a phase is as likely as any
-other, whatever its size; only products (convolutions, matrix products) are struck, forward and backward, which is the
+other, whatever its size; only products (convolutions, matrix products) are corrupted, forward and backward, which is the
 work of the accelerators that the fault models describe.
 """
 
@@ -20,7 +20,7 @@ from unsilent.errors import UsageError, unknown
 from unsilent.faults import Region, fault_model
 from unsilent.faults.drawn import Draw
 from unsilent.faults.hardware.accelerator import Entry
-from unsilent.faults.hardware.presets import PRESETS, STRUCK_PHASES, Preset
+from unsilent.faults.hardware.presets import CORRUPTED_PHASES, PRESETS, Preset
 from unsilent.faults.hardware.reading import accelerator
 from unsilent.faults.models import FaultModel
 from unsilent.faults.naming import SiteName, parse_site
@@ -37,7 +37,7 @@ KIND = "kind"
 class SampledFault(NamedTuple):
     """The faults of a trial, and in words."""
 
-    struck: InjectionPoint
+    injection: InjectionPoint
     faults: tuple[Draw, ...]
 
 
@@ -52,7 +52,7 @@ class WeightedFaultModel:
 
     @property
     def operand(self) -> str:
-        """Of the operation, that it strikes."""
+        """Of the operation, that it corrupts."""
         if isinstance(self.source, FaultModel):
             return "out"
         return (self.source.preset if isinstance(self.source, Entry) else self.source).operand
@@ -142,8 +142,8 @@ class FaultSampler:
 
     def _places(self) -> list[Place]:
         for phase in self.spec.phases:
-            if phase not in STRUCK_PHASES:
-                raise unknown("phase", phase, STRUCK_PHASES)
+            if phase not in CORRUPTED_PHASES:
+                raise unknown("phase", phase, CORRUPTED_PHASES)
         self._check_layers("products (convolutions, matrix products)", {place.layer for place in self.everywhere})
         found = [
             place
@@ -169,11 +169,11 @@ class FaultSampler:
         return [
             Place(site.name, site.phase, site.layer)
             for site in there
-            if site.name.partition("#")[2].rpartition(".")[0] in PRODUCTS and site.phase in STRUCK_PHASES
+            if site.name.partition("#")[2].rpartition(".")[0] in PRODUCTS and site.phase in CORRUPTED_PHASES
         ]
 
     def _fits(self, kind: WeightedFaultModel) -> list[Place]:
-        """Where a fault model has what it strikes, and room for it."""
+        """Where a fault model has what it corrupts, and room for it."""
         return [place for place in self.places if self._has_room(kind, place)]
 
     def _has_room(self, kind: WeightedFaultModel, place: Place) -> bool:
@@ -208,9 +208,9 @@ class FaultSampler:
         if self.spec.moment not in MOMENTS:
             raise unknown("--moment", self.spec.moment, MOMENTS)
         if len(self.spec.faults) > 1:
-            raise UsageError("--per strikes memory with one fault model; give one --fault")
+            raise UsageError("--per corrupts memory with one fault model; give one --fault")
         if self.spec.accelerator is not None or self.spec.value is not None:
-            raise UsageError("--per strikes memory, which --accelerator and --value say nothing of; leave them out")
+            raise UsageError("--per corrupts memory, which --accelerator and --value say nothing of; leave them out")
         self._check_layers("parameters", {SiteName("param", name).layer for name in parameters})
         model, found = self._model, dict[str, list[Region]]()
         by_kind = self.spec.per == KIND

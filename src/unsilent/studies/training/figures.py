@@ -1,4 +1,4 @@
-"""Figures of struck trainings as plain plotly dicts: shares with limits, and examples beside golden with metric and losses."""
+"""Figures of faulty training runs as plain plotly dicts: shares with limits, and examples with metric and losses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOKS = {
 HARM, LATENT, DIFFERENT = SERIES_COLOURS[0], SERIES_COLOURS[1], SERIES_COLOURS[2]
 ROWS = 24
 """Rows of a figure of groups or targets; tables have all."""
-IN_ORDER = ("phase", "what was struck", "part of the run")
+IN_ORDER = ("phase", "what was corrupted", "part of the run")
 """Kinds of groups whose own order says more than the most harmful first."""
 
 
@@ -258,10 +258,10 @@ def _steps(curves: Sequence[Curve], steps: int) -> Figure:
 
 def _bare(curves: Sequence[Curve]) -> Figure:
     """Without a legend, which would take half of so small a figure: the page tells which line is which."""
-    return {"shapes": _strikes(curves), "margin": _MARGIN, "showlegend": False}
+    return {"shapes": _corrupts(curves), "margin": _MARGIN, "showlegend": False}
 
 
-def _strikes(curves: Sequence[Curve]) -> list[Figure]:
+def _corrupts(curves: Sequence[Curve]) -> list[Figure]:
     """A dotted line at each fault's step, in the colour of its example."""
     return [upright(curve.step, _EXAMPLES[i % len(_EXAMPLES)], 1, dash="dot") for i, curve in enumerate(curves)]
 

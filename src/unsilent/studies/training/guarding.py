@@ -78,8 +78,8 @@ class Guarded:
 
 
 def guarded(golden: GoldenTraining, drawn: SampledFault, history: History, moment: str = "start") -> Guarded:
-    """Strike a step of a training that is guarded; ``moment``: one of `MOMENTS`, when faults strike memory."""
-    step = drawn.struck.step
+    """Corrupt a step of a training that is guarded; ``moment``: one of `MOMENTS`, when faults corrupt memory."""
+    step = drawn.injection.step
     begin = max(0, step // EVERY - 1) * EVERY  # a guard from the first step on would keep this state and the next one
     state = golden.at(begin)
     alarms: list[tuple[int, Alarm]] = []
@@ -89,9 +89,9 @@ def guarded(golden: GoldenTraining, drawn: SampledFault, history: History, momen
     def one() -> None:
         runs.append(state.step)
         if state.step == step and not hits:
-            with Step(state.model, drawn.faults, state.optimizers, moment=MOMENTS[moment]) as struck:
+            with Step(state.model, drawn.faults, state.optimizers, moment=MOMENTS[moment]) as corrupted:
                 golden.workload.step(state)
-            hits.extend(struck.hits)
+            hits.extend(corrupted.hits)
         else:
             golden.workload.step(state)
 
@@ -101,9 +101,9 @@ def guarded(golden: GoldenTraining, drawn: SampledFault, history: History, momen
         try:
             while state.step <= min(step + AFTER, golden.steps - 1) and not alarms:
                 if moment == "between" and state.step == step and not hits:
-                    with Step(state.model, drawn.faults, state.optimizers) as struck:
+                    with Step(state.model, drawn.faults, state.optimizers) as corrupted:
                         pass
-                    hits.extend(struck.hits)
+                    hits.extend(corrupted.hits)
                 guard.step(one)
             if alarms and golden.same(state, state.step - 1):
                 reason = "recovered"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 
 Recipe = tuple[float, str, float, str]
-"""When (share of the run), what is struck (a phase, or ``param``), which of these (share of all in order), the fault model."""
+"""When (share of the run), what is corrupted (a phase, or ``param``), which of these (share of all in order), the fault model."""
 
 SHARES = (0.7, 0.4, 0.9, 0.15)
 DEPTHS = (1.0, 0.5, 0.0)
@@ -62,7 +62,7 @@ def handcrafted(golden: GoldenTraining, sampler: FaultSampler, kind: str, number
     step = min(golden.steps - 1, int(share * golden.steps))
     sites = list(_sites(sampler, what))
     if not sites:
-        raise UsageError(f"no {what} of this training can be struck")
+        raise UsageError(f"no {what} of this training can be corrupted")
     site = sites[round(depth * (len(sites) - 1))]
     parsed = parse_site(site)
     layer = parsed.layer if parsed.kind == "op" else SiteName("param", parsed.name).layer

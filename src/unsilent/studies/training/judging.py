@@ -148,7 +148,7 @@ class Noise:
         gap = ending.test - golden.test
         if not (np.isfinite(gap) and np.isfinite(loss_gap)):
             return True
-        seen = Compared("struck", "twin", {ACCURACY: gap, LOSS: loss_gap}, self._source)
+        seen = Compared("corrupted", "twin", {ACCURACY: gap, LOSS: loss_gap}, self._source)
         found = judge(seen, self._null, self._measures, level=LEVEL)
         return found.p is None or found.p <= LEVEL * (1 + 1e-9)  # without noise every difference is beyond it
 
@@ -193,7 +193,7 @@ class Judge:
 
     def ending(self, row: TrainingRow) -> Ending:
         """The whole run from the fault on: where it was not followed to its end, golden's values follow."""
-        after = row.struck.step + row.steps_run
+        after = row.injection.step + row.steps_run
         rest = slice(after, None) if row.reason in ("same-bits", "horizon") else slice(0, 0)
         return Ending(
             np.concatenate([row.metric, self._metric[rest]]),
@@ -206,7 +206,7 @@ class Judge:
         """The class of one trial."""
         if row.reason in CRASHED:
             return Judged(bare(row), TrainingOutcome.CRASHED, TrainingOutcome.CRASHED)
-        golden, ending = self.golden(row.struck.step), self.ending(row)
+        golden, ending = self.golden(row.injection.step), self.ending(row)
         gap = row.test_loss - self._found.test_loss
         different = self._implementation.beyond(golden, ending, gap)
         harmful = different and self._seeds.beyond(golden, ending, gap)
@@ -217,9 +217,9 @@ class Judge:
 
     def curve(self, row: TrainingRow, judged: Judged, made: bool = False) -> Curve:
         """A trial as it is drawn: metrics averaged over the window of the thresholds."""
-        golden, ending = self.golden(row.struck.step), self.ending(row)
+        golden, ending = self.golden(row.injection.step), self.ending(row)
         window = self._thresholds.window
-        s = row.struck
+        s = row.injection
         return Curve(
             outcome=str(judged.outcome),
             trial=str(row.trial),
@@ -253,10 +253,10 @@ def groups_of(trials: Sequence[Judged], found: TrainingBaseline, confidence: flo
     """By what trials are told apart: phase, layer, fault model, epoch, part of the run."""
     optimizers = " and ".join(dict.fromkeys(found.optimizers)) or "none"
     keys: dict[str, Callable[[Judged], str]] = {
-        "phase": lambda one: one.row.struck.phase,
-        "layer": lambda one: one.row.struck.layer,
-        "fault model": lambda one: one.row.struck.model,
-        "part of the run": lambda one: _part(one.row.struck.step, found.steps),
+        "phase": lambda one: one.row.injection.phase,
+        "layer": lambda one: one.row.injection.layer,
+        "fault model": lambda one: one.row.injection.model,
+        "part of the run": lambda one: _part(one.row.injection.step, found.steps),
         "optimizer": lambda one: optimizers,
     }
     return {name: grouped(trials, key, confidence) for name, key in keys.items()}
@@ -274,10 +274,12 @@ def backward_against_forward(trials: Sequence[Judged], confidence: float) -> Ite
     Fault models are drawn before the phase, so in both phases they have the same law. Limits of the differences hold
     for all three rows together.
     """
-    models = [{one.row.struck.model for one in trials if one.row.struck.phase in side} for side in (BACKWARD, FORWARD)]
+    models = [
+        {one.row.injection.model for one in trials if one.row.injection.phase in side} for side in (BACKWARD, FORWARD)
+    ]
     both = models[0] & models[1]
     sides = [
-        [one for one in trials if one.row.struck.phase in side and one.row.struck.model in both]
+        [one for one in trials if one.row.injection.phase in side and one.row.injection.model in both]
         for side in (BACKWARD, FORWARD)
     ]
     if not all(sides):

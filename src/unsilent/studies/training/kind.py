@@ -137,7 +137,7 @@ def has(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
 
 def shapes(found: TrainingBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
     """Curves are as long as the run was followed; raises ``Damaged``."""
-    step, ran, reason = values["struck"].step, values["steps_run"], values["reason"]
+    step, ran, reason = values["injection"].step, values["steps_run"], values["reason"]
     if reason not in REASONS or not 0 <= step < found.steps:
         raise Damaged("has an impossible step or reason")
     followed = reason in FOLLOWED

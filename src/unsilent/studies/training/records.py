@@ -1,4 +1,4 @@
-"""What a study of struck trainings found: plain records, for reports and for callers."""
+"""What a study of faulty training runs found: plain records, for reports and for callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of struck trainings."""
+"""The report of faulty training runs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def report(result: TrainingResult) -> Report:
     return Report(
         schema=SCHEMA,
         kicker="Faults in training",
-        title=f"Struck trainings of {result.workload}",
+        title=f"Faulty training runs of {result.workload}",
         headline=headline(result),
         estimates=estimates(result),
         numbers=tuple(numbers(result)),
@@ -202,7 +202,7 @@ def _point(point: Point) -> dict[str, Any]:
 
 def numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
-    yield "struck trainings", f"{result.n:,}", f"of {counted(result.steps, 'step')} each"
+    yield "faulty training runs", f"{result.n:,}", f"of {counted(result.steps, 'step')} each"
     whole = result.whole
     shares = [("different", whole.different), ("harmful", whole.harmful), ("latent", whole.latent)]
     if result.parts:
@@ -233,7 +233,7 @@ def _sections(result: TrainingResult) -> Iterator[Section]:
     yield Section(
         "Under the guard",
         "Every different trial again, in a training under the guard. Sizes of the harmful ones: the largest value written, as "
-        "a multiple of the largest that was in the struck tensor.",
+        "a multiple of the largest that was in the corrupted tensor.",
         tuple(_guarded(result)),
     )
     yield _examples(result)
@@ -399,7 +399,7 @@ def facts(result: TrainingResult) -> list[tuple[str, str]]:
     for term in ("accelerator", "value", "per"):
         known[term] = spec.get(term)
     if spec.get("per"):
-        known["memory is struck"] = f"at the moment {spec.get('moment')!r} of a step"
+        known["memory is corrupted"] = f"at the moment {spec.get('moment')!r} of a step"
     for term in ("phases", "layers"):
         known[term] = ", ".join(map(str, spec.get(term) or ()))
     floors = (result.floors.implementation, result.floors.seeds)

@@ -1,4 +1,4 @@
-"""Runs struck trainings in this process: what a worker of a training campaign holds.
+"""Runs faulty training runs in this process: what a worker of a training campaign holds.
 
 Each trial begins where golden was, which is checked bit for bit, so a row needs no later proof. A step that is not repeatable is
 refused before the first trial.
@@ -19,7 +19,7 @@ from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash
 from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
-from unsilent.engine.forking.forks import Band, NotStruck
+from unsilent.engine.forking.forks import Band, NotInjected
 from unsilent.engine.forking.golden import MEMORY
 from unsilent.engine.running_out import free_memory, out_of_memory, unusable_if_raised
 from unsilent.errors import InternalError, UsageError, UserCodeError, first_line
@@ -160,7 +160,7 @@ class TrainingRunner:
                 if trial.target.startswith(GUARDED):
                     row = guarded_row(trial, drawn, guarded(self.golden, drawn, self._history, self.spec.moment))
                 else:
-                    row = self._row(trial, drawn, self._forks.run(drawn.struck.step, drawn.faults, self._moment))
+                    row = self._row(trial, drawn, self._forks.run(drawn.injection.step, drawn.faults, self._moment))
         except (UserCodeError, InternalError) as error:  # a built-in training's code is ours
             short = out_of_memory(error.__context__)
             with unusable_if_raised(first_line(error), known=not short):
@@ -168,8 +168,8 @@ class TrainingRunner:
             if short and not alone:
                 return RunAlone(trial, first_line(error))
             row = empty_row(trial, drawn, "raised", first_line(error))
-        except NotStruck as error:
-            row = empty_row(trial, drawn, "not-struck", first_line(error))
+        except NotInjected as error:
+            row = empty_row(trial, drawn, "not-injected", first_line(error))
         return replace(row, seconds=time.perf_counter() - begun)
 
     def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrainingRow:
@@ -189,7 +189,7 @@ class TrainingRunner:
 
     def _run(self, trial: TrialId) -> tuple[Forked, SampledFault]:
         drawn = self.draw(trial)
-        return self._forks.run(drawn.struck.step, drawn.faults, self._moment), drawn
+        return self._forks.run(drawn.injection.step, drawn.faults, self._moment), drawn
 
     @property
     def _moment(self) -> Moment:
@@ -201,7 +201,7 @@ class TrainingRunner:
                 check_restorable(self.workload, seeds=Seeds.all(self.spec.init), new_process=False)
         except UsageError as error:
             raise UsageError(
-                f"{error}; a struck run needs a golden twin that comes back: unsilent noise --explain says what makes it differ"
+                f"{error}; a faulty run needs a golden twin that comes back: unsilent noise --explain says what makes it differ"
             ) from None
 
     def _band(self) -> Band | None:
@@ -243,7 +243,7 @@ class TrainingRunner:
         found, golden, ran = forked.evaluation, self.golden.evaluation, forked.ran
         return TrainingRow(
             trial=trial,
-            struck=drawn.struck,
+            injection=drawn.injection,
             faults=faults_text([hit.fault for hit in forked.hits]),
             injected_max=injected_max(forked.hits),
             reference_max=forked.usual,
@@ -276,7 +276,7 @@ def empty_row(trial: TrialId, drawn: SampledFault, reason: str, error: str) -> T
     nan = float("nan")
     empty = np.empty((0, 3))
     return TrainingRow(
-        trial, drawn.struck, "[]", nan, nan, reason, 0, NOTHING, NOTHING, empty, nan, nan, nan, None, clean(error)
+        trial, drawn.injection, "[]", nan, nan, reason, 0, NOTHING, NOTHING, empty, nan, nan, nan, None, clean(error)
     )
 
 

@@ -1,4 +1,4 @@
-"""What is said of struck trainings: words for shares, classes and groups, and the sentences made of them."""
+"""What is said of faulty training runs: words for shares, classes and groups, and the sentences made of them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def ordered_groups(result: TrainingResult) -> dict[str, list[Group]]:
     """Groups by what trials are told apart, in the order of reading: phases as a step has them, parts of the run by number."""
     found = {}
     for kind, groups in result.groups.items():
-        name = "what was struck" if kind == "phase" and result.parts else kind
+        name = "what was corrupted" if kind == "phase" and result.parts else kind
         found[name] = sorted(groups, key=_phase) if kind == "phase" else list(groups)
         if kind == "part of the run":
             found[name] = sorted(groups, key=_numbers)
@@ -172,11 +172,11 @@ def headline(result: TrainingResult) -> str:
     harm, latent, different = result.whole.harmful, result.whole.latent, result.whole.different
     ended = f"{in_percent(different) if events(different) else 'none'} ended different"
     if not events(harm):
-        return f"Of {counted(result.n, 'struck training')} of {name} none came to harm (at most {top(harm)} %), {ended}"
+        return f"Of {counted(result.n, 'faulty training run')} of {name} none came to harm (at most {top(harm)} %), {ended}"
     quiet = (
         "none without a sign of it" if not events(latent) else f"{in_percent(latent)} without any error to tell of it"
     )
-    return f"{in_percent(harm)} of {counted(result.n, 'struck training')} of {name} came to harm, {quiet}; {ended}"
+    return f"{in_percent(harm)} of {counted(result.n, 'faulty training run')} of {name} came to harm, {quiet}; {ended}"
 
 
 def _pvf_headline(result: TrainingResult) -> str:

@@ -1,4 +1,4 @@
-"""What is struck in which training (`TrainingSpec`), what a worker finds out first (`TrainingFound`), what happened
+"""What is corrupted in which training (`TrainingSpec`), what a worker finds out first (`TrainingFound`), what happened
 (`TrainingRow`).
 
 How a run is judged is no part of it: a row keeps the curves, and classes follow from them by thresholds that may change later.
@@ -38,7 +38,7 @@ MOMENTS: dict[str, Literal["start", "update", "end"]] = {
     "end": "end",
     "between": "start",
 }
-"""When faults strike memory -> the moment of a `Step`. Under a guard: after its snapshot, between the backward pass and the
+"""When faults corrupt memory -> the moment of a `Step`. Under a guard: after its snapshot, between the backward pass and the
 update, after the update and before the check, after the check and before the next snapshot."""
 PHASES = ("fwd", "grad_in", "grad_wt")
 WATCHED = ("first", "second", "moving")
@@ -46,11 +46,11 @@ WATCHED = ("first", "second", "moving")
 WATCHED_STEPS = 3
 """Steps that are watched: that of the fault and two more."""
 REASONS = (
-    "end", "same-bits", "not-finite", "horizon", "raised", "crash", "hang", "not-struck", "recovered", "missed", "stopped",
+    "end", "same-bits", "not-finite", "horizon", "raised", "crash", "hang", "not-injected", "recovered", "missed", "stopped",
 )  # fmt: skip
 """Why a run ended; the first four are those of runs that were followed, the last three those of guarded ones."""
 FOLLOWED, UNDER_GUARD = REASONS[:4], REASONS[-3:]
-NOT_STRUCK = "not-struck"
+NOT_INJECTED = "not-injected"
 """The operation that was drawn does not run in that step: no trial."""
 OF_MEMORY = ("phases", "accelerator", "value")
 """Options that say where in operations faults are."""
@@ -113,9 +113,9 @@ class TrainingSpec:
 
     Attributes:
         faults: fault models and their weights (``RD``, ``bitflip:bits=30``); empty: all published ones alike, or those of
-            ``accelerator``. value: what struck elements become, in place of each fault model's own. phases, layers (globs):
+            ``accelerator``. value: what corrupted elements become, in place of each fault model's own. phases, layers (globs):
         where. per: None: random faults in operations; ``component``, ``layer`` or ``tensor``: faults in parameters and
-        optimizer state; ``kind``: faults in each kind of memory. moment: of a step, when memory is struck (see `MOMENTS`).
+        optimizer state; ``kind``: faults in each kind of memory. moment: of a step, when memory is corrupted (see `MOMENTS`).
         init: seed of the training itself. steps: of a run; None: all. horizon: None: every run goes to its end.
     """
 
@@ -239,7 +239,7 @@ class TrainingBaseline:
 
 
 class InjectionPoint(NamedTuple):
-    """Where and how one trial strikes: ``site`` as a fault names it, ``model`` as the table of fault models does."""
+    """Where and how one trial corrupts: ``site`` as a fault names it, ``model`` as the table of fault models does."""
 
     step: int
     site: str
@@ -253,7 +253,7 @@ class TrainingRow(StoredRow):
     """How one faulty training run went.
 
     Attributes:
-        struck: the step and the operation (or memory) of the fault.
+        injection: the step and the operation (or memory) of the fault.
         faults: JSON list of the injected faults, or its digest where that is very long.
         injected_max: largest magnitude that was injected; inf where a value is not finite.
         reference_max: largest magnitude in the same tensor before the fault.
@@ -270,7 +270,7 @@ class TrainingRow(StoredRow):
     """
 
     trial: TrialId
-    struck: InjectionPoint
+    injection: InjectionPoint
     faults: Annotated[str, codec.FAULTS]
     injected_max: float
     reference_max: float
@@ -376,15 +376,15 @@ def resolve(asked: Asked) -> TrainingSpec:
     from unsilent.faults.hardware.presets import PRESETS
 
     if asked["per"] is not None:
-        asked.refuse(OF_MEMORY, "--per strikes parameters and optimizer state, not operations")
+        asked.refuse(OF_MEMORY, "--per corrupts parameters and optimizer state, not operations")
         for name, _ in asked["faults"]:
             if name in PRESETS:
                 raise UsageError(
-                    f"--fault {name} is of an operation, and --per strikes memory; name one like bitflip or zero"
+                    f"--fault {name} is of an operation, and --per corrupts memory; name one like bitflip or zero"
                 )
     else:
         asked.refuse(("margin",), "--margin is of convergence failures, which --per counts")
-        asked.refuse(("moment",), "--moment is of faults in memory, which --per strikes")
+        asked.refuse(("moment",), "--moment is of faults in memory, which --per corrupts")
     if asked["moment"] not in MOMENTS:
         raise unknown("moment", asked["moment"], MOMENTS)
     for name, least in (("steps", 1), ("horizon", 2), ("seed", 0), ("init", 0)):

@@ -1,4 +1,4 @@
-"""The study of struck trainings: trials, the guard where it is asked for, and everything read from the store."""
+"""The study of faulty training runs: trials, the guard where it is asked for, and everything read from the store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, P
 from unsilent.studies.training.spec import (
     GUARDED,
     MADE,
-    NOT_STRUCK,
+    NOT_INJECTED,
     PHASES,
     ComparisonOptions,
     Reading,
@@ -159,9 +159,9 @@ def run_training(
 
 
 def drawn(store: TrainingStore) -> Iterator[TrainingRow]:
-    """The trials of the campaign itself: not those under the guard or made by hand, and those alone that were struck."""
+    """The trials of the campaign itself: not those under the guard or made by hand, and those alone that were corrupted."""
     own = (row for row in store.rows() if not row.trial.target.startswith((GUARDED, MADE)))
-    return (row for row in own if row.reason != NOT_STRUCK)
+    return (row for row in own if row.reason != NOT_INJECTED)
 
 
 def floors_of(store: TrainingStore) -> Floors:
@@ -184,9 +184,9 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
     curves: dict[str, list[Curve]] = {}
     made: dict[str, Curve] = {}
     for row in store.rows():
-        if row.reason == NOT_STRUCK:
+        if row.reason == NOT_INJECTED:
             spared.append(row)
-        if row.trial.target.startswith(GUARDED) or row.reason == NOT_STRUCK:
+        if row.trial.target.startswith(GUARDED) or row.reason == NOT_INJECTED:
             continue
         one = judge.judge(row)
         name = str(one.outcome)
@@ -253,7 +253,7 @@ def _named(name: str, workload: str) -> str:
 
 def _notes(spared: Sequence[TrainingRow], judge: Judge) -> Iterator[str]:
     if spared:
-        yield f"{counted(len(spared), 'trial')} struck nothing, for their operation does not run in each step: {spared[0].error}"
+        yield f"{counted(len(spared), 'trial')} without a fault, as its operation does not run in each step: {spared[0].error}"
     if not judge.told_accuracy:
         yield "Steps of this training tell no accuracy, so degradation is judged by held-out accuracy alone (low-test)."
 
@@ -302,7 +302,7 @@ def cost(trials: Sequence[Judged], found: TrainingBaseline) -> Cost:
     seconds = float(np.mean([row.seconds for row in rows]))
     return Cost(
         steps=float(np.mean([row.steps_run for row in rows])) / found.steps,
-        bound=float(np.mean([found.steps - row.struck.step for row in rows])) / found.steps,
+        bound=float(np.mean([found.steps - row.injection.step for row in rows])) / found.steps,
         seconds=seconds / found.golden_seconds,
         per_hour=3600 / seconds if seconds else math.inf,
         ends=dict(Counter(row.reason for row in rows)),

@@ -1,4 +1,4 @@
-"""The log of a struck training in the layout of the artifact's own (``replay_….txt``), line by line; numpy alone.
+"""The log of a faulty training run in the layout of the artifact's own (``replay_….txt``), line by line; numpy alone.
 
 The lines of a fault take any receipt: also that of a trial from elsewhere can be shown beside the published ones.
 """
@@ -49,7 +49,7 @@ class StepRecord:
 
 
 def header(epoch: int, step: int, weights: str) -> list[str]:
-    """Where the fault is to strike and what the training starts from."""
+    """Where the fault is to corrupt and what the training starts from."""
     return [f"Inject to epoch: {epoch}", f"Inject to step: {step}", f"Load weights from {weights}"]
 
 
@@ -62,7 +62,7 @@ def epoch_line(epoch: int, train: tuple[float, float], valid: tuple[float, float
     )
 
 
-def struck_lines(
+def corrupted_lines(
     receipt: Receipt,
     worker: int,
     layer: str,
@@ -70,19 +70,19 @@ def struck_lines(
     positions: Ints,
     values: Sequence[float] | None = None,
 ) -> list[str]:
-    """What was struck: worker, layer, shape of the tensor; in its order, place, golden and new value of each victim.
+    """What was corrupted: worker, layer, shape of the tensor; in its order, place, golden and new value of each victim.
 
     Args:
         receipt: of the step; its hits in order. shape, positions: of the tensor as the log's reader knows it, and indices
-            int64[n, d] into it, one for each struck element of the receipt. values: new values as they were asked for (None: as
-            they were read back).
+            int64[n, d] into it, one for each corrupted element of the receipt. values: new values as asked for (None: as they
+            were read back).
     """
     before = [x for hit in receipt.entries for x in hit.fault.codec.decode(hit.before).tolist()]
     after = [x for hit in receipt.entries for x in hit.fault.codec.decode(hit.after).tolist()]
     values = after if values is None else list(values)
     if not len(before) == len(positions) == len(values):
         raise UsageError(
-            f"{len(positions)} positions and {len(values)} values for {len(before)} struck elements; give one each"
+            f"{len(positions)} positions and {len(values)} values for {len(before)} corrupted elements; give one each"
         )
     order = np.argsort(np.ravel_multi_index(tuple(np.asarray(positions).T), tuple(shape)))
     lines = [f"Inject worker: {worker}", f"Inject layer: {layer}", f"Shape for target layer is {tuple(shape)}"]
@@ -93,13 +93,13 @@ def struck_lines(
 
 
 def trial_lines(receipt: Receipt) -> list[str]:
-    """What any faults struck: their rank as worker, their site as layer, activations of images with the channels last."""
+    """What any faults corrupted: their rank as worker, their site as layer, activations of images with the channels last."""
     told = []
     for hit in receipt.entries:
         site = parse_site(hit.fault.site)
         image = site.kind == "op" and len(hit.fault.shape) > 2 and "convolution" in site.name
         shape, places = channels_last(hit.fault) if image else (hit.fault.shape, _places(hit.fault))
-        told += struck_lines(replace(receipt, entries=(hit,)), hit.fault.rank, hit.fault.site, shape, places)
+        told += corrupted_lines(replace(receipt, entries=(hit,)), hit.fault.rank, hit.fault.site, shape, places)
     return told
 
 

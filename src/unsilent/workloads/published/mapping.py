@@ -24,7 +24,7 @@ _USUAL = {"first": ("INPUT", "N64_INPUT", 64), "second": ("WT", "N64_WT", 64), "
 
 
 class Victims(NamedTuple):
-    """What a fault strikes, as the artifact names it: shape of its tensor, indices int64[n, 4] and words uint32[n] of its
+    """What a fault corrupts, as the artifact names it: shape of its tensor, indices int64[n, 4] and words uint32[n] of its
     elements."""
 
     shape: Shape
@@ -107,8 +107,8 @@ def injection_of(
     """A fault in one of the network's convolutions as a published injection.
 
     Args:
-        after: words uint32[n] at the fault's elements once it had struck, from its receipt; needed unless it sets them.
-        model, fmodel, learning_rate, seed: what a fault does not say; ``fmodel`` by default one that strikes that tensor.
+        after: words uint32[n] at the fault's elements once it had corrupted, from its receipt; needed unless it sets them.
+        model, fmodel, learning_rate, seed: what a fault does not say; ``fmodel`` by default one that corrupts that tensor.
 
     Raises:
         UsageError: the fault is none in a convolution of the network, or says what the published format cannot.
@@ -137,17 +137,17 @@ def injection_of(
 
 
 def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
-    """What a fault in this convolution strikes; ``words`` uint32[n] at its elements. Raises ``UsageError`` as `injection_of`."""
+    """What a fault in this convolution corrupts; ``words`` uint32[n] at its elements. Raises ``UsageError`` as `injection_of`."""
     site = parse_site(fault.site)
     told: Frame = frame(conv, site.phase, site.operand, fault.layout == "stuffed")
     if fault.dtype != "float32" or fault.shape != told.tensor:
         found = f"{fault.dtype}{list(fault.shape)}"
         raise UsageError(
-            f"{fault.site} is {found}; expected float32{list(told.tensor)}, as published injections strike it"
+            f"{fault.site} is {found}; expected float32{list(told.tensor)}, as published injections corrupt it"
         )
     if words is None:
         raise UsageError(
-            f"{fault.site}: {fault.operation} says no values; give the words after it struck, from its receipt"
+            f"{fault.site}: {fault.operation} says no values; give the words after it corrupted, from its receipt"
         )
     index, named = told.theirs(np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64))
     if not named.all():
@@ -157,7 +157,7 @@ def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
 
 
 def convolution_of(fault: Fault, *, batch: int = 1024, width: int = 64) -> Convolution:
-    """The published convolution that a fault strikes; raises ``UsageError`` where it strikes none."""
+    """The published convolution that a fault corrupts; raises ``UsageError`` where it corrupts none."""
     return _site(fault, batch, width)[0]
 
 
@@ -178,7 +178,7 @@ def _site(fault: Fault, batch: int, width: int) -> tuple[Convolution, str, str]:
     module, _, operation = site.name.partition("#")
     found = [c for c in convolutions(shard(batch), width).values() if c.module == module]
     if site.kind != "op" or not found or operation != "convolution.0" or site.phase not in PHASES[:3]:
-        raise UsageError(f"{fault.site} is no convolution of {NETWORKS[0]}; published injections strike only those")
+        raise UsageError(f"{fault.site} is no convolution of {NETWORKS[0]}; published injections corrupt only those")
     if site.operand not in ("first", "second", "out"):
         raise UsageError(f"{fault.site}: published injections know first, second and out, no {site.operand}")
     limits = {

@@ -1,7 +1,7 @@
 """The ResNet-18 of the artifact of He et al. (ISCA 2023) for images of 32 x 32, rebuilt from facts.
 
 A 7x7 stem of stride 2 without pooling; four stages of two basic blocks; every convolution has a bias of its own behind it, so
-that the output of the convolution is what the artifact strikes. Dropout follows the first activation of a block and its last
+that the output of the convolution is what the artifact corrupts. Dropout follows the first activation of a block and its last
 one. Batch norm has Keras's momentum 0.9 (0.1 here) and epsilon 1e-3; paddings are TensorFlow's "same". The final softmax is
 part of the loss.
 

@@ -10,7 +10,7 @@ of 32 x 32 after 6 zeros on each side, one for all images of a worker; Adam with
 ``resnet18_sgd``) under a linear decay of its rate. Moving statistics are variables that TensorFlow keeps apart on each replica
 and averages where they are read outside of one, so each worker has its own, in training and in evaluation. Our reading, for the
 sources leave it open: the rate has decayed by the steps of all epochs before. Not followed: the artifact's two passes of a
-struck step (the first, which looks up golden values, also moves its statistics), its random numbers, and Adam's epsilon, which
+faulty step (the first, which looks up golden values, also moves its statistics), its random numbers, and Adam's epsilon, which
 torch adds after the correction of the bias and Keras before.
 """
 
@@ -121,14 +121,14 @@ class PublishedTraining:
         faults: Sequence[Fault] = (),
         inside: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - has no state
     ) -> StepRecord:
-        """Train one step of an epoch, with faults in it; ``inside`` is entered within the mode that strikes them."""
+        """Train one step of an epoch, with faults in it; ``inside`` is entered within the mode that corrupts them."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(epoch * STEPS + number)
         images, labels = self._batch(epoch, number)
         losses, right = [], 0
         self.model.train()
-        struck = Step(self.model, faults, [self.optimizer]) if faults else None
-        with struck or nullcontext(), inside:
+        corrupted = Step(self.model, faults, [self.optimizer]) if faults else None
+        with corrupted or nullcontext(), inside:
             self.optimizer.zero_grad()
             for worker in range(WORKERS):
                 part = slice(worker * self.share, (worker + 1) * self.share)
@@ -141,7 +141,7 @@ class PublishedTraining:
                 losses.append(float(loss.detach()))
                 right += int((scores.argmax(1) == labels[part]).sum())
             self.optimizer.step()
-        return StepRecord(epoch, number, sum(losses), right / self.batch, struck.receipt if struck else None)
+        return StepRecord(epoch, number, sum(losses), right / self.batch, corrupted.receipt if corrupted else None)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from the very first."""

@@ -22,8 +22,8 @@ def plain(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not special
 
 
-def strikeable(tensor: Tensor) -> bool:
-    """Whether a fault can strike this tensor: it has elements, memory and a dtype with a codec."""
+def corruptible(tensor: Tensor) -> bool:
+    """Whether a fault can corrupt this tensor: it has elements, memory and a dtype with a codec."""
     return dtype_name(tensor.dtype) in CODECS and plain(tensor) and not tensor.is_meta and tensor.numel() > 0
 
 
@@ -52,7 +52,7 @@ def misfit(tensor: Tensor, fault: Fault) -> str:
     found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
     if found != (asked := f"{fault.dtype}{list(fault.shape)}"):
         return f"the fault is for {asked}, found {found}"
-    return "" if strikeable(tensor) else f"found {found} without memory of its own"
+    return "" if corruptible(tensor) else f"found {found} without memory of its own"
 
 
 def corrupt(tensor: Tensor, fault: Fault) -> Hit:

@@ -1,5 +1,4 @@
-"""A tiny training in a file of its own, that can be struck in milliseconds and goes wrong as its options say; and what tests ask
-of it."""
+"""A tiny training in a file of its own, that can be corrupted in milliseconds and goes wrong as its options say."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from unittest import mock
 
 from unsilent.studies.training.spec import TrainingSpec
 
-USER = "_unsilent_user_struck_loop"
+USER = "_unsilent_user_faulty_loop"
 LOOP = '''
 import os
 
@@ -85,13 +84,13 @@ def make(steps: int = 24, optimizer: str = "adamw", ends: str = "no", loose: str
         streams=("init", "order", "within"),
     )
 '''
-"""Operations that can be struck: a convolution without a gradient of its input, and a matrix product."""
+"""Operations that can be corrupted: a convolution without a gradient of its input, and a matrix product."""
 
 
 def write_loop(folder):
     """The file of it in a folder; what a spec calls it."""
-    (folder / "struck_loop.py").write_text(LOOP)
-    return f"{folder}/struck_loop.py:make"
+    (folder / "faulty_loop.py").write_text(LOOP)
+    return f"{folder}/faulty_loop.py:make"
 
 
 class Here:

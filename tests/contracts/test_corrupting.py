@@ -1,4 +1,4 @@
-"""Every fault model x dtype x layout struck in place and in a copy: the words of a numpy oracle, nothing else changed."""
+"""Every fault model x dtype x layout corrupted in place and in a copy: the words of a numpy oracle, nothing else changed."""
 
 from __future__ import annotations
 
