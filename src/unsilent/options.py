@@ -154,7 +154,7 @@ def _numbers(given: Any, joined: str, name: str) -> tuple[int, ...]:
 
 def options_of(*classes: type) -> Mapping[str, Asking]:
     """The options of some dataclasses, by field."""
-    found: dict[str, Asking] = {}
+    by_name: dict[str, Asking] = {}
     for cls in classes:
         hints = typing.get_type_hints(cls, include_extras=True)
         for field in fields(cls):
@@ -164,8 +164,8 @@ def options_of(*classes: type) -> Mapping[str, Asking]:
                 made = field.default_factory
                 own = made() if made is not MISSING else None if field.default is MISSING else field.default
                 default = own if option.unasked is _BY_FIELD else option.unasked
-                found[field.name] = Asking(option, field.name, hint.__origin__, default)
-    return found
+                by_name[field.name] = Asking(option, field.name, hint.__origin__, default)
+    return by_name
 
 
 class Asked:
@@ -203,11 +203,11 @@ class Asked:
         import tomllib
 
         try:
-            found = tomllib.loads(read_plain(path, MOST_BYTES).decode())
+            record = tomllib.loads(read_plain(path, MOST_BYTES).decode())
         except (ValueError, RecursionError) as error:
             raise UsageError(f"cannot read {path} as TOML: {first_line(error)}") from None
         own = {asking.key: name for name, asking in self.options.items() if name != "config"}
-        for key, value in found.items():
+        for key, value in record.items():
             if key.replace("_", "-") not in own:
                 raise unknown(f"key of {path}", key, own, limit=len(own))
             name = own[key.replace("_", "-")]

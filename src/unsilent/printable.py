@@ -17,8 +17,8 @@ def clean(text: object) -> str:
     >>> clean("a" + chr(27) + "[31m")
     'a\\\\x1b[31m'
     """
-    found = str(text)
-    return found if found.isprintable() else "".join(_escape(c) for c in found)
+    result = str(text)
+    return result if result.isprintable() else "".join(_escape(c) for c in result)
 
 
 def _escape(c: str) -> str:

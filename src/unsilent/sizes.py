@@ -23,11 +23,11 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("2GiB"), parse_bytes("2G"), parse_bytes("500MB"), parse_bytes("1e9")
     (2147483648, 2147483648, 500000000, 1000000000)
     """
-    found = _TEXT.fullmatch(text.strip())
-    factor = _FACTORS.get(found[2].lower()) if found else None
-    if found is None or factor is None:
+    match = _TEXT.fullmatch(text.strip())
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
         raise UsageError(f"cannot read {text!r} as a number of bytes; expected something like 2GiB, 500MB or 1e9")
-    value = float(found[1]) * factor
+    value = float(match[1]) * factor
     if not 0 <= value <= LARGEST:
         raise UsageError(f"{text!r} is no possible number of bytes; expected 0 or more, something like 2GiB")
     return int(value)

@@ -59,15 +59,15 @@ def versions() -> dict[str, str]:
 
 
 def _user_modules() -> dict[str, Path]:
-    found = {}
+    result = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         path = Path(file).resolve()
         if path.is_file() and not str(path).startswith(_INSTALLED):
-            found[name] = path
-    return found
+            result[name] = path
+    return result
 
 
 def _describe(value: Any, depth: int) -> str:

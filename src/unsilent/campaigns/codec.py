@@ -122,9 +122,9 @@ class Codec(Generic[R]):
 
     def _wrong(self, error: ValueError) -> str:
         """Which column it is."""
-        found = error.errors()[0] if hasattr(error, "errors") else {}
-        place = found.get("loc", (0,))[0]
-        return f"a column that cannot be: {self.columns[int(place)]} ({shown(str(found.get('msg', error)))})"
+        result = error.errors()[0] if hasattr(error, "errors") else {}
+        place = result.get("loc", (0,))[0]
+        return f"a column that cannot be: {self.columns[int(place)]} ({shown(str(result.get('msg', error)))})"
 
     def content(self, row: R) -> dict[str, Any]:
         """What must be equal when the trial is run again, by field."""
@@ -143,20 +143,20 @@ class Codec(Generic[R]):
 
         Curves are lists, ``inf`` is text, what is not known is null; bytes are one hex digit each.
         """
-        found: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         for one in self.fields:
             if LARGE in one.marks or (canonical and RUN in one.marks):
                 continue
             value = getattr(row, one.name)
             if isinstance(value, TrialId):
-                found["trial"] = str(value)
+                by_name["trial"] = str(value)
             if one.make is not None:
-                found |= {c.name: _plain(part) for c, part in zip(one.columns, value, strict=True)}
+                by_name |= {c.name: _plain(part) for c, part in zip(one.columns, value, strict=True)}
             elif FAULTS in one.marks:
-                found[one.name] = json.loads(value)
+                by_name[one.name] = json.loads(value)
             else:
-                found[one.name] = _plain(value)
-        return found | row.derived()
+                by_name[one.name] = _plain(value)
+        return by_name | row.derived()
 
     @property
     def digits(self) -> list[str]:

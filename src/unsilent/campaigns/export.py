@@ -63,8 +63,8 @@ def _write(store: AnyStore, file: IO[str], suffix: str, plain: bool) -> None:
 
 def canonical_lines(store: AnyStore) -> Iterator[str]:
     """The canonical export, line by line; without trials that were asked for afterwards."""
-    found = store.description
-    head = {"campaign": found.campaign, "spec": store.spec.identity(), "fingerprint": dict(found.fingerprint)}
+    baseline = store.description
+    head = {"campaign": baseline.campaign, "spec": store.spec.identity(), "fingerprint": dict(baseline.fingerprint)}
     yield canonical(head)
     for row in store.rows():
         if store.kind.planned(row.trial):

@@ -43,8 +43,8 @@ class InlineExecutor(Closing):
 
     def describe(self) -> Baseline:
         """What the runner found."""
-        found: Baseline = self.runner.describe()
-        return found
+        baseline: Baseline = self.runner.describe()
+        return baseline
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """The answer of the runner."""

@@ -33,10 +33,10 @@ def nothing(*_: Any, **__: Any) -> Any:
 
 def size(store: Any) -> int:
     """Trials of all strata, by the budget that was asked."""
-    spec, found = store.spec, store.description
+    spec, baseline = store.spec, store.description
     if spec.enumerated:
-        return sum(target.slots for target in found.targets)
-    return int(store.budget()[0]) * len(found.targets) * len(spec.flips)
+        return sum(target.slots for target in baseline.targets)
+    return int(store.budget()[0]) * len(baseline.targets) * len(spec.flips)
 
 
 @dataclass(frozen=True)

@@ -112,18 +112,18 @@ def _check_names(out: Path, paths: Sequence[Path]) -> None:
 def _check_campaigns(stores: Sequence[AnyStore]) -> None:
     """Raise ``StoreError`` unless all stores hold the same campaign."""
     first, *others = [(store.path, store.spec, store.description) for store in stores]
-    for path, spec, found in others:
-        if found.campaign != first[2].campaign:
-            told = [
+    for path, spec, result in others:
+        if result.campaign != first[2].campaign:
+            parts = [
                 f"{key}: {value_text(key, v[0])} and {value_text(key, v[1])}" if v else f"other {key}"
-                for key, v in islice(differences(first[1:], (spec, found)), 4)
+                for key, v in islice(differences(first[1:], (spec, result)), 4)
             ]
             raise StoreError(
-                f"{first[0]} and {path} hold different campaigns ({'; '.join(told)}); "
+                f"{first[0]} and {path} hold different campaigns ({'; '.join(parts)}); "
                 "only trials of one campaign can be joined"
             )
         for part in stores[0].kind.fixed:
-            if getattr(found, part) != getattr(first[2], part):
+            if getattr(result, part) != getattr(first[2], part):
                 raise StoreError(
                     f"{first[0]} and {path} name the same campaign with other {part}, so one of them is damaged; restore a copy"
                 )
@@ -188,8 +188,8 @@ def without_shard(command: str) -> str:
 
 def shard_of(command: str) -> tuple[int, int]:
     """Which part of how many a command asks for; all is part 1 of 1."""
-    found = _SHARD.search(command)
-    return (int(found[1]), int(found[2])) if found else (1, 1)
+    match = _SHARD.search(command)
+    return (int(match[1]), int(match[2])) if match else (1, 1)
 
 
 def _records(stores: Sequence[AnyStore], name: str) -> list[Any]:
@@ -197,15 +197,15 @@ def _records(stores: Sequence[AnyStore], name: str) -> list[Any]:
 
     Raises ``StoreError`` where they are not: what a look decided, say, holds for all trials of a campaign.
     """
-    found = [store.record_values(name) for store in stores]
-    most = max(range(len(stores)), key=lambda i: len(found[i]))
-    for store, values in zip(stores, found, strict=True):
-        if values != found[most][: len(values)]:
+    result = [store.record_values(name) for store in stores]
+    most = max(range(len(stores)), key=lambda i: len(result[i]))
+    for store, values in zip(stores, result, strict=True):
+        if values != result[most][: len(values)]:
             raise StoreError(
                 f"{stores[most].path} and {store.path} hold records of {name} that differ, by another precision, noise floor or "
                 "other trials; join stores before the campaign goes on, or leave one out"
             )
-    return found[most]
+    return result[most]
 
 
 def _union(sources: Sequence[AnyStore], parts: Sequence[Part]) -> Iterator[tuple[int, Row]]:

@@ -57,12 +57,12 @@ def check_files(path: Path) -> None:
     for ending in ("-wal", "-shm", "-journal"):
         beside = path.with_name(path.name + ending)
         try:
-            found = beside.lstat()
+            result = beside.lstat()
         except OSError:
             continue
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(result.st_mode):
             raise StoreError(f"{beside} is no plain file; move it away")
-        if ending == "-wal" and found.st_size > LOG_BYTES:
+        if ending == "-wal" and result.st_size > LOG_BYTES:
             raise StoreError(f"{beside} is larger than any log of a store; move it away, or restore a copy of {path}")
         if ending == "-journal" and _names_another(beside):
             raise StoreError(f"{beside} names another file that SQLite would remove; move it away")
@@ -100,6 +100,6 @@ def expected_schema(text: str) -> frozenset[tuple[bytes | None, ...]]:
     """What a file defines once SQLite has run ``text`` in it."""
     with sqlite3.connect(":memory:") as db:
         db.executescript(text)
-        found = schema_of(db)
+        result = schema_of(db)
     db.close()
-    return found
+    return result

@@ -89,7 +89,7 @@ class ProcessExecutor(Closing):
         self._workers: list[_Worker] = []
         self._description: Baseline | None = None
         self._count = 0
-        self._cpu = self._told = 0.0
+        self._cpu = self._reported = 0.0
         self._watch = Stopwatch()
         self._pace = 0.05
         self._looked = time.monotonic()
@@ -360,8 +360,8 @@ class ProcessExecutor(Closing):
     def spent(self) -> tuple[float, float]:
         """Wall and CPU seconds since it was made or this was last asked; of the workers what they have told."""
         wall, cpu = self._watch.lap()
-        told, self._told = self._told, self._cpu + sum(w.cpu for w in self._workers)
-        return wall, cpu + self._told - told
+        before, self._reported = self._reported, self._cpu + sum(w.cpu for w in self._workers)
+        return wall, cpu + self._reported - before
 
     def salvage(self) -> list[Row]:
         """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""

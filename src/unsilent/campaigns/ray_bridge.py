@@ -178,8 +178,8 @@ def _why(error: Exception, unfit: bool) -> str:
     """A few words out of Ray's many."""
     if unfit:
         return str(error).strip().splitlines()[-1].strip()
-    found = re.search(r"The actor is dead because ([^.\n]+)", str(error))
-    return found[1].strip() if found else "it cannot be reached any more"
+    match = re.search(r"The actor is dead because ([^.\n]+)", str(error))
+    return match[1].strip() if match else "it cannot be reached any more"
 
 
 @contextmanager

@@ -84,25 +84,25 @@ class Crew:
         self.members[number] = Member(number)
         self._send("hire", number, self._gang * self._spec.threads)
 
-    def welcome(self, one: Member, found: Baseline, pack: int, node: str) -> None:
+    def welcome(self, one: Member, baseline: Baseline, pack: int, node: str) -> None:
         """It has loaded the workload. The first one says what the campaign is; who finds something else is refused."""
         one.node = node
         if self.description is None:
-            self.description, self.pack = found, pack
-            if self._measure_gang(one, found) > 1:
+            self.description, self.pack = baseline, pack
+            if self._measure_gang(one, baseline) > 1:
                 return
         first = self.description
-        changed = [k for k in found.fingerprint if found.fingerprint[k] != first.fingerprint.get(k)]
-        changed += ["unsilent"] if found.versions.get("unsilent") != first.versions.get("unsilent") else []
-        if changed or found.campaign != first.campaign:
+        changed = [k for k in baseline.fingerprint if baseline.fingerprint[k] != first.fingerprint.get(k)]
+        changed += ["unsilent"] if baseline.versions.get("unsilent") != first.versions.get("unsilent") else []
+        if changed or baseline.campaign != first.campaign:
             what = ", ".join(changed) or "its targets"
             self.refuse(one, f"does not reproduce the golden fingerprint ({what} differ)")
             return
-        one.ready, one.pace, self._stillborn = True, max(found.golden_seconds, 1e-4), 0
+        one.ready, one.pace, self._stillborn = True, max(baseline.golden_seconds, 1e-4), 0
 
-    def _measure_gang(self, one: Member, found: Baseline) -> int:
+    def _measure_gang(self, one: Member, baseline: Baseline) -> int:
         """A workload that says ``world_size`` starts so many processes itself: its node must have CPUs for them all."""
-        self._gang = found.info.get("world_size", 1)
+        self._gang = baseline.info.get("world_size", 1)
         if not isinstance(self._gang, int) or self._gang < 1:
             raise UsageError(
                 f"world_size of {self._spec.workload!r} is {self._gang!r}; expected a whole number above 0"

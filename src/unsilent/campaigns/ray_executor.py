@@ -57,7 +57,7 @@ class RayExecutor(Closing):
         self._link: Link | None = None
         self._backlog: deque[TrialId] = deque()
         self._numbers: dict[tuple[int, int], int] = {}
-        self._bridge_cpu = self._told = 0.0
+        self._bridge_cpu = self._reported = 0.0
         self._watch = Stopwatch()
 
     def describe(self) -> Baseline:
@@ -101,8 +101,8 @@ class RayExecutor(Closing):
             return []
         _, _, events, one.cpu, self._bridge_cpu = message
         one.placed = True
-        told: list[Event] = pickle.loads(events)  # noqa: S301 - our own supervisor's
-        return [row for event in told for row in self._take(one, event)]
+        batch: list[Event] = pickle.loads(events)  # noqa: S301 - our own supervisor's
+        return [row for event in batch for row in self._take(one, event)]
 
     def _gone(self, one: Member, why: str, unfit: bool) -> None:
         if unfit:
@@ -171,8 +171,8 @@ class RayExecutor(Closing):
     def spent(self) -> tuple[float, float]:
         """Wall and CPU seconds since it was made or this was last asked; of supervisors and workers what they have told."""
         wall, cpu = self._watch.lap()
-        told, self._told = self._told, self._crew.cpu + self._bridge_cpu
-        return wall, cpu + self._told - told
+        before, self._reported = self._reported, self._crew.cpu + self._bridge_cpu
+        return wall, cpu + self._reported - before
 
     def salvage(self) -> list[Row]:
         """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""

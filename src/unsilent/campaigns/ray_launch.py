@@ -52,13 +52,13 @@ def check_address(address: str | None) -> None:
         raise UsageError("--executor ray needs an extra: pip install 'unsilent[ray]'")
     if address is None or address == "auto":
         return
-    found = _PLACE.fullmatch(address)
-    if found is None or int(found[2]) > 65535:
+    match = _PLACE.fullmatch(address)
+    if match is None or int(match[2]) > 65535:
         raise UsageError(
             f"--ray is {address!r}; expected the head node's host:port (like 10.0.0.1:6379), ray://host:port or auto"
         )
     try:
-        socket.create_connection((found[1].strip("[]"), int(found[2])), KNOCK_SECONDS).close()
+        socket.create_connection((match[1].strip("[]"), int(match[2])), KNOCK_SECONDS).close()
     except OSError as error:
         raise UsageError(
             f"no Ray cluster answers at {address} ({error.strerror or error}); "
@@ -169,13 +169,13 @@ def remove(folder: str) -> None:
 
 def environment(cluster: Cluster, own: Mapping[str, str]) -> dict[str, str]:
     """What Ray reads of the environment: it reports to nobody, and a cluster of our own listens on loopback alone."""
-    found = {**own, "RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+    result = {**own, "RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     if cluster.address is None:
         # This variable is how Ray keeps itself to 127.0.0.1 where it is no cluster (on macOS and Windows by default).
-        found["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        result["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         # A token of our own, so that none is written into the user's home.
-        found |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        found.pop("RAY_ADDRESS", None)
+        result |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        result.pop("RAY_ADDRESS", None)
     else:
-        found.setdefault("RAY_NUM_REDIS_GET_RETRIES", "5")  # seconds that a wrong token or version is tried again
-    return found
+        result.setdefault("RAY_NUM_REDIS_GET_RETRIES", "5")  # seconds that a wrong token or version is tried again
+    return result

@@ -47,13 +47,13 @@ class Job:
     def environ(self, own: Mapping[str, str]) -> dict[str, str]:
         """The environment of a worker under an actor whose own is ``own``."""
         if self.local:
-            found = dict(self.environment)
+            result = dict(self.environment)
         else:
-            found = {key: value for key, value in own.items() if not key.startswith("RAY_") and key not in THREADS}
-            found |= self.environment
+            result = {key: value for key, value in own.items() if not key.startswith("RAY_") and key not in THREADS}
+            result |= self.environment
         if self.spec.device.startswith("cuda") and "CUDA_VISIBLE_DEVICES" in own:
-            found["CUDA_VISIBLE_DEVICES"] = own["CUDA_VISIBLE_DEVICES"]  # the one that Ray has given us
-        return found
+            result["CUDA_VISIBLE_DEVICES"] = own["CUDA_VISIBLE_DEVICES"]  # the one that Ray has given us
+        return result
 
 
 def given(own: Mapping[str, str], local: bool) -> dict[str, str]:

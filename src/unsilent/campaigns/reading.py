@@ -96,10 +96,10 @@ def parsed(kind: type[T], text: Any, what: str) -> T:
         raise Damaged(f"its {what} is no text")
     try:
         hashable: Any = kind
-        found: T = _adapter(hashable).validate_json(text)
+        result: T = _adapter(hashable).validate_json(text)
     except (RecursionError, ValueError) as error:
         raise Damaged(f"its {what} cannot be read: {shown(str(error).splitlines()[-1].strip())}") from None
-    return found
+    return result
 
 
 @cache
@@ -126,10 +126,10 @@ def check_faults(text: Any, what: str) -> None:
     from pydantic_core import from_json
 
     try:
-        found = from_json(text) if isinstance(text, str) else None
+        result = from_json(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
-        found = None
-    faults = [found] if isinstance(found, dict) else found
+        result = None
+    faults = [result] if isinstance(result, dict) else result
     if not isinstance(faults, list) or not all(isinstance(fault, dict) for fault in faults):
         raise Damaged(f"{what} has a fault that cannot be read")
 

@@ -102,10 +102,10 @@ def running_again(
         yield cast("LocalExecutor", executor)
 
 
-def check_same(store: AnyStore, spec: Spec, found: Baseline, apart: Collection[str] = ()) -> None:
+def check_same(store: AnyStore, spec: Spec, baseline: Baseline, apart: Collection[str] = ()) -> None:
     """Raise ``StoreError`` where a campaign differs from the stored one in anything but the parts named in ``apart``."""
     known = store.spec, store.description
-    changed = [name for name, _ in differences(known, (spec, found)) if name not in apart]
+    changed = [name for name, _ in differences(known, (spec, baseline)) if name not in apart]
     if changed:
         raise StoreError(
             f"{store.path} was made with another {', '.join(changed)}; "

@@ -116,7 +116,7 @@ class Spec(Protocol):
 
     def to_json(self) -> Json: ...
 
-    def make_runner(self, told: Progress | None, means: Means) -> Runner:
+    def make_runner(self, progress: Progress | None, means: Means) -> Runner:
         """What runs trials, in a worker: it may load torch."""
         ...
 
@@ -219,7 +219,7 @@ def differences(
     there: tuple[Spec, Baseline], here: tuple[Spec, Baseline]
 ) -> Iterator[tuple[str, tuple[Any, Any] | None]]:
     """What makes two campaigns two: values of the spec that differ with both values, then keys of the fingerprint with None."""
-    (old, then), (new, now) = ((spec.identity(), found.fingerprint) for spec, found in (there, here))
+    (old, then), (new, now) = ((spec.identity(), result.fingerprint) for spec, result in (there, here))
     yield from ((key, (old[key], new[key])) for key in new if old[key] != new[key])
     yield from ((key, None) for key in {**then, **now} if then.get(key) != now.get(key))
 

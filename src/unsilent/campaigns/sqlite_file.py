@@ -130,8 +130,8 @@ class SqliteFile(Closing):
         if application >> 8 == OURS and application != self.application:
             held, needed = HELD.get(application, OTHER)[0], HELD.get(self.application, OTHER)[1]
             raise StoreError(f"{self.path} holds {held}; {needed}: give another --store")
-        found = schema_of(db)
-        empty = not (found or application or version)
+        result = schema_of(db)
+        empty = not (result or application or version)
         if application != self.application and not empty:
             raise StoreError(f"{self.path} is a database of another program; give another file")
         if empty and not write:
@@ -140,7 +140,7 @@ class SqliteFile(Closing):
             raise StoreError(
                 f"{self.path} has store version {version}, this is version {self.version}; use another --store"
             )
-        if not empty and found != expected_schema(self.schema):
+        if not empty and result != expected_schema(self.schema):
             raise StoreError(
                 f"{self.path} does not have exactly the tables and indexes of a store, so nothing in it is read; restore a copy"
             )

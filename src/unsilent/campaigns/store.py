@@ -89,11 +89,11 @@ class Store(SqliteFile, Generic[S, B, R]):
             )
 
     def _difference(self, spec: S, description: B) -> str:
-        found = islice(differences((self.spec, self.description), (spec, description)), 4)
-        told = (
-            f"{key}: {_short(key, v[0])} there, {_short(key, v[1])} now" if v else f"{key} changed" for key, v in found
+        result = islice(differences((self.spec, self.description), (spec, description)), 4)
+        parts = (
+            f"{key}: {_short(key, v[0])} there, {_short(key, v[1])} now" if v else f"{key} changed" for key, v in result
         )
-        return "; ".join(told) or "unknown difference"
+        return "; ".join(parts) or "unknown difference"
 
     @property
     def spec(self) -> S:
@@ -112,16 +112,16 @@ class Store(SqliteFile, Generic[S, B, R]):
             if row is None:
                 raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
             if self._read is None or self._read[0] != row:
-                spec, found = parsed(self.kind.spec, row[1], "spec"), parsed(self.kind.baseline, row[2], "description")
+                spec, record = parsed(self.kind.spec, row[1], "spec"), parsed(self.kind.baseline, row[2], "description")
                 self.kind.check_spec(spec)
-                self.kind.check_baseline(found)
-                if not row[0] == found.campaign == campaign_hash(spec, found.fingerprint):
+                self.kind.check_baseline(record)
+                if not row[0] == record.campaign == campaign_hash(spec, record.fingerprint):
                     raise Damaged("its campaign is not the one that its spec makes")
                 if self._canonical:
                     known, same = spec.to_json(), spec.identity()
                     changed = {name: same[name] for name in known if same[name] != known[name]}
                     spec = replace(cast("Any", spec), **changed)
-                self._read = row, (spec, found)
+                self._read = row, (spec, record)
             return self._read[1]
 
     def note_budget(self, trials: int, command: str) -> None:
@@ -132,8 +132,10 @@ class Store(SqliteFile, Generic[S, B, R]):
     def budget(self) -> tuple[int, str]:
         """Largest number of trials a stratum asked so far, and the command that asked it."""
         with self._errors():
-            found = [read_budget(*row) for row in self._db.execute("SELECT trials, command FROM budget ORDER BY rowid")]
-        return max(reversed(found), key=itemgetter(0), default=(0, ""))
+            result = [
+                read_budget(*row) for row in self._db.execute("SELECT trials, command FROM budget ORDER BY rowid")
+            ]
+        return max(reversed(result), key=itemgetter(0), default=(0, ""))
 
     # -- further records -----------------------------------------------------------------------------------------
 
@@ -152,8 +154,8 @@ class Store(SqliteFile, Generic[S, B, R]):
                 return []
             allowance = self._allowance()
             allowance.read(*(row[0] for row in rows))
-            read, (spec, found) = self.kind.records[name], self._campaign()
-            return [(row[0], read(row[0], spec, found)) for row in rows]
+            read, (spec, result) = self.kind.records[name], self._campaign()
+            return [(row[0], read(row[0], spec, result)) for row in rows]
 
     def add_record(self, name: str, value: Any) -> None:
         """Remember one more, as JSON."""
@@ -198,8 +200,8 @@ class Store(SqliteFile, Generic[S, B, R]):
 
     def row(self, trial: TrialId) -> R:
         """One trial; raises ``StoreError`` when it was not run."""
-        found = self.find(trial)
-        if found is None:
+        result = self.find(trial)
+        if result is None:
             names = [t.name for t in self.description.targets] or sorted({t.target for t in self.done()})
             targets = ", ".join(names[:LISTED])
             flips = ", ".join(f"x{f or ''}" for f in self.spec.flips)
@@ -208,20 +210,20 @@ class Store(SqliteFile, Generic[S, B, R]):
                 f"{self.path} has no trial {trial}; there are TARGET/xFLIPS/NUMBER with {targets} … and {flips}, "
                 f"numbers below {most}"
             )
-        return found
+        return result
 
     def _select(self, clause: str, values: tuple[Any, ...] = (), without: Collection[str] = ()) -> Iterator[R]:
         columns = ", ".join("NULL" if name in without else name for name in self.codec.columns)
         query = f"SELECT {columns} FROM trial {clause}"  # noqa: S608 - constants
         with self._errors():
-            found, known, allowance = self.description, self._known(), self._allowance()
-            shapes = partial(self.kind.shapes, found)
+            baseline, known, allowance = self.description, self._known(), self._allowance()
+            shapes = partial(self.kind.shapes, baseline)
             with self._query(query, values) as cursor:
                 for cells in cursor:
                     self._trial(known, *cells[:3])
                     row = self.codec.decode(cells, shapes, allowance)
                     try:
-                        self.kind.check_row(row, found)
+                        self.kind.check_row(row, baseline)
                     except Damaged as wrong:
                         raise Damaged(f"trial {shown(str(row.trial))} {wrong}") from None
                     yield row

@@ -17,13 +17,13 @@ def show(which: str, as_json: bool) -> int:
     """Print an accelerator by its name or file; raises ``UsageError``."""
     from unsilent.faults.hardware.reading import accelerator
 
-    found = accelerator(which)
+    result = accelerator(which)
     if as_json:
-        rows = [asdict(row) for row in found.table()]
-        whole = found.description.model_dump(exclude_none=True)
-        print(json.dumps({"accelerator": whole, "rows": rows, "fit": found.fit, "no_fit": found.no_fit}, indent=2))
+        rows = [asdict(row) for row in result.table()]
+        whole = result.description.model_dump(exclude_none=True)
+        print(json.dumps({"accelerator": whole, "rows": rows, "fit": result.fit, "no_fit": result.no_fit}, indent=2))
         return 0
-    about = found.description
+    about = result.description
     print(f"{about.name}: {about.description}")
     for source in about.sources:
         print(f"  source: {source}")
@@ -32,25 +32,25 @@ def show(which: str, as_json: bool) -> int:
     for title, table in (("array", about.array), ("dtypes", about.dtypes), ("flip-flops", about)):
         print(f"{title}: {_facts(table)}")
     print()
-    _groups(found)
+    _groups(result)
     print()
     show_table(
-        [(r.group, r.name, r.operand, r.pattern, r.values, r.reach, r.held, f"{r.weight:.4f}") for r in found.table()],
+        [(r.group, r.name, r.operand, r.pattern, r.values, r.reach, r.held, f"{r.weight:.4f}") for r in result.table()],
         ("flip-flops", "fault model", "operand", "pattern", "values", "seen by", "held as", "weight"),
         whole=("flip-flops", "fault model", "weight"),
     )
     print()
-    for group, split in {row.group: row.split for row in found.table() if row.split}.items():
+    for group, split in {row.group: row.split for row in result.table() if row.split}.items():
         print(f"How {group} divides its weight among its fault models: {split}.")
-    print(f"FIT: {found.fit:.2f}" if found.fit is not None else f"FIT: none, for {found.no_fit}.")
+    print(f"FIT: {result.fit:.2f}" if result.fit is not None else f"FIT: none, for {result.no_fit}.")
     return 0
 
 
-def _groups(found: Accelerator) -> None:
+def _groups(result: Accelerator) -> None:
     rows = []
-    weights = {name: sum(e.weight for e in found.entries if e.group == name) for name in found.description.groups}
-    for name, group in found.description.groups.items():
-        unmasked, fit = group.unmasked, found.fit_of(name)
+    weights = {name: sum(e.weight for e in result.entries if e.group == name) for name in result.description.groups}
+    for name, group in result.description.groups.items():
+        unmasked, fit = group.unmasked, result.fit_of(name)
         rows.append(
             (
                 name, f"{group.share:g}", f"{group.activeness:g}", "" if unmasked is None else f"{unmasked:g}",

@@ -66,8 +66,8 @@ class Verb:
 
     def budget(self, asked: Asked) -> Budget:
         """How many trials; raises ``UsageError``."""
-        found: Budget = asked.make(self.kind.budget).resolve()
-        return found
+        result: Budget = asked.make(self.kind.budget).resolve()
+        return result
 
     def means(self, asked: Asked) -> ExecutionOptions:
         """Where they are run."""
@@ -78,15 +78,15 @@ class Verb:
         kind = self.kind
         return asked.command(kind.name, kind.budget, kind.spec, kind.reading, *kind.more)
 
-    def numbers(self, asked: Asked, spec: Any, found: Any) -> Mapping[tuple[str, int | None], range]:
+    def numbers(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
         """Which trials a dry run foresees, by target and number of flips."""
         from unsilent.campaigns.driver import numbers
 
-        return numbers(spec, found, self.budget(asked))
+        return numbers(spec, result, self.budget(asked))
 
-    def seconds(self, found: Any) -> float:
+    def seconds(self, result: Any) -> float:
         """Of a fault-free run."""
-        return float(found.golden_seconds)
+        return float(result.golden_seconds)
 
     def foreseen(self, asked: Asked) -> Iterator[str]:
         """Further sentences of a dry run."""

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def dry_run(verb: Verb, asked: Asked, spec: Any, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
     with verb.running(asked, spec) as (executor, _):
-        found = executor.describe()
-    done = stored(verb, spec, found, path)
-    strata = verb.numbers(asked, spec, found)
+        baseline = executor.describe()
+    done = stored(verb, spec, baseline, path)
+    strata = verb.numbers(asked, spec, baseline)
     total = sum(map(len, strata.values()))
-    groups = {target.name: getattr(target, "group", "") for target in found.targets}
+    groups = {target.name: getattr(target, "group", "") for target in baseline.targets}
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
-    each, jobs = verb.seconds(found), asked["jobs"]
+    each, jobs = verb.seconds(baseline), asked["jobs"]
     seconds = left * each
     table = Table(
         (Column("target", left=True), Column("flips"), Column("trials", "number")),
@@ -62,13 +62,13 @@ def dry_run(verb: Verb, asked: Asked, spec: Any, path: Path) -> int:
     return 0
 
 
-def stored(verb: Verb, spec: Any, found: Any, path: Path) -> set[TrialId]:
+def stored(verb: Verb, spec: Any, result: Any, path: Path) -> set[TrialId]:
     """Trials that the store holds; raises ``StoreError`` where they are of another campaign."""
     from unsilent.campaigns.store import Store
 
     if not path.exists() or not path.stat().st_size:
         return set()
     with Store(path, verb.kind) as store:
-        if {key for key, _ in differences((store.spec, store.description), (spec, found))} - {*verb.unresolved}:
-            store.check(spec, found)
+        if {key for key, _ in differences((store.spec, store.description), (spec, result))} - {*verb.unresolved}:
+            store.check(spec, result)
         return store.done()

@@ -49,9 +49,9 @@ def explain_loop(
         "shown": lambda finding: None if quiet else _told(found_line(finding)),
     }
     search = explaining.control if control else explaining.explain
-    found = search(ref, **asked)
-    show_report(report(found, arguments), None, as_json, plain)
-    return INTERRUPTED if found.interrupted else 0 if found.agreed else 1
+    match = search(ref, **asked)
+    show_report(report(match, arguments), None, as_json, plain)
+    return INTERRUPTED if match.interrupted else 0 if match.agreed else 1
 
 
 def _told(text: str) -> None:

@@ -54,15 +54,15 @@ class NoiseVerb(Verb):
         super().check(asked, spec)
         question(asked)
 
-    def numbers(self, asked: Asked, spec: Any, found: Any) -> Mapping[tuple[str, int | None], range]:
+    def numbers(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
         counts: dict[tuple[str, int | None], range] = {}
-        for replica in question(asked).wanted(found):
+        for replica in question(asked).wanted(result):
             key = (str(replica.switches), None)
             counts[key] = range(max(replica.number + 1, len(counts.get(key, ()))))
         return counts
 
-    def seconds(self, found: Any) -> float:
-        return float(found.run_seconds)
+    def seconds(self, result: Any) -> float:
+        return float(result.run_seconds)
 
     def foreseen(self, asked: Asked) -> Iterator[str]:
         yield "steps at which runs part are run again, to see which operation does it: these are not counted"

@@ -49,11 +49,11 @@ class PvfVerb(Verb):
     def command(self, asked: Asked) -> str:
         return asked.command("pvf", PvfBudget, CampaignSpec)  # reading is added where the store is read
 
-    def numbers(self, asked: Asked, spec: Any, found: Any) -> Mapping[tuple[str, int | None], range]:
+    def numbers(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
         if asked.make(PvfBudget).precision is None:
-            return super().numbers(asked, spec, found)
+            return super().numbers(asked, spec, result)
         most = self.budget(asked).numbers(None)
-        return {(target.group or target.name, flips): most for target in found.targets for flips in spec.flips}
+        return {(target.group or target.name, flips): most for target in result.targets for flips in spec.flips}
 
     def foreseen(self, asked: Asked) -> Iterator[str]:
         if asked.make(PvfBudget).precision is not None:
@@ -81,8 +81,8 @@ class PvfVerb(Verb):
         from unsilent.studies.pvf.report import report
 
         failures = [line for gate in self.gates(asked) for line in gate.failures(result)]
-        found = report(result, asked["fit_per_bit"])
-        show_report(found, page, asked["as_json"], asked["plain"], {"Store": path}, failed_assertions=failures)
+        output = report(result, asked["fit_per_bit"])
+        show_report(output, page, asked["as_json"], asked["plain"], {"Store": path}, failed_assertions=failures)
         for line in (*(f"assertion failed: {failure}" for failure in failures), *result.short):
             print(f"unsilent: {line}", file=sys.stderr)
         return 1 if failures or result.short else 0

@@ -108,22 +108,22 @@ def replay(
     page = trace_path(store, str(number), output) if trace else None
     with Store(store, kind) as opened:
         own = {name: choices[name] for name in kind.replay_choices}
-        found = (kind.replay or replay_trial)(opened, number, given, o.pairs(with_), **own)
+        result = (kind.replay or replay_trial)(opened, number, given, o.pairs(with_), **own)
     if log is not None:
-        _write_log(log, found.log)
-    code = show_replay(found, as_json, plain, **({} if page is None else {"report": str(page)}))
-    if found.report is not None and page is not None:
-        show_trace(found.report, page, as_json, plain)
+        _write_log(log, result.log)
+    code = show_replay(result, as_json, plain, **({} if page is None else {"report": str(page)}))
+    if result.report is not None and page is not None:
+        show_trace(result.report, page, as_json, plain)
     return code
 
 
-def show_replay(found: Replay[Any], as_json: bool, plain: bool = False, **more: str) -> int:
+def show_replay(result: Replay[Any], as_json: bool, plain: bool = False, **more: str) -> int:
     """Print a trial and its repetition, in JSON with ``more`` fields; returns the exit code, 1 where they differ."""
     if as_json:
-        print(json.dumps({**found.to_json(), **more}, indent=2))
+        print(json.dumps({**result.to_json(), **more}, indent=2))
     else:
-        print("\n".join(f"{'# ' if plain else ''}{line}" for line in str(found).splitlines()))
-    return 0 if found.same else 1
+        print("\n".join(f"{'# ' if plain else ''}{line}" for line in str(result).splitlines()))
+    return 0 if result.same else 1
 
 
 def _write_log(path: Path, lines: tuple[str, ...]) -> None:

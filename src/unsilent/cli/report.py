@@ -73,11 +73,11 @@ def report(
     given = {"unit": unit, "confidence": confidence, "interval": interval, "fit_per_bit": fit_per_bit}
     made = card_paths(store, output) if card else None
     page = None if card else page_path(store, other, output)
-    found = report_of(store, other, given, canonical)
+    result = report_of(store, other, given, canonical)
     if made:
         write_card(store, {name: given[name] for name in kind.choices}, *made)
     files = dict(zip(("Card", "Page"), made or (), strict=False))
-    show_report(found, page, as_json, plain, files, canonical=canonical)
+    show_report(result, page, as_json, plain, files, canonical=canonical)
     return 0
 
 

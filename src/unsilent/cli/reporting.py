@@ -29,9 +29,9 @@ def show_report(
     if as_json:
         from unsilent.render.report_json import canonical_json, report_json
 
-        found = report_json(report)
-        told = canonical_json(found) if canonical else {**found, "report": page and str(page), **more}
-        print(json.dumps(told, indent=2))
+        result = report_json(report)
+        values = canonical_json(result) if canonical else {**result, "report": page and str(page), **more}
+        print(json.dumps(values, indent=2))
     else:
         print_report(report, plain)
     if page is not None:

@@ -52,14 +52,14 @@ def status(
     A folder stands for the stores in it. The exit code is 1 where a store cannot be read.
     """
     given = stores or [Path()]
-    found = [status_of(path) for path in _files(given)]
+    result = [status_of(path) for path in _files(given)]
     if as_json:
-        print(json.dumps({"schema": "unsilent/status/1", "stores": [asdict(one) for one in found]}, indent=2))
-    elif not found:
+        print(json.dumps({"schema": "unsilent/status/1", "stores": [asdict(one) for one in result]}, indent=2))
+    elif not result:
         print(f"no store in {', '.join(map(str, given))}")
     else:
-        print("\n\n".join("\n".join(lines(one)) for one in found))
-    return int(any(one.error for one in found))
+        print("\n\n".join("\n".join(lines(one)) for one in result))
+    return int(any(one.error for one in result))
 
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
@@ -91,16 +91,16 @@ def status_of(path: Path) -> Status:
     return Status(str(path), error="this is no store of unsilent pvf, training or noise")
 
 
-def lines(found: Status) -> list[str]:
+def lines(result: Status) -> list[str]:
     """What a terminal shows of a status."""
-    if found.error:
-        return [f"{found.store}: {found.kind or 'unknown'}", f"  cannot be read: {found.error}"]
-    unit = "replicas" if found.kind == "noise" else "trials"
-    count = f"{found.done:,} {unit}" if found.planned is None else f"{found.done:,} of {found.planned:,} {unit}"
-    word = "" if found.planned is None else ", complete" if found.done >= found.planned else ", not complete"
-    told = [f"{found.store}: {found.kind} of {found.subject}", f"  {count}{word}"]
-    told += [f"  found: {found.found}"] if found.found else []
-    return [*told, f"  goes on with: {found.command}"] if found.command else told
+    if result.error:
+        return [f"{result.store}: {result.kind or 'unknown'}", f"  cannot be read: {result.error}"]
+    unit = "replicas" if result.kind == "noise" else "trials"
+    count = f"{result.done:,} {unit}" if result.planned is None else f"{result.done:,} of {result.planned:,} {unit}"
+    word = "" if result.planned is None else ", complete" if result.done >= result.planned else ", not complete"
+    parts = [f"{result.store}: {result.kind} of {result.subject}", f"  {count}{word}"]
+    parts += [f"  found: {result.found}"] if result.found else []
+    return [*parts, f"  goes on with: {result.command}"] if result.command else parts
 
 
 def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
@@ -109,13 +109,13 @@ def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
     with open_store(path, kind) as store:
         own = sum(map(kind.planned, store.done()))
         try:
-            found = kind.report(kind.analyse(store)).headline
+            result = kind.report(kind.analyse(store)).headline
         except StoreError:
             raise
         except UsageError as error:  # interrupted before there was anything to read
-            found = str(error).partition(";")[0]
-        told = clean(kind.subject(store)), own, kind.size(store), _with(store.budget()[1], path), found
-    return Status(str(path), kind.name, *told)
+            result = str(error).partition(";")[0]
+        parts = clean(kind.subject(store)), own, kind.size(store), _with(store.budget()[1], path), result
+    return Status(str(path), kind.name, *parts)
 
 
 def _with(command: str, path: Path) -> str:

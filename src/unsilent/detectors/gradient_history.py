@@ -53,8 +53,8 @@ def analytic(partial_sums: Floats, batch: int, decay: float = 0.0) -> Floats:
     """
     if batch < 1 or not 0 <= decay < 1:
         raise UsageError(f"batch is {batch} and decay is {decay}; expected 1 or more, and at least 0 and below 1")
-    found: Floats = SIGMAS * np.sqrt(np.asarray(partial_sums, dtype=np.float64)) / batch / (1 - decay)
-    return found
+    result: Floats = SIGMAS * np.sqrt(np.asarray(partial_sums, dtype=np.float64)) / batch / (1 - decay)
+    return result
 
 
 def learnt(before: Floats, now: Floats) -> Floats:
@@ -99,5 +99,5 @@ class Calibrated:
         """Float64[n]."""
         of_kind = np.zeros(int(self.kinds.max(initial=-1)) + 1)
         np.maximum.at(of_kind, self.kinds, self.largest)
-        found: Floats = self.factor * np.maximum(self.largest, FLOOR * of_kind[self.kinds])
-        return found
+        result: Floats = self.factor * np.maximum(self.largest, FLOOR * of_kind[self.kinds])
+        return result

@@ -31,8 +31,8 @@ def free_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: where ``proc`` and ``sys`` are found.
     """
-    found = [*_machine(root), *_control_groups(root)]
-    return max(0, min(found)) if found else None
+    result = [*_machine(root), *_control_groups(root)]
+    return max(0, min(result)) if result else None
 
 
 def _machine(root: Path) -> Iterator[int]:

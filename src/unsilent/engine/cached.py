@@ -173,12 +173,12 @@ class CachedEngine(PlainEngine):
         replayer = self.replayers[batch]
         assert replayer is not None
         try:
-            (found,) = self._take(batch, replayer, [faults], packed)
+            (result,) = self._take(batch, replayer, [faults], packed)
         finally:
             replayer.forget()
-        if isinstance(found, Diverged):
-            raise found
-        return found
+        if isinstance(result, Diverged):
+            raise result
+        return result
 
     def explained(self) -> list[str]:
         """What a report should say of the shortcuts: batches that run plainly, and why."""
@@ -214,7 +214,7 @@ class CachedEngine(PlainEngine):
 
     def _packed(self, many: Sequence[Sequence[Fault]]) -> dict[int, dict[int, Any]]:
         """Outputs by trial and batch of the trials that could share calls."""
-        found: dict[int, dict[int, Any]] = {}
+        mapping: dict[int, dict[int, Any]] = {}
         for batch, replayer in enumerate(self.replayers):
             sharing = [
                 (i, acting)
@@ -225,8 +225,8 @@ class CachedEngine(PlainEngine):
             for first in range(0, len(sharing), size) if size > 1 else ():
                 found_now = self._pack(batch, sharing[first : first + size])
                 for i, output in found_now.items():
-                    found.setdefault(i, {})[batch] = output
-        return found
+                    mapping.setdefault(i, {})[batch] = output
+        return mapping
 
     def _pack(self, batch: int, sharing: Sequence[tuple[int, Sequence[Fault]]]) -> dict[int, Any]:
         """The outputs of trials that share calls on one batch, those that did not go through left out."""
@@ -238,12 +238,12 @@ class CachedEngine(PlainEngine):
             return {}
         finally:
             replayer.forget()
-        found = {i: out for (i, _), out in zip(sharing, outputs, strict=True) if not isinstance(out, Diverged)}
+        result = {i: out for (i, _), out in zip(sharing, outputs, strict=True) if not isinstance(out, Diverged)}
         company = [acting for _, acting in sharing]
         for place, (i, _) in enumerate(sharing):
-            if i in found:
-                self.witnesses.add(batch, company, place, found[i] is not self.golden[batch])
-        return found
+            if i in result:
+                self.witnesses.add(batch, company, place, result[i] is not self.golden[batch])
+        return result
 
     def _evaluate(self, batch: int, faults: Sequence[Fault]) -> Any:
         if batch in self._ready:
@@ -257,9 +257,9 @@ class CachedEngine(PlainEngine):
             self.ledger.add_plain(key, time.process_time() - begun)
             return output
         try:
-            (found,) = self._take(batch, replayer, [faults])
-            if isinstance(found, Diverged):
-                raise found
+            (result,) = self._take(batch, replayer, [faults])
+            if isinstance(result, Diverged):
+                raise result
         except Exception:  # whatever happens on the tape, the plain run says what it means
             self.diverged += 1
             between = time.process_time()
@@ -271,8 +271,8 @@ class CachedEngine(PlainEngine):
         finally:
             replayer.forget()
         self.ledger.add(key, time.process_time() - begun)
-        self.witnesses.add(batch, [list(faults)], 0, found is not self.golden[batch])
-        return found
+        self.witnesses.add(batch, [list(faults)], 0, result is not self.golden[batch])
+        return result
 
     def _take(self, batch: int, replayer: Replayer, many: Sequence[Sequence[Fault]], packed: bool = True) -> list[Any]:
         """The outputs of some trials, from the tape; golden itself where nothing differs; `Diverged` where it must be run.

@@ -84,12 +84,12 @@ def first_difference(run: Callable[[], Any], model: nn.Module) -> str | None:
         to tell already.
     """
     try:
-        found = _first_difference(run, model, clear=True)
-        if found is None and (found := _first_difference(run, model, clear=False)) is not None:
-            found = f"{found.split(', which ')[0]}, which reads memory that was never written"
+        result = _first_difference(run, model, clear=True)
+        if result is None and (result := _first_difference(run, model, clear=False)) is not None:
+            result = f"{result.split(', which ')[0]}, which reads memory that was never written"
     except Exception:
         return None
-    return found
+    return result
 
 
 def _first_difference(run: Callable[[], Any], model: nn.Module, clear: bool) -> str | None:

@@ -27,17 +27,17 @@ def own_generator(values: Sequence[Any]) -> bool:
 
 def digest(values: Sequence[Any]) -> int:
     """xxh3-64 of dtypes, shapes and all bits of tensors, and of other values as text; below all modes, so that nobody sees it."""
-    found = xxhash.xxh3_64()
+    result = xxhash.xxh3_64()
     with no_dispatch():
         for value in values:
             if not isinstance(value, Tensor):
-                found.update(bits_of_text(value) + b"\0")
+                result.update(bits_of_text(value) + b"\0")
                 continue
             tensor = local(value).detach()
-            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            result.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             for part in _parts(tensor):
-                found.update(words_of(distinct(part)).contiguous().cpu().numpy().data)
-    return int(found.intdigest())
+                result.update(words_of(distinct(part)).contiguous().cpu().numpy().data)
+    return int(result.intdigest())
 
 
 def content_of(tensor: Tensor) -> Any:
@@ -48,10 +48,10 @@ def content_of(tensor: Tensor) -> Any:
 
 def contents(tensors: Iterable[Tensor]) -> Any:
     """xxh3-64, to be gone on with, of the bytes of all elements."""
-    found = xxhash.xxh3_64()
+    result = xxhash.xxh3_64()
     for tensor in tensors:
-        found.update(content_of(tensor))
-    return found
+        result.update(content_of(tensor))
+    return result
 
 
 def digest_unordered(tensor: Tensor) -> int:

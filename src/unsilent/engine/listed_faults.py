@@ -57,7 +57,7 @@ class ListedFaults:
         self.digest = xxhash.xxh3_128_hexdigest(content)
         entries = list(read_entries(content, path, kind))
         tensors = _tensors(engine, entries)
-        found: dict[str, list[Faults]] = defaultdict(list)
+        by_name: dict[str, list[Faults]] = defaultdict(list)
         owners: dict[str, Target] = {}
         touched: dict[str, dict[tuple[Any, ...], list[Fault]]] = defaultdict(lambda: defaultdict(list))
         for entry in entries:
@@ -68,17 +68,17 @@ class ListedFaults:
                 )
             owner = _owner(faults, components, per)
             owners.setdefault(owner.name, owner)
-            found[owner.name].append(faults)
+            by_name[owner.name].append(faults)
             for fault in faults:
                 step = fault.step if is_transient(fault.site) else None
                 key = (fault.site, fault.dtype, fault.shape, step, fault.occurrence)
                 touched[owner.name][key].append(fault)
-        self._faults = dict(found)
+        self._faults = dict(by_name)
         self.targets = tuple(
             replace(
                 owner,
                 regions=tuple(_region(key, corrupted) for key, corrupted in touched[target].items()),
-                share=len(found[target]) / len(entries),
+                share=len(by_name[target]) / len(entries),
             )
             for target, owner in owners.items()
         )
@@ -134,7 +134,7 @@ def _owner(faults: Faults, components: Mapping[str, Sequence[str]], per: str) ->
         "layer": [site.layer for site in sites],
         "tensor": [site.label for site in sites],
     }
-    joined = {level: "+".join(dict.fromkeys(found)) for level, found in names.items()}
+    joined = {level: "+".join(dict.fromkeys(result)) for level, result in names.items()}
     layer = "" if per == "component" else joined["layer"]
     return Target(joined[per], per, joined["component"], layer, (), 1.0, None, joined[per])
 

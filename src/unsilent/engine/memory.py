@@ -156,16 +156,16 @@ class _Graph:
     def chains(self, held: Collection[int]) -> list[Bits]:
         """By operation, the operations (in groups of neighbours) that it takes to execute it from what is held."""
         count = len(self.made)
-        found: list[Bits] = []
+        items: list[Bits] = []
         for n in range(count):
             bits = 1 << (n * min(GROUPS, count) // count)
             for value in self.reads[n]:
                 if value not in held:
                     producer = self.producer[value]
                     assert producer is not None  # `reads` has no externals
-                    bits |= found[producer]
-            found.append(bits)
-        return found
+                    bits |= items[producer]
+            items.append(bits)
+        return items
 
     def leaning(self, value: int, held: Collection[int]) -> set[int]:
         """Held values that are made again with the help of ``value`` (which is not held), or from which it is made."""
@@ -175,17 +175,17 @@ class _Graph:
 
 def _walk(value: int, held: Collection[int], neighbours: Callable[[int], Iterable[int]]) -> set[int]:
     """The nearest held values in one direction; in a tangle only some of them, since blocking too few costs little."""
-    found: set[int] = set()
+    members: set[int] = set()
     seen, stack = {value}, [value]
     while stack and len(seen) < FAR:
         for other in neighbours(stack.pop()):
             if other not in seen:
                 seen.add(other)
                 if other in held:
-                    found.add(other)
+                    members.add(other)
                 else:
                     stack.append(other)
-    return found
+    return members
 
 
 class _Order:
@@ -198,14 +198,14 @@ class _Order:
     def __init__(self, tape: Tape, law: Mapping[int, float], operations: float) -> None:
         self._graph = _Graph(tape)
         sources, self._odds = _sources(tape, law, operations)
-        found = reach(tape, sources)
-        self._needed = found.needed
+        result = reach(tape, sources)
+        self._needed = result.needed
         seconds = costs(tape)
         self._groups = np.zeros(min(GROUPS, len(seconds)))
         np.add.at(self._groups, np.arange(len(seconds)) * len(self._groups) // max(1, len(seconds)), seconds)
         self._bytes = np.array([v.nbytes for v in tape.values], np.float64)
-        self._fixed = _other_uses(tape, found, self._odds, seconds)
-        asked = weigh(found.needed, self._odds) + self._fixed
+        self._fixed = _other_uses(tape, result, self._odds, seconds)
+        asked = weigh(result.needed, self._odds) + self._fixed
         self.useful = {v.index for v in tape.values if v.producer is not None and asked[v.index] > 0}
         self._held = set(self.useful)
         self._given: list[tuple[float, int]] = []
@@ -246,15 +246,15 @@ class _Order:
 
 
 def _other_uses(
-    tape: Tape, found: Reach, odds: NDArray[np.float64], seconds: NDArray[np.float64]
+    tape: Tape, result: Reach, odds: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Seconds that holding a value saves beside making it again: a trial that ends early, or need not run plainly."""
     # An output that is golden need not be put together and judged; that is taken for one operation.
     answer = seconds.sum() / max(1, len(seconds))
     onward = np.array([seconds[v.readers].sum() + answer * v.output for v in tape.values])
-    saved: NDArray[np.float64] = weigh(found.cut, odds) * onward * DIES_OUT
+    saved: NDArray[np.float64] = weigh(result.cut, odds) * onward * DIES_OUT
     for node in tape.nodes:
         if node.func is None:  # Python reads it back: if it cannot be compared, the trial has to be run plainly
             value = node.reads[0].value
-            saved[value] += float(weigh([found.dirty[value]], odds)[0]) * seconds.sum() * SAME_ANSWER
+            saved[value] += float(weigh([result.dirty[value]], odds)[0]) * seconds.sum() * SAME_ANSWER
     return saved

@@ -121,7 +121,7 @@ def _coordinates(window: Window, offsets: NDArray[np.int64], dim: int) -> NDArra
     """Positions along a dimension of the elements at ``offsets`` of the storage that are inside a window without overlap."""
     rest = offsets - window.offset
     dim %= len(window.shape)
-    found = np.zeros_like(rest)
+    result = np.zeros_like(rest)
     inside = rest >= 0
     for d in sorted(range(len(window.shape)), key=lambda d: -window.stride[d]):
         if window.shape[d] < 2:
@@ -130,20 +130,20 @@ def _coordinates(window: Window, offsets: NDArray[np.int64], dim: int) -> NDArra
         inside &= place < window.shape[d]
         rest = rest - place * window.stride[d]
         if d == dim:
-            found = place
-    return np.asarray(found[inside & (rest == 0)], np.int64)
+            result = place
+    return np.asarray(result[inside & (rest == 0)], np.int64)
 
 
 def corrupted_weights(weights: Tensor, dim: int) -> Tensor:
     """Random numbers of the same size, laid out alike; every fourth output along ``dim`` has one that is none."""
     chance = torch.Generator().manual_seed(0)
     scale = weights.nan_to_num(0, 0, 0).abs().mean().clamp(1e-3, 1e3)
-    found = torch.empty_like(weights).copy_(torch.randn(weights.shape, generator=chance)) * scale
-    rows = found.movedim(dim, 0)
+    result = torch.empty_like(weights).copy_(torch.randn(weights.shape, generator=chance)) * scale
+    rows = result.movedim(dim, 0)
     for i, row in enumerate(rows[::4]):
         place = int(torch.randint(row.numel(), (), generator=chance))
         row[tuple(int(n) for n in np.unravel_index(place, tuple(row.shape)))] = NUMBERS_NOT[i % len(NUMBERS_NOT)]
-    return found
+    return result
 
 
 def equal_bits(one: Tensor, two: Tensor) -> bool:

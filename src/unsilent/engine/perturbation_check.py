@@ -46,12 +46,12 @@ def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outp
     try:
         with engine.in_memory(perturbed(engine.parameters, strongly=True)):
             try:
-                found = outputs(replayer.fill(lambda value: False))
+                result = outputs(replayer.fill(lambda value: False))
             except Exception:
-                found = None
+                result = None
     finally:
         tape.externals = live
-    if found is None or not same_outputs(engine.golden[batch], found):
+    if result is None or not same_outputs(engine.golden[batch], result):
         raise Unrecordable("an operation reads a parameter that it is not given")
 
 
@@ -70,10 +70,10 @@ def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
         faults = [*perturbed(engine.parameters, strongly), *mixed]
         with engine.in_memory(faults):
             try:
-                expected, found = engine.plainly(batch, faults), engine.on_tape(batch, faults, packed=False)
+                expected, result = engine.plainly(batch, faults), engine.on_tape(batch, faults, packed=False)
             except Exception:  # noqa: S112 - the run takes another way then, or fails
                 continue
-        if not same_outputs(expected, found):
+        if not same_outputs(expected, result):
             raise Unrecordable(HIDDEN)
         return
     if tape.unexplained:

@@ -48,44 +48,44 @@ def reach(tape: Tape, sources: Sequence[Source]) -> Reach:
     """Follow every source to the end of the tape."""
     forced: dict[int, Bits] = {}
     values = len(tape.values)
-    found = Reach([], [0] * values, [0] * values, [0] * values)
+    result = Reach([], [0] * values, [0] * values, [0] * values)
     for number, source in enumerate(sources):
         for index in source.nodes:
             forced[index] = forced.get(index, 0) | 1 << number
         for value in source.values:
-            found.dirty[value] |= 1 << number
-            found.needed[value] |= 1 << number  # what is corrupted is a copy of it
+            result.dirty[value] |= 1 << number
+            result.needed[value] |= 1 << number  # what is corrupted is a copy of it
     live: set[int] = {v for s in sources for v in s.values if tape.values[v].producer is None}
     for node in tape.nodes:
         reads = node.values
         bits = forced.get(node.index, 0)
         for value in reads:
-            bits |= found.dirty[value]
-        found.ran.append(bits)
+            bits |= result.dirty[value]
+        result.ran.append(bits)
         live -= {v for v in reads if tape.values[v].readers[-1] == node.index and not tape.values[v].output}
         for value in reads if bits else ():
-            found.needed[value] |= bits & ~found.dirty[value]
-        _make(tape, found, node.made, bits, live)
-    return found
+            result.needed[value] |= bits & ~result.dirty[value]
+        _make(tape, result, node.made, bits, live)
+    return result
 
 
-def _make(tape: Tape, found: Reach, made: Iterable[int], bits: Bits, live: set[int]) -> None:
+def _make(tape: Tape, result: Reach, made: Iterable[int], bits: Bits, live: set[int]) -> None:
     """Note the values of an operation. ``live``: older values that are dirty for some source and still read."""
     busy = 0
     for value in live if bits else ():
-        busy |= found.dirty[value]
+        busy |= result.dirty[value]
     for value in made:
         entry = tape.values[value]
-        found.dirty[value] |= bits
-        if found.dirty[value] and (entry.readers or entry.output):
-            found.cut[value] = bits & ~busy
+        result.dirty[value] |= bits
+        if result.dirty[value] and (entry.readers or entry.output):
+            result.cut[value] = bits & ~busy
             live.add(value)
 
 
 def costs(tape: Tape) -> NDArray[np.float64]:
     """Seconds of each operation, float64[nodes]; one each where nobody measured."""
-    found = np.array([node.seconds for node in tape.nodes])
-    return found if found.sum() > 0 else np.ones(len(tape.nodes))
+    array = np.array([node.seconds for node in tape.nodes])
+    return array if array.sum() > 0 else np.ones(len(tape.nodes))
 
 
 def weigh(sets: Sequence[Bits], weights: ArrayLike) -> NDArray[np.float64]:

@@ -100,16 +100,16 @@ class Recorder(Mode):
         self._broken = why if isinstance(why, Unrecordable) else Unrecordable(f"{name} ({type(why).__name__}: {why})")
 
     def _begin(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
-        found = list(_tensors(args, kwargs))
+        result = list(_tensors(args, kwargs))
         if operation_name(func) == "lift_fresh" and self.numbers:  # and what Python reads is watched
-            self._numbers |= {s._cdata: weakref.ref(s) for s in (t.untyped_storage() for _, t in found)}
-        reads = tuple(self._window(t) for _, t in found)
+            self._numbers |= {s._cdata: weakref.ref(s) for s in (t.untyped_storage() for _, t in result)}
+        reads = tuple(self._window(t) for _, t in result)
         if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
             raise Unrecordable(f"{name} draws from a generator of its own")
         positional, named = mapped((args, kwargs), lambda path, tensor: None)  # a tape keeps no value alive
-        node = Node(len(self.tape.nodes), name, func, positional, named, tuple(slot for slot, _ in found), reads)
+        node = Node(len(self.tape.nodes), name, func, positional, named, tuple(slot for slot, _ in result), reads)
         first: dict[int, int] = {}
-        node.twins = tuple((k, i) for k, (_, t) in enumerate(found) if (i := first.setdefault(id(t), k)) != k)
+        node.twins = tuple((k, i) for k, (_, t) in enumerate(result) if (i := first.setdefault(id(t), k)) != k)
         written = written_by(func, args, kwargs)
         places = [self._window(t) for t in written]
         node.written = frozenset(k for k, window in enumerate(reads) if window in places)
@@ -192,10 +192,10 @@ class Recorder(Mode):
         if self._broken is not None:
             raise self._broken
         copies: dict[int, Any] = {}
-        found = tensors_in(output)
-        windows = [self._window(t) for t in found]
+        result = tensors_in(output)
+        windows = [self._window(t) for t in result]
         self.tape.output = copy.deepcopy(output, copies)
-        for tensor, window in zip(found, windows, strict=True):
+        for tensor, window in zip(result, windows, strict=True):
             self.tape.leaves.append((copies[id(tensor)], window))
             self._value_of(window.value).output = True
         return self.tape
@@ -342,7 +342,7 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[tuple
 
 def tensors_in(output: Any) -> list[Tensor]:
     """Every tensor that a copy of ``output`` would copy, each once; raises `Unrecordable` for what cannot be copied."""
-    found: dict[int, Tensor] = {}
+    mapping: dict[int, Tensor] = {}
 
     class Finder(pickle.Pickler):
         """Pickles into nowhere; tensors are told apart and not looked into."""
@@ -350,11 +350,11 @@ def tensors_in(output: Any) -> list[Tensor]:
         def persistent_id(self, value: Any) -> str | None:
             if not isinstance(value, Tensor):
                 return None
-            found[id(value)] = value
+            mapping[id(value)] = value
             return "tensor"
 
     try:
         Finder(io.BytesIO()).dump(output)
     except Exception as error:
         raise Unrecordable(f"its output cannot be copied ({type(error).__name__}: {error})") from None
-    return list(found.values())
+    return list(mapping.values())

@@ -116,8 +116,8 @@ class Replayer:
 
     def release(self) -> None:
         """Hold no golden value, and what was found out by them is forgotten."""
-        for found in (self.kept, self._golden_windows, self._remade, self.blocks):
-            found.clear()
+        for result in (self.kept, self._golden_windows, self._remade, self.blocks):
+            result.clear()
         self.__dict__.pop("rows", None)
 
     def forget(self) -> None:
@@ -193,10 +193,10 @@ class Replayer:
         for value in node.values:
             if value not in offsets:
                 continue
-            found = blocks.corrupted(value, offsets[value])
-            if found is None:
+            result = blocks.corrupted(value, offsets[value])
+            if result is None:
                 return None
-            reached |= found
+            reached |= result
         if len(reached) * blocks.seconds > node.seconds:
             return None
         tensors = [self.golden_window(node, k) for k in range(len(node.reads))]

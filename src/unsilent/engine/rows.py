@@ -253,9 +253,9 @@ class RowPlan:
         """Whether samples of which some are replaced give what they give among their own."""
         where = (torch.arange(self.batch) % 2 == 0)[:, None].to(self.tape.device)
         mixed = {v: torch.where(where, given[v], w) for v, w in golden.items()}
-        found = self._try(node, mixed, torch.arange(self.batch), replayer)
-        return found is not None and all(
-            torch.equal(words, torch.where(where, expected[v], made[v])) for v, words in found[0].items()
+        result = self._try(node, mixed, torch.arange(self.batch), replayer)
+        return result is not None and all(
+            torch.equal(words, torch.where(where, expected[v], made[v])) for v, words in result[0].items()
         )
 
     def _times(self, node: Node, rows: int, replayer: Replayer, case: Case, seed: int) -> list[float] | None:
@@ -265,14 +265,14 @@ class RowPlan:
         compared = 0
         for first in range(0, self.batch, rows):
             samples = order[torch.arange(first, first + rows) % self.batch]
-            found = self._try(node, case.given, samples, replayer)
-            if found is None or any(
+            result = self._try(node, case.given, samples, replayer)
+            if result is None or any(
                 not torch.equal(words, case.made[v].index_select(0, samples.to(words.device)))
-                for v, words in found[0].items()
+                for v, words in result[0].items()
             ):
                 return None
-            times.append(found[1])
-            compared += sum(words.numel() for words in found[0].values())
+            times.append(result[1])
+            compared += sum(words.numel() for words in result[0].values())
             if compared >= COMPARED or (seed and len(times) >= CALLS):
                 break
         return times
@@ -350,5 +350,5 @@ def probe(words: Tensor, dtype: torch.dtype, special: bool, chance: torch.Genera
         )
         which = torch.randint(round(1 / SPECIAL_SHARE), (size,), generator=chance)
         bits.copy_(torch.where(which == 0, payload | infinity, bits))
-    found = pool.to(words.device).repeat(-(-golden.numel() // size))[: golden.numel()]
-    return found.view(golden.shape).view(words.dtype)
+    result = pool.to(words.device).repeat(-(-golden.numel() // size))[: golden.numel()]
+    return result.view(golden.shape).view(words.dtype)

@@ -58,10 +58,10 @@ def _add(engine: PlainEngine, batch: object, parameters: Mapping[str, Tensor], s
             raise RuntimeError("the outputs have no gradient")
         for last in range(PROJECTIONS - 1, -1, -1):
             signs = [torch.randint(0, 2, t.shape, device=t.device).to(t.dtype) * 2 - 1 for t in outputs]
-            found = torch.autograd.grad(
+            result = torch.autograd.grad(
                 outputs, list(parameters.values()), signs, retain_graph=bool(last), allow_unused=True
             )
-            for name, gradient in zip(parameters, found, strict=True):
+            for name, gradient in zip(parameters, result, strict=True):
                 if gradient is not None:
                     squares[name].add_(gradient.detach().float() ** 2)
 

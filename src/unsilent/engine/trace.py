@@ -66,11 +66,11 @@ def trace(
         raise UsageError(
             "a job of several ranks cannot be traced: runs are repeated on one rank alone; trace with one rank"
         )
-    found = compare(model, run, training, memory, progress)
-    rows, numbers = _rows(found)
+    result = compare(model, run, training, memory, progress)
+    rows, numbers = _rows(result)
     placed = tuple(_placed(fault, bits, rows) for fault, bits in faults())
-    notes = () if not found.scratch else (_scratch_note(found),)
-    return Trace(rows, placed, _parting(found, numbers), found.runs, notes)
+    notes = () if not result.scratch else (_scratch_note(result),)
+    return Trace(rows, placed, _parting(result, numbers), result.runs, notes)
 
 
 def trace_step(
@@ -137,7 +137,7 @@ def trace_batch(
         if faulty:
             missed[:] = [f"{fault.site} was not hit: {why}" for fault, why in corrupt.missed]
 
-    found = trace(
+    result = trace(
         engine.model,
         run,
         training=False,
@@ -145,34 +145,34 @@ def trace_batch(
         progress=progress,
         faults=lambda: [(fault, None) for fault in acting],
     )
-    return Trace(found.rows, found.faults, found.parting, found.runs, (*found.notes, *missed))
+    return Trace(result.rows, result.faults, result.parting, result.runs, (*result.notes, *missed))
 
 
-def _rows(found: Compared) -> tuple[tuple[TraceRow, ...], list[int]]:
+def _rows(result: Compared) -> tuple[tuple[TraceRow, ...], list[int]]:
     """The rows up to where the runs part, and the number of every row among all that was seen."""
-    numbers = [i for i in range(together(found.golden, found.faulty)) if i not in found.scratch]
+    numbers = [i for i in range(together(result.golden, result.faulty)) if i not in result.scratch]
     rows = []
     for i in numbers:
-        one, two = found.golden[i], found.faulty[i]
+        one, two = result.golden[i], result.faulty[i]
         other = (
             "" if (one.dtype, one.shape) == (two.dtype, two.shape) else f"{two.dtype}[{','.join(map(str, two.shape))}]"
         )
         elements = int(torch.Size(one.shape).numel())
-        change = found.changes[i] if not other else Change(elements)
+        change = result.changes[i] if not other else Change(elements)
         rows.append(TraceRow(*one.key, dtype=one.dtype, shape=one.shape, elements=elements, change=change, other=other))
     return tuple(rows), numbers
 
 
-def _parting(found: Compared, numbers: Sequence[int]) -> Parting | None:
-    both = together(found.golden, found.faulty)
-    if both == len(found.golden) == len(found.faulty) and not found.error:
+def _parting(result: Compared, numbers: Sequence[int]) -> Parting | None:
+    both = together(result.golden, result.faulty)
+    if both == len(result.golden) == len(result.faulty) and not result.error:
         return None
-    golden, faulty = (seen[both].text if both < len(seen) else "" for seen in (found.golden, found.faulty))
-    return Parting(len(numbers), golden, faulty, found.error)
+    golden, faulty = (seen[both].text if both < len(seen) else "" for seen in (result.golden, result.faulty))
+    return Parting(len(numbers), golden, faulty, result.error)
 
 
-def _scratch_note(found: Compared) -> str:
-    names = [found.golden[i].text for i in sorted(found.scratch)]
+def _scratch_note(result: Compared) -> str:
+    names = [result.golden[i].text for i in sorted(result.scratch)]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return f"left out, scratch memory that differs between golden runs and that nothing reads: {', '.join(names[:4])}{more}"
 

@@ -66,10 +66,10 @@ class Codec:
 
     def positions(self, bits: str | int) -> tuple[int, ...]:
         """Like `matching`, but raises ``UsageError`` where this dtype has none of the named bits."""
-        found = self.matching(bits)
-        if not found:
+        result = self.matching(bits)
+        if not result:
             raise UsageError(f"bits={bits} names no bit of {self.name}, which has bits {self.describe()}")
-        return found
+        return result
 
     @property
     def classes(self) -> dict[str, tuple[int, ...]]:
@@ -209,10 +209,10 @@ CODECS: Mapping[str, Codec] = MappingProxyType(
 
 def codec(name: str) -> Codec:
     """The codec of a dtype by its torch name; raises ``UsageError`` for one that has none."""
-    found = CODECS.get(name)
-    if found is None:
+    value = CODECS.get(name)
+    if value is None:
         raise unknown("dtype", name, CODECS)
-    return found
+    return value
 
 
 @lru_cache(maxsize=1024)

@@ -81,9 +81,9 @@ class Draw:
         held = None if self.held == dtype else self.held
         order = None if axes is None else tuple(axes)
         region = Region(self.site, held or dtype, shape, elements, self.step, self.occurrence, order)
-        found = self.model.draw([region], np.random.default_rng(self.seed), self.law)
+        result = self.model.draw([region], np.random.default_rng(self.seed), self.law)
         moment = {k: getattr(self, k) for k in ("rank", "micro_step", "first_step", "last_step")}
-        return tuple(replace(fault, dtype=dtype, held=held, **moment) for fault in found)
+        return tuple(replace(fault, dtype=dtype, held=held, **moment) for fault in result)
 
     def reach(self, dependents: npt.NDArray[np.bool_], channel_axis: int) -> Ints | None:
         """The outputs that see the corrupted operand, as a `Fault` names them; None: all that use it.

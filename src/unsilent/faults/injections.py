@@ -144,22 +144,22 @@ def _texts(value: Any) -> list[str]:
 
 def parse_injection(text: str, name: str) -> Injection:
     """Check the content of a file and take it apart; ``name`` is what errors call it."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     rows: dict[str, int] = {}
     for number, cells in _rows(text, name):
         key = cells[0]
         if key not in KEYS:
             raise UsageError(f"{_place(name, number, 1)}: {unknown('key', key[:60], KEYS)}")
-        if key in found:
+        if key in by_name:
             raise UsageError(
                 f"{_place(name, number, 1)}: {key} is there twice, first in row {rows[key]}; leave one out"
             )
-        found[key], rows[key] = _READ[key](_Cells(name, number, key, cells)), number
-    if missing := [key for key in KEYS if key not in found]:
+        by_name[key], rows[key] = _READ[key](_Cells(name, number, key, cells)), number
+    if missing := [key for key in KEYS if key not in by_name]:
         raise UsageError(
             f"{name}, row {len(rows) + 1}, column 1: {', '.join(missing)} not found; expected {', '.join(KEYS)}"
         )
-    injection = Injection(**found, name=name, rows=tuple(rows[key] for key in KEYS))
+    injection = Injection(**by_name, name=name, rows=tuple(rows[key] for key in KEYS))
     _check_layer(injection)
     _check_victims(injection)
     return injection
@@ -187,8 +187,8 @@ class _Cells:
     key: str
     cells: Sequence[str]
 
-    def fault(self, entry: int, found: str, expected: str) -> UsageError:
-        shown = found if len(found) <= 60 else found[:57] + "..."
+    def fault(self, entry: int, result: str, expected: str) -> UsageError:
+        shown = result if len(result) <= 60 else result[:57] + "..."
         return UsageError(f"{_place(self.name, self.row, entry + 2)}: {self.key} is {shown!r}; expected {expected}")
 
     def one(self) -> str:

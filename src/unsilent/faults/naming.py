@@ -86,8 +86,8 @@ def parse_site(text: str) -> SiteName:
     name = text.removeprefix(f"{kind}:")
     match = _FORMS[kind].fullmatch(name) if kind in _FORMS else None
     if match:
-        found = match.groupdict()
-        return SiteName(kind, found["name"], found.get("phase", ""), found.get("operand", ""))
+        result = match.groupdict()
+        return SiteName(kind, result["name"], result.get("phase", ""), result.get("operand", ""))
     if kind in _FORMS:
         raise UsageError(f"cannot read site {text!r}; expected {_EXAMPLES[kind]}")
     return SiteName(kind, name)

@@ -42,11 +42,11 @@ def _renumbered(flat: Ints, shape: Sequence[int], read: Sequence[int], write: Se
     for axis in reversed(write):
         strides[axis] = step
         step *= shape[axis]
-    found = np.zeros_like(flat)
+    result = np.zeros_like(flat)
     for axis in reversed(read):
         flat, digit = np.divmod(flat, max(shape[axis], 1))
-        found += digit * strides[axis]
-    return found
+        result += digit * strides[axis]
+    return result
 
 
 Ways = Callable[["Region"], int]
@@ -149,12 +149,12 @@ class Slots:
     @cached_property
     def _masses(self) -> Mapping[str, tuple[Ints, npt.NDArray[np.float64], bool]]:
         """Per law: cumulative mass of regions, weight of a slot in each, whether all weigh the same."""
-        found = {}
+        result = {}
         for law, mass in (("per-element", self.places), ("per-tensor", (self.places > 0).astype(np.int64))):
             share = self.counts // np.maximum(mass, 1)  # slots per unit of mass: divides without remainder
             same = np.unique(share[mass > 0]).size <= 1
-            found[law] = (np.cumsum(mass), 1.0 / np.maximum(share, 1), same)
-        return found
+            result[law] = (np.cumsum(mass), 1.0 / np.maximum(share, 1), same)
+        return result
 
     def draw(self, k: int, rng: np.random.Generator, law: str) -> Ints:
         """Numbers of ``k`` distinct slots (``k <= total``) under a law, ascending."""
@@ -194,11 +194,11 @@ class Population:
 
         ``key`` identifies ``ways`` and ``grid`` identifies ``places``; results are kept under both.
         """
-        found = self._slots.get((key, grid))
-        if found is None:
+        result = self._slots.get((key, grid))
+        if result is None:
             counts = [np.array([count(r) for r in self.regions], dtype=np.int64) for count in (places, ways)]
-            found = self._slots[key, grid] = Slots(*counts)
-        return found
+            result = self._slots[key, grid] = Slots(*counts)
+        return result
 
 
 @lru_cache(maxsize=16)

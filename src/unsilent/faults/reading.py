@@ -46,8 +46,8 @@ def read_fault(record: Mapping[str, Any]) -> Fault:
     elements = _indices("elements", record["elements"], math.prod(shape))
     if elements.size > 1 and (steps := np.diff(elements)).min() <= 0:
         at = int(np.argmax(steps <= 0))
-        found = f"{elements[at + 1]} after {elements[at]}"
-        raise UsageError(f"fault record: elements has {found}; expected distinct positions in ascending order")
+        result = f"{elements[at + 1]} after {elements[at]}"
+        raise UsageError(f"fault record: elements has {result}; expected distinct positions in ascending order")
     rest = _rest(record)
     layout = codec(rest.get("held", names["dtype"]))
     operands = _operands(record["operands"], names["operation"], layout, math.prod(shape))
@@ -59,31 +59,31 @@ def read_fault(record: Mapping[str, Any]) -> Fault:
 
 
 def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     if "layout" in record:
-        found["layout"] = _name(record, "layout")
-        if found["layout"] not in LAYOUTS:
-            raise unknown("layout in a fault record", found["layout"][:60], LAYOUTS)
+        by_name["layout"] = _name(record, "layout")
+        if by_name["layout"] not in LAYOUTS:
+            raise unknown("layout in a fault record", by_name["layout"][:60], LAYOUTS)
     if record.get("held") is not None:
-        found["held"] = _name(record, "held")
-        if found["held"] not in CODECS:
-            raise unknown("dtype in a fault record", found["held"][:60], CODECS)
+        by_name["held"] = _name(record, "held")
+        if by_name["held"] not in CODECS:
+            raise unknown("dtype in a fault record", by_name["held"][:60], CODECS)
     if record.get("reach") is not None:
-        found["reach"] = _reach(record)
+        by_name["reach"] = _reach(record)
     for key in LABELS:
         if record.get(key) is not None:
-            found[key] = _name(record, key)
+            by_name[key] = _name(record, key)
     for key in MOMENT:
         value = record.get(key)
         if value is None and not (key == "rank" and key in record):
             continue
         if type(value) is not int or not 0 <= value <= _LARGEST:
             _refuse(key, value, "a whole number, 0 or more")
-        found[key] = value
-    first, last = found.get("first_step"), found.get("last_step")
+        by_name[key] = value
+    first, last = by_name.get("first_step"), by_name.get("last_step")
     if first is not None and last is not None and last < first:
         raise UsageError(f"fault record: last_step {last} is before first_step {first}; expected it at or after")
-    return found
+    return by_name
 
 
 def _reach(record: Mapping[str, Any]) -> Ints:
@@ -96,11 +96,11 @@ def _reach(record: Mapping[str, Any]) -> Ints:
     return reach
 
 
-def _refuse(key: str, found: Any, expected: str) -> NoReturn:
+def _refuse(key: str, result: Any, expected: str) -> NoReturn:
     try:
-        text = repr(found)
+        text = repr(result)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or nesting without end
-        text = f"a {type(found).__name__}"
+        text = f"a {type(result).__name__}"
     text = text if len(text) <= 60 else text[:57] + "..."
     raise UsageError(f"fault record: {key} is {text}; expected {expected}")
 

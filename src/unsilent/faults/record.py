@@ -112,8 +112,8 @@ class Fault:
 
     def _check(self, words: Array | None, what: str) -> None:
         if words is None or words.shape != self.elements.shape or words.dtype != self.codec.word:
-            found = "nothing" if words is None else f"{words.dtype} of shape {words.shape}"
-            raise UsageError(f"{what} is {found}; {self.operation} needs {self.codec.word} of shape ({len(self)},)")
+            result = "nothing" if words is None else f"{words.dtype} of shape {words.shape}"
+            raise UsageError(f"{what} is {result}; {self.operation} needs {self.codec.word} of shape ({len(self)},)")
 
     def bit_positions(self) -> list[tuple[int, int]]:
         """The (element, bit) pairs that a mask names, ascending; empty where whole words are replaced.

@@ -30,10 +30,10 @@ def distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
         kept = np.ones(total, dtype=np.bool_)
         kept[distinct(rng, total, total - k)] = False
         return np.flatnonzero(kept)
-    found = np.unique(rng.integers(total, size=k))
-    while found.size < k:
-        found = np.unique(np.concatenate([found, rng.integers(total, size=k - found.size)]))
-    return found
+    result = np.unique(rng.integers(total, size=k))
+    while result.size < k:
+        result = np.unique(np.concatenate([result, rng.integers(total, size=k - result.size)]))
+    return result
 
 
 def successive(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.float64], k: int) -> Ints:

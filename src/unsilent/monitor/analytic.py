@@ -111,7 +111,7 @@ def analytic_bounds(
         )
     names = dict(named_parameters(model))
     settings = {id(p): (o, group) for o in optimizers for group in o.param_groups for p in group["params"]}
-    found = {}
+    result = {}
     for part in remembered(model, optimizers):
         parameter = names.get(part.owner)
         sums = positions.sums.get(id(parameter))
@@ -121,9 +121,9 @@ def analytic_bounds(
         bound = float(analytic(np.array([float(sums)]), terms)[0])
         key = part.name.rpartition("/")[2]
         if key in _AVERAGES:
-            found[part.name] = bound
+            result[part.name] = bound
         elif key in _SQUARES:
-            found[part.name] = bound**2
+            result[part.name] = bound**2
         elif key == "momentum_buffer" and isinstance(optimizer, SGD):
-            found[part.name] = float(analytic(np.array([float(sums)]), terms, group["momentum"])[0])
-    return {name: bound for name, bound in found.items() if math.isfinite(bound)}
+            result[part.name] = float(analytic(np.array([float(sums)]), terms, group["momentum"])[0])
+    return {name: bound for name, bound in result.items() if math.isfinite(bound)}

@@ -76,20 +76,20 @@ class Bounds:
             self._known[name] = value, before[1] + count
         self._place(self._rule.kinds.tolist())
 
-    def learn_step(self, found: Floats) -> None:
+    def learn_step(self, result: Floats) -> None:
         """Take in the step just found clean, float64[n] of what is remembered now."""
-        self._rule.learn(found)
+        self._rule.learn(result)
 
-    def passed(self, found: Floats) -> Passed | None:
+    def passed(self, result: Floats) -> Passed | None:
         """The first bound that is passed."""
         limits = np.where(self._rule.seen >= WARM_UP, self._rule.bounds, _ANY)
         limits = np.where(np.isnan(self._fixed), limits, self._fixed)
-        over = beyond(found, limits)
+        over = beyond(result, limits)
         if not len(over):
             return None
         worst = int(over[0])
         limit = float(limits[worst])
-        value = float(found[worst])
+        value = float(result[worst])
         if not np.isfinite(value):
             rule = NOT_FINITE
         elif value < 0:

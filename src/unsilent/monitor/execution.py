@@ -243,11 +243,11 @@ class Recorder:
 @torch.no_grad()
 def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
     """A number that stands for the bits of tensors in their order, int64[] on the device of the first."""
-    found = [_of_one(t.detach()) for t in tensors if t.layout is torch.strided and t.numel()]
-    if not found:
+    result = [_of_one(t.detach()) for t in tensors if t.layout is torch.strided and t.numel()]
+    if not result:
         return torch.zeros((), dtype=torch.int64)
-    total = found[0]
-    for one in found[1:]:
+    total = result[0]
+    for one in result[1:]:
         total = total * 31 + one.to(total.device)
     return total
 

@@ -118,8 +118,8 @@ class Guard:
         on_alarm: Callable[[Alarm], None] | None = None,
     ) -> None:
         self._model = model
-        found: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
-        self._optimizers: list[Optimizer] = list(found)
+        result: Any = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+        self._optimizers: list[Optimizer] = list(result)
         if not self._optimizers or not all(isinstance(o, Optimizer) for o in self._optimizers):
             raise UsageError("Guard needs a torch optimizer, or a list of them: Guard(model, optimizer)")
         for part in (model, *self._optimizers):
@@ -456,10 +456,10 @@ class Guard:
         if unread is None:
             return None
         begun, before = time.perf_counter(), unread.waited
-        found = unread.read()
-        passed = self._bounds.passed(found)
+        result = unread.read()
+        passed = self._bounds.passed(result)
         if passed is None:
-            self._bounds.learn_step(found)
+            self._bounds.learn_step(result)
         self._spend(begun, unread.waited - before)
         if passed is None:
             return None

@@ -48,10 +48,10 @@ def variables_of_loop(frame: FrameType | None) -> Variables:
     here = here or frame
     if here is None:
         return {}
-    found = {**_globals_named(here.f_code, here.f_globals), **here.f_locals}
+    result = {**_globals_named(here.f_code, here.f_globals), **here.f_locals}
     if here.f_code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13):
         here.f_locals.clear()  # a copy that the frame keeps: it would hold tensors of this step during the next one
-    return found
+    return result
 
 
 def variables_of_function(function: Callable[..., Any]) -> Variables:
@@ -63,15 +63,15 @@ def variables_of_function(function: Callable[..., Any]) -> Variables:
         return {**variables_of_function(function.__func__), **getattr(owner, "__dict__", {}), "self": owner}
     if not isinstance(function, FunctionType):
         return {**getattr(function, "__dict__", {}), "self": function}
-    found = _globals_named(function.__code__, function.__globals__)
-    found.update(_numbered(function.__defaults__ or ()))
-    found.update(function.__kwdefaults__ or {})
+    result = _globals_named(function.__code__, function.__globals__)
+    result.update(_numbered(function.__defaults__ or ()))
+    result.update(function.__kwdefaults__ or {})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            result[name] = cell.cell_contents
         except ValueError:
             pass  # a variable that has no value yet
-    return found
+    return result
 
 
 def numbers(variables: Variables) -> dict[str, int | float]:
@@ -88,7 +88,7 @@ def is_put_back(value: Any, optimizers: Sequence[Optimizer]) -> bool:
 
 def find_objects(variables: Variables, wanted: Callable[[Any], bool]) -> dict[str, Any]:
     """Objects that can be reached from variables: name -> object. The global random generators are not among them."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     waiting = deque((name, value, 0) for name, value in variables.items())
     seen = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}
     looked_at = 0
@@ -99,10 +99,10 @@ def find_objects(variables: Variables, wanted: Callable[[Any], bool]) -> dict[st
         seen.add(id(value))
         looked_at += 1
         if wanted(value):
-            found[name] = value
+            by_name[name] = value
         elif depth < DEPTH:
             waiting.extend((child, inside, depth + 1) for child, inside in _inside(name, value))
-    return found
+    return by_name
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -59,18 +59,20 @@ class Reading:
 
     def __init__(self, step: int, parts: Sequence[Remembered], group: Any) -> None:
         self.step, self.parts, self.waited = step, parts, 0.0
-        found = magnitudes_of(parts)
+        result = magnitudes_of(parts)
         if group is not None:
             begun = time.perf_counter()
             # The maximum of NaN and a number is either of them; a negative second moment would lose to any other.
-            found.nan_to_num_(nan=float("inf"), posinf=float("inf"))
-            found = torch.where(found < 0, float("inf"), found)
-            dist.all_reduce(found, dist.ReduceOp.MAX, group)
+            result.nan_to_num_(nan=float("inf"), posinf=float("inf"))
+            result = torch.where(result < 0, float("inf"), result)
+            dist.all_reduce(result, dist.ReduceOp.MAX, group)
             self.waited += time.perf_counter() - begun
-        self.on_device = found.is_cuda
-        self._found, self._event = found, None
-        if found.is_cuda:
-            self._found = torch.empty(found.shape, dtype=found.dtype, pin_memory=True).copy_(found, non_blocking=True)
+        self.on_device = result.is_cuda
+        self._found, self._event = result, None
+        if result.is_cuda:
+            self._found = torch.empty(result.shape, dtype=result.dtype, pin_memory=True).copy_(
+                result, non_blocking=True
+            )
             self._event = torch.cuda.Event()
             self._event.record()
 
@@ -79,6 +81,6 @@ class Reading:
         begun = time.perf_counter()
         if self._event is not None:
             self._event.synchronize()
-        found = self._found.cpu()
+        result = self._found.cpu()
         self.waited += time.perf_counter() - begun
-        return np.asarray(found)
+        return np.asarray(result)

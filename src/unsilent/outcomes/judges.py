@@ -27,15 +27,15 @@ def decision_tensor(output: Any, judge: Judge, dims: int = 1) -> Tensor:
     if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
         output = output["logits"]
     candidates = list(leaves(output))
-    found = next((leaf for leaf in candidates if leaf.dtype.is_floating_point), next(iter(candidates), None))
-    if found is None:
+    value = next((leaf for leaf in candidates if leaf.dtype.is_floating_point), next(iter(candidates), None))
+    if value is None:
         raise UsageError(f"{judge!r} needs a tensor in the output, found {type(output).__name__}; choose another judge")
-    if found.ndim < dims:
+    if value.ndim < dims:
         raise UsageError(
-            f"{judge!r} does not fit an output of shape {tuple(found.shape)}; it needs {dims} dimensions or more "
+            f"{judge!r} does not fit an output of shape {tuple(value.shape)}; it needs {dims} dimensions or more "
             "(samples first); choose another judge"
         )
-    return found
+    return value
 
 
 def doubles(tensor: Tensor) -> Doubles:

@@ -44,8 +44,8 @@ class Question(PvfReading):
         if sample.left:
             return _part_of_list(parts, sample.left, self.confidence)
         if look is not None:
-            found = stratified(parts, confidence_at(look, self.confidence))
-            return replace(found, confidence=self.confidence, method=f"{found.method}, look {look + 1}")
+            interval = stratified(parts, confidence_at(look, self.confidence))
+            return replace(interval, confidence=self.confidence, method=f"{interval.method}, look {look + 1}")
         if self.interval == "wilson" and len(parts) == 1:
             (part,) = parts
             wrong, right = (float(part.counts[part.values == v].sum()) for v in (1.0, 0.0))

@@ -177,5 +177,5 @@ def averaged(curve: Curve, window: int) -> Curve:
         return curve
     width = min(window, len(curve))
     sums = np.cumsum(np.concatenate([[0.0], curve]))
-    found: Curve = (sums[width:] - sums[:-width]) / width
-    return found
+    result: Curve = (sums[width:] - sums[:-width]) / width
+    return result

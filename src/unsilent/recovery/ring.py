@@ -147,13 +147,13 @@ class _Slot:
             return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
         sizes = [_room(t) for t in tensors]
         storage = _mapped(max(1, sum(sizes)))
-        found, place = [], 0
+        result, place = [], 0
         for tensor, size in zip(tensors, sizes, strict=True):
             flat = torch.empty(0, dtype=tensor.dtype)
             start = place // tensor.element_size()
-            found.append(flat.set_(storage, start, tensor.shape, tensor.stride()))
+            result.append(flat.set_(storage, start, tensor.shape, tensor.stride()))
             place += size
-        return found
+        return result
 
     def _check_room(self, tensors: Sequence[Tensor]) -> None:
         """Raise `UsageError` where the copies do not fit, or those of the other slots that come next."""

@@ -36,13 +36,13 @@ def canonical_json(value: Any) -> Any:
 
 def row_object(table: Table, row: Row) -> dict[str, Any]:
     """Names of columns and their values; an estimate is spread out into its fields."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for column, cell in zip(table.columns, row.cells, strict=True):
         if isinstance(cell, Interval):
-            found |= {name: getattr(cell, name) for name in FIELDS}
+            by_name |= {name: getattr(cell, name) for name in FIELDS}
         elif cell is not None:
-            found[column.name] = cell.text if isinstance(cell, Shown) else cell
-    return found
+            by_name[column.name] = cell.text if isinstance(cell, Shown) else cell
+    return by_name
 
 
 def _is_counted(cell: Cell) -> bool:

@@ -43,7 +43,7 @@ def render_report(report: Report, console: Console, plain: bool) -> None:
 
 def _columns(table: Table, console: Console) -> None:
     names = [n for c in table.columns if not c.priority for n in (LIMITS if c.kind == "estimate" else [c.name])]
-    lines = [[_plain(found.get(name)) for name in names] for found in (row_object(table, row) for row in table.rows)]
+    lines = [[_plain(result.get(name)) for name in names] for result in (row_object(table, row) for row in table.rows)]
     print_columns(console, names, lines)
 
 

@@ -38,7 +38,7 @@ class Child(Closing):
                 # Its children may hold the socket open after it died.
                 if self._process.poll() is not None and not self._connection.poll():
                     raise EOFError
-            kind, found = self._connection.recv()
+            kind, result = self._connection.recv()
         except (EOFError, OSError):
             code = self._process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -47,8 +47,8 @@ class Child(Closing):
                 "it, then run the same command again"
             ) from None
         if kind == "failed":
-            raise found
-        row: ReplicaRow = found
+            raise result
+        row: ReplicaRow = result
         return row
 
     def close(self) -> None:

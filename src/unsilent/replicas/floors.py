@@ -37,10 +37,10 @@ class Floor:
     def null(self, numbers: range) -> Null:
         """The clean comparisons of the replicas with these numbers; raises ``UsageError`` where one is not stored."""
         rows = self._store.of(self._switches, numbers.stop, weights=True)
-        found = {row.trial.k: self.compared(row) for row in rows if row.trial.k in numbers}
-        if missing := [number for number in numbers if number not in found]:
+        result = {row.trial.k: self.compared(row) for row in rows if row.trial.k in numbers}
+        if missing := [number for number in numbers if number not in result]:
             raise UsageError(f"replica {Replica(self._switches, missing[0])} is not stored; run it first")
-        return Null([found[number] for number in numbers])
+        return Null([result[number] for number in numbers])
 
     def compared(self, row: ReplicaRow) -> Compared:
         """A run beside the clean twin."""

@@ -39,7 +39,7 @@ class AskedFor:
     replicas: int
 
 
-def read_asked(text: str, spec: ReplicaSpec, found: ReplicaBaseline) -> AskedFor:
+def read_asked(text: str, spec: ReplicaSpec, baseline: ReplicaBaseline) -> AskedFor:
     """Such a record; raises ``Damaged``."""
     asked = parsed(AskedFor, text, "record of what was asked")
     try:
@@ -51,21 +51,21 @@ def read_asked(text: str, spec: ReplicaSpec, found: ReplicaBaseline) -> AskedFor
     return asked
 
 
-def check_spec(found: ReplicaSpec) -> None:
+def check_spec(spec: ReplicaSpec) -> None:
     """Raise ``Damaged`` for impossible numbers."""
-    if found.every < 1 or (found.steps is not None and found.steps < 1):
+    if spec.every < 1 or (spec.steps is not None and spec.steps < 1):
         raise Damaged("its spec has an impossible number of steps")
 
 
-def check_trained(found: ReplicaBaseline) -> None:
+def check_trained(baseline: ReplicaBaseline) -> None:
     """Raise ``Damaged`` for impossible numbers and groups."""
-    known = math.isfinite(found.run_seconds) and found.run_seconds >= 0 and found.parameters >= 0
-    if not 1 <= found.hashes <= found.steps <= MOST_STEPS or not known or not found.labels:
+    known = math.isfinite(baseline.run_seconds) and baseline.run_seconds >= 0 and baseline.parameters >= 0
+    if not 1 <= baseline.hashes <= baseline.steps <= MOST_STEPS or not known or not baseline.labels:
         raise Damaged("its description has impossible numbers")
-    if not all(-(2**63) <= label < 2**63 for label in found.labels):
+    if not all(-(2**63) <= label < 2**63 for label in baseline.labels):
         raise Damaged("its description has impossible labels")
-    size = 2 * -(-len(found.labels) // 8)
-    if not all(len(bits) == size and _BITS.fullmatch(bits) for bits in found.groups.values()):
+    size = 2 * -(-len(baseline.labels) // 8)
+    if not all(len(bits) == size and _BITS.fullmatch(bits) for bits in baseline.groups.values()):
         raise Damaged("its description has a group of other samples")
 
 
@@ -82,26 +82,26 @@ def is_replica(trial: TrialId) -> bool:
     return isinstance(asked_by(trial), Replica)
 
 
-def shapes(found: ReplicaBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
+def shapes(baseline: ReplicaBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
     """Arrays are as long as the training says; those of a look are empty. Raises ``Damaged``."""
     if values["dtype"] not in WIDTHS:
         raise Damaged("has weights of an impossible dtype")
     if not is_replica(values["trial"]):
         return dict.fromkeys(("losses", "hashes", "predictions", "weights"), 0)
     return {
-        "losses": found.steps,
-        "hashes": found.hashes,
-        "predictions": len(found.labels),
-        "weights": found.parameters * WIDTHS[values["dtype"]],
+        "losses": baseline.steps,
+        "hashes": baseline.hashes,
+        "predictions": len(baseline.labels),
+        "weights": baseline.parameters * WIDTHS[values["dtype"]],
     }
 
 
-def check_row(row: ReplicaRow, found: ReplicaBaseline) -> None:
+def check_row(row: ReplicaRow, baseline: ReplicaBaseline) -> None:
     """Raise ``Damaged`` where a text of a row is not what a run or a look leaves."""
     asked = asked_by(row.trial)
     if isinstance(asked, StepTraceId):
         read_step_trace(row.seen)
-        if asked.step >= found.steps:
+        if asked.step >= baseline.steps:
             raise Damaged("is at no step of its training")
         if (row.finals, row.metrics, row.dtype, row.notes) != ("[]", "{}", "", "[]"):
             raise Damaged("is a look with the end of a run")
@@ -159,19 +159,19 @@ class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
 
     def twin(self) -> ReplicaRow:
         """The clean twin; raises ``UsageError`` where it was not run."""
-        found = next(self.of(Switches(), 1), None)
-        if found is None:
+        value = next(self.of(Switches(), 1), None)
+        if value is None:
             raise UsageError(f"{self.path} has no clean twin of {self.description.name}; run its replicas first")
-        return found
+        return value
 
     def whole(self, replica: Replica) -> ReplicaRow:
         """One run with its weights; raises ``UsageError`` where it was not run."""
-        found = self.find(replica.trial)
-        if found is None:
+        result = self.find(replica.trial)
+        if result is None:
             raise UsageError(f"replica {replica} is not stored; run it first")
-        return found
+        return result
 
     def seen(self, look: StepTraceId) -> StepTrace | None:
         """What was seen of one step; None where nobody looked."""
-        found = self.find(look.trial)
-        return None if found is None else read_step_trace(found.seen)
+        result = self.find(look.trial)
+        return None if result is None else read_step_trace(result.seen)

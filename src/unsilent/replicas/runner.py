@@ -299,14 +299,14 @@ def applied(switches: Switches) -> Iterator[None]:
 @contextmanager
 def _told() -> Iterator[list[str]]:
     """The operations that torch warned have no deterministic kernel; other warnings go where they go."""
-    found: list[str] = []
+    items: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield found
+        yield items
     for one in caught:
         text = str(one.message)
         if _UNSURE in text:
-            found.append(f"{text.split(_UNSURE)[0].strip()} has no deterministic kernel")
+            items.append(f"{text.split(_UNSURE)[0].strip()} has no deterministic kernel")
         else:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
@@ -351,14 +351,14 @@ def _weights(state: TrainingState) -> NDArray[Any] | None:
     dtype = torch.float64 if wide else torch.float32
     if sum(p.numel() for p in parameters) * dtype.itemsize > WEIGHT_BYTES or any(p.is_complex() for p in parameters):
         return None
-    found: NDArray[Any] = torch.cat([p.to("cpu", dtype).contiguous().reshape(-1) for p in parameters]).numpy()
-    return found
+    result: NDArray[Any] = torch.cat([p.to("cpu", dtype).contiguous().reshape(-1) for p in parameters]).numpy()
+    return result
 
 
 def _environment() -> str:
     """The variables by which libraries choose kernels; a hash of all of them."""
-    found = sorted((name, value) for name, value in os.environ.items() if name.startswith(_CHOOSE))
-    return xxhash.xxh3_64_hexdigest(repr(found).encode())
+    ordered = sorted((name, value) for name, value in os.environ.items() if name.startswith(_CHOOSE))
+    return xxhash.xxh3_64_hexdigest(repr(ordered).encode())
 
 
 def _file_hash(data: str | None) -> str:

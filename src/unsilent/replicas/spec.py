@@ -82,7 +82,7 @@ class ReplicaSpec:
         """The spec without the folders its files happen to lie in."""
         return without_folders(self.to_json(), "data")
 
-    def make_runner(self, told: Progress | None, means: Means) -> Runner:
+    def make_runner(self, progress: Progress | None, means: Means) -> Runner:
         """What runs replicas, in a worker."""
         from unsilent.replicas.runner import ReplicaRunner
 
@@ -157,9 +157,9 @@ class Replica(NamedTuple):
     def seeds(self, base: int) -> dict[str, int | None]:
         """Stream -> seed, as `Seeds` takes them: fresh ones for what is switched on, the base seed for the rest."""
         fresh = int.from_bytes(hashlib.sha256(f"{base}/{self.number}".encode()).digest()[:7], "big")
-        found: dict[str, int | None] = dict.fromkeys(("init", "order", "augment", "dropout"), base)
-        found["within"] = None
-        return found | {name: fresh for name, _ in self.switches.settings if SWITCHES[name].draws}
+        by_name: dict[str, int | None] = dict.fromkeys(("init", "order", "augment", "dropout"), base)
+        by_name["within"] = None
+        return by_name | {name: fresh for name, _ in self.switches.settings if SWITCHES[name].draws}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -214,8 +214,8 @@ class ReplicaRow(StoredRow):
 
     def notes_list(self) -> list[str]:
         """``notes`` as a list."""
-        found: list[str] = json.loads(self.notes)
-        return found
+        items: list[str] = json.loads(self.notes)
+        return items
 
 
 def same(one: ReplicaRow, other: ReplicaRow) -> bool:

@@ -86,15 +86,15 @@ class Switches:
         named = VARIANTS.get(text.lower())
         if named is not None:
             return named
-        found: dict[str, str] = {}
+        by_name: dict[str, str] = {}
         for part in text.split("+"):
             name, equals, value = part.strip().partition("=")
-            if name in found:
+            if name in by_name:
                 raise UsageError(f"switch {name!r} is set twice in {text!r}; give it once")
-            found[name] = _value(name, value if equals else None)
-        if {"threads", "race"} <= set(found):
+            by_name[name] = _value(name, value if equals else None)
+        if {"threads", "race"} <= set(by_name):
             raise UsageError(f"{text!r} sets threads and race, which both say how many threads; leave out threads")
-        return cls(tuple(sorted(found.items(), key=lambda item: _ORDER.index(item[0]))))
+        return cls(tuple(sorted(by_name.items(), key=lambda item: _ORDER.index(item[0]))))
 
     def __str__(self) -> str:
         return "+".join(f"{name}={value}" if value else name for name, value in self.settings) or CONTROL

@@ -130,8 +130,8 @@ def dot_traces(dots: Dots, bottom: float | None = None, along: str = "x") -> lis
 
     def trace(kept: Sequence[int], at: Sequence[float | None], marker: Figure, **more: object) -> Figure:
         places, hover = [dots.rows[i][0] for i in kept], [dots.rows[i][2] for i in kept]
-        found = {"type": "scatter", "mode": "markers", "hoverinfo": "text", "hovertext": hover, "showlegend": False}
-        return {**found, along: list(at), "y" if along == "x" else "x": places, "marker": marker, **more}
+        result = {"type": "scatter", "mode": "markers", "hoverinfo": "text", "hovertext": hover, "showlegend": False}
+        return {**result, along: list(at), "y" if along == "x" else "x": places, "marker": marker, **more}
 
     marker = {"color": colour, "symbol": _kept(dots.symbol, some), "size": 10}
     named = {"name": dots.name, "showlegend": bool(dots.name), f"error_{along}": bars}

@@ -210,8 +210,8 @@ def wrapped(text: str, width: int) -> list[str]:
     ['0.31', '[0.18, 0.46]']
     """
 
-    def joined(found: re.Match[str]) -> str:
-        return found[0].replace(" ", _JOINT) if len(found[0]) <= width else found[0]
+    def joined(result: re.Match[str]) -> str:
+        return result[0].replace(" ", _JOINT) if len(result[0]) <= width else result[0]
 
     lines = wrap(re.sub(r"\[[^][]*\]", joined, text), width, break_long_words=False, break_on_hyphens=False)
     return [part.replace(_JOINT, " ") for line in lines for part in folded(line, width)]

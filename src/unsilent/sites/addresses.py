@@ -57,14 +57,14 @@ class Address:
     def matching(self, names: Iterable[str]) -> list[str]:
         """The names this address selects, in their own order; raises ``UsageError`` when there are none."""
         known = list(names)
-        found = [self.glob] if self.glob in known else [n for n in known if fnmatch.fnmatchcase(n, self.glob)]
-        if not found:
+        result = [self.glob] if self.glob in known else [n for n in known if fnmatch.fnmatchcase(n, self.glob)]
+        if not result:
             if any(n.startswith(f"{self.glob}.") for n in known):
                 raise UsageError(
                     f"{self.glob!r} is a module, not a parameter; select its parameters with '{self.glob}.*'"
                 )
             raise unknown(_noun(self), self.glob, known)
-        return found
+        return result
 
     def operations(self, known: Sequence[SiteName], others: Collection[str] = ()) -> list[SiteName]:
         """The operation sites this address selects among ``known``; ``others``: names of operations that are no sites.
@@ -78,18 +78,18 @@ class Address:
             raise UsageError(f"phase {phase!r} is one of a training step; what is corrupted here has fwd alone")
         known = [s for s in known if fnmatch.fnmatchcase(s.operand, operand) and fnmatch.fnmatchcase(s.phase, phase)]
         if _is_glob(stem):
-            found = [s for s in known if _fits(s.name, stem)]
+            result = [s for s in known if _fits(s.name, stem)]
         elif "#" in stem:
-            found = [s for s in known if s.name == stem]
+            result = [s for s in known if s.name == stem]
         else:
-            found = [s for s in known if s.layer == stem and not is_cast(s.name)]
-            if len(names := list(dict.fromkeys(s.name for s in found))) > 1:
+            result = [s for s in known if s.layer == stem and not is_cast(s.name)]
+            if len(names := list(dict.fromkeys(s.name for s in result))) > 1:
                 raise UsageError(
                     f"{len(names)} operations of {stem!r} can be corrupted; name one ({_some(names)}) or all: 'op:{stem}#*'"
                 )
-        if not found:
+        if not result:
             raise self._no_operation(stem, operand, every, others)
-        return found
+        return result
 
     def _no_operation(self, stem: str, operand: str, known: Sequence[SiteName], others: Collection[str]) -> UsageError:
         there = [s for s in known if (_fits(s.name, stem) if _is_glob(stem) else stem in (s.name, s.layer))]

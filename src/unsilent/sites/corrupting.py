@@ -49,10 +49,10 @@ def write(memory: Memory, fault: Fault, before: Words, words: Words) -> Hit:
 
 def misfit(tensor: Tensor, fault: Fault) -> str:
     """Why a fault does not fit a tensor (its dtype, shape or memory is another); empty where it fits."""
-    found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-    if found != (asked := f"{fault.dtype}{list(fault.shape)}"):
-        return f"the fault is for {asked}, found {found}"
-    return "" if corruptible(tensor) else f"found {found} without memory of its own"
+    result = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+    if result != (asked := f"{fault.dtype}{list(fault.shape)}"):
+        return f"the fault is for {asked}, found {result}"
+    return "" if corruptible(tensor) else f"found {result} without memory of its own"
 
 
 def corrupt(tensor: Tensor, fault: Fault) -> Hit:

@@ -35,15 +35,17 @@ def corrupted_inputs(batch: Any, faults: Sequence[Fault], hits: list[Hit]) -> An
     """
     if not faults:
         return batch
-    found = dict(named_inputs(batch))
+    result = dict(named_inputs(batch))
     corrupted: dict[str, Tensor] = {}
     for fault in faults:
         name = parse_site(fault.site).name
-        if name not in found:
-            raise InjectionError(f"{fault.site}: the batch has no such input; it has {', '.join(found) or 'no tensor'}")
+        if name not in result:
+            raise InjectionError(
+                f"{fault.site}: the batch has no such input; it has {', '.join(result) or 'no tensor'}"
+            )
         if name not in corrupted:
-            if why := misfit(found[name], fault):
+            if why := misfit(result[name], fault):
                 raise InjectionError(f"{fault.site}: {why}")
-            corrupted[name] = copied(found[name])
+            corrupted[name] = copied(result[name])
         hits.append(corrupt(corrupted[name], fault))
     return mapped(batch, lambda path, tensor: corrupted.get(_name(path), tensor))

@@ -106,8 +106,8 @@ class Landings:
         if id(wanted) in self._landed:
             return "it was met twice"
         if not corruptible(tensor):
-            found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-            return f"found {found} without memory of its own, or of a dtype without a codec"
+            result = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+            return f"found {result} without memory of its own, or of a dtype without a codec"
         return misfit(tensor, wanted) if isinstance(wanted, Fault) else ""
 
     def _faults(self, wanted: Wanted, tensor: Tensor, axes: Axes, use: Use | None) -> tuple[Fault, ...]:
@@ -137,11 +137,11 @@ class Landings:
 
 def _reach(wanted: Draw, dependents: NDArray[np.bool_], order: tuple[int, ...]) -> Ints | None:
     """The outputs that see a fault; positions are counted in the order of axes that runs follow, too, channels last."""
-    found = wanted.reach(dependents.transpose(order), len(order) - 1)
-    if found is None:
+    result = wanted.reach(dependents.transpose(order), len(order) - 1)
+    if result is None:
         return None
     shape = tuple(dependents.shape[axis] for axis in order)
     index: list[Ints] = [np.empty(0, np.int64)] * len(order)
-    for axis, places in zip(order, np.unravel_index(found, shape), strict=True):
+    for axis, places in zip(order, np.unravel_index(result, shape), strict=True):
         index[axis] = places
     return np.sort(np.ravel_multi_index(tuple(index), dependents.shape))

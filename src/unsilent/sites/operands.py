@@ -64,11 +64,11 @@ def entries_of(args: Sequence[Any]) -> Sequence[Any] | None:
 
 def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The arguments that an operation writes into, by its schema."""
-    found: list[Tensor] = []
+    items: list[Tensor] = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
-    return found
+            items += tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
+    return items
 
 
 def corrupted_output(

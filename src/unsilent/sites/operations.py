@@ -75,11 +75,11 @@ class Operations(Mode):
 
     def _cache(self, number: int, cache: Any) -> None:
         """Corrupt and describe the key/value cache that a call is given."""
-        found = entries(cache)
+        result = entries(cache)
         for name, fault in self._cached:
-            if fault.occurrence == number and name in found:
-                self.landings.corrupt(parse_site(fault.site), fault, found[name], False)
-        for name, tensor in found.items() if self._tell else ():
+            if fault.occurrence == number and name in result:
+                self.landings.corrupt(parse_site(fault.site), fault, result[name], False)
+        for name, tensor in result.items() if self._tell else ():
             layer, _, entry = name.partition("/")
             self._tell(SiteName("kv", layer, "", entry), tensor, number)  # type: ignore[misc]
 

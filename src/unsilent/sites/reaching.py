@@ -47,8 +47,8 @@ def dependents(use: Use, operand: Tensor, elements: Ints) -> NDArray[np.bool_]:
 def splice(golden: Tensor, corrupted: Tensor, reach: Ints) -> None:
     """Write those elements of ``corrupted`` into ``golden``; raises ``UsageError`` for positions that it does not have."""
     if golden.shape != corrupted.shape or (reach.size and int(reach[-1]) >= golden.numel()):
-        found = f"{dtype_name(golden.dtype)}{list(golden.shape)}"
-        raise UsageError(f"the reach has position {int(reach[-1])}; the output is {found}")
+        result = f"{dtype_name(golden.dtype)}{list(golden.shape)}"
+        raise UsageError(f"the reach has position {int(reach[-1])}; the output is {result}")
     with no_dispatch():
         Memory(golden).write(reach, Memory(corrupted.contiguous() if not plain(corrupted) else corrupted).read(reach))
 

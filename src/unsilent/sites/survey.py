@@ -69,8 +69,8 @@ class Survey:
         """Whether the fault-free evaluation of a batch has what a fault means."""
         site = parse_site(fault.site)
         self._look([site.operand] if site.operand in OPERANDS[1:] else [])
-        found = self._found.get(Key(site, step, fault.occurrence))
-        return found is not None and (found.dtype, found.shape) == (fault.dtype, tuple(fault.shape))
+        value = self._found.get(Key(site, step, fault.occurrence))
+        return value is not None and (value.dtype, value.shape) == (fault.dtype, tuple(fault.shape))
 
     def _look(self, operands: Sequence[str]) -> None:
         """Watch every batch, once, and again where more operands are asked for."""
@@ -117,7 +117,7 @@ class Survey:
         mine = [(key, region) for key, region in self._found.items() if key.site in sites]
         if address.index is None:
             return mine
-        found, error = [], None
+        result, error = [], None
         for key, region in mine:
             try:
                 elements = flat_elements(address.index, region.site, region.shape)
@@ -127,10 +127,10 @@ class Survey:
             if region.elements is not None:
                 elements = np.intersect1d(elements, region.elements)
             if elements.size:
-                found.append((key, replace(region, elements=elements)))
-        if not found:
+                result.append((key, replace(region, elements=elements)))
+        if not result:
             raise error or UsageError(f"index [{address.index}] selects only memory that another element shares")
-        return found
+        return result
 
 
 def _own(tensor: Tensor) -> NDArray[np.int64] | None:

@@ -57,11 +57,11 @@ class Target:
     @property
     def bits_by_width(self) -> tuple[tuple[int, int], ...]:
         """Pairs of an element width and the bits that a fault may fall on in elements of it."""
-        found: Counter[int] = Counter()
+        mapping: Counter[int] = Counter()
         for region in self.regions:
             width = codec(region.dtype).bits
-            found[width] += region.size * (width if self.bits is None else len(self.bits))
-        return tuple(sorted(found.items()))
+            mapping[width] += region.size * (width if self.bits is None else len(self.bits))
+        return tuple(sorted(mapping.items()))
 
 
 class Evaluations:
@@ -72,12 +72,12 @@ class Evaluations:
     """
 
     def __init__(self, target: Target, law: str) -> None:
-        found: dict[int | None, list[Region]] = {}
+        mapping: dict[int | None, list[Region]] = {}
         for region in target.regions:
-            found.setdefault(region.step, []).append(region)
-        self.steps = tuple(found)
-        self.populations = tuple(Population(regions) for regions in found.values())
-        mass = [sum(r.size for r in regions) if law == "per-element" else len(regions) for regions in found.values()]
+            mapping.setdefault(region.step, []).append(region)
+        self.steps = tuple(mapping)
+        self.populations = tuple(Population(regions) for regions in mapping.values())
+        mass = [sum(r.size for r in regions) if law == "per-element" else len(regions) for regions in mapping.values()]
         self._ends = np.cumsum(np.array(mass, np.int64))
 
     def pick(self, rng: np.random.Generator) -> tuple[int | None, Population]:
@@ -103,12 +103,12 @@ def top_level(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 def unregistered(model: nn.Module) -> list[str]:
     """Places that hold numbers outside of parameters and buffers: packed quantised weights, plain tensor attributes."""
-    found = []
+    result = []
     for name, module in named_modules(model):
         for key, value in vars(module).items():
             if key == "_packed_params" or (isinstance(value, Tensor) and value.numel()):
-                found.append(f"{name}.{key}".lstrip("."))
-    return sorted(set(found))
+                result.append(f"{name}.{key}".lstrip("."))
+    return sorted(set(result))
 
 
 def component_of(site: SiteName, components: Mapping[str, Sequence[str]]) -> str:
@@ -153,15 +153,15 @@ def make_targets(
         raise unknown("--strata", strata, STRATA)
     regions = [r for r in selected if corruptible(r)] or selected  # none at all: drawing says why
     total = sum(r.size for r in regions)
-    found: dict[str, list[Target]] = {}
+    by_name: dict[str, list[Target]] = {}
     risky = _risky(regions, components, per, scores) if strata == "risk" and scores is not None else {}
     for region in regions:
         share = region.size / total if law == "per-element" else 1 / len(regions)
         site = parse_site(region.site)
         for piece in _pieces(region, site, component_of(site, components), per, strata, share):
             for part in _by_risk(piece, risky.get(region)):
-                found.setdefault(part.name, []).append(part)
-    return tuple(_joined(pieces) for pieces in found.values())
+                by_name.setdefault(part.name, []).append(part)
+    return tuple(_joined(pieces) for pieces in by_name.values())
 
 
 def _joined(pieces: Sequence[Target]) -> Target:
@@ -192,8 +192,8 @@ def with_index_buffers(parameters: Parameters, components: Mapping[str, Sequence
     """The components, and first of all one of the index buffers; a component that holds nothing else keeps its own."""
     owner = {name: component_of(SiteName("param", name), components) for name in parameters.sites}
     shared = {OTHER, *(component for name, component in owner.items() if name not in parameters.index_buffers)}
-    found = [glob.escape(name) for name in parameters.index_buffers if owner[name] in shared]
-    return {**({INDEX_BUFFERS: found} if found else {}), **components}
+    result = [glob.escape(name) for name in parameters.index_buffers if owner[name] in shared]
+    return {**({INDEX_BUFFERS: result} if result else {}), **components}
 
 
 def _pieces(region: Region, site: SiteName, component: str, per: str, strata: str, share: float) -> list[Target]:
@@ -234,12 +234,12 @@ def _risky(
             own = scores[site.name] if region.elements is None else scores[site.name][region.elements]
             target = {"component": component_of(site, components), "layer": site.layer}.get(per, site.label)
             groups.setdefault(target, []).append((region, own))
-    found = {}
+    result = {}
     for members in groups.values():
         everything = np.concatenate([own for _, own in members])
         limit = np.partition(everything, k := int((1 - RISKY) * (everything.size - 1)))[k]
-        found.update({region: own > limit for region, own in members})
-    return found
+        result.update({region: own > limit for region, own in members})
+    return result
 
 
 def _by_risk(target: Target, risky: NDArray[np.bool_] | None) -> list[Target]:

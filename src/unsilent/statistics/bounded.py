@@ -96,10 +96,10 @@ def stratified(strata: Iterable[Stratum], confidence: float = 0.95) -> Interval:
     if not known:
         return Interval(None, 0.0, 1.0, confidence, 0, label)
     seen = min(1.0, math.fsum(s.weight for s in known))
-    found = _known(known, seen, confidence, label)
+    result = _known(known, seen, confidence, label)
     if len(known) == len(strata):
-        return found
-    return replace(found, estimate=None, high=min(1.0, found.high + 1 - seen))
+        return result
+    return replace(result, estimate=None, high=min(1.0, result.high + 1 - seen))
 
 
 def importance(

@@ -41,8 +41,8 @@ Counts = tuple[int, int]
 def joint_differences(pairs: Sequence[tuple[Counts, Counts]], confidence: float = 0.95) -> list[Interval]:
     """``one - other`` of each pair of shares, with limits that hold for all pairs together (Bonferroni)."""
     alone = 1 - (1 - confidence) / max(len(pairs), 1)
-    found = [difference(clopper_pearson(*one, alone), clopper_pearson(*other, alone)) for one, other in pairs]
-    return [replace(d, confidence=confidence, method=f"{d.method}, joint over {len(pairs)}") for d in found]
+    result = [difference(clopper_pearson(*one, alone), clopper_pearson(*other, alone)) for one, other in pairs]
+    return [replace(d, confidence=confidence, method=f"{d.method}, joint over {len(pairs)}") for d in result]
 
 
 def _part(one: Interval, other: Interval, sign: int, mine: float, theirs: float) -> float:
@@ -105,8 +105,8 @@ def p_value(interval_at: Callable[[float], Interval]) -> float:
 
     def outside(log_level: float) -> float:
         """How far 0 lies outside of the interval; below 0 inside. Intervals of a greater level are narrower."""
-        found = interval_at(1 - math.exp(log_level))
-        return max(found.low, -found.high)
+        result = interval_at(1 - math.exp(log_level))
+        return max(result.low, -result.high)
 
     from scipy.optimize import brentq  # slow to load
 

@@ -76,14 +76,14 @@ def _tail(a: Floats, c: Floats) -> float:
     s, curve = _saddle(a, c)
     scale = 1 / math.sqrt(curve)
     if min(c[a > 0].sum(), c[a < 0].sum()) >= _FEW:
-        found = _integral(a, c, s, scale, 0.0, _STEP)
-        assert found is not None
-        return found
+        result = _integral(a, c, s, scale, 0.0, _STEP)
+        assert result is not None
+        return result
     # Few events among many trials: on a straight line the integrand falls slowly and oscillates, on one that bends like that of
     # steepest descent it falls at once. What bends locally may climb far away; then the straight one is the better.
     bend = float(c @ (a / (1 - a * s)) ** 3 - s**-3) * scale**3 / 3
-    found = _integral(a, c, s, scale, max(-1.0, min(bend, 1.0)), _STEP / 2)
-    return _integral(a, c, s, scale, 0.0, _STEP / 2) or 0.0 if found is None else found
+    result = _integral(a, c, s, scale, max(-1.0, min(bend, 1.0)), _STEP / 2)
+    return _integral(a, c, s, scale, 0.0, _STEP / 2) or 0.0 if result is None else result
 
 
 def _integral(a: Floats, c: Floats, s: float, scale: float, bend: float, step: float) -> float | None:
@@ -93,8 +93,8 @@ def _integral(a: Floats, c: Floats, s: float, scale: float, bend: float, step: f
         y, root = np.sinh(t), np.cosh(t)  # in t it falls smoothly, whether like a normal curve or like a power of y
         z = s + scale * (1j * y + bend * (root - 1))
         slope = np.log(root) + np.log(1 - 1j * bend * y / root)
-        found: NDArray[np.complex128] = slope - (np.log(1 - np.multiply.outer(z, a)) @ c) - np.log(z)
-        return found
+        result: NDArray[np.complex128] = slope - (np.log(1 - np.multiply.outer(z, a)) @ c) - np.log(z)
+        return result
 
     nodes = step * np.arange(16.0)
     heights = exponent(nodes)

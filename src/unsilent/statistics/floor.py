@@ -159,8 +159,8 @@ class _Family:
             return [float(row.min()) for row in single], single
         runs = self._adjusted([float(row.min()) for row in p])
         # Measures of the runs found are tested at the share of the level that found them (Benjamini & Bogomolov 2014).
-        found = max(1, sum(_below(one, self.level) for one in runs))
-        return runs, np.minimum(1.0, p * self.size / found)
+        largest = max(1, sum(_below(one, self.level) for one in runs))
+        return runs, np.minimum(1.0, p * self.size / largest)
 
     def _verdict(
         self,
@@ -220,12 +220,12 @@ def _untested(observed: Compared, null: Null, measures: Sequence[Measure], level
     """Where bits alone decide: they are equal, or there is no noise."""
     findings: tuple[Finding, ...] = tuple(finding(observed, null, m, beyond=False) for m in measures)
     if observed.same_bits:
-        told = sentence("identical", findings)
-        return Verdict(observed.run, "identical", None, None, None, null.n, tests, level, "bits", findings, told)
+        text = sentence("identical", findings)
+        return Verdict(observed.run, "identical", None, None, None, null.n, tests, level, "bits", findings, text)
     findings = tuple(finding(observed, null, m, beyond=f.effect != 0) for m, f in zip(measures, findings, strict=True))
     word = word_for(findings, equivalent=False) if any(f.beyond for f in findings) else "detectable"
-    told = f"{sentence(word, findings)} (no test: {null.n} clean comparisons are equal in every bit, so nothing of it is noise)"
-    return Verdict(observed.run, word, None, None, None, null.n, tests, level, "bits", findings, told)
+    text = f"{sentence(word, findings)} (no test: {null.n} clean comparisons are equal in every bit, so nothing of it is noise)"
+    return Verdict(observed.run, word, None, None, None, null.n, tests, level, "bits", findings, text)
 
 
 def _below(p: float, level: float) -> bool:

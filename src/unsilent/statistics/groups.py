@@ -130,11 +130,11 @@ def group_spread(
     sizes = np.array([int(members.sum()) for members in masks.values()])
     p, drawn = _ranks(wrong, list(masks.values()), draws, seed)
     single, together = float(wrong.var(axis=0, ddof=1).mean()), _common(wrong)
-    found = []
+    result = []
     for (name, members), n, one, corrected in zip(masks.items(), sizes, p, holm(p), strict=True):
         mine = wrong[:, members]
         sd = spread(mine.mean(axis=1), confidence, most=1.0).sd
-        found.append(
+        result.append(
             GroupSpread(
                 name=name,
                 n=int(n),
@@ -148,7 +148,7 @@ def group_spread(
                 draws=drawn,
             )
         )
-    return found
+    return result
 
 
 def _in_common(wrong: Floats, sd: Interval, confidence: float) -> Interval:
@@ -160,10 +160,10 @@ def _in_common(wrong: Floats, sd: Interval, confidence: float) -> Interval:
     """
     kernel, n = _kernel(wrong), wrong.shape[1]
     if kernel.any():
-        found = over_pairs(kernel, confidence, most=0.5)
-        estimate, scale = found.estimate or 0.0, n / (n - 1)
+        result = over_pairs(kernel, confidence, most=0.5)
+        estimate, scale = result.estimate or 0.0, n / (n - 1)
         below, above = (estimate + (limit**2 - (sd.estimate or 0.0) ** 2) * scale for limit in (sd.low, sd.high))
-        return root(replace(found, low=min(found.low, below), high=max(found.high, found.half_width, above)))
+        return root(replace(result, low=min(result.low, below), high=max(result.high, result.half_width, above)))
     high = min(sd.high * (n / (n - 1)) ** 0.5, greatest_sd(wrong.shape[0]))
     method = sd.method if sd.estimate == 0 else "all of the group's sd"
     return Interval(0.0, 0.0, high, confidence, wrong.shape[0], method)
@@ -179,9 +179,9 @@ def _kernel(wrong: Floats) -> Floats:
     n = wrong.shape[1]
     apart = np.array([(wrong != one).mean(axis=1) for one in wrong]) / 2 / n
     whole = _halved(wrong.mean(axis=1))
-    found: Floats = (whole - apart) * n / (n - 1)
-    found[np.abs(whole - apart) <= _NOISE * max(whole.max(), apart.max())] = 0.0
-    return found
+    result: Floats = (whole - apart) * n / (n - 1)
+    result[np.abs(whole - apart) <= _NOISE * max(whole.max(), apart.max())] = 0.0
+    return result
 
 
 def _common(wrong: Floats) -> float:

@@ -79,10 +79,10 @@ def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.
         if best is None or sizes.sum() < best.sum():
             best = sizes
     assert best is not None
-    found = tuple(int(n) for n in best)
-    while sum(found) < _HOPELESS and (wide := foreseen(pilot, found, confidence).half_width) > half_width:
-        found = tuple(math.ceil(n * max(1.02, wide / half_width)) for n in found)
-    return found
+    result = tuple(int(n) for n in best)
+    while sum(result) < _HOPELESS and (wide := foreseen(pilot, result, confidence).half_width) > half_width:
+        result = tuple(math.ceil(n * max(1.02, wide / half_width)) for n in result)
+    return result
 
 
 def _sizes(

@@ -47,8 +47,8 @@ def beyond(observed: Floats, null: Floats, measures: Sequence[Measure]) -> Float
     # Equal values must stay ties, whatever the rounding of their mean.
     bar = np.where(np.isinf(z[0]), math.inf, z[0] - 1e-9 * np.maximum(1.0, np.abs(np.where(np.isinf(z[0]), 0.0, z[0]))))
     at_least = worst[:, None] >= bar
-    found: Floats = (1 + at_least.sum(axis=0)) / (len(null) + 1)
-    return found
+    result: Floats = (1 + at_least.sum(axis=0)) / (len(null) + 1)
+    return result
 
 
 def standardised(pool: Floats, measures: Sequence[Measure]) -> Floats:

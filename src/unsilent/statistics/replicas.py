@@ -66,15 +66,15 @@ def spread(values: Sequence[float] | NDArray[Any], confidence: float = 0.95, mos
     scale = max(greatest / 2 - least / 2, 0.0) or 1.0  # squares of the greatest doubles would overflow
     part = x / scale - least / scale
     kernel = (part[:, None] - part[None, :]) ** 2 / 2
-    found = root(over_pairs(kernel, confidence, None if most is None else (most / scale) ** 2 / 2))
-    sd, low, high = (scale * value for value in (found.estimate or 0.0, found.low, found.high))
+    result = root(over_pairs(kernel, confidence, None if most is None else (most / scale) ** 2 / 2))
+    sd, low, high = (scale * value for value in (result.estimate or 0.0, result.low, result.high))
     if sd:
         below, above = _normal_factors(len(x), confidence)
         low, high = min(low, below * sd), max(high, above * sd)
-        found = replace(found, method=found.method.replace("replicas", "replicas and chi-square"))
+        result = replace(result, method=result.method.replace("replicas", "replicas and chi-square"))
     high = high if most is None else min(high, greatest_sd(len(x), most))
     mean = least + scale * float(part.mean())
-    return Spread(replace(found, estimate=sd, low=low, high=max(sd, high)), mean, least, greatest)
+    return Spread(replace(result, estimate=sd, low=low, high=max(sd, high)), mean, least, greatest)
 
 
 def greatest_sd(count: int, most: float = 1.0) -> float:

@@ -95,8 +95,8 @@ def sentence(word: Word, findings: Sequence[Finding], equivalence: float | None 
         return f"masked: every measure is within its margin (equivalence p {equivalence:.3g})"
     if word == "undecided":
         return f"undecided: not beyond noise, nor proven to be within the margins (equivalence p {equivalence:.3g})"
-    told = {"harmful": "beyond noise and the margin", "improved": "better, beyond noise"}.get(
+    value = {"harmful": "beyond noise and the margin", "improved": "better, beyond noise"}.get(
         word, "beyond noise, not harmful"
     )
     parts = [f"{f.name} {f.effect:+.3g} (margin {f.margin:g})" for f in findings if f.beyond]
-    return f"{word}: {told}: {', '.join(parts) or 'bits alone'}"
+    return f"{word}: {value}: {', '.join(parts) or 'bits alone'}"

@@ -53,7 +53,7 @@ class Replayed:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; numbers that are not finite are null."""
-        told = {
+        values = {
             "log": self.log,
             "weights": self.weights,
             "fault": self.fault.to_json(),
@@ -62,22 +62,22 @@ class Replayed:
         }
         steps = {"before": self.before, "golden": (self.golden,), "corrupted": (self.corrupted,), "after": self.after}
         keys = ("epoch", "step", "loss", "accuracy")
-        told |= {name: [{key: getattr(r, key) for key in keys} for r in records] for name, records in steps.items()}
+        values |= {name: [{key: getattr(r, key) for key in keys} for r in records] for name, records in steps.items()}
         if self.trace is not None:
-            told["trace"] = self.trace.to_json()
-        return dict(strict(told))
+            values["trace"] = self.trace.to_json()
+        return dict(strict(values))
 
     def __str__(self) -> str:
-        told = [f"weights: {self.weights}", f"fault: {self.fault.describe()}"]
+        parts = [f"weights: {self.weights}", f"fault: {self.fault.describe()}"]
         twins = [("without the fault", (self.golden,)), ("with the fault", (self.corrupted,))]
         shown = [("before", self.before[-1:]), *twins, ("after", self.after)]
         for name, records in shown:
-            told += [f"{name}: {record.line}" for record in records]
+            parts += [f"{name}: {record.line}" for record in records]
         if not (self.corrupted, *self.after)[-1].finite:
-            told.append("the loss is not finite: the training stopped")
+            parts.append("the loss is not finite: the training stopped")
         if self.valid is not None:
-            told.append(f"held-out images at the end: loss {self.valid[0]:.5f}, accuracy {self.valid[1]:.5f}")
-        return "\n".join(told)
+            parts.append(f"held-out images at the end: loss {self.valid[0]:.5f}, accuracy {self.valid[1]:.5f}")
+        return "\n".join(parts)
 
 
 class InjectionReplay:
@@ -182,11 +182,11 @@ class InjectionReplay:
     def corrupted_lines(self, record: StepRecord) -> list[str]:
         """The lines of the log that tell what was corrupted."""
         assert record.receipt is not None
-        told = victims(self.fault, self._conv, self.fault.operands)
+        mapped = victims(self.fault, self._conv, self.fault.operands)
         asked = dict(zip(self.injection.inj_pos, self.injection.inj_values, strict=True))
-        values = [float(asked[index]) for index in map(tuple, told.positions.tolist())]
+        values = [float(asked[index]) for index in map(tuple, mapped.positions.tolist())]
         worker, layer = self.injection.target_worker, self.injection.target_layer
-        return lines.corrupted_lines(record.receipt, worker, layer, told.shape, told.positions, values)
+        return lines.corrupted_lines(record.receipt, worker, layer, mapped.shape, mapped.positions, values)
 
 
 def replay_injection(

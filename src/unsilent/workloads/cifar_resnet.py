@@ -146,8 +146,8 @@ def _fit_in(model: nn.Module, state: Mapping[str, Tensor], depth: int, path: str
     own = model.state_dict()
     problem = misfit(own, state, "the model")
     if problem:
-        found = {int(m[1]) for m in (re.match(r"layer1\.(\d+)\.", key) for key in state) if m}
-        fits = 6 * (max(found) + 1) + 2 if found else depth
+        result = {int(m[1]) for m in (re.match(r"layer1\.(\d+)\.", key) for key in state) if m}
+        fits = 6 * (max(result) + 1) + 2 if result else depth
         hint = f"; it looks like cifar-resnet{fits}" if fits != depth else ""
         raise UsageError(f"{path} does not fit cifar-resnet{depth}: it {problem}{hint}")
     model.load_state_dict({**own, **state})

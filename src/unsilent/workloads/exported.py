@@ -72,8 +72,8 @@ def _load(ref: str, path: Path) -> tuple[Program, Takes]:
             module = Program(loaded)
             return module, Takes(loaded, module)
     except Exception as error:  # a damaged file, or one of another version, can raise anything
-        told = first_line(error)
-        why = "" if "warnings above" in told else f" ({told})"
+        text = first_line(error)
+        why = "" if "warnings above" in text else f" ({text})"
         raise UsageError(
             f"workload {ref!r} is no exported program that torch {torch.__version__} can load{why}; "
             "write it with torch.export.save of this version"
@@ -102,7 +102,7 @@ def _try_out(ref: str, module: Program, batch: dict[str, Any]) -> Any:
 
 def _judge(output: Any) -> str:
     """By the shape of what judges look at: a row of scores a sample, a row of tokens, or any other values."""
-    found = decision_tensor(output, judge(NUMERIC), 0)
-    if found.ndim == 2 and found.shape[1] > 1:
-        return "top1" if found.is_floating_point() else "exact-sequence"
+    result = decision_tensor(output, judge(NUMERIC), 0)
+    if result.ndim == 2 and result.shape[1] > 1:
+        return "top1" if result.is_floating_point() else "exact-sequence"
     return NUMERIC

@@ -43,7 +43,7 @@ class Takes:
         specs = [s for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
         values = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
         self._leaves = [values[s.arg.name] for s in specs]
-        self._ranges = {str(symbol): found for symbol, found in exported.range_constraints.items()}
+        self._ranges = {str(symbol): result for symbol, result in exported.range_constraints.items()}
         starts = dict(zip(self.names, self._leaves, strict=False)) if len(self._leaves) == len(self.names) else {}
         self._fixed = {k: v for k, v in starts.items() if not isinstance(v, (Tensor, torch.SymInt, torch.SymFloat))}
 
@@ -64,9 +64,9 @@ class Takes:
             try:
                 values = _flat(given[name], spec)
             except LookupError:
-                told = " ".join(str(spec).split())
+                text = " ".join(str(spec).split())
                 raise UsageError(
-                    f"{where}: {name!r} nests otherwise than what the program was exported with, {told}"
+                    f"{where}: {name!r} nests otherwise than what the program was exported with, {text}"
                 ) from None
             for value in values:
                 self._check(value, next(leaves), f"{where}: {name!r}")
@@ -98,7 +98,7 @@ class Takes:
                 f"{what} is {value!r}, but the program was exported with {exported!r}, which is fixed in it"
             )
         sizes = [self._size(size) for size in exported.shape]
-        wanted = f"{dtype_name(exported.dtype)} [{', '.join(told for told, _ in sizes)}]"
+        wanted = f"{dtype_name(exported.dtype)} [{', '.join(text for text, _ in sizes)}]"
         if not isinstance(value, Tensor):
             raise UsageError(f"{what} is {type(value).__name__}, the program takes {wanted}; expected {FORMS}")
         fits = len(sizes) == value.ndim and all(
@@ -114,8 +114,8 @@ class Takes:
         """A size as text, and what it may be; sizes that follow from others are left to the program's own check."""
         if isinstance(size, int):
             return str(size), range(size, size + 1)
-        found = self._ranges.get(str(size))
-        low, high = (_whole(found.lower, 0), _whole(found.upper, MOST)) if found else (0, MOST)
+        value = self._ranges.get(str(size))
+        low, high = (_whole(value.lower, 0), _whole(value.upper, MOST)) if value else (0, MOST)
         return f"{low} to {high}" if high < MOST else f"{low} or more" if low else "any", range(low, high + 1)
 
 

@@ -94,8 +94,8 @@ def synthetic(ref: str, model: Any, folder: str, samples: int, length: int, seed
 
 def _of_text(config: Any, name: str) -> int:
     """A number from the config of the text part; 0 if there is none."""
-    found = getattr(config.get_text_config(), name, None)
-    return found if isinstance(found, int) else 0
+    value = getattr(config.get_text_config(), name, None)
+    return value if isinstance(value, int) else 0
 
 
 def _tokenised(folder: str, samples: int, length: int, vocabulary: int) -> Any:

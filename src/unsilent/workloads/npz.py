@@ -55,10 +55,10 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     with archive.open(info) as member:
         header = _header_size(member, info.file_size)  # type: ignore[arg-type]
         member.seek(0)
-        found: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
-    if header + found.nbytes != info.file_size:
+        result: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+    if header + result.nbytes != info.file_size:
         raise ValueError("it announces another size")
-    return found
+    return result
 
 
 def _header_size(member: BinaryIO, size: int) -> int:

@@ -145,15 +145,15 @@ def _kinds(module: nn.Module) -> set[torch.dtype]:
 
 def _twins(program: nn.Module) -> list[Slots]:
     """Parameters, or buffers, that are the same memory under several names."""
-    found: dict[tuple[Any, ...], Slots] = {}
+    mapping: dict[tuple[Any, ...], Slots] = {}
     for module in program.modules():
         for table in (module._parameters, module._buffers):
             for name, tensor in table.items():
                 if tensor is not None:
                     place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())
                     kind = (tensor.dtype, isinstance(tensor, nn.Parameter))
-                    found.setdefault((*place, *kind), []).append((table, name))
-    return [slots for slots in found.values() if len(slots) > 1]
+                    mapping.setdefault((*place, *kind), []).append((table, name))
+    return [slots for slots in mapping.values() if len(slots) > 1]
 
 
 def _tie(twins: list[Slots]) -> None:

@@ -59,8 +59,8 @@ def make_ordinary(module: fx.GraphModule, autocast: bool = False) -> None:
 def _graph_of(module: fx.GraphModule, argument: Any) -> fx.GraphModule | None:
     if not isinstance(argument, fx.Node) or argument.op != "get_attr":
         return None
-    found = getattr(module, str(argument.target), None)
-    return found if isinstance(found, fx.GraphModule) else None
+    value = getattr(module, str(argument.target), None)
+    return value if isinstance(value, fx.GraphModule) else None
 
 
 def _dissolve(module: fx.GraphModule, node: fx.Node, before: int) -> None:

@@ -96,17 +96,17 @@ def load(
     given = {"data": data, "weights": weights, "progress": progress or _silent}
     chosen = {key: value for key, value in given.items() if value is not None}
     if ref.startswith("hf:"):
-        found = _builtin(HF, ref, options or {}, chosen, {"folder": ref[3:]})
+        result = _builtin(HF, ref, options or {}, chosen, {"folder": ref[3:]})
     elif ref.endswith(".pt2"):
-        found = _builtin(EXPORTED, ref, options or {}, chosen, {"program": ref})
+        result = _builtin(EXPORTED, ref, options or {}, chosen, {"program": ref})
     elif ref in ZOO:
-        found = _builtin(ZOO[ref], ref, options or {}, chosen, ZOO[ref].preset)
+        result = _builtin(ZOO[ref], ref, options or {}, chosen, ZOO[ref].preset)
     elif ref in TRAININGS:
         raise _other_kind(ref, "inference")
     else:
         _check_own(ref, ZOO)
-        found = _own(ref, options or {}, chosen, PARTS)
-    return typing.cast("InferenceWorkload", _checked(ref, found, PARTS))
+        result = _own(ref, options or {}, chosen, PARTS)
+    return typing.cast("InferenceWorkload", _checked(ref, result, PARTS))
 
 
 def load_training(
@@ -116,13 +116,13 @@ def load_training(
     given = {"data": data, "progress": progress or _silent}
     chosen = {key: value for key, value in given.items() if value is not None}
     if ref in TRAININGS:
-        found = _builtin(TRAININGS[ref], ref, options or {}, chosen, TRAININGS[ref].preset)
+        result = _builtin(TRAININGS[ref], ref, options or {}, chosen, TRAININGS[ref].preset)
     elif ref in ZOO or ref.startswith("hf:") or ref.endswith(".pt2"):
         raise _other_kind(ref, "training")
     else:
         _check_own(ref, TRAININGS)
-        found = _own(ref, options or {}, chosen, TRAINING_PARTS)
-    workload = typing.cast("TrainingWorkload", _checked(ref, found, TRAINING_PARTS))
+        result = _own(ref, options or {}, chosen, TRAINING_PARTS)
+    workload = typing.cast("TrainingWorkload", _checked(ref, result, TRAINING_PARTS))
     try:
         _origins[workload] = Origin(ref, dict(options or {}), data)
     except TypeError:
@@ -161,16 +161,16 @@ def _check_own(ref: str, known: Mapping[str, Entry]) -> None:
 
 def _own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], parts: Sequence[str]) -> Any:
     """The user's object, or what their function makes; ``parts``: what tells a ready object."""
-    found = find(ref)
+    result = find(ref)
     with user_code(ref):
-        ready = not inspect.isclass(found) and _has(found, parts)
-    if not ready and callable(found) and not _is_module(found):
-        arguments = _arguments(ref, found, options, chosen, {})
+        ready = not inspect.isclass(result) and _has(result, parts)
+    if not ready and callable(result) and not _is_module(result):
+        arguments = _arguments(ref, result, options, chosen, {})
         with user_code(ref):
-            return call(found, **arguments)
+            return call(result, **arguments)
     for key in [*options, *(k for k in chosen if k != "progress")]:
         raise UsageError(f"workload {ref!r} is a ready object and takes no {key!r}; name a function to pass values")
-    return found
+    return result
 
 
 def _silent(description: str, done: float, total: float) -> None:
@@ -250,44 +250,44 @@ def _hints(function: Any) -> dict[str, Any]:
         return {}
 
 
-def _is_module(found: Any) -> bool:
+def _is_module(result: Any) -> bool:
     from torch import nn
 
-    return isinstance(found, nn.Module)
+    return isinstance(result, nn.Module)
 
 
-def _has(found: Any, parts: Sequence[str]) -> bool:
-    return all(hasattr(found, part) for part in parts)
+def _has(result: Any, parts: Sequence[str]) -> bool:
+    return all(hasattr(result, part) for part in parts)
 
 
-def _kind(found: Any) -> str:
-    return f"{type(found).__module__}.{type(found).__qualname__}".removeprefix("builtins.")
+def _kind(result: Any) -> str:
+    return f"{type(result).__module__}.{type(result).__qualname__}".removeprefix("builtins.")
 
 
-def _checked(ref: str, found: Any, parts: Sequence[str]) -> Any:
-    """``found`` if it has the parts of what was asked for, else an error saying what it is instead."""
+def _checked(ref: str, result: Any, parts: Sequence[str]) -> Any:
+    """``result`` if it has the parts of what was asked for, else an error saying what it is instead."""
     training = parts is TRAINING_PARTS
     wanted = "training" if training else "workload"
     with user_code(ref):
-        if not inspect.isclass(found) and _has(found, PARTS if training else TRAINING_PARTS):
+        if not inspect.isclass(result) and _has(result, PARTS if training else TRAINING_PARTS):
             raise _other_kind(ref, "training" if training else "inference")
-        missing = [part for part in parts if not hasattr(found, part)]
-    if missing and len(missing) < len(parts) - 2 and not _is_module(found):
+        missing = [part for part in parts if not hasattr(result, part)]
+    if missing and len(missing) < len(parts) - 2 and not _is_module(result):
         raise UsageError(
-            f"workload {ref!r} is {_kind(found)} without {', '.join(missing)}; a {wanted} has {', '.join(parts)}"
+            f"workload {ref!r} is {_kind(result)} without {', '.join(missing)}; a {wanted} has {', '.join(parts)}"
         )
-    if missing or inspect.isclass(found):
+    if missing or inspect.isclass(result):
         how = (
             "make one with unsilent.Training(model=…, optimizer=…, batches=…, loss=…, evaluate=…)"
             if training
             else "wrap it as unsilent.Workload(model, batches)"
         )
-        raise UsageError(f"workload {ref!r} is {_kind(found)}; expected a {wanted}: {how}")
+        raise UsageError(f"workload {ref!r} is {_kind(result)}; expected a {wanted}: {how}")
     wrong = [
-        part for part in ("judge", "model", "batches", "run") if not training and not callable(getattr(found, part))
+        part for part in ("judge", "model", "batches", "run") if not training and not callable(getattr(result, part))
     ]
     if wrong:
         raise UsageError(
-            f"workload {ref!r}: {wrong[0]} is {_kind(getattr(found, wrong[0]))}; expected something callable"
+            f"workload {ref!r}: {wrong[0]} is {_kind(getattr(result, wrong[0]))}; expected something callable"
         )
-    return found
+    return result

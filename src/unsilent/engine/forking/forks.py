@@ -179,16 +179,16 @@ class ForkEngine:
         return self.golden.workload.evaluate(state) if reason is Reason.END else self.golden.evaluation
 
     def _ending(
-        self, step: int, losses: list[float], metric: list[float], reason: Reason, found: Evaluation | None
+        self, step: int, losses: list[float], metric: list[float], reason: Reason, result: Evaluation | None
     ) -> Ending:
         golden, ran = self.golden, step + len(losses)
-        if found is None:
+        if result is None:
             return Ending(np.array(metric), np.array(losses), float("nan"))
         rest = slice(0, 0) if reason is Reason.END else slice(ran, None)
         return Ending(
             np.concatenate([metric, golden.metric[rest]]),
             np.concatenate([losses, golden.losses[rest]]),
-            held_out(found),
+            held_out(result),
             same_bits=reason is Reason.SAME_BITS,
         )
 
@@ -204,7 +204,7 @@ class _Inside:
     def __init__(self, golden: GoldenTraining, band: Band, step: int) -> None:
         self._golden, self._band, self._count = golden, band, 0
         self._off = [0.0] * step  # differences of the loss; those before the fault are none
-        self._worth = {at: held_out(found) for at, found in golden.looks.items()}
+        self._worth = {at: held_out(result) for at, result in golden.looks.items()}
 
     def long_enough(self, state: TrainingState, now: int, loss: float) -> bool:
         """Told of each step; true where the run can be given up."""
@@ -223,6 +223,6 @@ class _Inside:
         return min(around) - band.test <= worth <= max(around) + band.test
 
 
-def held_out(found: Evaluation) -> float:
+def held_out(evaluation: Evaluation) -> float:
     """Accuracy on held-out samples, or the negative loss."""
-    return float(found.metrics.get(METRIC, -found.loss))
+    return float(evaluation.metrics.get(METRIC, -evaluation.loss))

@@ -29,7 +29,7 @@ class GoldenTraining:
     Args:
         steps: of the run; None: all. memory: bytes that snapshots may take together; they are spread evenly. watch: asked
             after every step for what is to be remembered of it, float64[k]. look: evaluate after every so many steps, too.
-            told: is told of steps done and of all.
+            progress: called with steps done and of all.
 
     Raises:
         UsageError: steps that make no sense, or a loss that is not finite.
@@ -49,7 +49,7 @@ class GoldenTraining:
         memory: int = MEMORY,
         watch: Watch | None = None,
         look: int | None = None,
-        told: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.workload = workload
         self.steps = workload.steps if steps is None else steps
@@ -79,7 +79,7 @@ class GoldenTraining:
             watched.append(np.zeros(0) if watch is None else watch(state))
             if self.looked(step):
                 self.looks[step] = workload.evaluate(state)
-            told(step + 1, self.steps)
+            progress(step + 1, self.steps)
         self.losses, self.metric = np.array(losses), np.array(metric)
         self.hashes, self.watched, self.epochs = hashes, np.array(watched), epochs
         self._settings = settings

@@ -22,14 +22,14 @@ def change(golden: Tensor, faulty: Tensor) -> Change:
     if golden.dtype.is_complex:  # numbers by part, elements whole
         parts = change(torch.view_as_real(golden), torch.view_as_real(faulty))
         return replace(parts, changed=int((words_of(golden) != words_of(faulty)).any(-1).sum()))
-    numeric, found = golden.dtype in _NUMBERS, Change()
+    numeric, result = golden.dtype in _NUMBERS, Change()
     ones, twos = golden.reshape(-1), faulty.reshape(-1)
     for start in range(0, len(ones), CHUNK):
         one, two = ones[start : start + CHUNK], twos[start : start + CHUNK]
         unequal = words_of(one) != words_of(two)
         if unequal.any():
-            found = _joined(found, _change(one[unequal], two[unequal]) if numeric else Change(int(unequal.sum())))
-    return found
+            result = _joined(result, _change(one[unequal], two[unequal]) if numeric else Change(int(unequal.sum())))
+    return result
 
 
 def _change(golden: Tensor, faulty: Tensor) -> Change:

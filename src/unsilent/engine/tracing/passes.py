@@ -171,18 +171,18 @@ def _scratch(one: Sequence[Seen], two: Sequence[Seen]) -> set[int]:
     what differs is that.
     """
     both = together(one, two)
-    found = [i for i in range(both) if one[i] != two[i]]
-    if both < max(len(one), len(two)) or any(one[i].key.output == 0 for i in found):
-        raise _unrepeatable("golden", one, found[0] if found else both)
-    return set(found)
+    result = [i for i in range(both) if one[i] != two[i]]
+    if both < max(len(one), len(two)) or any(one[i].key.output == 0 for i in result):
+        raise _unrepeatable("golden", one, result[0] if result else both)
+    return set(result)
 
 
 def _check_faulty(one: Sequence[Seen], two: Sequence[Seen], scratch: Collection[int]) -> None:
     """Raise ``UsageError`` unless two faulty runs gave the same, but for scratch memory."""
     both = together(one, two)
-    found = [i for i in range(both) if one[i] != two[i] and i not in scratch]
-    if found or both < max(len(one), len(two)):
-        raise _unrepeatable("faulty", one, found[0] if found else both)
+    result = [i for i in range(both) if one[i] != two[i] and i not in scratch]
+    if result or both < max(len(one), len(two)):
+        raise _unrepeatable("faulty", one, result[0] if result else both)
 
 
 def _unrepeatable(kind: str, seen: Sequence[Seen], number: int) -> UsageError:

@@ -179,5 +179,5 @@ def computed(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 
 def _given(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Tensor]:
     """What an operation gives; of one that gives nothing what it writes."""
-    found = list(tensors_in(result))
-    yield from found or written_by(func, args, kwargs)
+    output = list(tensors_in(result))
+    yield from output or written_by(func, args, kwargs)

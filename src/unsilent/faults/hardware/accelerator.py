@@ -78,14 +78,14 @@ class Accelerator:
     def entries(self) -> tuple[Entry, ...]:
         """All weighted fault models, in the order of the description."""
         whole = sum(g.share * g.activeness for g in self.description.groups.values())
-        found = []
+        result = []
         for name, group in self.description.groups.items():
             presets, parts = self._presets(name, group)
             weight = group.share * group.activeness / whole
             for preset, part in zip(presets, parts, strict=True):
                 fastest = self.description.array.fastest if preset.operand == "out" else FASTEST[0]
-                found.append(Entry(name, preset, self._held(group, preset), fastest, weight * part))
-        return tuple(found)
+                result.append(Entry(name, preset, self._held(group, preset), fastest, weight * part))
+        return tuple(result)
 
     def sample(self, rng: np.random.Generator) -> Entry:
         """One entry, by weight."""
@@ -94,8 +94,10 @@ class Accelerator:
 
     def fit_of(self, group: str) -> float | None:
         """The FIT of one group of flip-flops; None where raw rate or unmasked probability are not known."""
-        found, raw = self.description.groups[group], self.description.raw_fit
-        return None if raw is None or found.unmasked is None else raw * found.share * found.activeness * found.unmasked
+        result, raw = self.description.groups[group], self.description.raw_fit
+        return (
+            None if raw is None or result.unmasked is None else raw * result.share * result.activeness * result.unmasked
+        )
 
     @property
     def fit(self) -> float | None:

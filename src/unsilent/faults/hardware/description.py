@@ -137,8 +137,8 @@ class Array(Table):
     @property
     def tile_sizes(self) -> tuple[int, int] | None:
         """Rows and columns."""
-        found = None if self.tile is None else read_tile(self.tile)
-        return None if found is None else (found.rows, found.columns)
+        result = None if self.tile is None else read_tile(self.tile)
+        return None if result is None else (result.rows, result.columns)
 
 
 class Dtypes(Table):

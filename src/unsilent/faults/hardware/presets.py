@@ -142,15 +142,15 @@ def _lines_out(n: int) -> tuple[Preset, ...]:
 
 def _lines_in(n: int, windows: Mapping[str, tuple[str, Window]]) -> tuple[Preset, ...]:
     """As many operands as are read in one cycle, for all outputs, for those of one cycle, and in several cycles."""
-    found = []
+    result = []
     for name, (suffix, window) in windows.items():
         operand, noun = ("first", "inputs") if name == "INPUT" else ("second", "weights")
-        found += [
+        result += [
             _global(f"N{n}_{name}", operand, f"copy:block={n}", f"{n} {noun} in a row"),
             _global(f"N{n}_{name}_{suffix}", operand, f"copy:block={n}", f"{n} {noun} in operand registers", window),
             _global(f"N{n}_{name}_GLB", operand, f"copy:block={n},cycles=any", f"{n} {noun} of every cycle"),
         ]
-    return tuple(found)
+    return tuple(result)
 
 
 def _tiles(rows: int, columns: int) -> tuple[Preset, ...]:

@@ -47,8 +47,8 @@ def _first(error: ValidationError) -> str:
     what = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
         return _short(f"{where} is missing; expected it beside the others")
-    found = "" if isinstance(first["input"], (dict, AcceleratorDescription)) else f" is {first['input']!r}"
-    return _short(f"{where}{found}: {what}" if where else what)
+    result = "" if isinstance(first["input"], (dict, AcceleratorDescription)) else f" is {first['input']!r}"
+    return _short(f"{where}{result}: {what}" if where else what)
 
 
 def _short(error: object) -> str:

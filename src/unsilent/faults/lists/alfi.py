@@ -104,18 +104,18 @@ def _matrix(content: bytes, name: str) -> NDArray[Any]:
     """The matrix of numbers in a pickle or ``.npy``; raises ``UsageError``."""
     if content[:1] == PICKLE:
         try:
-            found = read_array(content)
+            result = read_array(content)
         except NotAnArray as error:
             raise refused(
                 name, "", f"it is no pickle of a plain numpy array ({error}) and is not loaded, for that could run code; where "
                 "you trust it: numpy.save('faults.npy', pickle.load(open(FILE, 'rb')))",
             ) from None  # fmt: skip
     elif content.startswith(NUMPY):
-        found = _npy(content, name)
+        result = _npy(content, name)
     else:
         raise refused(name, "", "expected the matrix as a pickle (…_fault_locs.bin) or .npy")
-    if found.ndim != 2 or found.shape[0] != len(ROWS):
-        updated = found.ndim == 2 and found.shape[0] > len(ROWS)
+    if result.ndim != 2 or result.shape[0] != len(ROWS):
+        updated = result.ndim == 2 and result.shape[0] > len(ROWS)
         hint = (
             "; an updated_rs file repeats faults for every image: give …_fault_locs.bin of the same run"
             if updated
@@ -124,12 +124,12 @@ def _matrix(content: bytes, name: str) -> NDArray[Any]:
         raise refused(
             name,
             "",
-            f"has shape {list(found.shape)}; expected {len(ROWS)} rows ({', '.join(ROWS)}) and a column a fault{hint}",
+            f"has shape {list(result.shape)}; expected {len(ROWS)} rows ({', '.join(ROWS)}) and a column a fault{hint}",
         )
-    if found.dtype.kind == "f":
-        for row, column in np.argwhere(~(np.abs(found[:-1]) < _LARGEST))[:1]:
-            raise refused(name, f"column {column}", f"found {found[row, column]}; expected a number", _PLACES[row])
-    return found
+    if result.dtype.kind == "f":
+        for row, column in np.argwhere(~(np.abs(result[:-1]) < _LARGEST))[:1]:
+            raise refused(name, f"column {column}", f"found {result[row, column]}; expected a number", _PLACES[row])
+    return result
 
 
 def _npy(content: bytes, name: str) -> NDArray[Any]:

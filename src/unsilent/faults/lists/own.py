@@ -68,12 +68,12 @@ def _trials(value: Any, name: str, place: str) -> Iterator[tuple[str, list[Any]]
 
 def _row(row: Any, name: str, place: str) -> list[Any]:
     """The records in a row of ``unsilent export``."""
-    found = row.get("faults") if isinstance(row, dict) else None
-    if isinstance(found, dict) and "digest" in found:
+    result = row.get("faults") if isinstance(row, dict) else None
+    if isinstance(result, dict) and "digest" in result:
         raise refused(name, place, "only a digest of this fault was stored, it is too large; leave the line out")
-    if not isinstance(found, list):
-        raise refused(name, place, f"its faults are {shown(found)}; expected a list of fault records")
-    return found
+    if not isinstance(result, list):
+        raise refused(name, place, f"its faults are {shown(result)}; expected a list of fault records")
+    return result
 
 
 def _faults(records: list[Any], name: str, place: str) -> tuple[Fault, ...]:

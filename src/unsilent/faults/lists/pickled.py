@@ -46,12 +46,12 @@ _MARK = _Name("", "mark")
 def read_array(content: bytes) -> NDArray[Any]:
     """The array, read-only; raises ``NotAnArray``."""
     try:
-        found = _built(pickletools.genops(content))
+        result = _built(pickletools.genops(content))
     except NotAnArray:
         raise
     except (ValueError, IndexError, KeyError, OverflowError) as error:
         raise NotAnArray(f"damaged: {ascii(str(error))[:60]}") from None
-    return _array(found)
+    return _array(result)
 
 
 def _built(opcodes: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]]) -> Any:
@@ -63,8 +63,8 @@ def _built(opcodes: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]]) ->
         if count > _MOST_OPCODES:
             raise NotAnArray("it goes on where an array would end")
         if name == "STOP":
-            (found,) = stack
-            return found
+            (result,) = stack
+            return result
         if name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
         elif name in _LITERALS:
@@ -107,9 +107,9 @@ def _combine(name: str, stack: list[Any]) -> None:
         raise NotAnArray(f"it holds {name}")
 
 
-def _array(found: Any) -> NDArray[Any]:
+def _array(result: Any) -> NDArray[Any]:
     """The array that numpy would make of it, where that is all there is."""
-    match found:
+    match result:
         case _Call(
             _Name("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"),
             (_Name("numpy", "ndarray"), (0,), b"b"),
@@ -131,8 +131,8 @@ def _array(found: Any) -> NDArray[Any]:
     return array
 
 
-def _dtype(found: _Call) -> np.dtype[Any]:
-    match found:
+def _dtype(result: _Call) -> np.dtype[Any]:
+    match result:
         case _Call(_Name("numpy", "dtype"), (str(name), False, True), (3, "<" | ">" | "|" as order, *_)) if (
             name in _DTYPES
         ):

@@ -72,7 +72,7 @@ def resolve(entry: Entry, tensors: Tensors, name: str) -> tuple[Fault, ...]:
         else:
             site, element = _located(part, tensors, name, entry.place)
             corrupts.setdefault(site, []).append((element, part))
-    faults += [_joined(site, found, tensors, name, entry.place) for site, found in corrupts.items()]
+    faults += [_joined(site, result, tensors, name, entry.place) for site, result in corrupts.items()]
     keys = [(f.site, f.step, f.occurrence) for f in faults]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
@@ -89,13 +89,13 @@ def _checked(fault: Fault, tensors: Tensors, name: str, place: str) -> Fault:
         except UsageError as error:
             raise refused(name, place, str(error), "site") from None
         if (fault.step or 0) >= tensors.batches:
-            told = f"batch {fault.step} is not there; the workload has {tensors.batches}, counted from 0"
-            raise refused(name, place, told, "step")
+            text = f"batch {fault.step} is not there; the workload has {tensors.batches}, counted from 0"
+            raise refused(name, place, text, "step")
     else:
-        found = tensors.regions.get((fault.site, fault.step, fault.occurrence))
-        if found is None:
+        value = tensors.regions.get((fault.site, fault.step, fault.occurrence))
+        if value is None:
             raise _nowhere(fault, tensors, name, place)
-        region = found
+        region = value
     if (region.dtype, region.shape) != (fault.dtype, fault.shape):
         raise refused(
             name, place, f"the fault is for {fault.dtype}{list(fault.shape)}, the workload has "
@@ -126,36 +126,38 @@ def _located(corrupt: ListedCorruption, tensors: Tensors, name: str, place: str)
         raise refused(name, place, str(error), columns.layer) from None
     what = region.site.removeprefix("param:")
     if corrupt.only not in (None, region.dtype):
-        told = f"{shown(what, 80)} is {region.dtype}; such a bit is one of a {corrupt.only}"
-        raise refused(name, place, told, columns.operand)
+        text = f"{shown(what, 80)} is {region.dtype}; such a bit is one of a {corrupt.only}"
+        raise refused(name, place, text, columns.operand)
     if corrupt.operation == "set" and region.codec.kind == "int":
         raise refused(name, place, f"{shown(what, 80)} is {region.dtype}; expected floating point", columns.operand)
     if corrupt.operation == "xor" and corrupt.operand >= region.codec.bits:
-        told = f"bit {shown(corrupt.operand)} is outside of {region.dtype}; {shown(what, 80)} has bits 0-{region.codec.bits - 1}"
-        raise refused(name, place, told, columns.operand)
+        text = f"bit {shown(corrupt.operand)} is outside of {region.dtype}; {shown(what, 80)} has bits 0-{region.codec.bits - 1}"
+        raise refused(name, place, text, columns.operand)
     index, shape = corrupt.index, region.shape
     if isinstance(index, int):
         index, shape = (index,), (prod(shape),)
     if len(index) != len(shape):
         given = " and ".join(filter(None, (", ".join(columns.coordinates[:-1]), columns.coordinates[-1])))
-        told = f"{len(index)} coordinates are given, {shown(what, 80)} has shape {list(shape)}"
-        raise refused(name, place, told, given)
+        text = f"{len(index)} coordinates are given, {shown(what, 80)} has shape {list(shape)}"
+        raise refused(name, place, text, given)
     for axis, (i, size) in enumerate(zip(index, shape, strict=True)):
         if i >= size:
-            told = f"{i} is outside of {shown(what, 80)} of shape {list(region.shape)}; expected 0-{size - 1}"
-            raise refused(name, place, told, columns.coordinates[min(axis, len(columns.coordinates) - 1)])
+            text = f"{i} is outside of {shown(what, 80)} of shape {list(region.shape)}; expected 0-{size - 1}"
+            raise refused(name, place, text, columns.coordinates[min(axis, len(columns.coordinates) - 1)])
     element = 0
     for i, size in zip(index, shape, strict=True):
         element = element * size + i
     return region.site, element
 
 
-def _joined(site: str, found: Sequence[tuple[int, ListedCorruption]], tensors: Tensors, name: str, place: str) -> Fault:
+def _joined(
+    site: str, result: Sequence[tuple[int, ListedCorruption]], tensors: Tensors, name: str, place: str
+) -> Fault:
     """All corrupts of one tensor as one fault; two flips of one bit are none, as when they are done one after the other."""
     region = tensors.regions[site, None, None]
-    operation = found[0][1].operation
+    operation = result[0][1].operation
     operands: dict[int, int] = {}
-    for element, corrupt in sorted(found, key=lambda pair: pair[0]):
+    for element, corrupt in sorted(result, key=lambda pair: pair[0]):
         if operation == "xor":
             operands[element] = operands.get(element, 0) ^ (1 << int(corrupt.operand))
         elif element in operands:

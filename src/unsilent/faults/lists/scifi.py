@@ -42,14 +42,14 @@ class SciFi:
             raise refused(name, f"line {reader.line_num}", f"cannot be read as CSV ({error})") from None
 
 
-def _check_header(found: tuple[str, ...], name: str) -> None:
-    if "FeatureMapIndex" in found:
+def _check_header(result: tuple[str, ...], name: str) -> None:
+    if "FeatureMapIndex" in result:
         raise refused(
             name, "line 1", "this is a list of neuron faults, whose values SCI-FI scales while it runs: it does not say "
             "what is written; only lists of weight faults can be run",
         )  # fmt: skip
-    if found != HEADER:
-        raise refused(name, "line 1", f"found the header {shown(','.join(found), 60)}; expected {','.join(HEADER)}")
+    if result != HEADER:
+        raise refused(name, "line 1", f"found the header {shown(','.join(result), 60)}; expected {','.join(HEADER)}")
 
 
 def _corrupt(row: list[str], name: str, place: str) -> ListedCorruption:

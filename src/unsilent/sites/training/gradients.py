@@ -117,15 +117,15 @@ class Gradients:
 
     def _match(self, node: Any) -> dict[int, int]:
         """Position of a tensor argument -> position of its gradient."""
-        found, start = {}, 0
+        result, start = {}, 0
         nexts = [Edge(-1, 0, getattr(fn, "variable", None)) if hasattr(fn, "variable") else
                  Edge(fn._sequence_nr() if fn is not None else -2, nr, None) for fn, nr in node.next_functions]  # fmt: skip
         for i, edge in enumerate(self._edges):
             for k in range(start, len(nexts)) if edge else ():
                 if edge is not None and nexts[k][:2] == edge[:2] and nexts[k].leaf is edge.leaf:
-                    found[i], start = k, k + 1
+                    result[i], start = k, k + 1
                     break
-        return found
+        return result
 
     def _hand_back(self, given: tuple[Tensor | None, ...], came: tuple[Tensor | None, ...]) -> Any:
         """The hook of the node: the gradients, with faults in them."""

@@ -142,46 +142,46 @@ class StepCalls(Calls):
             self._calls[key].append(Call(begin, counts, next_number() - 1, where))
 
 
-class _Told:
-    """Who is told of backward passes; torch's entry to them is replaced while there is anybody."""
+class _BackwardCallbacks:
+    """Callbacks before every backward pass; torch's entry to it is replaced while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._engine: Any = None
 
-    def add(self, told: Callable[[], None]) -> None:
+    def add(self, callback: Callable[[], None]) -> None:
         autograd: Any = torch.autograd
         with self._lock:
-            if not self._told:
+            if not self._callbacks:
                 self._engine, autograd._engine_run_backward = autograd._engine_run_backward, self._run
-            self._told.append(told)
+            self._callbacks.append(callback)
 
-    def remove(self, told: Callable[[], None]) -> None:
+    def remove(self, callback: Callable[[], None]) -> None:
         autograd: Any = torch.autograd
         with self._lock:
-            self._told.remove(told)
-            if not self._told:
+            self._callbacks.remove(callback)
+            if not self._callbacks:
                 autograd._engine_run_backward = self._engine
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine = self._engine
-        for told in tuple(self._told):
-            told()
+        for callback in tuple(self._callbacks):
+            callback()
         return engine(*args, **kwargs)
 
 
-_TOLD = _Told()
+_CALLBACKS = _BackwardCallbacks()
 
 
 @contextmanager
-def before_backward(told: Callable[[], None]) -> Iterator[None]:
+def before_backward(callback: Callable[[], None]) -> Iterator[None]:
     """Calls back whenever a backward pass is about to begin: nodes that are made by then can still be given hooks."""
-    _TOLD.add(told)
+    _CALLBACKS.add(callback)
     try:
         yield
     finally:
-        _TOLD.remove(told)
+        _CALLBACKS.remove(callback)
 
 
 def region() -> int | None:
@@ -189,10 +189,10 @@ def region() -> int | None:
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     pack: Any = hooks[0] if hooks else None
     for cell in getattr(getattr(pack, "_torchdynamo_orig_callable", pack), "__closure__", None) or ():
-        found = cell.cell_contents
-        found = found() if isinstance(found, weakref.ref) else found
-        if type(found).__name__ == "_CheckpointFrame":
-            return id(found)
+        result = cell.cell_contents
+        result = result() if isinstance(result, weakref.ref) else result
+        if type(result).__name__ == "_CheckpointFrame":
+            return id(result)
     return None
 
 

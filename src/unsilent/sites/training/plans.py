@@ -76,10 +76,10 @@ class Plans:
     def at(self, where: str, name: str) -> list[Plan]:
         """The faults at an operation, those included that name its module alone."""
         mine, module = self._by[where], name.partition("#")[0]
-        found = list(mine.get(name, ()))
+        result = list(mine.get(name, ()))
         if module in mine and next(iter(self._bound.get((where == _GRADIENT, module), ())), "") == name:
-            found += [Plan(p.site._replace(name=name), p.wanted) for p in mine[module]]
-        return found
+            result += [Plan(p.site._replace(name=name), p.wanted) for p in mine[module]]
+        return result
 
     def meet(self, met: Met, call: Call) -> None:
         """Told of an operation before it runs: a site that names a module alone means its only one, not counting casts."""

@@ -67,7 +67,7 @@ class Updates:
     def work(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Work]:
         """Whom an operation works for; to be asked exactly once for each, in order."""
         entries = entries_of(args)
-        operation, found = operation_name(func), []
+        operation, result = operation_name(func), []
         if entries is None:
             owner = next((o for t in tensors_in((*args, *kwargs.values())) if (o := self._owner(t))), None)
             owners: list[tuple[str | None, int | None]] = [(owner, None)]
@@ -77,8 +77,8 @@ class Updates:
             if owner is not None:
                 k = self._counts[owner, operation]
                 self._counts[owner, operation] = k + 1
-                found.append(Work(f"{owner}#{operation}.{k}", entry))
-        return found
+                result.append(Work(f"{owner}#{operation}.{k}", entry))
+        return result
 
     def made(self, work: Sequence[Work], result: Any) -> None:
         """Told of the result: new memory belongs to whom it was made for."""
@@ -90,8 +90,8 @@ class Updates:
 
     def _owner(self, tensor: Any) -> str | None:
         here = local(tensor) if isinstance(tensor, Tensor) else None
-        found = self._owners.get(here.untyped_storage()._cdata) if here is not None and plain(here) else None
-        return None if found is None or found[0].expired() else found[1]
+        result = self._owners.get(here.untyped_storage()._cdata) if here is not None and plain(here) else None
+        return None if result is None or result[0].expired() else result[1]
 
     def _own(self, tensor: Any, name: str) -> None:
         if isinstance(tensor, Tensor) and plain(here := local(tensor)):

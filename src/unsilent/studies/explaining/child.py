@@ -35,16 +35,16 @@ def main(folder: Path, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.dup2(2, 1)
     try:
-        told = _run(job, folder)
+        values = _run(job, folder)
     except UserCodeError as error:
-        told = {"error": "user", "message": str(error), "trace": error.trace}
+        values = {"error": "user", "message": str(error), "trace": error.trace}
     except UsageError as error:
-        told = {"error": "usage", "message": str(error)}
+        values = {"error": "usage", "message": str(error)}
     except Exception as error:
         defect = portable(error)
-        told = {"error": "internal", "message": str(defect), "trace": getattr(defect, "trace", "")}
+        values = {"error": "internal", "message": str(defect), "trace": getattr(defect, "trace", "")}
     sys.stdout.flush()
-    (folder / f"{number}.done.json").write_text(json.dumps(told))
+    (folder / f"{number}.done.json").write_text(json.dumps(values))
     # Threads and open resources of the user's code must not keep the process, nor change how it ends.
     sys.stderr.flush()
     os._exit(0)
@@ -98,17 +98,22 @@ def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
         returned = run_loop(job["ref"], steps, job["steps"], loaded)
         touched, threads = sources.touched(), torch.get_num_threads()
-    told: dict[str, Any] = {"versions": versions(), "threads": threads, "steps": steps.done, "touched": sorted(touched)}
-    told["reads"] = [(source, call, *line, direct) for source, call, line, direct in sources.reads]
-    told["called"] = steps.called
-    told["final"] = finals.hashes(steps.optimizers, returned) if job["final"] else []
+    by_name: dict[str, Any] = {
+        "versions": versions(),
+        "threads": threads,
+        "steps": steps.done,
+        "touched": sorted(touched),
+    }
+    by_name["reads"] = [(source, call, *line, direct) for source, call, line, direct in sources.reads]
+    by_name["called"] = steps.called
+    by_name["final"] = finals.hashes(steps.optimizers, returned) if job["final"] else []
     if watch is not None:
-        told |= {"file": job["file"], "operations": watch.count, "names": watch.names}
-        told |= {"places": watch.places, "origins": watch.origins, "own": watch.count - before[0]}
+        by_name |= {"file": job["file"], "operations": watch.count, "names": watch.names}
+        by_name |= {"places": watch.places, "origins": watch.origins, "own": watch.count - before[0]}
         if watch.made:
-            told["touched"] = sorted(touched | {"memory"})
-            told["reads"] += [("memory", call, *line, True) for call, line in watch.made]
-    return told
+            by_name["touched"] = sorted(touched | {"memory"})
+            by_name["reads"] += [("memory", call, *line, True) for call, line in watch.made]
+    return by_name
 
 
 if __name__ == "__main__":

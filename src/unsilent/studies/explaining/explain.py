@@ -41,7 +41,7 @@ def explain(
     steps: int | None = None,
     deadline: float = DEADLINE,
     arguments: Sequence[str] = (),
-    told: Told = lambda text: None,
+    progress: Told = lambda text: None,
     shown: Shown = lambda finding: None,
 ) -> Explained:
     """Which sources make runs of ``ref`` differ.
@@ -49,7 +49,7 @@ def explain(
     Args:
         ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
         runs: how many are compared. steps: updates of optimizers after which a run is ended. deadline: seconds for one run.
-        arguments: of the user's script, its ``sys.argv[1:]``. told: is told of every run, and now and then while it lasts.
+        arguments: of the user's script, its ``sys.argv[1:]``. progress: is told of every run, and now and then while it lasts.
         shown: is given every finding as it is made.
 
     Ctrl-C after the first run ends the search: what was found by then is returned, as ``interrupted``.
@@ -59,7 +59,7 @@ def explain(
     """
     check(runs, steps, deadline)
     begun = time.perf_counter()
-    with Launcher(ref, steps, deadline, told, arguments) as launcher:
+    with Launcher(ref, steps, deadline, progress, arguments) as launcher:
         return Search(launcher, runs, shown).explain(ref, begun)
 
 
@@ -123,14 +123,14 @@ class Search:
         if self._open is None:
             _check_work(self._unpinned)
         while self._open is not None:
-            found = self._one(self._pins, self._open) or self._together(self._pins, self._open)
-            for finding in found or [Finding(None, self._open, self._open, self._runs)]:
+            result = self._one(self._pins, self._open) or self._together(self._pins, self._open)
+            for finding in result or [Finding(None, self._open, self._open, self._runs)]:
                 self._findings.append(finding)
                 self._shown(finding)
-            if not found:
+            if not result:
                 return
-            self._pins |= {f.source for f in found if f.source}
-            self._open = found[-1].after
+            self._pins |= {f.source for f in result if f.source}
+            self._open = result[-1].after
         # With other threads objects lie elsewhere, whatever is done to addresses.
         other = _other_threads(self._unpinned)
         if other != self._unpinned["threads"] and not {"threads", "addresses"} & self._pins:
@@ -200,8 +200,8 @@ class Search:
                 if not helped:
                     continue
                 finding = Finding(source, parting, after, self._runs * self._times(parting), _reads(reads, source))
-                if found := self._confirmed([finding], pins):
-                    return found
+                if result := self._confirmed([finding], pins):
+                    return result
         return []
 
     def _confirmed(self, findings: list[Finding], pins: Pins) -> list[Finding]:
@@ -240,9 +240,9 @@ class Search:
         """Sets of runs until `PARTED` of them part, at ``latest`` or before: how many did, and how many comparisons it took."""
         parted = made = 0
         for _ in range(_PLAIN_SETS):
-            found, compared = self._compared(pins, latest)
+            result, compared = self._compared(pins, latest)
             made += compared
-            parted += found is not None and (latest is None or found.index <= latest)
+            parted += result is not None and (latest is None or result.index <= latest)
             if parted == PARTED:
                 break
         return parted, made
@@ -263,9 +263,10 @@ class Search:
                 kept, after = kept - set(out), then
             elif len(out) > 1:
                 groups[:0] = [out[: len(out) // 2], out[len(out) // 2 :]]
-        found = sorted(kept - pins, key=list(SOURCES).index)
+        ordered = sorted(kept - pins, key=list(SOURCES).index)
         together = [
-            Finding(s, parting, after, self._runs, _reads(reads, s), tuple(k for k in found if k != s)) for s in found
+            Finding(s, parting, after, self._runs, _reads(reads, s), tuple(k for k in ordered if k != s))
+            for s in ordered
         ]
         return self._confirmed(together, pins) if together else []
 
@@ -320,6 +321,6 @@ def helps(before: Parting, after: Parting | None) -> bool:
 
 def _reads(known: dict[str, list[tuple[bool, str, Place]]], source: str) -> tuple[Read, ...]:
     """Where it was read: lines that did so themselves, else those that led to it."""
-    found = known.get(source, [])
-    lines = [(call, place) for direct, call, place in found if direct] or [(call, place) for _, call, place in found]
+    value = known.get(source, [])
+    lines = [(call, place) for direct, call, place in value if direct] or [(call, place) for _, call, place in value]
     return tuple(Read(call, place) for call, place in lines[:_READS])

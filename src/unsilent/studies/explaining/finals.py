@@ -34,14 +34,14 @@ class Finals:
 
     def hashes(self, optimizers: Sequence[Optimizer], returned: Any) -> list[tuple[str, int]]:
         """Name and hash of every tensor at the end, in an order that follows from the program alone."""
-        found: dict[int, tuple[str, Tensor]] = {}
+        mapping: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in (
             *self._of_modules(returned),
             *_of_optimizers(optimizers),
             *_returned(returned, "returned"),
         ):
-            found.setdefault(id(tensor), (name, tensor))
-        return [(name, digest([tensor])) for name, tensor in found.values()]
+            mapping.setdefault(id(tensor), (name, tensor))
+        return [(name, digest([tensor])) for name, tensor in mapping.values()]
 
     def _of_modules(self, returned: Any) -> Iterator[tuple[str, Tensor]]:
         """Of the outermost ones, by class and number."""

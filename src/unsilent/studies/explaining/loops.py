@@ -20,43 +20,43 @@ def run_loop(ref: str, steps: Steps, limit: int | None, loaded: Callable[[], Non
 
     Raises ``UsageError`` for what is not there or cannot be called, ``UserCodeError`` for what it raises.
     """
-    found = _found(ref)
+    result = _found(ref)
     loaded()
-    if not _trains(found):
-        if not callable(found):
+    if not _trains(result):
+        if not callable(result):
             raise UsageError(
-                f"{ref!r} is {type(found).__name__}; expected a function without arguments that trains, or a training workload"
+                f"{ref!r} is {type(result).__name__}; expected a function without arguments that trains, or a training workload"
             )
-        _check_call(ref, found)
-        found = _call(ref, found)
-    return _train(ref, found, steps, limit) if _trains(found) else found
+        _check_call(ref, result)
+        result = _call(ref, result)
+    return _train(ref, result, steps, limit) if _trains(result) else result
 
 
 def _found(ref: str) -> Any:
     return find(ref) if ":" in ref or ref.endswith(".py") else load_training(ref)
 
 
-def _trains(found: Any) -> bool:
-    return not inspect.isclass(found) and all(hasattr(found, part) for part in TRAINING_PARTS)
+def _trains(result: Any) -> bool:
+    return not inspect.isclass(result) and all(hasattr(result, part) for part in TRAINING_PARTS)
 
 
-def _check_call(ref: str, found: Callable[..., Any]) -> None:
+def _check_call(ref: str, result: Callable[..., Any]) -> None:
     """Raise ``UsageError`` unless it can be called without arguments and is over when it returns."""
     try:
-        parameters = inspect.signature(found).parameters.values()
+        parameters = inspect.signature(result).parameters.values()
     except (TypeError, ValueError):  # built in: nothing is known
         return
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     if needed := [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]:
         raise UsageError(f"{ref!r} needs {', '.join(needed)}; expected a function without arguments: wrap it in one")
-    if inspect.isgeneratorfunction(found) or inspect.iscoroutinefunction(found):
+    if inspect.isgeneratorfunction(result) or inspect.iscoroutinefunction(result):
         raise UsageError(f"{ref!r} is a generator or coroutine, which does nothing when called; wrap it in a function")
 
 
-def _call(ref: str, found: Callable[[], Any]) -> Any:
+def _call(ref: str, result: Callable[[], Any]) -> Any:
     with user_code(ref):
         try:
-            return found()
+            return result()
         except Enough:
             return None
         except SystemExit as end:  # how many a script's main function ends

@@ -113,7 +113,7 @@ def _shown(file: str) -> str:
 
 def read_places(run: Mapping[str, Any]) -> dict[str, list[tuple[bool, str, Place]]]:
     """Where a run read its sources: source -> (called by the user's own line?, function, line)."""
-    found: dict[str, list[tuple[bool, str, Place]]] = {}
+    by_name: dict[str, list[tuple[bool, str, Place]]] = {}
     for source, call, file, line, function, direct in run["reads"]:
-        found.setdefault(source, []).append((direct, call, Place(_shown(file), line, function)))
-    return found
+        by_name.setdefault(source, []).append((direct, call, Place(_shown(file), line, function)))
+    return by_name

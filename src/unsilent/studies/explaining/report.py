@@ -35,27 +35,27 @@ _UNKNOWN = (
 )
 
 
-def report(found: Explained | Controlled, arguments: Sequence[str] = ()) -> Report:
+def report(result: Explained | Controlled, arguments: Sequence[str] = ()) -> Report:
     """All that is shown of a search, or of a comparison of ends with the search that it led to."""
-    machine = found.machine
-    spec = {"loop": found.ref, "runs": found.runs, "threads": machine.threads, "hash_seed": machine.hash_seed}
-    if isinstance(found, Controlled):
+    machine = result.machine
+    spec = {"loop": result.ref, "runs": result.runs, "threads": machine.threads, "hash_seed": machine.hash_seed}
+    if isinstance(result, Controlled):
         schema, results, lines, sections = (
             CONTROL_SCHEMA,
-            _controlled(found),
-            [*_control_lines(found)],
-            [*_switches(found)],
+            _controlled(result),
+            [*_control_lines(result)],
+            [*_switches(result)],
         )
-        searched = found.explained if found.explained and not found.explained.agreed else None
+        searched = result.explained if result.explained and not result.explained.agreed else None
     else:
-        schema, results, lines, sections, searched = EXPLAIN_SCHEMA, _explained(found), [], [], found
+        schema, results, lines, sections, searched = EXPLAIN_SCHEMA, _explained(result), [], [], result
     if searched:
         lines += _explain_lines(searched)
         sections += _findings(searched)
     return Report(
         schema=schema,
         kicker="Why runs differ",
-        title=f"Runs of {found.ref}",
+        title=f"Runs of {result.ref}",
         headline=lines[0],
         estimates=_rows(searched.findings if searched else ()),
         findings=tuple(lines[1:]),
@@ -65,8 +65,8 @@ def report(found: Explained | Controlled, arguments: Sequence[str] = ()) -> Repo
             "command": "noise",
             "spec": spec | {"arguments": list(arguments)},
             "seed": None,
-            "seconds": found.seconds,
-            "launched": found.launched,
+            "seconds": result.seconds,
+            "launched": result.launched,
             "store": None,
             "versions": dict(machine.versions),
             "results": results,
@@ -77,84 +77,84 @@ def report(found: Explained | Controlled, arguments: Sequence[str] = ()) -> Repo
 # -- words ---------------------------------------------------------------------------------------------------------------
 
 
-def _explain_lines(found: Explained) -> Iterator[str]:
+def _explain_lines(result: Explained) -> Iterator[str]:
     """Whether runs differ and because of what, and what was compared."""
-    if found.interrupted:
-        yield _interrupted(found)
-    elif found.agreed:
+    if result.interrupted:
+        yield _interrupted(result)
+    elif result.agreed:
         yield "All operations of all runs gave the same bits"
     else:
-        sources = [_title(f) + (" (may be chance)" if f.unsure else "") for f in found.findings]
+        sources = [_title(f) + (" (may be chance)" if f.unsure else "") for f in result.findings]
         yield f"Runs differ because of {'; '.join(sources)}"
-    yield _compared(found, f"{counted(found.operations, 'operation')} in {counted(found.steps, 'step')}")
-    if found.agreed:
-        yield _few(found.runs)
+    yield _compared(result, f"{counted(result.operations, 'operation')} in {counted(result.steps, 'step')}")
+    if result.agreed:
+        yield _few(result.runs)
 
 
-def _control_lines(found: Controlled) -> Iterator[str]:
+def _control_lines(result: Controlled) -> Iterator[str]:
     """Whether runs are reproducible, and what was compared."""
-    if found.agreed:
+    if result.agreed:
         yield "Reproducible here as it is: all runs end in the same bits"
     else:
-        yield f"Not reproducible here: runs end in different bits, first in {found.first}"
-    yield f"{_compared(found, counted(found.steps, 'step'))}, {counted(found.tensors, 'tensor')} compared at the end"
-    if found.agreed:
-        yield from (_few(found.runs), *([] if found.steps else [_NO_STEP]))
-    elif found.interrupted and found.explained is None:
+        yield f"Not reproducible here: runs end in different bits, first in {result.first}"
+    yield f"{_compared(result, counted(result.steps, 'step'))}, {counted(result.tensors, 'tensor')} compared at the end"
+    if result.agreed:
+        yield from (_few(result.runs), *([] if result.steps else [_NO_STEP]))
+    elif result.interrupted and result.explained is None:
         yield "Interrupted before the search for the source had a run"
-    elif found.explained is not None and found.explained.agreed:
+    elif result.explained is not None and result.explained.agreed:
         yield "No operation differed while runs were watched: a race that is rare; compare more runs (--runs)"
 
 
-def _compared(found: Explained | Controlled, what: str) -> str:
-    runs, threads = counted(found.runs, "run"), counted(found.machine.threads, "thread")
-    return f"{found.ref}: {runs} in fresh processes, {what}, {threads}"
+def _compared(result: Explained | Controlled, what: str) -> str:
+    runs, threads = counted(result.runs, "run"), counted(result.machine.threads, "thread")
+    return f"{result.ref}: {runs} in fresh processes, {what}, {threads}"
 
 
-def _switches(found: Controlled) -> Iterator[Section]:
+def _switches(result: Controlled) -> Iterator[Section]:
     """What makes runs agree."""
-    claim = "With these changes runs end in the same bits" if found.verified else "Changes that help, but not alone"
-    rows = tuple(Row((SOURCES[source].advice,)) for source in found.switches)
+    claim = "With these changes runs end in the same bits" if result.verified else "Changes that help, but not alone"
+    rows = tuple(Row((SOURCES[source].advice,)) for source in result.switches)
     if rows:
         yield Section("What to change", "", (Table((Column(""),), rows, f"{claim}:", sentence=f"{claim}: {{0}}"),))
 
 
-def _findings(found: Explained) -> Iterator[Section]:
+def _findings(result: Explained) -> Iterator[Section]:
     """A table for each source."""
-    titles = [f"{number}. {_title(finding)}" for number, finding in enumerate(found.findings, 1)]
+    titles = [f"{number}. {_title(finding)}" for number, finding in enumerate(result.findings, 1)]
     columns = (Column(""), Column("", left=True))
     tables = [
         Table(columns, tuple(map(Row, _block(finding))), title, sentence=f"{title}: {{0}}: {{1}}")
-        for title, finding in zip(titles, found.findings, strict=True)
+        for title, finding in zip(titles, result.findings, strict=True)
     ]
     if tables:
         yield Section("What makes runs differ", "", tuple(tables))
 
 
-def _title(found: Finding) -> str:
-    return SOURCES[found.source].title if found.source else "an unknown source"
+def _title(result: Finding) -> str:
+    return SOURCES[result.source].title if result.source else "an unknown source"
 
 
-def _block(found: Finding) -> Iterator[tuple[str, str]]:
+def _block(result: Finding) -> Iterator[tuple[str, str]]:
     """What is told of one finding, each with the word before it."""
-    yield "where", where(found.parting)
-    yield "what", _why(found.parting) + (_RACE if found.parting.kind == KERNEL and found.source != "memory" else "")
-    if found.reads:
-        word = "made" if found.source == "memory" else "read"
-        yield word, listed(f"{r.call} at {r.place}" for r in found.reads)
-    if found.source is None:
+    yield "where", where(result.parting)
+    yield "what", _why(result.parting) + (_RACE if result.parting.kind == KERNEL and result.source != "memory" else "")
+    if result.reads:
+        word = "made" if result.source == "memory" else "read"
+        yield word, listed(f"{r.call} at {r.place}" for r in result.reads)
+    if result.source is None:
         yield from zip(("sure", "do"), _UNKNOWN, strict=True)
         return
-    pinned = SOURCES[found.source].pin
-    if found.together:
-        pinned += f", together with {'; '.join(SOURCES[s].pin for s in found.together)}"
-    then = f"{counted(found.runs, 'run')} agree to the last bit"
-    if found.after is not None:
-        then = f"runs part later: {where(found.after)}"
+    pinned = SOURCES[result.source].pin
+    if result.together:
+        pinned += f", together with {'; '.join(SOURCES[s].pin for s in result.together)}"
+    then = f"{counted(result.runs, 'run')} agree to the last bit"
+    if result.after is not None:
+        then = f"runs part later: {where(result.after)}"
     yield "sure", f"pinned ({pinned}), {then}"
-    if found.unsure:
+    if result.unsure:
         yield "but", _UNSURE
-    yield "do", SOURCES[found.source].advice
+    yield "do", SOURCES[result.source].advice
 
 
 def where(parting: Parting) -> str:
@@ -182,18 +182,18 @@ def _why(parting: Parting) -> str:
     return f"{_WHY[PATH]}: the other does {parting.other}"
 
 
-def found_line(found: Finding) -> str:
+def found_line(result: Finding) -> str:
     """A finding in one line, told while the search goes on."""
-    return clean(f"found: {_title(found)}, {where(found.parting)}{' (may be chance)' if found.unsure else ''}")
+    return clean(f"found: {_title(result)}, {where(result.parting)}{' (may be chance)' if result.unsure else ''}")
 
 
-def _interrupted(found: Explained) -> str:
+def _interrupted(result: Explained) -> str:
     """What a search that was not finished has shown."""
-    so_far = "; ".join(_title(f) for f in found.findings)
+    so_far = "; ".join(_title(f) for f in result.findings)
     text = f"Interrupted. Runs differ because of {so_far}" if so_far else "Interrupted before a source was found"
-    if found.unexplained is None:
-        return f"{text}; whether {'all is found' if so_far else 'runs differ'} is not known"
-    return f"{text}; {'then ' if so_far else ''}they part at {where(found.unexplained)}, and why is not known yet"
+    if result.unexplained is None:
+        return f"{text}; whether {'all is result' if so_far else 'runs differ'} is not known"
+    return f"{text}; {'then ' if so_far else ''}they part at {where(result.unexplained)}, and why is not known yet"
 
 
 def _few(runs: int) -> str:
@@ -204,18 +204,18 @@ def _few(runs: int) -> str:
     )
 
 
-def _notes(found: Explained) -> Iterator[str]:
-    if found.sensitive is not None and found.threads is not None:
+def _notes(result: Explained) -> Iterator[str]:
+    if result.sensitive is not None and result.threads is not None:
         yield (
-            f"With {counted(found.threads, 'thread')} instead of {found.machine.threads} the bits differ from "
-            f"{where(found.sensitive)}: fix the number of threads if runs on other machines are to agree"
+            f"With {counted(result.threads, 'thread')} instead of {result.machine.threads} the bits differ from "
+            f"{where(result.sensitive)}: fix the number of threads if runs on other machines are to agree"
         )
-    if found.machine.hash_seed is not None:
-        yield f"PYTHONHASHSEED is {found.machine.hash_seed} here, so the order of sets was the same in all runs"
-    yield from (f"Not possible to pin: {SOURCES[source].title} ({why})" for source, why in found.failed.items())
-    if not found.steps:
+    if result.machine.hash_seed is not None:
+        yield f"PYTHONHASHSEED is {result.machine.hash_seed} here, so the order of sets was the same in all runs"
+    yield from (f"Not possible to pin: {SOURCES[source].title} ({why})" for source, why in result.failed.items())
+    if not result.steps:
         yield _NO_STEP
-    yield f"{counted(found.launched, 'run')} in {seconds(found.seconds)}; steps are counted from 0, by the updates of optimizers"
+    yield f"{counted(result.launched, 'run')} in {seconds(result.seconds)}; steps are counted from 0, by optimizer updates"
 
 
 # -- for machines --------------------------------------------------------------------------------------------------------
@@ -224,73 +224,73 @@ def _notes(found: Explained) -> Iterator[str]:
 def _rows(findings: Sequence[Finding]) -> Table:
     """One row for each source; no table where there is none."""
     rows = []
-    for found in findings:
-        parting = found.parting
+    for result in findings:
+        parting = result.parting
         place = str(parting.origin or parting.place or "-")
-        words = (found.source or "unknown", parting.step, parting.phase, parting.operation, place, parting.kind)
-        rows.append(Row((*words, _effect(found).replace(" ", "-"))))
+        words = (result.source or "unknown", parting.step, parting.phase, parting.operation, place, parting.kind)
+        rows.append(Row((*words, _effect(result).replace(" ", "-"))))
     return Table(tuple(map(Column, COLUMNS)) if rows else (), tuple(rows))
 
 
-def _explained(found: Explained) -> dict[str, Any]:
+def _explained(result: Explained) -> dict[str, Any]:
     return {
-        "agreed": found.agreed,
-        "interrupted": found.interrupted,
-        "unexplained": _parting(found.unexplained),
-        "would_miss": _would_miss(found),
-        "operations": found.operations,
-        "steps": found.steps,
-        "findings": [_finding(f) for f in found.findings],
-        "sensitive_to_threads": found.sensitive and {"threads": found.threads, "parting": _parting(found.sensitive)},
-        "not_pinned": dict(found.failed),
+        "agreed": result.agreed,
+        "interrupted": result.interrupted,
+        "unexplained": _parting(result.unexplained),
+        "would_miss": _would_miss(result),
+        "operations": result.operations,
+        "steps": result.steps,
+        "findings": [_finding(f) for f in result.findings],
+        "sensitive_to_threads": result.sensitive and {"threads": result.threads, "parting": _parting(result.sensitive)},
+        "not_pinned": dict(result.failed),
     }
 
 
-def _controlled(found: Controlled) -> dict[str, Any]:
+def _controlled(result: Controlled) -> dict[str, Any]:
     return {
-        "reproducible": found.agreed,
-        "tensors": found.tensors,
-        "first_different": found.first or None,
-        "switches": [{"source": s, "pinned": SOURCES[s].pin, "advice": SOURCES[s].advice} for s in found.switches],
-        "verified": found.verified,
-        "interrupted": found.interrupted,
-        "would_miss": _would_miss(found),
-        "explained": found.explained and _explained(found.explained),
+        "reproducible": result.agreed,
+        "tensors": result.tensors,
+        "first_different": result.first or None,
+        "switches": [{"source": s, "pinned": SOURCES[s].pin, "advice": SOURCES[s].advice} for s in result.switches],
+        "verified": result.verified,
+        "interrupted": result.interrupted,
+        "would_miss": _would_miss(result),
+        "explained": result.explained and _explained(result.explained),
     }
 
 
-def _would_miss(found: Explained | Controlled) -> dict[str, float] | None:
-    return {"shows_in": RARE, "missed": missed(found.runs)} if found.agreed else None
+def _would_miss(result: Explained | Controlled) -> dict[str, float] | None:
+    return {"shows_in": RARE, "missed": missed(result.runs)} if result.agreed else None
 
 
-def _finding(found: Finding) -> dict[str, Any]:
-    source = SOURCES[found.source] if found.source else None
+def _finding(result: Finding) -> dict[str, Any]:
+    source = SOURCES[result.source] if result.source else None
     return {
-        "source": found.source,
+        "source": result.source,
         "title": source and source.title,
         "pinned": source and source.pin,
         "advice": source.advice if source else _UNKNOWN[1],
-        "parting": _parting(found.parting),
-        "with_it_pinned": _effect(found),
-        "then_parts_at": _parting(found.after if source else None),
-        "runs": found.runs,
-        "unsure": found.unsure,
-        "together_with": list(found.together),
-        "read_at": [{"call": read.call, **asdict(read.place)} for read in found.reads],
+        "parting": _parting(result.parting),
+        "with_it_pinned": _effect(result),
+        "then_parts_at": _parting(result.after if source else None),
+        "runs": result.runs,
+        "unsure": result.unsure,
+        "together_with": list(result.together),
+        "read_at": [{"call": read.call, **asdict(read.place)} for read in result.reads],
     }
 
 
-def _effect(found: Finding) -> str:
-    return "unknown" if found.source is None else "agree" if found.after is None else "part later"
+def _effect(result: Finding) -> str:
+    return "unknown" if result.source is None else "agree" if result.after is None else "part later"
 
 
-def _parting(found: Parting | None) -> dict[str, Any] | None:
-    if found is None:
+def _parting(result: Parting | None) -> dict[str, Any] | None:
+    if result is None:
         return None
-    return {name: getattr(found, name) for name in ("index", "step", "operation", "phase", "kind")} | {
-        "generator": found.generator or None,
-        "other_run": found.other or None,
-        "operations_to_go": found.to_go,
-        "place": found.place and asdict(found.place),
-        "origin": found.origin and {"operation": found.origin_operation, **asdict(found.origin)},
+    return {name: getattr(result, name) for name in ("index", "step", "operation", "phase", "kind")} | {
+        "generator": result.generator or None,
+        "other_run": result.other or None,
+        "operations_to_go": result.to_go,
+        "place": result.place and asdict(result.place),
+        "origin": result.origin and {"operation": result.origin_operation, **asdict(result.origin)},
     }

@@ -39,10 +39,12 @@ class Launcher:
         folder: where the files of runs are. launched: how many runs there were.
     """
 
-    def __init__(self, ref: str, steps: int | None, deadline: float, told: Told, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, ref: str, steps: int | None, deadline: float, progress: Told, arguments: Sequence[str] = ()
+    ) -> None:
         self.launched = 0
         self._arguments, self._begun = list(arguments), time.perf_counter()
-        self._ref, self._steps, self._deadline, self._told = ref, steps, deadline, told
+        self._ref, self._steps, self._deadline, self._told = ref, steps, deadline, progress
         self._plain: Run = {}
         """The first run: nothing was pinned in it."""
 
@@ -76,9 +78,9 @@ class Launcher:
         job |= {"file": f"{name}.records" if watched else "", "final": final, "driver": os.getpid()}
         (self.folder / f"{name}.json").write_text(json.dumps(job))
         self._process(name, what, self._environment(pinned, threads))
-        told = _told_by(self.folder / f"{name}.done.json")
-        self._plain = self._plain or told
-        return told
+        run = _read_run(self.folder / f"{name}.done.json")
+        self._plain = self._plain or run
+        return run
 
     def report(self, text: str) -> None:
         """Progress, with the seconds since the beginning."""
@@ -96,16 +98,16 @@ class Launcher:
 
     def _environment(self, pinned: Collection[str], threads: int | None) -> dict[str, str]:
         """That of the caller; hash seeds of two runs surely differ, unless the caller has set one."""
-        found = dict(os.environ)
+        result = dict(os.environ)
         if "hash" in pinned or "addresses" in pinned:
-            found[HASH_SEED] = "0"
+            result[HASH_SEED] = "0"
         elif own_hash_seed() is None:
-            found[HASH_SEED] = str(1 + self.launched * 2_654_435_761 % _LAST)
+            result[HASH_SEED] = str(1 + self.launched * 2_654_435_761 % _LAST)
         if (count := 1 if "threads" in pinned else threads) is not None:
-            found |= {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}
+            result |= {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}
         if "kernels" in pinned:
-            found.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        return found
+            result.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        return result
 
     def _process(self, name: int, what: str, environment: dict[str, str]) -> None:
         process = subprocess.Popen(
@@ -152,13 +154,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _told_by(path: Path) -> Run:
-    told: Run = json.loads(path.read_text())
-    kind = told.get("error")
+def _read_run(path: Path) -> Run:
+    run: Run = json.loads(path.read_text())
+    kind = run.get("error")
     if kind == "user":
-        raise UserCodeError(told["message"], told["trace"])
+        raise UserCodeError(run["message"], run["trace"])
     if kind == "usage":
-        raise UsageError(told["message"])
+        raise UsageError(run["message"])
     if kind is not None:
-        raise InternalError(told["message"], told["trace"])
-    return told
+        raise InternalError(run["message"], run["trace"])
+    return run

@@ -155,10 +155,10 @@ class Watch(Mode):
     @staticmethod
     def _number(value: Any, values: list[Any], numbers: dict[Any, int]) -> int:
         """The number of a value, a new one where it is met for the first time."""
-        if (found := numbers.get(value)) is None:
-            found = numbers[value] = len(values)
+        if (count := numbers.get(value)) is None:
+            count = numbers[value] = len(values)
             values.append(value)
-        return found
+        return count
 
     def _write(self) -> None:
         view = memoryview(self._held)

@@ -14,9 +14,9 @@ CALLED = 0.05
 """Corrected p value below which a group is said to vary more than others of its size."""
 
 
-def identical(found: VariantNoise) -> bool:
+def identical(result: VariantNoise) -> bool:
     """Whether all replicas ended in the same bits: then nothing differs, and nothing is estimated."""
-    return found.distinct == 1
+    return result.distinct == 1
 
 
 def called(group: GroupSpread) -> bool:
@@ -140,16 +140,16 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
 
 def figures(result: NoiseResult) -> dict[str, Figure]:
     """The figures that have something to show, by the id of their place in the page."""
-    found = {"accuracy": distribution_figure(result.variants, "accuracy")} if result.variants else {}
+    output = {"accuracy": distribution_figure(result.variants, "accuracy")} if result.variants else {}
     if result.variants and all(one.loss is not None for one in result.variants):
-        found["loss"] = distribution_figure(result.variants, "loss")
+        output["loss"] = distribution_figure(result.variants, "loss")
     if len(result.matrix.churn) > 1:
-        found["churn"] = churn_figure(result.matrix)
+        output["churn"] = churn_figure(result.matrix)
     if result.curves:
-        found["parting"] = parting_figure(result.curves, [one.name for one in result.variants])
+        output["parting"] = parting_figure(result.curves, [one.name for one in result.variants])
     if any(one.groups and not identical(one) for one in result.variants):
-        found["groups"] = groups_figure(result.variants)
-    return found
+        output["groups"] = groups_figure(result.variants)
+    return output
 
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")

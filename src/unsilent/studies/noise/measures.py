@@ -36,10 +36,10 @@ def measure(
     wrong = predictions != np.array(trained.labels)
     accuracies = 1 - wrong.mean(axis=1)
     losses = [row.loss for row in rows]
-    distances, twins, told = _distances(rows, store)
+    distances, twins, notes = _distances(rows, store)
     steps = [_parting(twin, row, every, trained.steps) for row in rows]
     finite = all(map(math.isfinite, losses))
-    notes = [*told, *([] if finite else ["a loss on held-out samples is not finite, so its spread is not told"])]
+    notes += [] if finite else ["a loss on held-out samples is not finite, so its spread is not reported"]
     return VariantNoise(
         name=name,
         switches=str(switches),
@@ -79,23 +79,23 @@ def _distances(
     """Of all pairs, and of each from the clean twin on the unit sphere; None with a note where there are none."""
     twin = store.whole(Replica(Switches(), 0)).flat
     if twin is None:
-        return None, (), ["final weights are too large to be kept, so distances are not told"]
+        return None, (), ["final weights are too large to be kept, so distances are not reported"]
     held: dict[int, NDArray[Any]] = {}
     keep = twin.nbytes * len(rows) <= HELD
 
     def load(index: int) -> NDArray[Any]:
-        found = held.get(index)
-        if found is None:
-            found = store.whole(rows[index].replica).flat
-            assert found is not None
+        result = held.get(index)
+        if result is None:
+            result = store.whole(rows[index].replica).flat
+            assert result is not None
             if keep:
-                held[index] = found
-        return found
+                held[index] = result
+        return result
 
     distances = weight_distances(load, len(rows))
     twins = tuple(distance(twin, load(index))[1] for index in range(len(rows)))
     if not np.isfinite(distances.raw).all():
-        return None, (), ["a run ended with weights that are not finite, so distances are not told"]
+        return None, (), ["a run ended with weights that are not finite, so distances are not reported"]
     return distances, twins, []
 
 
@@ -105,11 +105,11 @@ def _groups(wrong: NDArray[np.bool_], groups: Mapping[str, NDArray[np.bool_]], c
     return group_spread(wrong, large, confidence) if large else []
 
 
-def churn_matrix(found: Sequence[tuple[str, Sequence[ReplicaRow]]]) -> ChurnMatrix:
+def churn_matrix(result: Sequence[tuple[str, Sequence[ReplicaRow]]]) -> ChurnMatrix:
     """Of all pairs of replicas of all variants."""
-    rows = [row for _, mine in found for row in mine]
+    rows = [row for _, mine in result for row in mine]
     churn = differing(np.stack([row.predictions for row in rows]))
-    return ChurnMatrix(tuple((name, len(mine)) for name, mine in found), [list(map(float, line)) for line in churn])
+    return ChurnMatrix(tuple((name, len(mine)) for name, mine in result), [list(map(float, line)) for line in churn])
 
 
 def loss_spread(name: str, rows: Sequence[ReplicaRow]) -> LossSpread:

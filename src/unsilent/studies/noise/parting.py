@@ -21,8 +21,8 @@ _PHASES = {"fwd": "forward", "bwd": "backward", "update": "update", "recomputed"
 
 def parts_first(rows: Sequence[ReplicaRow], twin: ReplicaRow) -> StepTraceId | None:
     """Where the replica that parts first from the twin does so, by hashes of every step; None where none does."""
-    found = [(parting(twin.hashes.tolist(), row.hashes.tolist()), row.replica) for row in rows]
-    looks = (StepTraceId(replica, step, "within" in replica.switches) for step, replica in found if step is not None)
+    result = [(parting(twin.hashes.tolist(), row.hashes.tolist()), row.replica) for row in rows]
+    looks = (StepTraceId(replica, step, "within" in replica.switches) for step, replica in result if step is not None)
     return min(looks, key=lambda look: look.step, default=None)
 
 
@@ -51,10 +51,10 @@ def _aligned(twin: Sequence[Operation], other: Sequence[Operation]) -> list[tupl
     """Each operation of ``other`` with the one of ``twin`` that it stands for; None for one that only ``other`` has."""
     keys = [[_named(one) for one in run] for run in (twin, other)]
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
-    found: dict[int, Operation] = {}
+    mapping: dict[int, Operation] = {}
     for a, b, size in matcher.get_matching_blocks():
-        found.update((b + i, twin[a + i]) for i in range(size))
-    return [(found.get(i), one) for i, one in enumerate(other)]
+        mapping.update((b + i, twin[a + i]) for i in range(size))
+    return [(mapping.get(i), one) for i, one in enumerate(other)]
 
 
 def _source(
@@ -66,7 +66,7 @@ def _source(
     """
     known = {value for one, _ in pairs if one is not None for value in (*one.reads, *one.gives)}
     made, drawn = {value for _, one in pairs for value in one.gives}, _drawn([one for _, one in pairs])
-    found = None
+    result = None
     for twin, one in reversed(pairs):
         new, read = (
             _other(getattr(twin, what), getattr(one, what)) if twin else {*getattr(one, what)} - known
@@ -78,8 +78,8 @@ def _source(
             needed = needed | read
         if twin is None or not read or read - made:
             dealt = bool(drawn.intersection(one.reads))
-            found = (_kind(twin, one, bool(read), dealt), *_named(one))
-    return found
+            result = (_kind(twin, one, bool(read), dealt), *_named(one))
+    return result
 
 
 def _other(twin: Sequence[int], mine: Sequence[int]) -> set[int]:
@@ -88,11 +88,11 @@ def _other(twin: Sequence[int], mine: Sequence[int]) -> set[int]:
 
 def _drawn(operations: Sequence[Operation]) -> set[int]:
     """Values that are random numbers, or were made of nothing else: the mask of a dropout."""
-    found: set[int] = set()
+    members: set[int] = set()
     for one in operations:
-        if one.draws or (one.reads and found.issuperset(one.reads)):
-            found.update(one.gives)
-    return found
+        if one.draws or (one.reads and members.issuperset(one.reads)):
+            members.update(one.gives)
+    return members
 
 
 def _kind(twin: Operation | None, one: Operation, read: bool, dealt: bool) -> str:

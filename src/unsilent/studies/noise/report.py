@@ -175,14 +175,14 @@ def _variant(one: VariantNoise) -> dict[str, Any]:
         "twin_churn",
         "twin_unit",
     )
-    found = {name: getattr(one, name) for name in (*names, "seconds", "notes")}
-    found |= {"accuracy_mean": one.accuracy.mean, "loss_mean": None if one.loss is None else one.loss.mean}
-    found["groups"] = [
+    result = {name: getattr(one, name) for name in (*names, "seconds", "notes")}
+    result |= {"accuracy_mean": one.accuracy.mean, "loss_mean": None if one.loss is None else one.loss.mean}
+    result["groups"] = [
         {"name": g.name, "samples": g.n, "error": g.error, "by_size": g.by_size, "p": g.p, "p_corrected": g.corrected}
         | {"p_corrected_error": g.error_p, "draws": g.draws}
         for g in one.groups
     ]
-    return found | {"first": one.first}
+    return result | {"first": one.first}
 
 
 def _numbers(result: NoiseResult) -> Iterator[tuple[str, str, str]]:
@@ -217,9 +217,9 @@ def _sections(result: NoiseResult) -> Iterator[Section]:
 
 def _variants_table(result: NoiseResult) -> Table:
     """One column for each variant: what is measured in different units stands one under the other."""
-    columns = [cells(found) for found in result.variants]
+    columns = [cells(output) for output in result.variants]
     rows = [Row((name, *(column[i] for column in columns))) for i, name in enumerate(MEASURES)]
-    return Table((Column("measure"), *(Column(found.name) for found in result.variants)), tuple(rows))
+    return Table((Column("measure"), *(Column(output.name) for output in result.variants)), tuple(rows))
 
 
 def _groups_table(result: NoiseResult) -> Table:
@@ -235,39 +235,39 @@ def _groups_table(result: NoiseResult) -> Table:
     return Table(GROUP_COLUMNS, tuple(rows), GROUPS_TITLE, terminal_rows=24, long=True)
 
 
-def cells(found: VariantNoise) -> list[str]:
+def cells(result: VariantNoise) -> list[str]:
     """What the table says of one variant, by the order of `MEASURES`."""
-    same = identical(found)
-    loss = found.loss
+    same = identical(result)
+    loss = result.loss
     return [
-        f"{found.n}",
-        f"{found.distinct}",
-        f"{100 * found.accuracy.mean:.2f}",
-        "0" if same else limits(found.accuracy.sd, 100, greatest_sd(found.n)),
+        f"{result.n}",
+        f"{result.distinct}",
+        f"{100 * result.accuracy.mean:.2f}",
+        "0" if same else limits(result.accuracy.sd, 100, greatest_sd(result.n)),
         "–" if loss is None else amount(loss.mean),
         "–" if loss is None else "0" if same else limits(loss.sd),
-        "0" if same else limits(found.churn, 100, 1.0),
-        _distance(found.unit, same, UNIT_MOST),
-        _distance(found.raw, same),
-        parting_text(found),
-        _range(found.twin_churn, 100),
+        "0" if same else limits(result.churn, 100, 1.0),
+        _distance(result.unit, same, UNIT_MOST),
+        _distance(result.raw, same),
+        parting_text(result),
+        _range(result.twin_churn, 100),
     ]
 
 
-def parting_text(found: VariantNoise) -> str:
+def parting_text(result: VariantNoise) -> str:
     """The median step at which replicas part from the twin, and the range."""
-    known = [step for step in found.partings if step is not None]
+    known = [step for step in result.partings if step is not None]
     if not known:
         return "never"
-    middle = found.parting.estimate or 0.0
+    middle = result.parting.estimate or 0.0
     text = "never" if math.isinf(middle) else f"{middle:g}"
-    ends = f"{min(known)}…{max(known)}" if len(known) == found.n else f"{min(known)}…never"
-    return text if min(known) == max(known) and len(known) == found.n else f"{text} ({ends})"
+    ends = f"{min(known)}…{max(known)}" if len(known) == result.n else f"{min(known)}…never"
+    return text if min(known) == max(known) and len(known) == result.n else f"{text} ({ends})"
 
 
 def spreading(result: NoiseResult) -> list[VariantNoise]:
     """Variants whose replicas differ."""
-    return [found for found in result.variants if not identical(found)]
+    return [output for output in result.variants if not identical(output)]
 
 
 def training_name(result: NoiseResult) -> str:
@@ -283,17 +283,17 @@ def headline(result: NoiseResult) -> str:
     noisy = spreading(result)
     if not noisy:
         return _same_bits(result)
-    found = next((v for v in noisy if v.name == "ALGO+IMPL"), noisy[-1])
+    value = next((v for v in noisy if v.name == "ALGO+IMPL"), noisy[-1])
     return (
-        f"Two runs of {training_name(result)} with {clean(found.name)} disagree on {limits(found.churn, 100, 1.0)} % of "
+        f"Two runs of {training_name(result)} with {clean(value.name)} disagree on {limits(value.churn, 100, 1.0)} % of "
         f"{result.samples:,} predictions, while accuracy has an sd of "
-        f"{limits(found.accuracy.sd, 100, greatest_sd(found.n))} points"
+        f"{limits(value.accuracy.sd, 100, greatest_sd(value.n))} points"
     )
 
 
 def _same_bits(result: NoiseResult) -> str:
     """Where no variant varies: whether each is the clean twin, too."""
-    others = [clean(found.name) for found in result.variants if any(step is not None for step in found.partings)]
+    others = [clean(output.name) for output in result.variants if any(step is not None for step in output.partings)]
     if not others:
         return "Runs with the same switches do not differ: they end in the same bits"
     named = " and ".join(part for part in (", ".join(others[:-1]), others[-1]) if part)
@@ -302,41 +302,41 @@ def _same_bits(result: NoiseResult) -> str:
 
 def findings(result: NoiseResult) -> Iterator[str]:
     """What else is told in sentences."""
-    for found in result.variants:
-        if found.fixed:
-            told = (
-                "end in the same bits" if identical(found) else f"end in {counted(found.distinct, 'different state')}"
+    for output in result.variants:
+        if output.fixed:
+            text = (
+                "end in the same bits" if identical(output) else f"end in {counted(output.distinct, 'different state')}"
             )
-            yield f"{clean(found.name)}: {counted(found.n, 'run')} {told}"
-    for found in result.variants:
-        if found.first is not None:
-            first = f"{clean(found.first.replica)} parts first, at step {found.first.step}"
-            yield f"{clean(found.name)}: {first}: {first_text(found.first)}"
-    yield from (_parts(found) for found in spreading(result) if found.groups)
-    for found in spreading(result):
-        if unsure := [clean(g.name) for g in found.groups if g.unsure(CALLED)]:
-            yield f"{clean(found.name)}: {listed(unsure)}: p = {CALLED} within its Monte-Carlo error"
-    if any(not found.fixed and found.n < FEW for found in result.variants):
+            yield f"{clean(output.name)}: {counted(output.n, 'run')} {text}"
+    for output in result.variants:
+        if output.first is not None:
+            first = f"{clean(output.first.replica)} parts first, at step {output.first.step}"
+            yield f"{clean(output.name)}: {first}: {first_text(output.first)}"
+    yield from (_parts(output) for output in spreading(result) if output.groups)
+    for output in spreading(result):
+        if unsure := [clean(g.name) for g in output.groups if g.unsure(CALLED)]:
+            yield f"{clean(output.name)}: {listed(unsure)}: p = {CALLED} within its Monte-Carlo error"
+    if any(not output.fixed and output.n < FEW for output in result.variants):
         yield f"fewer than {FEW} replicas: intervals are wide and may miss runs that end elsewhere"
-    for found in result.variants:
-        for note in found.notes:
-            yield f"{clean(found.name)}: {clean(note)}"
+    for output in result.variants:
+        for note in output.notes:
+            yield f"{clean(output.name)}: {clean(note)}"
     yield from map(clean, result.notes)
 
 
-def _parts(found: VariantNoise) -> str:
+def _parts(result: VariantNoise) -> str:
     """Which groups vary more than others, and what is left of a large raw sd once size is counted."""
-    more = [clean(g.name) for g in found.groups if called(g)]
+    more = [clean(g.name) for g in result.groups if called(g)]
     said = f"{listed(more)} {'varies' if len(more) == 1 else 'vary'} more than random groups of that size"
     if not more:
         said = "none varies more than random groups of its size"
-    whole = found.accuracy.sd.estimate
-    most = max(found.groups, key=lambda g: g.sd.estimate or 0.0)
-    told = f"{clean(found.name)}: of {counted(len(found.groups), 'group')} {said}"
+    whole = result.accuracy.sd.estimate
+    most = max(result.groups, key=lambda g: g.sd.estimate or 0.0)
+    text = f"{clean(result.name)}: of {counted(len(result.groups), 'group')} {said}"
     if not whole or not most.sd.estimate:
-        return told
+        return text
     return (
-        f"{told}; the largest raw sd, of {clean(most.name)}, is {most.sd.estimate / whole:.1f} times that of accuracy "
+        f"{text}; the largest raw sd, of {clean(most.name)}, is {most.sd.estimate / whole:.1f} times that of accuracy "
         f"(a random group of its size: {most.by_size / whole:.1f} times)"
     )
 
@@ -354,11 +354,11 @@ def how(result: NoiseResult) -> list[str]:
     ]
 
 
-def first_text(found: FirstOperation) -> str:
+def first_text(result: FirstOperation) -> str:
     """Where runs part, as one clause."""
-    module = f"of {found.module}" if found.module not in ("", OUTSIDE) else ""
-    where = " ".join(part for part in (found.phase, module) if part)
-    what = clean(f"{found.kernel} ({where})" if where else found.kernel)
+    module = f"of {result.module}" if result.module not in ("", OUTSIDE) else ""
+    where = " ".join(part for part in (result.phase, module) if part)
+    what = clean(f"{result.kernel} ({where})" if where else result.kernel)
     texts = {
         MOVED: f"{what} takes other elements of the same tensor",
         START: "the weights that it starts from",
@@ -367,13 +367,13 @@ def first_text(found: FirstOperation) -> str:
         DEALT: f"{what} deals the same random numbers to other elements",
         PATH: f"another operation runs, {what}",
     }
-    return texts.get(found.kind, f"{what} gives other bits for the same values")
+    return texts.get(result.kind, f"{what} gives other bits for the same values")
 
 
-def effect_how(found: Effect) -> str:
+def effect_how(result: Effect) -> str:
     """What a switch does, and where runs part by it."""
-    first = found.first
-    return clean(found.how) + ("" if first is None else f", first at step {first.step}: {first_text(first)}")
+    first = result.first
+    return clean(result.how) + ("" if first is None else f", first at step {first.step}: {first_text(first)}")
 
 
 def effect_text(changes: bool | None) -> str:

@@ -186,11 +186,11 @@ def read_noise(asked: Question, store: ReplicaStore) -> NoiseResult:
         )
     clean = list(store.of(Switches(), asked.count(Switches())))
     check_control(clean, asked.spec.workload)
-    twin, found, variants = clean[0], [], []
+    twin, result, variants = clean[0], [], []
     for switches in asked.possible(trained):
         name = name_of(switches)
         rows = list(store.of(switches, asked.count(switches)))
-        found.append((name, rows))
+        result.append((name, rows))
         variants.append(
             replace(measure(name, switches, rows, twin, store, asked.confidence), first=first_seen(rows, twin, store))
         )
@@ -210,24 +210,24 @@ def read_noise(asked: Question, store: ReplicaStore) -> NoiseResult:
         smallest_p=1 / (asked.replicas + 1),
         variants=tuple(variants),
         effects=tuple(_effect(part, trained, store) for part in asked.parts()),
-        matrix=churn_matrix(found or [(CONTROL, clean)]),
-        curves=tuple(loss_spread(name, rows) for name, rows in found if any(not same(row, rows[0]) for row in rows)),
+        matrix=churn_matrix(result or [(CONTROL, clean)]),
+        curves=tuple(loss_spread(name, rows) for name, rows in result if any(not same(row, rows[0]) for row in rows)),
         store=str(store.path),
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         versions=trained.versions,
         machine=trained.machine,
         info=trained.info,
-        notes=tuple(_notes(asked, trained, [*clean, *(row for _, rows in found for row in rows)])),
+        notes=tuple(_notes(asked, trained, [*clean, *(row for _, rows in result for row in rows)])),
     )
 
 
 def asked_of(store: ReplicaStore, confidence: float = 0.95) -> Question:
     """The question that was asked of a store last; raises ``UsageError`` where none was."""
-    found: list[AskedFor] = store.records(ASKED)
-    if not found:
+    items: list[AskedFor] = store.records(ASKED)
+    if not items:
         raise UsageError(f"{store.path} does not say which replicas were asked for; run unsilent noise again")
-    return Question(store.spec, tuple(map(Switches.parse, found[-1].variants)), found[-1].replicas, confidence)
+    return Question(store.spec, tuple(map(Switches.parse, items[-1].variants)), items[-1].replicas, confidence)
 
 
 def looks_at(asked: Question, store: ReplicaStore) -> Iterator[StepTraceId]:
@@ -241,10 +241,10 @@ def looks_at(asked: Question, store: ReplicaStore) -> Iterator[StepTraceId]:
 
 
 def _effect(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> Effect:
-    found = _compared(part, trained, store)
-    if not found.changes:
-        return found
-    return replace(found, first=first_seen(list(store.of(part, RACES)), store.twin(), store))
+    result = _compared(part, trained, store)
+    if not result.changes:
+        return result
+    return replace(result, first=first_seen(list(store.of(part, RACES)), store.twin(), store))
 
 
 def impossible(switches: Switches, trained: ReplicaBaseline) -> str:
@@ -277,21 +277,21 @@ def probes(part: Switches, trained: ReplicaBaseline) -> Iterator[Replica]:
 def _compared(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> Effect:
     """What was seen of it; the probes must be stored."""
     name = part.settings[0][0]
-    told = (str(part), SWITCHES[name].kind, SWITCHES[name].text)
+    parts = (str(part), SWITCHES[name].kind, SWITCHES[name].text)
     if why := impossible(part, trained):
-        return Effect(*told, None, why)
+        return Effect(*parts, None, why)
     twin = store.twin()
     rows = list(store.of(part, RACES if _racing(part) else 1))
     changed = not same(rows[0], twin)
     if not _racing(part):
-        return Effect(*told, changed, "changes the bits" if changed else "gives the same bits as the clean twin")
+        return Effect(*parts, changed, "changes the bits" if changed else "gives the same bits as the clean twin")
     if any(not same(row, rows[0]) for row in rows):
-        return Effect(*told, True, f"makes runs of the same seeds differ ({RACES} runs)")
+        return Effect(*parts, True, f"makes runs of the same seeds differ ({RACES} runs)")
     if part.threads > 1:
         alike = same(rows[0], next(store.of(_threads(part), 1)))
         other = "the same bits as" if alike else "other bits than"
-        return Effect(*told, changed, f"ends in {other} {_threads(part)}; no operation raced in {RACES} runs")
-    return Effect(*told, changed, f"runs of the same seeds agreed ({RACES} runs)")
+        return Effect(*parts, changed, f"ends in {other} {_threads(part)}; no operation raced in {RACES} runs")
+    return Effect(*parts, changed, f"runs of the same seeds agreed ({RACES} runs)")
 
 
 def _racing(part: Switches) -> bool:
@@ -327,18 +327,18 @@ def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
 
 def _where(one: ReplicaRow, other: ReplicaRow) -> str:
     """How two runs differ, as far as it is known: first step of loss and weights, first tensor at the end."""
-    found = []
+    result = []
     losses = parting(one.losses.tolist(), other.losses.tolist())
     weights = parting(one.hashes.tolist(), other.hashes.tolist())
     if losses is not None:
-        found.append(f"in the loss from step {losses} on")
+        result.append(f"in the loss from step {losses} on")
     if weights is not None:
-        found.append(f"in the weights from hash {weights} of {len(one.hashes)} on")
+        result.append(f"in the weights from hash {weights} of {len(one.hashes)} on")
     pairs = zip(json.loads(one.finals), json.loads(other.finals), strict=False)
     tensor = next((mine[0] for mine, theirs in pairs if mine != theirs), None)
     if tensor is not None:
-        found.append(f"at the end first in {tensor}")
-    return "; ".join(found) or "in what they give for held-out samples, with the same weights: is evaluate random?"
+        result.append(f"at the end first in {tensor}")
+    return "; ".join(result) or "in what they give for held-out samples, with the same weights: is evaluate random?"
 
 
 def _notes(asked: Question, trained: ReplicaBaseline, rows: Sequence[ReplicaRow]) -> Iterator[str]:

@@ -135,12 +135,12 @@ def dtypes(description: PvfBaseline) -> tuple[str, ...]:
 
 def heat_maps(hits: Sequence[SingleHit], description: PvfBaseline, unit: str) -> tuple[HeatMap, ...]:
     """A map for each dtype that a single flip fell on: bits of several layouts have no common axis."""
-    found = []
+    result = []
     for name in dtypes(description):
         flips = [h for h in hits if h.bit is not None and h.tensor.dtype == name]
         if flips:
-            found.append(_heat_map(flips, codec(name), description, unit))
-    return tuple(found)
+            result.append(_heat_map(flips, codec(name), description, unit))
+    return tuple(result)
 
 
 def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: PvfBaseline, unit: str) -> HeatMap:

@@ -300,7 +300,7 @@ def report(card: Card) -> Report:
         f"How often an output is wrong, given a fault there ({limits_text(rows, card.confidence)}); n counts faults. "
     )
     lead += f"Bars go from the lower to the upper limit, on a scale from 0 to {100 * most:.3g} %. {POINT}"
-    found, known = [_table(card, most, [row for row in rows if row.level != "layer"])], tuple(facts(card))
+    result, known = [_table(card, most, [row for row in rows if row.level != "layer"])], tuple(facts(card))
     heads = (Column(""), Column("", left=True))
     again = Table(heads, tuple(map(Row, known)), "to measure it again", on_page=False, sentence="{0}: {1}")
     return Report(
@@ -312,7 +312,7 @@ def report(card: Card) -> Report:
         numbers=tuple(numbers(card)),
         findings=card.notes,
         sections=(
-            Section(card.measure, lead, (*found, *([_table(card, most, layers, "Layers")] if layers else []))),
+            Section(card.measure, lead, (*result, *([_table(card, most, layers, "Layers")] if layers else []))),
             Section("To measure it again", "", (again,)),
         ),
         facts=known,

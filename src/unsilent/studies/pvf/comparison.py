@@ -141,15 +141,15 @@ def compare(one: PvfStore, other: PvfStore, question: Question) -> Comparison:
 
 def compared_rows(rows: Sequence[tuple[PvfRow, PvfRow, Side, Side]], question: Question) -> list[ComparedRow]:
     """What is computed for each pair of rows and of what they were made from."""
-    found = [_compared(*row, question) for row in rows]
+    result = [_compared(*row, question) for row in rows]
     levels: dict[str, dict[int, float]] = defaultdict(dict)
-    for i, row in enumerate(found):
+    for i, row in enumerate(result):
         if row.p is not None:
             levels[row.level][i] = row.p
     for values in levels.values():
         for i, adjusted in zip(values, holm(list(values.values())), strict=True):
-            found[i] = replace(found[i], adjusted=adjusted, differs=adjusted < 1 - question.confidence)
-    return found
+            result[i] = replace(result[i], adjusted=adjusted, differs=adjusted < 1 - question.confidence)
+    return result
 
 
 def key_of(row: PvfRow) -> Key:
@@ -196,11 +196,11 @@ def _combined(
 ) -> Interval:
     """Difference or ratio, B against A; limits of a list that was run in part are no matter of chance, both may be at an end."""
     b, a = question.estimate(other.sample), question.estimate(one.sample)
-    found = combine(b, a)
+    result = combine(b, a)
     if not (one.sample.left or other.sample.left):
-        return found
+        return result
     bounds = combine(replace(b, estimate=None), replace(a, estimate=None))
-    return replace(bounds, estimate=found.estimate, method=f"{found.method}, {PART}")
+    return replace(bounds, estimate=result.estimate, method=f"{result.method}, {PART}")
 
 
 def _paired(one: Sample, other: Sample) -> Callable[[float], Interval]:
@@ -305,7 +305,7 @@ REFUSED = ("judge", "law", "per", "fault", "flips")
 def _changes(one: PvfStore, other: PvfStore) -> list[Change]:
     """What else was not the same: of what was asked, then of what was found (hashes, versions)."""
     there, here = one.description, other.description
-    found: dict[str, Change] = {}
+    by_name: dict[str, Change] = {}
     for key, values in changed((one.spec, there), (other.spec, here)):
         name = FILES.get(key, key) if values else key
         if values:
@@ -313,12 +313,12 @@ def _changes(one: PvfStore, other: PvfStore) -> list[Change]:
         else:
             both = _text(there.fingerprint.get(key)), _text(here.fingerprint.get(key))
         if key not in REFUSED:
-            found.setdefault(name, Change(name, *both))
+            by_name.setdefault(name, Change(name, *both))
     for key in {**there.versions, **here.versions}:
         a, b = there.versions.get(key), here.versions.get(key)
         if a != b:
-            found.setdefault(key, Change(key, _text(a), _text(b)))
-    return list(found.values())
+            by_name.setdefault(key, Change(key, _text(a), _text(b)))
+    return list(by_name.values())
 
 
 def _dtypes(one: PvfStore, other: PvfStore) -> tuple[str, str]:
@@ -326,8 +326,8 @@ def _dtypes(one: PvfStore, other: PvfStore) -> tuple[str, str]:
     asked = value_text("dtype", one.spec.dtype), value_text("dtype", other.spec.dtype)
     if one.spec.transient or other.spec.transient:  # the values that are corrupted say nothing of the model
         return asked
-    found = dtype_of(one.spec, one.description), dtype_of(other.spec, other.description)
-    return found if found[0] != found[1] else asked
+    result = dtype_of(one.spec, one.description), dtype_of(other.spec, other.description)
+    return result if result[0] != result[1] else asked
 
 
 def _text(value: object) -> str:

@@ -57,54 +57,54 @@ METHOD = (
 )
 
 
-def comparison_report(found: Comparison) -> Report:
+def comparison_report(comparison: Comparison) -> Report:
     """All that is shown of a comparison."""
-    a, b = found.a, found.b
+    a, b = comparison.a, comparison.b
     kind = meaning(a)[:1].upper() + meaning(a)[1:]
     return Report(
         schema=SCHEMA,
         kicker=f"Comparison · {kind} · {a.fault}",
         title=f"{meaning(a)}, {a.fault}: B ({b.store}, {b.workload}) against A ({a.store}, {a.workload})",
-        headline=headline(found),
-        estimates=_estimates(found),
-        numbers=tuple(_numbers(found)),
-        findings=tuple(filter(None, (which_differ(found), *_missing(found), *found.notes))),
-        sections=tuple(_sections(found)),
-        facts=(("command", found.command),),
-        notes=tuple(_notes(found)),
-        method=METHOD.format(100 - 100 * found.confidence),
-        data=_data(found),
+        headline=headline(comparison),
+        estimates=_estimates(comparison),
+        numbers=tuple(_numbers(comparison)),
+        findings=tuple(filter(None, (which_differ(comparison), *_missing(comparison), *comparison.notes))),
+        sections=tuple(_sections(comparison)),
+        facts=(("command", comparison.command),),
+        notes=tuple(_notes(comparison)),
+        method=METHOD.format(100 - 100 * comparison.confidence),
+        data=_data(comparison),
     )
 
 
-def _estimates(found: Comparison) -> Table:
+def _estimates(comparison: Comparison) -> Table:
     names = ("level", "target", "parent", "flips", "a", "a_n", "b", "b_n", "")
     more_names = ("ratio", "ratio_low", "ratio_high", "p", "b_is", "paired")
     rows = []
-    for row in at_level(found.rows, "component", "model", "layer", "tensor", "bit"):
+    for row in at_level(comparison.rows, "component", "model", "layer", "tensor", "bit"):
         d, r = row.difference, row.ratio
         both = (row.a.estimate, row.a.n, row.b.estimate, row.b.n)
-        apart = Interval(d.estimate, d.low, d.high, found.confidence, min(row.a.n, row.b.n), row.method)
+        apart = Interval(d.estimate, d.low, d.high, comparison.confidence, min(row.a.n, row.b.n), row.method)
         more = (r.estimate, r.low, r.high, row.adjusted, verdict(row) or None, "yes" if row.paired else "no")
         rows.append((row.level, row.target, row.parent, row.flips, *both, apart, *more))
     return estimates_table((*names, *more_names), rows)
 
 
-def _data(found: Comparison) -> dict[str, Any]:
-    a = found.a
+def _data(comparison: Comparison) -> dict[str, Any]:
+    a = comparison.a
     return {
-        "command": found.command,
+        "command": comparison.command,
         "spec": {name: getattr(a, name) for name in COMMON} | {"flips": a.spec["flips"]},
         "measure": a.measure,
-        "headline": " ".join(filter(None, (headline(found), which_differ(found)))),
-        "identical": found.identical,
+        "headline": " ".join(filter(None, (headline(comparison), which_differ(comparison)))),
+        "identical": comparison.identical,
         "a": _fields(a, SIDE),
-        "b": _fields(found.b, SIDE),
-        "changes": found.changes,
-        "only_a": [_fields(row, NAMES) for row in found.only_a],
-        "only_b": [_fields(row, NAMES) for row in found.only_b],
-        "results": list(map(_result, found.rows)),
-        "notes": found.notes,
+        "b": _fields(comparison.b, SIDE),
+        "changes": comparison.changes,
+        "only_a": [_fields(row, NAMES) for row in comparison.only_a],
+        "only_b": [_fields(row, NAMES) for row in comparison.only_b],
+        "results": list(map(_result, comparison.rows)),
+        "notes": comparison.notes,
     }
 
 
@@ -116,24 +116,24 @@ def _result(row: ComparedRow) -> dict[str, Any]:
     """A row as JSON: its own limits are those of the difference."""
     common = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
     limits = ("estimate", "low", "high")
-    told = {**_fields(row, (*NAMES, "method", "paired", "p", "differs")), "p_adjusted": row.adjusted}
-    told |= _fields(row.difference, limits) | common | {"ratio": _fields(row.ratio, limits) | common}
-    return told | {"a": _fields(row.a, ROW), "b": _fields(row.b, ROW)}
+    values = {**_fields(row, (*NAMES, "method", "paired", "p", "differs")), "p_adjusted": row.adjusted}
+    values |= _fields(row.difference, limits) | common | {"ratio": _fields(row.ratio, limits) | common}
+    return values | {"a": _fields(row.a, ROW), "b": _fields(row.b, ROW)}
 
 
 # -- sentences ---------------------------------------------------------------------------------------------------------
 
 
-def headline(found: Comparison) -> str:
+def headline(comparison: Comparison) -> str:
     """The finding for all that was corrupted."""
-    if found.identical:
+    if comparison.identical:
         return "Every trial of A and B is the same: all differences are 0."
-    model = at_level(found.rows, "model")
+    model = at_level(comparison.rows, "model")
     first = [row for row in model if row.flips == first_flips(model) and row.p is not None]
     if not first:
         return "Nothing was corrupted in both A and B."
-    row, measure = first[0], found.a.measure
-    where = "the whole model" if found.a.at == found.b.at == EVERYTHING else "all that was corrupted"
+    row, measure = first[0], comparison.a.measure
+    where = "the whole model" if comparison.a.at == comparison.b.at == EVERYTHING else "all that was corrupted"
     where += "" if row.flips is None else f" at {flips_text(row.flips)}"
     a, b = (shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
     points = f"{_points(row).estimate} points{_points(row).behind}"
@@ -142,36 +142,36 @@ def headline(found: Comparison) -> str:
     return f"No difference is shown in {measure} of {where}: A {a} %, B {b} %, {points}."
 
 
-def which_differ(found: Comparison) -> str:
+def which_differ(comparison: Comparison) -> str:
     """Which rows of the main level differ; nothing where that is said already."""
-    level = main_level(found.a)
-    rows = [row for row in at_level(found.rows, level) if row.p is not None and level != "model"]
-    if found.identical or not rows:
+    level = main_level(comparison.a)
+    rows = [row for row in at_level(comparison.rows, level) if row.p is not None and level != "model"]
+    if comparison.identical or not rows:
         return ""
     apart = sorted((row for row in rows if row.differs), key=surprise)
     start = f"After correction, {len(apart):,} of {len(rows):,} {level} rows differ"
     if not apart:
         return f"{start}."
-    told = [f"`{clean(row.target)}`{_flips(row.flips)} {_points(row).estimate}" for row in apart[:NAMED]]
+    parts = [f"`{clean(row.target)}`{_flips(row.flips)} {_points(row).estimate}" for row in apart[:NAMED]]
     more = f" and {len(apart) - NAMED:,} more" if len(apart) > NAMED else ""
-    return f"{start} (points): {', '.join(told)}{more}."
+    return f"{start} (points): {', '.join(parts)}{more}."
 
 
-def how_many(found: Comparison) -> str:
+def how_many(comparison: Comparison) -> str:
     """How many rows of each level differ after correction."""
-    told = []
-    for level in dict.fromkeys(row.level for row in found.rows):
-        rows = [row for row in found.rows if row.level == level and row.p is not None]
-        told += [f"{level}: {sum(row.differs for row in rows):,} of {len(rows):,} rows differ"] if rows else []
-    return "; ".join(told)
+    parts = []
+    for level in dict.fromkeys(row.level for row in comparison.rows):
+        rows = [row for row in comparison.rows if row.level == level and row.p is not None]
+        parts += [f"{level}: {sum(row.differs for row in rows):,} of {len(rows):,} rows differ"] if rows else []
+    return "; ".join(parts)
 
 
-def pairing(found: Comparison) -> str:
+def pairing(comparison: Comparison) -> str:
     """Which rows rest on the same faults in both campaigns."""
-    paired = sum(row.paired for row in found.rows)
+    paired = sum(row.paired for row in comparison.rows)
     if not paired:
         return "no row is paired: A and B have different faults"
-    rows = "every row is" if paired == len(found.rows) else f"{paired:,} of {len(found.rows):,} rows are"
+    rows = "every row is" if paired == len(comparison.rows) else f"{paired:,} of {len(comparison.rows):,} rows are"
     return f"{rows} paired: A and B had the same faults, and differences are taken trial by trial"
 
 
@@ -185,23 +185,23 @@ def verdict(row: ComparedRow) -> str:
     return "" if not row.differs else "higher" if (row.difference.estimate or 0.0) > 0 else "lower"
 
 
-def _notes(found: Comparison) -> Iterator[str]:
-    a = found.a
+def _notes(comparison: Comparison) -> Iterator[str]:
+    a = comparison.a
     yield f"unit {a.unit}, judge {a.judge}, law {a.law}, per {a.per}"
-    if found.changes:
-        yield "not the same: " + ", ".join(f"{c.what} ({_value(c.a)}, {_value(c.b)})" for c in found.changes)
-    yield f"{how_many(found)} (p after Holm's correction for the rows of a level)"
-    yield f"{_limits(found)}, B - A in percentage points; {pairing(found)}"
+    if comparison.changes:
+        yield "not the same: " + ", ".join(f"{c.what} ({_value(c.a)}, {_value(c.b)})" for c in comparison.changes)
+    yield f"{how_many(comparison)} (p after Holm's correction for the rows of a level)"
+    yield f"{_limits(comparison)}, B - A in percentage points; {pairing(comparison)}"
 
 
-def _limits(found: Comparison) -> str:
+def _limits(comparison: Comparison) -> str:
     """What the limits of the differences are."""
-    told = [(row.difference, row.method) for row in found.rows]
-    return limits_text([Interval(d.estimate, d.low, d.high, 0.0, 0, m) for d, m in told], found.confidence)
+    parts = [(row.difference, row.method) for row in comparison.rows]
+    return limits_text([Interval(d.estimate, d.low, d.high, 0.0, 0, m) for d, m in parts], comparison.confidence)
 
 
-def _missing(found: Comparison) -> Iterator[str]:
-    for side, rows in (("A", found.only_a), ("B", found.only_b)):
+def _missing(comparison: Comparison) -> Iterator[str]:
+    for side, rows in (("A", comparison.only_a), ("B", comparison.only_b)):
         names = [f"{row.target} ({row.level}{_flips(row.flips)})" for row in rows]
         more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
         if names:
@@ -226,9 +226,9 @@ def _times(ratio: Estimated) -> Any:
     return factor(ratio.estimate, ratio.low, ratio.high)
 
 
-def _numbers(found: Comparison) -> Iterator[tuple[str, str, str]]:
+def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
-    for row in at_level(found.rows, "model")[:1]:
+    for row in at_level(comparison.rows, "model")[:1]:
         where = "" if row.flips is None else f", {flips_text(row.flips)}"
         for name, one in (("A", row.a), ("B", row.b)):
             text = shown(one.estimate, one.low, one.high)
@@ -236,64 +236,64 @@ def _numbers(found: Comparison) -> Iterator[tuple[str, str, str]]:
         apart, times = _points(row), _times(row.ratio)
         yield "B − A, points", apart.estimate, apart.limits
         yield "B / A", times.estimate, times.limits
-    yield "faults tried", f"{found.a.trials_done:,}", f"and {found.b.trials_done:,}"
+    yield "faults tried", f"{comparison.a.trials_done:,}", f"and {comparison.b.trials_done:,}"
 
 
 # -- tables and figures ------------------------------------------------------------------------------------------------
 
 
-def _sections(found: Comparison) -> Iterator[Section]:
-    measure, level = found.a.measure, main_level(found.a)
-    flips = sorted({row.flips for row in at_level(found.rows, level) if _drawn(row)}, key=lambda f: f or 0)
+def _sections(comparison: Comparison) -> Iterator[Section]:
+    measure, level = comparison.a.measure, main_level(comparison.a)
+    flips = sorted({row.flips for row in at_level(comparison.rows, level) if _drawn(row)}, key=lambda f: f or 0)
     parts: list[Part] = []
     left = 0
     for number, count in enumerate(flips):
-        every = [row for row in at_level(found.rows, level) if row.flips == count and _drawn(row)]
-        model = [row for row in at_level(found.rows, "model") if row.flips == count and level != "model"]
+        every = [row for row in at_level(comparison.rows, level) if row.flips == count and _drawn(row)]
+        model = [row for row in at_level(comparison.rows, "model") if row.flips == count and level != "model"]
         kept = sorted(every, key=surprise)[:BARS]
         left = max(left, len(every) - BARS)
         parts += [Heading(flips_text(count))] if len(flips) > 1 else []
         plot = forest([*(row for row in every if row in kept), *model])
         parts.append(Plot(f"forest-{number}", f"Difference of {measure} by {level}, {flips_text(count)}", plot))
     lead = (
-        f"{measure} of B minus {measure} of A, in percentage points ({_limits(found)}). Coloured where they differ after "
+        f"{measure} of B minus {measure} of A, in percentage points ({_limits(comparison)}). Coloured where they differ after "
         "correction for the number of rows. A diamond: both had the same faults, and the difference is taken trial by trial."
         + (f" The {BARS} least like chance are drawn; all are in the table of all rows." if left > 0 else "")
     )
-    yield Section(f"Difference by {level}", lead, (*parts, *_terminal(found)))
-    more = [row for row in _layers(found) if row.level != level and row.p is not None][:TOP]
+    yield Section(f"Difference by {level}", lead, (*parts, *_terminal(comparison)))
+    more = [row for row in _layers(comparison) if row.level != level and row.p is not None][:TOP]
     if more:
         plot = forest(more, several=len({row.flips for row in more}) > 1)
         lead = f"The layers and tensors whose difference is least like chance, at most {TOP} of them."
         yield Section("Difference by layer", lead, (Plot("layers", f"Difference of {measure} by layer", plot),))
-    own = itself(found.rows)
+    own = itself(comparison.rows)
     lead = "Click a heading to sort; point at a row for its numbers of faults, p before correction and the method."
-    rows = tuple(_row(row, own) for row in found.rows)
+    rows = tuple(_row(row, own) for row in comparison.rows)
     yield Section("All rows", lead, (Table(COLUMNS, rows, terminal_rows=0, long=True),))
     heads = columns("", "A", "B", left=("A", "B"))
-    sides = zip(common_facts(found.a), common_facts(found.b), strict=True)
+    sides = zip(common_facts(comparison.a), common_facts(comparison.b), strict=True)
     tables = [
-        ("What is not the same", [Row((c.what, c.a, c.b)) for c in found.changes]),
+        ("What is not the same", [Row((c.what, c.a, c.b)) for c in comparison.changes]),
         ("Everything", [Row((term, a, b)) for (term, a), (_, b) in sides]),
     ]
-    told = tuple(Table(heads, tuple(rows), title, terminal_rows=0) for title, rows in tables if rows)
-    yield Section("A and B", "Both ask the same question.", told)
+    text = tuple(Table(heads, tuple(rows), title, terminal_rows=0) for title, rows in tables if rows)
+    yield Section("A and B", "Both ask the same question.", text)
 
 
-def _layers(found: Comparison) -> list[ComparedRow]:
+def _layers(comparison: Comparison) -> list[ComparedRow]:
     """Layers and tensors, least like chance first."""
-    return layers(found.rows, surprise, lambda row: (row.difference, row.ratio, row.a.n, row.b.n))
+    return layers(comparison.rows, surprise, lambda row: (row.difference, row.ratio, row.a.n, row.b.n))
 
 
-def _terminal(found: Comparison) -> Iterator[Table]:
+def _terminal(comparison: Comparison) -> Iterator[Table]:
     """Without columns that would say the same in every row."""
     hidden = {"level", "part of"}
-    hidden |= {"flips"} if len({row.flips for row in found.rows}) < 2 else set()
-    hidden |= {"paired"} if not any(row.paired for row in found.rows) else set()
-    own, more = itself(found.rows), _layers(found)
+    hidden |= {"flips"} if len({row.flips for row in comparison.rows}) < 2 else set()
+    hidden |= {"paired"} if not any(row.paired for row in comparison.rows) else set()
+    own, more = itself(comparison.rows), _layers(comparison)
     title = f"The {TOP} layers least like chance" if len(more) > TOP else "Layers"
     kept = [column.name for column in COLUMNS if column.name not in hidden]
-    main, rest = ([_row(r, own) for r in part] for part in (at_level(found.rows, "component", "model"), more))
+    main, rest = ([_row(r, own) for r in part] for part in (at_level(comparison.rows, "component", "model"), more))
     yield from terminal_tables(COLUMNS, kept, main, rest, title)
 
 
@@ -302,9 +302,9 @@ def _row(row: ComparedRow, own: frozenset[str]) -> Row:
     both = [_one(one) for one in (row.a, row.b)]
     apart, times = cells(_points(row), row.difference), cells(_times(row.ratio), row.ratio)
     p = Shown(chance(row.adjusted), NOTHING if row.adjusted is None else row.adjusted)
-    told = (*names, *both, *apart, *times, p, verdict(row), "yes" if row.paired else "no")
+    parts = (*names, *both, *apart, *times, p, verdict(row), "yes" if row.paired else "no")
     faults = f"A {counted(row.a.n, 'fault')}, B {counted(row.b.n, 'fault')}"
-    return Row(told, row.level == "model", f"{faults}; p before correction {chance(row.p)}; {row.method}")
+    return Row(parts, row.level == "model", f"{faults}; p before correction {chance(row.p)}; {row.method}")
 
 
 def _one(row: PvfRow) -> Shown:
@@ -347,5 +347,5 @@ def _hover(row: ComparedRow) -> str:
         f"A {_one(row.a).text} %, n = {row.a.n:,}; B {_one(row.b).text} %, n = {row.b.n:,}",
         f"B / A {times.estimate} {times.limits}, p {chance(row.adjusted)}",
     )
-    told = "<br>".join(html.escape(line, quote=False) for line in lines)
-    return f"<b>{label(row.target, 60)}</b> · {flips_text(row.flips)}<br>{told}"
+    text = "<br>".join(html.escape(line, quote=False) for line in lines)
+    return f"<b>{label(row.target, 60)}</b> · {flips_text(row.flips)}<br>{text}"

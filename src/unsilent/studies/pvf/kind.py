@@ -36,41 +36,41 @@ LEAST_SHARE = 1e-30
 _CODES = bytes(Outcome)
 
 
-def check_spec(found: CampaignSpec) -> None:
+def check_spec(spec: CampaignSpec) -> None:
     """Raise ``Damaged`` for impossible numbers."""
-    if not 1 <= len(found.flips) <= MOST_FLIPS or not 1 <= found.threads <= MOST_THREADS:
+    if not 1 <= len(spec.flips) <= MOST_FLIPS or not 1 <= spec.threads <= MOST_THREADS:
         raise Damaged("its spec has no number of flips or too many, or an impossible number of threads")
 
 
-def check_description(found: PvfBaseline) -> None:
+def check_description(baseline: PvfBaseline) -> None:
     """Raise ``Damaged`` for impossible sizes, and for sites that there cannot be."""
-    if not found.targets or not found.tensors or not found.samples:
+    if not baseline.targets or not baseline.tensors or not baseline.samples:
         raise Damaged("its description names no target, tensor or sample")
-    if min(found.samples) < 1 or sum(found.samples) > MOST_SAMPLES:
+    if min(baseline.samples) < 1 or sum(baseline.samples) > MOST_SAMPLES:
         raise Damaged("its description has an impossible number of samples")
-    if not all(LEAST_SHARE <= t.share <= 1 + 1e-9 and t.bits_by_width for t in found.targets):
+    if not all(LEAST_SHARE <= t.share <= 1 + 1e-9 and t.bits_by_width for t in baseline.targets):
         raise Damaged("its description has a target without a share")
-    if len(found.notes) > MOST_NOTES:
+    if len(baseline.notes) > MOST_NOTES:
         raise Damaged("its description has more notes than a campaign makes")
-    if any(t.elements < 1 or t.width not in (8, 16, 32, 64) for t in found.tensors):
+    if any(t.elements < 1 or t.width not in (8, 16, 32, 64) for t in baseline.tensors):
         raise Damaged("its description has a tensor of an impossible size")
-    for tensor in found.tensors:
+    for tensor in baseline.tensors:
         try:
             parse_site(tensor.site)
         except UsageError as error:
             raise Damaged(f"its description has a tensor of no site: {error}") from None
 
 
-def shapes(found: PvfBaseline, values: Mapping[str, Any]) -> Mapping[str, int]:
+def shapes(baseline: PvfBaseline, values: Mapping[str, Any]) -> Mapping[str, int]:
     """One outcome a sample."""
-    return {"codes": sum(found.samples)}
+    return {"codes": sum(baseline.samples)}
 
 
-def check_row(row: TrialRow, found: PvfBaseline) -> None:
+def check_row(row: TrialRow, baseline: PvfBaseline) -> None:
     """Raise ``Damaged`` for outcomes that there are not."""
-    if row.incorrect_batches > len(found.samples) or math.isnan(row.severity):
+    if row.incorrect_batches > len(baseline.samples) or math.isnan(row.severity):
         raise Damaged("has impossible numbers")
-    check_codes(row.codes, found.samples)
+    check_codes(row.codes, baseline.samples)
 
 
 def check_codes(codes: bytes, samples: Sequence[int]) -> None:
@@ -88,9 +88,9 @@ def read_round(text: str, spec: CampaignSpec, description: PvfBaseline) -> list[
     """What a look decided; raises ``Damaged``."""
     from unsilent.campaigns.rounds import CellPlan
 
-    found = parsed(list[CellPlan], text, "rounds")
+    record = parsed(list[CellPlan], text, "rounds")
     strata = {target.name for target in description.targets}
-    for plan in found:
+    for plan in record:
         numbers = [*plan.start.values(), *plan.first.values(), plan.look]
         if not plan.start or not set(plan.start) <= strata or not set(plan.first) <= set(plan.start):
             raise Damaged("its rounds speak of targets that there are not")
@@ -98,7 +98,7 @@ def read_round(text: str, spec: CampaignSpec, description: PvfBaseline) -> list[
             raise Damaged("its rounds leave out a stratum")
         if not all(0 <= n < MOST_TRIALS for n in numbers) or not all(0 <= c <= 1 for c in plan.centre.values()):
             raise Damaged("its rounds have impossible numbers")
-    return found
+    return record
 
 
 def planned_trials(store: PvfStore) -> int:

@@ -63,9 +63,9 @@ class Precision:
         """The half-width that is enough for this estimate."""
         return max(self.absolute, self.relative * estimate)
 
-    def met(self, found: Interval) -> bool:
+    def met(self, interval: Interval) -> bool:
         """Whether an interval is narrow enough."""
-        return found.estimate is not None and found.half_width <= self.aim(found.estimate)
+        return interval.estimate is not None and interval.half_width <= self.aim(interval.estimate)
 
     def __str__(self) -> str:
         floor = f"±{100 * self.absolute:.4g} points"
@@ -194,13 +194,13 @@ class PrecisionPlanner:
             error = math.sqrt(sum(s.weight**2 * s.variance / s.n for s in strata))
             if error >= VAGUE * sum(s.weight * s.mean for s in strata):
                 vague |= {(t.group, group.flips) for t in group.targets}
-        found = []
+        result = []
         for plan in plans:
             pilot = sum(plan.start.values())
             if plan.cell in vague and plan.size > MOST_AHEAD * pilot and MOST_AHEAD * LONGER * pilot <= self.most:
                 start = {name: LONGER * n for name, n in plan.start.items()}
-                found.append(replace(plan, start=start, first={}, centre={}))
-        return found
+                result.append(replace(plan, start=start, first={}, centre={}))
+        return result
 
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float) -> list[int]:
         """These sizes where they reach the aim already, else at least those of the best allocation."""
@@ -264,16 +264,16 @@ class PrecisionPlanner:
 
     def _grown(self, stored: Stored, wide: Sequence[Group], growing: dict[Cell, int]) -> list[CellPlan]:
         """The cells of wide rows some looks on, as far as they may."""
-        found = []
+        result = []
         for cell, plan in stored.plans.items():
             look = plan.look + growing[cell]
             while look > plan.look and replace(plan, look=look).size > self.most:
                 look -= 1
             if look > plan.look:
-                found.append(replace(plan, look=look))
-        if not found:
+                result.append(replace(plan, look=look))
+        if not result:
             self.short = tuple(f"{g.name}{at_flips(g.flips)}" for g in wide)
-        return found
+        return result
 
 
 def _round(trials: float) -> int:

@@ -207,9 +207,9 @@ def pooled(result: PvfResult) -> bool:
 
 def itself(rows: Sequence[Named]) -> frozenset[str]:
     """Components with layers beside one of their own name, which is what happens in the component itself."""
-    found = [(row.target, row.parent) for row in rows if row.level == "layer"]
-    others = {parent for target, parent in found if target != parent}
-    return frozenset(target for target, parent in found if target == parent and parent in others)
+    result = [(row.target, row.parent) for row in rows if row.level == "layer"]
+    others = {parent for target, parent in result if target != parent}
+    return frozenset(target for target, parent in result if target == parent and parent in others)
 
 
 def name_of(row: Named, own: frozenset[str]) -> str:
@@ -253,10 +253,10 @@ class Gate:
 
     def rows(self, result: PvfResult) -> list[PvfRow]:
         """The rows it speaks of; raises ``UsageError`` when there are none."""
-        found = [r for r in result.rows if r.target == self.target and self.flips in (None, r.flips)]
-        if found:  # a component and its only layer may share a name: the coarser level is meant
-            found = [r for r in found if r.level == found[0].level]
-            return found
+        output = [r for r in result.rows if r.target == self.target and self.flips in (None, r.flips)]
+        if output:  # a component and its only layer may share a name: the coarser level is meant
+            output = [r for r in output if r.level == output[0].level]
+            return output
         raise unknown(
             "target of --assert",
             self.target if self.flips is None else f"{self.target}@{self.flips}",

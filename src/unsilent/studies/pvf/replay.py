@@ -59,12 +59,12 @@ def replay_trial(
             _check_alive(again, trial)
         receipt = executor.ask("receipt", number) if log else None
         spread = executor.ask("trace", number, chosen) if trace else None
-    told = [f"stored: {_counted(stored)}", f"again:  {_counted(again)}"]
-    told += [f"raised: {again.error}"] if again.error else []
+    parts = [f"stored: {_counted(stored)}", f"again:  {_counted(again)}"]
+    parts += [f"raised: {again.error}"] if again.error else []
     return Replay(
         stored,
         again,
-        (*told, f"fault:  {describe_faults(stored)}"),
+        (*parts, f"fault:  {describe_faults(stored)}"),
         {} if spread is None else {"batch": chosen, "trace": spread.to_json()},
         None if spread is None else _spread(store, again, spread, chosen or 0),
         () if receipt is None else tuple(trial_lines(receipt)),
@@ -75,14 +75,17 @@ def _spread(store: PvfStore, row: TrialRow, trace: Trace, batch: int) -> Report:
     """What is shown of a trace."""
     from unsilent.studies.traces import report
 
-    spec, found = store.spec, store.description
+    spec, baseline = store.spec, store.description
     facts = (
         ("workload", spec.workload),
         ("store", str(store.path)),
         ("trial", str(row.trial)),
-        ("batch", f"{batch} of {counted(len(found.samples), 'batch')}, {counted(found.samples[batch], 'sample')}"),
+        (
+            "batch",
+            f"{batch} of {counted(len(baseline.samples), 'batch')}, {counted(baseline.samples[batch], 'sample')}",
+        ),
         ("ended", _counted(row)),
-        ("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())),
+        ("versions", ", ".join(f"{name} {version}" for name, version in baseline.versions.items())),
     )
     return report(trace, f"how the fault of {row.trial} spreads: batch {batch} of {spec.workload}", facts)
 

@@ -102,35 +102,35 @@ def estimates(result: PvfResult, fit_per_bit: float | None) -> Table:
     rows = []
     for row in at_level(result.rows, "component", "model", "layer", "tensor", "bit"):
         estimate = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
-        told: list[Cell] = [row.level, row.target, row.parent, row.flips, estimate, row.sdc, row.due, row.silent_share]
-        found = None if fit_per_bit is None or row.flips != 1 else fit_of(row, fit_per_bit)
-        fit = (None,) * 3 if found is None else (found.estimate, found.low, found.high)
-        rows.append((*told, row.incorrect_trials, *fit[: len(names) - 9]))
+        items: list[Cell] = [row.level, row.target, row.parent, row.flips, estimate, row.sdc, row.due, row.silent_share]
+        output = None if fit_per_bit is None or row.flips != 1 else fit_of(row, fit_per_bit)
+        fit = (None,) * 3 if output is None else (output.estimate, output.low, output.high)
+        rows.append((*items, row.incorrect_trials, *fit[: len(names) - 9]))
     return estimates_table(names, rows)
 
 
 def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> dict[str, Any]:
     """The JSON object: all that was asked (where nothing was said, what it came to), every row with its limits."""
-    found: dict[str, Any] = {name: getattr(result, name) for name in TOP_LEVEL}
+    by_name: dict[str, Any] = {name: getattr(result, name) for name in TOP_LEVEL}
     came_to = {name: getattr(result, name) for name in SPEC}
-    found["spec"] = came_to | {k: v for k, v in result.spec.items() if v is not None or k not in came_to}
-    found |= {"headline": headline(result), "results": result.rows, "heat_maps": list(map(_heat, result.heat_maps))}
+    by_name["spec"] = came_to | {k: v for k, v in result.spec.items() if v is not None or k not in came_to}
+    by_name |= {"headline": headline(result), "results": result.rows, "heat_maps": list(map(_heat, result.heat_maps))}
     common = {"confidence": result.confidence, "unit": result.unit}
-    found["lookups"] = [{n: getattr(row, n) for n in row.__dataclass_fields__} | common for row in result.lookups]
+    by_name["lookups"] = [{n: getattr(row, n) for n in row.__dataclass_fields__} | common for row in result.lookups]
     if fit_per_bit is not None:
         names = ("target", "level", "flips", "bits", "confidence", "n", "unit")
         own = ("raw", "estimate", "low", "high")
-        found["fit"] = [
+        by_name["fit"] = [
             {n: getattr(f.row, n) for n in names} | {n: getattr(f, n) for n in own} | {"reason": f.reason or None}
             for f in fits
         ]
-        found["fit_per_bit"] = fit_per_bit
-    return found
+        by_name["fit_per_bit"] = fit_per_bit
+    return by_name
 
 
-def _heat(found: HeatMap) -> dict[str, Any]:
-    fields = {name: getattr(found, name) for name in ("dtype", "layers", "bits", "estimate", "n")}
-    return fields | {"fields": [found.fields.get(bit, "") for bit in found.bits]}
+def _heat(heat_map: HeatMap) -> dict[str, Any]:
+    fields = {name: getattr(heat_map, name) for name in ("dtype", "layers", "bits", "estimate", "n")}
+    return fields | {"fields": [heat_map.fields.get(bit, "") for bit in heat_map.bits]}
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -307,11 +307,11 @@ def curves(result: PvfResult) -> Curves:
 
 
 def _series(rows: Sequence[PvfRow]) -> dict[str, list[PvfRow]]:
-    found: dict[str, list[PvfRow]] = {}
+    by_name: dict[str, list[PvfRow]] = {}
     for row in rows:
         if row.estimate is not None:
-            found.setdefault(row.target, []).append(row)
-    return found
+            by_name.setdefault(row.target, []).append(row)
+    return by_name
 
 
 def curves_figure(lines: Curves, measure: str) -> Figure:
@@ -331,7 +331,7 @@ def curves_figure(lines: Curves, measure: str) -> Figure:
         # Shifted a little along x, or the error bars of all series would lie on each other.
         shift = 1.035 ** (i - (len(every) - 1) / 2)
         places = [
-            (row.flips * shift, row, told) for row, told in zip(rows, hover[i], strict=True) if row.flips is not None
+            (row.flips * shift, row, text) for row, text in zip(rows, hover[i], strict=True) if row.flips is not None
         ]
         mine = dot_traces(Dots(label(name), *looks[i], places), bottom, "y")
         line = {"color": looks[i][0], "width": 2, **({"dash": "dash"} if rows[0].level == "model" else {})}
@@ -385,12 +385,12 @@ def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
 
 def outcome_split(result: PvfResult) -> list[Split]:
     """Masked, benign, silent and detectable units of each row drawn."""
-    found = []
+    output = []
     for row in split_rows(result)[0]:
         counts: Mapping[str, float] = row.mix or {"masked": row.masked, "benign": row.benign, "sdc": row.sdc}
         due = sum(row.mix[kind] for kind in row.due_kinds) if row.mix else row.due
-        found.append((row, {kind: float(counts[kind]) for kind in ("masked", "benign", "sdc")} | {"due": float(due)}))
-    return found
+        output.append((row, {kind: float(counts[kind]) for kind in ("masked", "benign", "sdc")} | {"due": float(due)}))
+    return output
 
 
 def due_split(result: PvfResult) -> list[Split]:
@@ -406,7 +406,7 @@ def split_figure(splits: Sequence[Split], axis: str) -> Figure:
     names = labels([row.target for row, _ in splits], 22)
     counts = ["" if row.flips is None else f" · {row.flips:,}" for row, _ in splits]
     ticks = [0, 0.25, 0.5, 0.75, 1]
-    traces = [_bars(splits, kind) for kind in splits[0][1] if any(found[kind] for _, found in splits)]
+    traces = [_bars(splits, kind) for kind in splits[0][1] if any(result[kind] for _, result in splits)]
     xaxis = {"range": [0, 1], "tickvals": ticks, "ticktext": [percent(t) for t in ticks], "title": {"text": axis}}
     yaxis = {"tickvals": list(range(len(splits))), "ticktext": [a + b for a, b in zip(names, counts, strict=True)]}
     yaxis |= {"range": [len(splits) - 0.4, -0.6], "showgrid": False, "automargin": True}

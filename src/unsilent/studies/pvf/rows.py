@@ -62,19 +62,19 @@ class Stored:
         look = self.look((t.group for t in targets), flips)
         if look == -1:  # a pilot is all there is of some
             look = None
-        found = []
+        result = []
         for target in targets:
             plan = self.plans.get((target.group, flips))
             which = None if plan is None else plan.counting(target.name, look)
             centre = plan.centre.get(target.name, 0.0) if plan is not None and look is not None else 0.0
-            found.append(Weighed(target.share, self._tally(target.name, flips, which), centre))
+            result.append(Weighed(target.share, self._tally(target.name, flips, which), centre))
         if not self.spec.enumerated:
-            return Sample(tuple(found), look)
-        left = tuple(t.slots - len(w.tally.classes) for w, t in zip(found, targets, strict=True))
+            return Sample(tuple(result), look)
+        left = tuple(t.slots - len(w.tally.classes) for w, t in zip(result, targets, strict=True))
         listed = self.spec.faults is not None
         if not any(left):
-            return Sample(tuple(found), look, "whole list" if listed else "exhaustive")
-        return Sample(tuple(found), look, left=left if listed else ())
+            return Sample(tuple(result), look, "whole list" if listed else "exhaustive")
+        return Sample(tuple(result), look, left=left if listed else ())
 
     def pilot(self, stratum: str, flips: int | None, upto: int) -> Stratum:
         """The first trials of a stratum."""
@@ -121,13 +121,13 @@ class Group:
         """Share of the units by outcome, strata weighted; empty without trials."""
         seen = [s for s in self.sample.strata if s.tally.classes.size]
         total = sum(s.share for s in seen)
-        found: dict[str, float] = {}
+        by_name: dict[str, float] = {}
         for stratum in seen:
             units = max(1, int(stratum.tally.sizes.sum()))
             for name, count in stratum.tally.totals().items():
                 if name != Outcome.SPARED.name.lower():
-                    found[name] = found.get(name, 0.0) + stratum.share / total * count / units
-        return found
+                    by_name[name] = by_name.get(name, 0.0) + stratum.share / total * count / units
+        return by_name
 
     def silent(self) -> float | None:
         """Share of the incorrect units that are silent, weighted like the estimate."""
@@ -144,24 +144,24 @@ def target_groups(stored: Stored, flips: int | None) -> list[Group]:
     """The targets of one number of flips, what they belong to, and the model; coarse levels first."""
     targets = stored.description.targets
     level = targets[0].level
-    found = [_rolled_up("model", "model", "", targets, stored, flips)]
+    result = [_rolled_up("model", "model", "", targets, stored, flips)]
     if level != "component":
         for name, members in _by(targets, lambda t: t.component):
-            found.append(_rolled_up(name, "component", "", members, stored, flips))
+            result.append(_rolled_up(name, "component", "", members, stored, flips))
     if level in ("tensor", "bit"):
         for name, members in _by(targets, lambda t: t.layer):
-            found.append(_rolled_up(name, "layer", members[0].component, members, stored, flips))
+            result.append(_rolled_up(name, "layer", members[0].component, members, stored, flips))
     for name, members in _by(targets, lambda t: t.group):
         parent = {"component": "", "layer": members[0].component}.get(level, members[0].layer)
-        found.append(_rolled_up(name, level, parent, members, stored, flips))
-    return found
+        result.append(_rolled_up(name, level, parent, members, stored, flips))
+    return result
 
 
 def _by(targets: Sequence[TargetInfo], key: Callable[[TargetInfo], str]) -> Iterable[tuple[str, list[TargetInfo]]]:
-    found: dict[str, list[TargetInfo]] = defaultdict(list)
+    by_name: dict[str, list[TargetInfo]] = defaultdict(list)
     for target in targets:
-        found[key(target)].append(target)
-    return found.items()
+        by_name[key(target)].append(target)
+    return by_name.items()
 
 
 def _rolled_up(
@@ -207,10 +207,10 @@ def layer_groups(hits: Sequence[SingleHit], stored: Stored) -> list[Group]:
 
 def rows_by_layer(hits: Iterable[SingleHit]) -> dict[tuple[str, str], dict[str, list[TrialRow]]]:
     """The trials whose one fault fell in a layer: (component, layer) -> target -> trials."""
-    found: dict[tuple[str, str], dict[str, list[TrialRow]]] = defaultdict(lambda: defaultdict(list))
+    by_name: dict[tuple[str, str], dict[str, list[TrialRow]]] = defaultdict(lambda: defaultdict(list))
     for hit in hits:
-        found[hit.tensor.component, hit.tensor.layer][hit.row.trial.target].append(hit.row)
-    return found
+        by_name[hit.tensor.component, hit.tensor.layer][hit.row.trial.target].append(hit.row)
+    return by_name
 
 
 def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float:
@@ -241,7 +241,7 @@ class SingleHit:
 def single_hits(rows: Iterable[TrialRow], description: PvfBaseline) -> list[SingleHit]:
     """The trials of ``rows`` that corrupted one element."""
     tensors = {(t.site, t.dtype): t for t in description.tensors}
-    found = []
+    result = []
     for row in rows:
         if row.trial.flips not in (1, None):
             continue
@@ -257,8 +257,8 @@ def single_hits(rows: Iterable[TrialRow], description: PvfBaseline) -> list[Sing
                 raise ValueError("outside of its tensor")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(f"the store is damaged: the fault of trial {row.trial} cannot be read ({error})") from None
-        found.append(SingleHit(row, tensor, element, bit))
-    return found
+        result.append(SingleHit(row, tensor, element, bit))
+    return result
 
 
 def make_rows(groups: Iterable[Group], question: Question) -> list[PvfRow]:

@@ -341,37 +341,37 @@ class TrialRunner:
         return min(model.capacity(people) for people in self._evaluations[target.name].populations)
 
     def _fingerprint(self) -> dict[str, str]:
-        spec, found = self.spec, self.engine.fingerprint()
+        spec, result = self.spec, self.engine.fingerprint()
         device = resolve_device(spec.device)
-        found["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
-        found["threads"] = str(spec.threads)
-        found["torch"] = torch.__version__
-        found["numpy"] = ".".join(np.__version__.split(".")[:2])
-        found["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge)
+        result["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+        result["threads"] = str(spec.threads)
+        result["torch"] = torch.__version__
+        result["numpy"] = ".".join(np.__version__.split(".")[:2])
+        result["code"] = code_fingerprint(spec.workload, self.workload, self.engine.judge)
         if self.given is not None:
-            found["faults"] = self.given.digest
+            result["faults"] = self.given.digest
         if spec.strata == "risk":  # where a weight is sorted hangs on the last bits of a gradient
             sizes = [(t.name, r.site, r.elements) for t in self.targets.values() for r in t.regions]
             text = canonical(
                 [[n, s, None if e is None else xxhash.xxh3_64_hexdigest(e.tobytes())] for n, s, e in sizes]
             )
-            found["screening"] = xxhash.xxh3_64_hexdigest(text.encode())
-        found["components"] = xxhash.xxh3_64_hexdigest(
+            result["screening"] = xxhash.xxh3_64_hexdigest(text.encode())
+        result["components"] = xxhash.xxh3_64_hexdigest(
             canonical({k: list(v) for k, v in self.components.items()}).encode()
         )
-        return found
+        return result
 
 
 def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[str]]) -> tuple[TensorInfo, ...]:
     """What is corrupted, each tensor once, however many batches it is there in."""
-    found: dict[tuple[str, str], TensorInfo] = {}
+    by_name: dict[tuple[str, str], TensorInfo] = {}
     for r in regions:
-        known = found.get((r.site, r.dtype))
+        known = by_name.get((r.site, r.dtype))
         owner = known.component if known else component_of(parse_site(r.site), components)
         shape = max(known.shape if known else r.shape, r.shape, key=prod)
         size = r.size + (known.elements if known else 0)
-        found[r.site, r.dtype] = TensorInfo(r.site, owner, r.dtype, shape, size, r.codec.bits)
-    return tuple(found.values())
+        by_name[r.site, r.dtype] = TensorInfo(r.site, owner, r.dtype, shape, size, r.codec.bits)
+    return tuple(by_name.values())
 
 
 def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float) -> TrialRow:

@@ -86,11 +86,11 @@ class CampaignSpec:
         """Plain JSON values."""
         return asdict(self)
 
-    def make_runner(self, told: Progress | None, means: Means) -> Runner:
+    def make_runner(self, progress: Progress | None, means: Means) -> Runner:
         """What runs trials, in a worker."""
         from unsilent.studies.pvf.runner import TrialRunner
 
-        return TrialRunner(self, progress=told, means=means)
+        return TrialRunner(self, progress=progress, means=means)
 
     @property
     def transient(self) -> bool:

@@ -56,29 +56,31 @@ def run_pvf(
     if spec.enumerated:
         probe(spec, budget, executor, store, observer or Silent())
     run_campaign(spec, budget, executor, store, planner=planner, observer=observer, command=command)
-    found = analyse(store, question)
+    result = analyse(store, question)
     if planner is None or not planner.short:
-        return found
+        return result
     rows = ", ".join(planner.short)
     return replace(
-        found, short=(f"--trials {budget.trials} is not enough for {precision}: wider are {rows}; ask for more",)
+        result, short=(f"--trials {budget.trials} is not enough for {precision}: wider are {rows}; ask for more",)
     )
 
 
 def probe(spec: CampaignSpec, budget: Budget, executor: Executor, store: PvfStore, watcher: Observer) -> None:
     """Say how long all faults will take, from a few trials of each target; refuse what is more than can be stored."""
-    found = cast(PvfBaseline, executor.describe())
-    total = sum(t.slots for t in found.targets)
+    baseline = cast(PvfBaseline, executor.describe())
+    total = sum(t.slots for t in baseline.targets)
     if total > MOST_EXHAUSTIVE:
-        plain = total * found.golden_seconds
+        plain = total * baseline.golden_seconds
         raise UsageError(
             f"--exhaustive would run {total:,} trials (at most {lasting(plain)} of CPU time), {MOST_EXHAUSTIVE:,} is the most; "
             "narrow it with --at or --fault bitflip:bits=30, or sample: --rel 20%"
         )
-    store.bind(spec, found)
+    store.bind(spec, baseline)
     begun = time.perf_counter()
     part, parts = budget.shard
-    first = [TrialId(t.name, spec.flips[0], k) for t in found.targets for k in range(part - 1, t.slots, parts)[:PROBES]]
+    first = [
+        TrialId(t.name, spec.flips[0], k) for t in baseline.targets for k in range(part - 1, t.slots, parts)[:PROBES]
+    ]
     new = run_trials(first, executor, store, watcher)
     if new:
         each = (time.perf_counter() - begun) / new

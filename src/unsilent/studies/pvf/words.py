@@ -96,8 +96,8 @@ def _factor(top: PvfRow, bottom: PvfRow) -> str:
     if least < 1.1:
         return "more than"
     power = max(math.floor(math.log10(least)) - 1, 0)
-    told = f"{least:g}" if least < 10 else f"{math.floor(least / 10**power) * 10**power:,}"  # two digits, rounded down
-    return f"at least {told} times"
+    text = f"{least:g}" if least < 10 else f"{math.floor(least / 10**power) * 10**power:,}"  # two digits, rounded down
+    return f"at least {text} times"
 
 
 def meaning(result: PvfResult) -> str:
@@ -123,10 +123,10 @@ def dtype_text(result: PvfResult) -> str:
 
 def accuracy_text(info: Mapping[str, Any]) -> str:
     """``accuracy 0.95``, where the workload states it as a number or as ``{"name": …, "value": …}``."""
-    found = info.get("accuracy")
-    name, value = "accuracy", found
-    if isinstance(found, Mapping):
-        name, value = str(found.get("name", name)), found.get("value")
+    result = info.get("accuracy")
+    name, value = "accuracy", result
+    if isinstance(result, Mapping):
+        name, value = str(result.get("name", name)), result.get("value")
     if value is None:
         return ""
     return clean(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")

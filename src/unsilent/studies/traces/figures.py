@@ -88,11 +88,11 @@ def segments(rows: Iterable[TraceRow]) -> list[Segment]:
 
 def marks(trace: Trace) -> dict[int, list[Placed]]:
     """The faults by the number of the row they corrupt; a place that is not known is the first row that differs."""
-    found: dict[int, list[Placed]] = {}
+    mapping: dict[int, list[Placed]] = {}
     first = next(trace.changed, BEFORE)
     for fault in trace.faults:
-        found.setdefault(first if fault.row is None else fault.row, []).append(fault)
-    return dict(sorted(found.items()))
+        mapping.setdefault(first if fault.row is None else fault.row, []).append(fault)
+    return dict(sorted(mapping.items()))
 
 
 def magnitude(value: float | None) -> str:
@@ -112,14 +112,14 @@ def share_text(row: TraceRow) -> str:
 
 def _by_phase(trace: Trace, value: Callable[[TraceRow], float | None]) -> list[Figure]:
     """One series of points for each phase that the run has; one without points still explains its colour."""
-    found = []
+    result = []
     for phase, (colour, symbol) in LOOKS.items():
         numbers = [i for i, row in enumerate(trace.rows) if row.phase == phase]
         values = {i: at for i in numbers if (at := value(trace.rows[i])) is not None}
         marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.85}
         if numbers:
-            found.append(_points(trace, PHASE_NAMES[phase], [*values], [*values.values()], marker))
-    return found
+            result.append(_points(trace, PHASE_NAMES[phase], [*values], [*values.values()], marker))
+    return result
 
 
 def _points(trace: Trace, name: str, numbers: Sequence[int], values: Sequence[float], marker: Figure) -> Figure:
@@ -146,12 +146,12 @@ def _figure(trace: Trace, series: list[Figure], scale: Figure) -> Figure:
 
 def _phases(trace: Trace) -> list[Figure]:
     """A line where one phase follows another, and a tint of its colour behind each."""
-    found = segments(trace.rows)
+    result = segments(trace.rows)
     tint = {"type": "rect", "opacity": 0.06, "line": {"width": 0}, "layer": "below", "y0": 0, "y1": 1, "yref": "paper"}
     tints = [
-        {**tint, "fillcolor": LOOKS.get(s.phase, (SOFT,))[0], "x0": s.first - 0.5, "x1": s.last + 0.5} for s in found
+        {**tint, "fillcolor": LOOKS.get(s.phase, (SOFT,))[0], "x0": s.first - 0.5, "x1": s.last + 0.5} for s in result
     ]
-    return [*tints, *(_below(s.first - 0.5, GREY, "solid") for s in found[1:])] if len(found) > 1 else []
+    return [*tints, *(_below(s.first - 0.5, GREY, "solid") for s in result[1:])] if len(result) > 1 else []
 
 
 def _fault_name(trace: Trace) -> list[Figure]:

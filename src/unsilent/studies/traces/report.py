@@ -170,20 +170,20 @@ def folded_rows(trace: Trace, most: int = MOST) -> list[int | Gap]:
 
 
 def _lines(trace: Trace, kept: set[int]) -> list[int | Gap]:
-    found: list[int | Gap] = []
+    items: list[int | Gap] = []
     for inside, group in groupby(range(len(trace.rows)), key=kept.__contains__):
         numbers = list(group)
         left_out = Gap(len(numbers), sum(trace.rows[i].change.changed > 0 for i in numbers))
-        found += numbers if inside else [left_out]
-    return found
+        items += numbers if inside else [left_out]
+    return items
 
 
 def _line(trace: Trace, line: int | Gap, corrupted: Container[int]) -> Row:
     """A row that is shown in a terminal, or how many are left out."""
     if isinstance(line, int):
         return _row(trace, line, line in corrupted, NAME)
-    told = f", {line.changed:,} of them changed" if line.changed else " unchanged"
-    return _words(f"… {counted(line.rows, 'output')}{told}")
+    text = f", {line.changed:,} of them changed" if line.changed else " unchanged"
+    return _words(f"… {counted(line.rows, 'output')}{text}")
 
 
 def _words(text: str, strong: bool = False) -> Row:

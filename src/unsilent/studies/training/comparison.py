@@ -52,50 +52,50 @@ def told(result: TrainingResult) -> str:
 # -- its report -----------------------------------------------------------------------------------------------------------
 
 
-def comparison_report(found: Sequence[Contrast], one: TrainingResult, other: TrainingResult) -> Report:
+def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: TrainingResult) -> Report:
     """What is shown of a comparison."""
-    joint = 100 * found[0].difference.confidence
+    joint = 100 * output[0].difference.confidence
     shares = (Column(name, "estimate", scale=100) for name in ("A %", "B %"))
-    rows = tuple(Row((c.name, c.one, c.other, _signed(c.difference)), strong=_differs(c)) for c in found)
+    rows = tuple(Row((c.name, c.one, c.other, _signed(c.difference)), strong=_differs(c)) for c in output)
     table = Table((Column("outcome"), *shares, Column("B - A, points")), rows)
     marks = tuple(zip(((SERIES_COLOURS[0], "●"), (SERIES_COLOURS[1], "■")), ("A", "B"), strict=True))
-    plot = Plot("shares", "Shares of outcomes in A and B", _figure(found))
+    plot = Plot("shares", "Shares of outcomes in A and B", _figure(output))
     return Report(
         schema="unsilent/training-comparison/1",
         kicker="Two campaigns compared",
         title=f"{one.workload} and {other.workload}",
-        headline=_headline(found),
-        estimates=estimates_table(("outcome", "of", ""), (row for c in found for row in _estimates(c))),
-        findings=(f"A: {found[0].first}", f"B: {found[0].second}"),
+        headline=_headline(output),
+        estimates=estimates_table(("outcome", "of", ""), (row for c in output for row in _estimates(c))),
+        findings=(f"A: {output[0].first}", f"B: {output[0].second}"),
         sections=(Section("Outcomes", "Shares of trials with limits.", (Text(marks), plot, table)),),
         facts=tuple(
             (f"{name}, {term}", text) for name, result in (("A", one), ("B", other)) for term, text in _facts(result)
         ),
         notes=(
-            f"limits of A and of B are for each row by itself; those of B - A hold for all {len(found)} rows together "
+            f"limits of A and of B are for each row by itself; those of B - A hold for all {len(output)} rows together "
             f"({joint:.4g} %, Bonferroni)",
         ),
-        data={"a": found[0].first, "b": found[0].second, "method": found[0].difference.method},
+        data={"a": output[0].first, "b": output[0].second, "method": output[0].difference.method},
     )
 
 
-def _headline(found: Sequence[Contrast]) -> str:
-    more = [c.name for c in found if c.difference.low > 0]
-    less = [c.name for c in found if c.difference.high < 0]
-    told = [
+def _headline(result: Sequence[Contrast]) -> str:
+    more = [c.name for c in result if c.difference.low > 0]
+    less = [c.name for c in result if c.difference.high < 0]
+    parts = [
         f"more {listed(names)}" if sign else f"less {listed(names)}"
         for sign, names in ((True, more), (False, less))
         if names
     ]
     return (
-        f"B has {' and '.join(told)} than A"
-        if told
-        else f"A and B are not shown to differ in any of {counted(len(found), 'row')}"
+        f"B has {' and '.join(parts)} than A"
+        if parts
+        else f"A and B are not shown to differ in any of {counted(len(result), 'row')}"
     )
 
 
-def _differs(found: Contrast) -> bool:
-    return found.difference.low > 0 or found.difference.high < 0
+def _differs(result: Contrast) -> bool:
+    return result.difference.low > 0 or result.difference.high < 0
 
 
 def _signed(gap: Interval) -> Shown:
@@ -103,22 +103,22 @@ def _signed(gap: Interval) -> Shown:
     return Shown(f"{text.estimate}{text.behind}", gap.estimate)
 
 
-def _estimates(found: Contrast) -> Iterator[tuple[str, str, Interval]]:
-    yield found.name, "A", found.one
-    yield found.name, "B", found.other
-    yield found.name, "B - A", found.difference
+def _estimates(result: Contrast) -> Iterator[tuple[str, str, Interval]]:
+    yield result.name, "A", result.one
+    yield result.name, "B", result.other
+    yield result.name, "B - A", result.difference
 
 
-def _figure(found: Sequence[Contrast]) -> dict[str, object]:
+def _figure(result: Sequence[Contrast]) -> dict[str, object]:
     series = []
     for number, (name, symbol) in enumerate((("A", "circle"), ("B", "square"))):
-        shares = [c.other if number else c.one for c in found]
+        shares = [c.other if number else c.one for c in result]
         rows = [
             (i + 0.3 * (number - 0.5), share, f"{c.name}, {name}")
-            for i, (c, share) in enumerate(zip(found, shares, strict=True))
+            for i, (c, share) in enumerate(zip(result, shares, strict=True))
         ]
         series.append(Dots("", SERIES_COLOURS[number], symbol, rows))
-    return shares_figure(series, [c.name for c in found], "share of trials")
+    return shares_figure(series, [c.name for c in result], "share of trials")
 
 
 def _facts(result: TrainingResult) -> Iterator[tuple[str, str]]:

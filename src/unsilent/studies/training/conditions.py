@@ -28,9 +28,9 @@ from unsilent.studies.training.spec import RANDOM, WATCHED, TrainingBaseline, Tr
 FACTORS = (10.0, 100.0, 1e4)
 
 
-def points(trials: Sequence[Judged], found: TrainingBaseline) -> tuple[Point, ...]:
+def points(trials: Sequence[Judged], baseline: TrainingBaseline) -> tuple[Point, ...]:
     """Largest values within two steps, as multiples of golden's largest of any step; inf for what is no number."""
-    golden = np.array([[np.nan if x is None else x for x in row] for row in found.watched])
+    golden = np.array([[np.nan if x is None else x for x in row] for row in baseline.watched])
     usual = [np.nan if np.isnan(column).all() else float(np.nanmax(column)) for column in golden.T]
     return tuple(Point(str(one.row.trial), str(one.outcome), _ratios(one, usual)) for one in trials)
 
@@ -45,9 +45,11 @@ def _ratios(one: Judged, usual: Sequence[float]) -> tuple[float | None, ...]:
     )
 
 
-def conditions(trials: Sequence[Judged], found: Sequence[Point], confidence: float) -> tuple[Condition, ...]:
+def conditions(trials: Sequence[Judged], result: Sequence[Point], confidence: float) -> tuple[Condition, ...]:
     """A contingency table for each kind and factor; trials that died are left out."""
-    pairs = [(one, point) for one, point in zip(trials, found, strict=True) if any(r is not None for r in point.ratios)]
+    pairs = [
+        (one, point) for one, point in zip(trials, result, strict=True) if any(r is not None for r in point.ratios)
+    ]
     kinds = [kind for i, kind in enumerate(WATCHED) if any(point.ratios[i] is not None for _, point in pairs)]
     return tuple(_condition(kind, factor, pairs, confidence) for kind in (*kinds, ANY) for factor in FACTORS)
 
@@ -190,8 +192,8 @@ def _spread(number: int, along: int) -> float:
 
 def _hover(point: Point) -> str:
     values = zip(WATCHED, point.ratios, strict=False)
-    told = [f"{name} {'–' if x is None else f'{x:.3g}'}" for name, x in values]
-    return f"<b>{label(point.trial, 60)}</b><br>{label(point.outcome)}<br>{', '.join(told)}"
+    parts = [f"{name} {'–' if x is None else f'{x:.3g}'}" for name, x in values]
+    return f"<b>{label(point.trial, 60)}</b><br>{label(point.outcome)}<br>{', '.join(parts)}"
 
 
 WITHIN = 2

@@ -104,11 +104,11 @@ class FaultSampler:
         """What trials are drawn for."""
         if self.spec.per is None:
             return (TrainingTarget(RANDOM),)
-        found = []
+        result = []
         for name, regions in self._memory.items():
             what, _, part = name.partition(":")
-            found.append(TrainingTarget(name, what, part, sum(r.size for r in regions)))
-        return tuple(found)
+            result.append(TrainingTarget(name, what, part, sum(r.size for r in regions)))
+        return tuple(result)
 
     def draw(self, campaign: str, trial: TrialId) -> SampledFault:
         """The faults of a trial; raises ``UsageError`` for a target that is not there."""
@@ -145,17 +145,17 @@ class FaultSampler:
             if phase not in CORRUPTED_PHASES:
                 raise unknown("phase", phase, CORRUPTED_PHASES)
         self._check_layers("products (convolutions, matrix products)", {place.layer for place in self.everywhere})
-        found = [
+        result = [
             place
             for place in self.everywhere
             if place.phase in self.spec.phases and any(fnmatchcase(place.layer, glob) for glob in self.spec.layers)
         ]
-        if not found:
+        if not result:
             raise UsageError(
                 f"no product of {', '.join(self.spec.layers)} has phase {' or '.join(self.spec.phases)} in a step of "
                 f"{self.spec.workload}; widen --layer or --phase"
             )
-        return found
+        return result
 
     def _check_layers(self, what: str, layers: Set[str]) -> None:
         """Raise ``UsageError`` for a glob that no layer with ``what`` has."""
@@ -212,7 +212,7 @@ class FaultSampler:
         if self.spec.accelerator is not None or self.spec.value is not None:
             raise UsageError("--per corrupts memory, which --accelerator and --value say nothing of; leave them out")
         self._check_layers("parameters", {SiteName("param", name).layer for name in parameters})
-        model, found = self._model, dict[str, list[Region]]()
+        model, result = self._model, dict[str, list[Region]]()
         by_kind = self.spec.per == KIND
         for what in ("param", STATE, *([GRADIENT] if by_kind and self.spec.moment == "update" else [])):
             for site, region in self._regions.items():
@@ -226,12 +226,12 @@ class FaultSampler:
                     continue
                 parts = {"component": component_of(owner, components), "layer": owner.layer, "tensor": name}
                 parts[KIND] = str(remembered).replace(" ", "-")
-                found.setdefault(f"{what}:{parts[self.spec.per]}", []).append(region)
-        if not found:
+                result.setdefault(f"{what}:{parts[self.spec.per]}", []).append(region)
+        if not result:
             raise UsageError(
                 f"{model.text} fits no parameter of {', '.join(self.spec.layers)}; widen --layer, or another --fault"
             )
-        return found
+        return result
 
     @cached_property
     def _model(self) -> FaultModel:

@@ -197,14 +197,14 @@ def curve_figures(result: TrainingResult) -> dict[str, Figure]:
     if not result.curves:
         return {}
     golden = max(result.curves, key=lambda curve: len(curve.golden))
-    found = {}
+    output = {}
     for name in dict.fromkeys(curve.outcome for curve in result.curves):
         mine = [curve for curve in result.curves if curve.outcome == name]
-        found[f"metric-{name}"] = metric_figure(mine, golden, result.steps)
+        output[f"metric-{name}"] = metric_figure(mine, golden, result.steps)
         losses = loss_figure(mine, result.steps, result.golden_losses)
         if losses is not None:
-            found[f"loss-{name}"] = losses
-    return found
+            output[f"loss-{name}"] = losses
+    return output
 
 
 def thinned(xs: Sequence[int], ys: Sequence[float]) -> tuple[list[int], list[float]]:

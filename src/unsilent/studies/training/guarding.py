@@ -40,8 +40,8 @@ class History:
 
     def before(self, step: int) -> tuple[list[str], Floats]:
         """Names, and the largest magnitudes after each step before this one, float64[step, n]; NaN where there was none yet."""
-        names = list(dict.fromkeys(name for found in self.steps[:step] for name in found))
-        rows = [[found.get(name, np.nan) for name in names] for found in self.steps[:step]]
+        names = list(dict.fromkeys(name for result in self.steps[:step] for name in result))
+        rows = [[result.get(name, np.nan) for name in names] for result in self.steps[:step]]
         return names, np.array(rows, dtype=np.float64).reshape(step, len(names))
 
     def summary(self, state: TrainingState) -> Floats:
@@ -128,8 +128,8 @@ def _unreported() -> Iterator[None]:
 
 def _summary(kinds: list[str], values: Floats) -> Floats:
     """The largest magnitude of each kind of history, float64[3]: inf for what is no number, NaN where there is none."""
-    found = np.full(len(HISTORY), np.nan)
+    array = np.full(len(HISTORY), np.nan)
     for number, kind in enumerate(HISTORY):
         if own := [v for v, k in zip(values.tolist(), kinds, strict=True) if k == kind]:
-            found[number] = max(np.inf if np.isnan(v) else abs(v) for v in own)
-    return found
+            array[number] = max(np.inf if np.isnan(v) else abs(v) for v in own)
+    return array

@@ -96,12 +96,12 @@ def _values(spec: TrainingSpec, store: ReplicaStore, switches: Switches, count: 
     )
 
 
-def check_twin(found: TrainingBaseline, floors: Floors) -> None:
+def check_twin(baseline: TrainingBaseline, floors: Floors) -> None:
     """Raise ``UsageError`` unless the replicas' clean twin is the campaign's golden run."""
-    if {floors.implementation.twin, floors.seeds.twin} != {hash_of(np.array(found.losses))}:
+    if {floors.implementation.twin, floors.seeds.twin} != {hash_of(np.array(baseline.losses))}:
         raise UsageError(
-            f"the golden run of {found.name} is not the clean twin of its replicas (their losses differ); a training must give "
-            "the same bits in every process: unsilent noise --explain says what makes it differ"
+            f"the golden run of {baseline.name} is not the clean twin of its replicas (their losses differ); a training must "
+            "give the same bits in every process: unsilent noise --explain says what makes it differ"
         )
 
 
@@ -149,8 +149,8 @@ class Noise:
         if not (np.isfinite(gap) and np.isfinite(loss_gap)):
             return True
         seen = Compared("corrupted", "twin", {ACCURACY: gap, LOSS: loss_gap}, self._source)
-        found = judge(seen, self._null, self._measures, level=LEVEL)
-        return found.p is None or found.p <= LEVEL * (1 + 1e-9)  # without noise every difference is beyond it
+        result = judge(seen, self._null, self._measures, level=LEVEL)
+        return result.p is None or result.p <= LEVEL * (1 + 1e-9)  # without noise every difference is beyond it
 
 
 def _windowed(losses: Floats) -> Floats:
@@ -180,9 +180,9 @@ class Judge:
         thresholds: see `Thresholds`.
     """
 
-    def __init__(self, found: TrainingBaseline, floors: Floors, thresholds: Thresholds) -> None:
-        self._found, self._thresholds = found, thresholds
-        self._losses, self._metric = np.array(found.losses), np.array(found.metric)
+    def __init__(self, baseline: TrainingBaseline, floors: Floors, thresholds: Thresholds) -> None:
+        self._found, self._thresholds = baseline, thresholds
+        self._losses, self._metric = np.array(baseline.losses), np.array(baseline.metric)
         self._implementation, self._seeds = (Noise(f, thresholds) for f in (floors.implementation, floors.seeds))
         self.told_accuracy = not np.array_equal(self._metric, -self._losses)
         """Whether steps tell an accuracy; a loss has no scale that thresholds could be of."""
@@ -235,11 +235,11 @@ class Judge:
 
 def grouped(trials: Iterable[Judged], key: Callable[[Judged], str], confidence: float) -> tuple[Group, ...]:
     """Trials by what ``key`` says, the largest group first."""
-    found: dict[str, list[Judged]] = defaultdict(list)
+    by_name: dict[str, list[Judged]] = defaultdict(list)
     for one in trials:
-        found[key(one)].append(one)
-    names = sorted(found, key=lambda name: (-len(found[name]), name))
-    return tuple(group(name, found[name], confidence) for name in names)
+        by_name[key(one)].append(one)
+    names = sorted(by_name, key=lambda name: (-len(by_name[name]), name))
+    return tuple(group(name, by_name[name], confidence) for name in names)
 
 
 def group(name: str, trials: Sequence[Judged], confidence: float) -> Group:
@@ -249,14 +249,14 @@ def group(name: str, trials: Sequence[Judged], confidence: float) -> Group:
     return Group(name, len(trials), dict(counts), *shares)
 
 
-def groups_of(trials: Sequence[Judged], found: TrainingBaseline, confidence: float) -> dict[str, tuple[Group, ...]]:
+def groups_of(trials: Sequence[Judged], baseline: TrainingBaseline, confidence: float) -> dict[str, tuple[Group, ...]]:
     """By what trials are told apart: phase, layer, fault model, epoch, part of the run."""
-    optimizers = " and ".join(dict.fromkeys(found.optimizers)) or "none"
+    optimizers = " and ".join(dict.fromkeys(baseline.optimizers)) or "none"
     keys: dict[str, Callable[[Judged], str]] = {
         "phase": lambda one: one.row.injection.phase,
         "layer": lambda one: one.row.injection.layer,
         "fault model": lambda one: one.row.injection.model,
-        "part of the run": lambda one: _part(one.row.injection.step, found.steps),
+        "part of the run": lambda one: _part(one.row.injection.step, baseline.steps),
         "optimizer": lambda one: optimizers,
     }
     return {name: grouped(trials, key, confidence) for name, key in keys.items()}

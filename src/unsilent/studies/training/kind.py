@@ -87,44 +87,44 @@ class Floors:
     seeds: FloorValues
 
 
-def check_spec(found: TrainingSpec) -> None:
+def check_spec(spec: TrainingSpec) -> None:
     """Raise ``Damaged`` for impossible numbers."""
-    if found.horizon is not None:
-        h = found.horizon
+    if spec.horizon is not None:
+        h = spec.horizon
         if h.steps < 1 or h.window < 1 or not h.loss or not _numbers((*h.loss, h.test), least=0):
             raise Damaged("its spec has an impossible horizon")
-    if not 1 <= found.threads <= MOST_THREADS:
+    if not 1 <= spec.threads <= MOST_THREADS:
         raise Damaged("its spec has an impossible number of threads")
-    if not all(math.isfinite(weight) and weight > 0 for _, weight in found.faults):
+    if not all(math.isfinite(weight) and weight > 0 for _, weight in spec.faults):
         raise Damaged("its spec has a fault model with an impossible weight")
 
 
-def check_found(found: TrainingBaseline) -> None:
+def check_found(baseline: TrainingBaseline) -> None:
     """Raise ``Damaged`` for impossible numbers, and curves of other lengths."""
-    lengths = {len(values) for values in (found.epochs, found.losses, found.metric, found.watched)}
-    if not found.targets or not 1 <= found.steps <= MOST_STEPS or lengths != {found.steps}:
+    lengths = {len(values) for values in (baseline.epochs, baseline.losses, baseline.metric, baseline.watched)}
+    if not baseline.targets or not 1 <= baseline.steps <= MOST_STEPS or lengths != {baseline.steps}:
         raise Damaged("its description names no target, or has curves of other lengths")
-    right = _numbers((*found.losses, *found.metric, found.test, found.test_loss)) and _numbers(
-        (found.golden_seconds, *(weight for _, weight in found.models)), least=0
+    right = _numbers((*baseline.losses, *baseline.metric, baseline.test, baseline.test_loss)) and _numbers(
+        (baseline.golden_seconds, *(weight for _, weight in baseline.models)), least=0
     )
     watched = all(
-        len(row) == len(WATCHED) and _numbers([x for x in row if x is not None], least=0) for row in found.watched
+        len(row) == len(WATCHED) and _numbers([x for x in row if x is not None], least=0) for row in baseline.watched
     )
-    right = right and len(found.notes) <= MOST_NOTES
-    if not right or not watched or found.samples < 1 or found.parameters < 0 or not found.golden_seconds > 0:
+    right = right and len(baseline.notes) <= MOST_NOTES
+    if not right or not watched or baseline.samples < 1 or baseline.parameters < 0 or not baseline.golden_seconds > 0:
         raise Damaged("its description has impossible numbers")
 
 
 def read_floor(text: str, spec: TrainingSpec, description: TrainingBaseline) -> FloorValues:
     """A noise floor; raises ``Damaged``."""
-    found = parsed(FloorValues, text, "floor")
-    count = len(found.accuracy)
-    if not 1 <= count <= MOST_REPLICAS or {len(found.loss), len(found.churn), len(found.same)} != {count}:
+    record = parsed(FloorValues, text, "floor")
+    count = len(record.accuracy)
+    if not 1 <= count <= MOST_REPLICAS or {len(record.loss), len(record.churn), len(record.same)} != {count}:
         raise Damaged("its floor has columns of other lengths")
-    right = _numbers((*found.accuracy, *found.loss)) and _numbers((*found.churn, *found.band), least=0)
-    if not right or found.window < 1:
+    right = _numbers((*record.accuracy, *record.loss)) and _numbers((*record.churn, *record.band), least=0)
+    if not right or record.window < 1:
         raise Damaged("its floor has impossible numbers")
-    return found
+    return record
 
 
 def has(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
@@ -135,21 +135,21 @@ def has(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
     )
 
 
-def shapes(found: TrainingBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
+def shapes(baseline: TrainingBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
     """Curves are as long as the run was followed; raises ``Damaged``."""
     step, ran, reason = values["injection"].step, values["steps_run"], values["reason"]
-    if reason not in REASONS or not 0 <= step < found.steps:
+    if reason not in REASONS or not 0 <= step < baseline.steps:
         raise Damaged("has an impossible step or reason")
     followed = reason in FOLLOWED
     # A guard executes steps again, those of a short training several times.
-    least, most = (1, found.steps - step) if followed else (0, MOST_AGAIN * found.steps)
+    least, most = (1, baseline.steps - step) if followed else (0, MOST_AGAIN * baseline.steps)
     if not least <= ran <= most:
         raise Damaged("has an impossible length")
     count = ran if followed else 0
     return {"losses": count, "metric": count, "watched": (min(count, WATCHED_STEPS), len(WATCHED))}
 
 
-def check_row(row: TrainingRow, found: TrainingBaseline) -> None:
+def check_row(row: TrainingRow, baseline: TrainingBaseline) -> None:
     """Raise ``Damaged`` where a run ended in a way that a trial of its target cannot."""
     if row.reason in (FOLLOWED if row.trial.target.startswith(GUARDED) else UNDER_GUARD):
         raise Damaged("has an impossible reason")
@@ -230,5 +230,5 @@ def note_floors(store: TrainingStore, floors: Floors) -> None:
 
 def stored_floors(store: TrainingStore) -> Floors | None:
     """What replicas ended in; None where those of a floor are missing."""
-    found = store.records(FLOOR)
-    return Floors(*found) if len(found) == len(Floors.__slots__) else None
+    result = store.records(FLOOR)
+    return Floors(*result) if len(result) == len(Floors.__slots__) else None

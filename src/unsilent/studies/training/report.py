@@ -166,28 +166,30 @@ def _caught(result: TrainingResult) -> Sequence[tuple[str, Caught]]:
 
 def _data(result: TrainingResult) -> dict[str, Any]:
     """What JSON has besides estimates."""
-    found: dict[str, Any] = {name: getattr(result, name) for name in TOP}
-    found |= {"thresholds": result.thresholds, "floors": result.floors, "curves": result.curves, "cost": result.cost}
-    found["least_accuracy"], found["least_accuracy_different"] = least_accuracy(result)
-    found["classes"] = {one.name: one.n for one in result.classes}
-    found["different"] = {one.name: one.different for one in result.classes}
-    found["groups"] = {
+    by_name: dict[str, Any] = {name: getattr(result, name) for name in TOP}
+    by_name |= {"thresholds": result.thresholds, "floors": result.floors, "curves": result.curves, "cost": result.cost}
+    by_name["least_accuracy"], by_name["least_accuracy_different"] = least_accuracy(result)
+    by_name["classes"] = {one.name: one.n for one in result.classes}
+    by_name["different"] = {one.name: one.different for one in result.classes}
+    by_name["groups"] = {
         kind: [{"name": g.name, "n": g.n, "counts": g.counts} for g in groups] for kind, groups in result.groups.items()
     }
-    found["conditions"] = [{name: getattr(c, name) for name in ("kind", "factor", *COUNTS)} for c in result.conditions]
-    found["points"] = [_point(point) for point in result.points]
-    found["guard"] = None if result.guard is None else _guard(result)
-    found["notes"] = list(result.notes)
-    return found
+    by_name["conditions"] = [
+        {name: getattr(c, name) for name in ("kind", "factor", *COUNTS)} for c in result.conditions
+    ]
+    by_name["points"] = [_point(point) for point in result.points]
+    by_name["guard"] = None if result.guard is None else _guard(result)
+    by_name["notes"] = list(result.notes)
+    return by_name
 
 
 def _guard(result: TrainingResult) -> dict[str, Any]:
-    found = {name: getattr(result.guard, name) for name in ("large", "late", "stopped", "alarms")}
-    found["faults"] = [
+    output = {name: getattr(result.guard, name) for name in ("large", "late", "stopped", "alarms")}
+    output["faults"] = [
         {"name": one.name, "kind": kind, "n": one.n, "caught": one.within, "identical": one.identical}
         for kind, one in _caught(result)
     ]
-    return found
+    return output
 
 
 def _point(point: Point) -> dict[str, Any]:
@@ -247,8 +249,8 @@ def _sections(result: TrainingResult) -> Iterator[Section]:
     yield Section("Thresholds", "", (Table(heads, tuple(map(Row, thresholds(result))), terminal_rows=0),))
 
 
-def _plainly(found: Interval) -> Shown:
-    return Shown(plainly(found), -1.0 if found.estimate is None else found.estimate)
+def _plainly(interval: Interval) -> Shown:
+    return Shown(plainly(interval), -1.0 if interval.estimate is None else interval.estimate)
 
 
 def _classes_table(result: TrainingResult) -> Table:

@@ -69,19 +69,19 @@ class TrainingRunner:
     pack = 1
     unproven = 0
 
-    def __init__(self, spec: TrainingSpec, told: Progress | None = None, means: Means | None = None) -> None:
+    def __init__(self, spec: TrainingSpec, progress: Progress | None = None, means: Means | None = None) -> None:
         means = means or Means()
         self.spec = spec
         self._settings = ExitStack()
-        self.workload = load_training(spec.workload, dict(spec.options), data=spec.data, progress=told)
+        self.workload = load_training(spec.workload, dict(spec.options), data=spec.data, progress=progress)
         self._settings.enter_context(applied(Switches()))  # as the replicas that it is held against
         self._check_repeatable()
         self._history = History()
         memory = MEMORY if means.memory is None else means.memory // means.jobs
 
         def tell(done: int, total: int) -> None:
-            if told is not None:
-                told(f"the fault-free run of {spec.workload}", done, total)
+            if progress is not None:
+                progress(f"the fault-free run of {spec.workload}", done, total)
 
         begun = time.perf_counter()
         with user_code(spec.workload):
@@ -92,7 +92,7 @@ class TrainingRunner:
                 memory=memory,
                 watch=self._history.watch,
                 look=None if spec.horizon is None else max(1, spec.horizon.steps // LOOKS),
-                told=tell,
+                progress=tell,
             )
         check_forks(self.workload.name)
         self._golden_seconds = time.perf_counter() - begun
@@ -240,7 +240,7 @@ class TrainingRunner:
         }
 
     def _row(self, trial: TrialId, drawn: SampledFault, forked: Forked) -> TrainingRow:
-        found, golden, ran = forked.evaluation, self.golden.evaluation, forked.ran
+        result, golden, ran = forked.evaluation, self.golden.evaluation, forked.ran
         return TrainingRow(
             trial=trial,
             injection=drawn.injection,
@@ -252,22 +252,22 @@ class TrainingRunner:
             losses=forked.ending.losses[:ran],
             metric=forked.ending.metric[:ran],
             watched=forked.watched,
-            test=np.nan if found is None else accuracy(found),
-            test_loss=np.nan if found is None else found.loss,
-            churn=np.nan if found is None else float(np.mean(found.predictions != golden.predictions)),
+            test=np.nan if result is None else accuracy(result),
+            test_loss=np.nan if result is None else result.loss,
+            churn=np.nan if result is None else float(np.mean(result.predictions != golden.predictions)),
             bit_identical=forked.ending.same_bits,
         )
 
 
-def guarded_row(trial: TrialId, drawn: SampledFault, found: Guarded) -> TrainingRow:
+def guarded_row(trial: TrialId, drawn: SampledFault, result: Guarded) -> TrainingRow:
     """Of a trial under the guard; it has no curves."""
     return replace(
-        empty_row(trial, drawn, found.reason, found.alarm),
-        faults=faults_text([hit.fault for hit in found.hits]),
-        injected_max=injected_max(found.hits),
-        steps_run=found.steps_run,
-        caught=found.caught,
-        bit_identical=found.bit_identical,
+        empty_row(trial, drawn, result.reason, result.alarm),
+        faults=faults_text([hit.fault for hit in result.hits]),
+        injected_max=injected_max(result.hits),
+        steps_run=result.steps_run,
+        caught=result.caught,
+        bit_identical=result.bit_identical,
     )
 
 
@@ -280,9 +280,9 @@ def empty_row(trial: TrialId, drawn: SampledFault, reason: str, error: str) -> T
     )
 
 
-def accuracy(found: Evaluation) -> float:
+def accuracy(evaluation: Evaluation) -> float:
     """Share of held-out samples that are answered as labelled."""
-    return float(np.mean(found.predictions == found.labels))
+    return float(np.mean(evaluation.predictions == evaluation.labels))
 
 
 def injected_max(hits: Sequence[Hit]) -> float:

@@ -61,32 +61,32 @@ def told(outcome: str, result: TrainingResult, brief: bool = False) -> str:
     return words[TrainingOutcome(outcome)].format(short_term=result.thresholds.short_term)
 
 
-def rate(found: Interval) -> str:
+def rate(interval: Interval) -> str:
     """``3.8 % [2.5, 5.6]``; of no event or of nothing but events the one limit that there is."""
-    if found.estimate is None:
+    if interval.estimate is None:
         return "no trial"
-    text = shown(found.estimate, found.low, found.high)
-    if found.estimate == 0:
+    text = shown(interval.estimate, interval.low, interval.high)
+    if interval.estimate == 0:
         return f"none (at most {text.high} %)"
-    if found.estimate == 1:
+    if interval.estimate == 1:
         return f"all (at least {text.low} %)"
     return f"{text.estimate} % {text.limits}"
 
 
-def events(found: Interval) -> int:
+def events(interval: Interval) -> int:
     """Of ``n`` trials how many; 0 where there is none."""
-    return round((found.estimate or 0.0) * found.n)
+    return round((interval.estimate or 0.0) * interval.n)
 
 
-def of_all(found: Interval, noun: str = "trial") -> str:
+def of_all(interval: Interval, noun: str = "trial") -> str:
     """``10 of 679 trials, 1.5 % [0.70, 2.7]``, ``none of 679 trials (at most 0.55 %)``."""
-    if not found.n:
+    if not interval.n:
         return f"no {noun}"
-    count, whole = events(found), f"of {counted(found.n, noun)}"
-    if count in (0, found.n):
-        word, _, limit = rate(found).partition(" ")
+    count, whole = events(interval), f"of {counted(interval.n, noun)}"
+    if count in (0, interval.n):
+        word, _, limit = rate(interval).partition(" ")
         return f"{word} {whole} {limit}"
-    return f"{count:,} {whole}, {rate(found)}"
+    return f"{count:,} {whole}, {rate(interval)}"
 
 
 def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
@@ -101,10 +101,10 @@ def part_name(part: Part) -> str:
 
 def example(result: TrainingResult, outcome: str) -> str:
     """The first stored example of a class; nothing where there is none."""
-    found = next((curve for curve in result.curves if curve.outcome == outcome), None)
-    if found is None:
+    value = next((curve for curve in result.curves if curve.outcome == outcome), None)
+    if value is None:
         return ""
-    return clean(found.trial) + (" (made by hand)" if found.made else "")
+    return clean(value.trial) + (" (made by hand)" if value.made else "")
 
 
 def plainly(share: Interval) -> str:
@@ -119,13 +119,13 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 def ordered_groups(result: TrainingResult) -> dict[str, list[Group]]:
     """Groups by what trials are told apart, in the order of reading: phases as a step has them, parts of the run by number."""
-    found = {}
+    output = {}
     for kind, groups in result.groups.items():
         name = "what was corrupted" if kind == "phase" and result.parts else kind
-        found[name] = sorted(groups, key=_phase) if kind == "phase" else list(groups)
+        output[name] = sorted(groups, key=_phase) if kind == "phase" else list(groups)
         if kind == "part of the run":
-            found[name] = sorted(groups, key=_numbers)
-    return found
+            output[name] = sorted(groups, key=_numbers)
+    return output
 
 
 def worst_first(groups: Sequence[Group]) -> list[Group]:
@@ -150,14 +150,14 @@ def seen(counts: Mapping[str, int]) -> list[str]:
     return [str(outcome) for outcome in TrainingOutcome if counts.get(str(outcome))]
 
 
-def in_percent(found: Interval) -> str:
+def in_percent(interval: Interval) -> str:
     """``3.8 % [2.5, 5.6]``, ``0 % [0, 31]``."""
-    text = shown(found.estimate, found.low, found.high)
-    return f"{text.estimate if found.estimate else 0} % {text.limits}"
+    text = shown(interval.estimate, interval.low, interval.high)
+    return f"{text.estimate if interval.estimate else 0} % {text.limits}"
 
 
-def top(found: Interval) -> str:
-    return shown(found.estimate, found.low, found.high).high
+def top(interval: Interval) -> str:
+    return shown(interval.estimate, interval.low, interval.high).high
 
 
 FACTOR = 100.0
@@ -225,37 +225,37 @@ def _classes(result: TrainingResult) -> Iterator[str]:
         yield f"not seen (each at most {top(absent[0].share)} %): {', '.join(one.name for one in absent)}"
 
 
-def contrast_text(found: Contrast) -> str:
+def contrast_text(result: Contrast) -> str:
     """One group against another, and whether they are shown to differ."""
-    first, second, gap = clean(found.first), clean(found.second), found.difference
+    first, second, gap = clean(result.first), clean(result.second), result.difference
     points = signed(gap.estimate, gap.low, gap.high)
     word = "more" if gap.low > 0 else "less" if gap.high < 0 else "no difference is shown"
     if word != "no difference is shown":
         word = f"{first} faults did {word}"
     return (
-        f"{clean(found.name)}, {first} against {second} with the same fault models: {rate(found.one)} of {found.one.n:,} against "
-        f"{rate(found.other)} of {found.other.n:,}, {points.estimate} points{points.behind}: {word}"
+        f"{clean(result.name)}, {first} against {second} with the same fault models: {rate(result.one)} of {result.one.n:,} "
+        f"against {rate(result.other)} of {result.other.n:,}, {points.estimate} points{points.behind}: {word}"
     )
 
 
 def _conditions(result: TrainingResult) -> Iterator[str]:
     """The contingency of all kinds together at `FACTOR`."""
-    found = next((c for c in result.conditions if c.kind == ANY and c.factor == FACTOR), None)
-    if found is None:
+    value = next((c for c in result.conditions if c.kind == ANY and c.factor == FACTOR), None)
+    if value is None:
         return
     what = (
         f"a gradient history or moving statistic above {FACTOR:g} times golden's largest (our threshold) within two steps of "
         "the fault"
     )
-    latent, others = found.hit + found.missed, found.false + found.clear
+    latent, others = value.hit + value.missed, value.false + value.clear
     if not latent:
-        yield f"no trial ended in latent harm, so nothing is known of what comes before it; {what}: {found.false:,} of {others:,}"
+        yield f"no trial ended in latent harm, so nothing is known of what comes before it; {what}: {value.false:,} of {others:,}"
         return
     yield (
-        f"{what} came before {found.hit:,} of {counted(latent, 'latent outcome')} (sensitivity {in_percent(found.sensitivity)}) "
-        f"and in {found.false:,} of {others:,} harmless ones (specificity {in_percent(found.specificity)}){_alone(result)}; "
-        f"of {counted(found.different.n, 'outcome')} latent by implementation noise alone before {events(found.different):,}; "
-        f"of those whose harm shows itself in {found.loud_with:,} of {found.loud_with + found.loud_without:,}"
+        f"{what} came before {value.hit:,} of {counted(latent, 'latent outcome')} (sensitivity {in_percent(value.sensitivity)}) "
+        f"and in {value.false:,} of {others:,} harmless ones (specificity {in_percent(value.specificity)}){_alone(result)}; "
+        f"of {counted(value.different.n, 'outcome')} latent by implementation noise alone before {events(value.different):,}; "
+        f"of those whose harm shows itself in {value.loud_with:,} of {value.loud_with + value.loud_without:,}"
     )
 
 
@@ -284,25 +284,25 @@ def pvf_text(result: TrainingResult) -> str:
 
 def guard_texts(result: TrainingResult) -> Iterator[str]:
     """What the guard saved."""
-    found = result.guard
-    if found is None:
+    output = result.guard
+    if output is None:
         return
-    whole, large = found.all, found.largest
-    different = of_all(found.different.share, "different trial")
+    whole, large = output.all, output.largest
+    different = of_all(output.different.share, "different trial")
     if whole.n:
         yield f"the guard caught {of_all(whole.share, 'harmful fault')}, within two steps; {different}"
     else:
         yield f"no harmful fault met the guard; it caught {different}"
     if large.n:
-        yield f"of faults that wrote more than {found.large:,.0f} times what was usual it caught {of_all(large.share)}"
+        yield f"of faults that wrote more than {output.large:,.0f} times what was usual it caught {of_all(large.share)}"
     if whole.within:
         bits = "all" if whole.identical == whole.within else f"{whole.identical:,} of {whole.within:,}"
         yield f"harmful faults that it caught in time: {bits} ended with a final state identical to the fault-free run"
-    rest = [(found.late, "caught later than that"), (found.stopped, "stopped: it tripped again after going back")]
+    rest = [(output.late, "caught later than that"), (output.stopped, "stopped: it tripped again after going back")]
     if parts := [f"{count:,} {what}" for count, what in rest if count]:
         yield f"under the guard: {', '.join(parts)}"
-    if found.alarms:
-        yield "alarms: " + ", ".join(f"{clean(kind)} {count:,}" for kind, count in found.alarms.items())
+    if output.alarms:
+        yield "alarms: " + ", ".join(f"{clean(kind)} {count:,}" for kind, count in output.alarms.items())
 
 
 def how(result: TrainingResult) -> list[str]:

@@ -87,8 +87,8 @@ def _weighted(text: str) -> tuple[str, float]:
     from unsilent.faults.hardware.presets import PRESETS
     from unsilent.faults.values import VALUES
 
-    found = re.fullmatch(r"(-?[0-9]+(?:\.[0-9]+)?)\*(.+)", str(text))
-    name, weight = (found[2], float(found[1])) if found else (str(text), 1.0)
+    match = re.fullmatch(r"(-?[0-9]+(?:\.[0-9]+)?)\*(.+)", str(text))
+    name, weight = (match[2], float(match[1])) if match else (str(text), 1.0)
     if not weight > 0:
         raise UsageError(f"--fault {text} has weight {weight:g}; expected more than 0")
     if name in PRESETS:
@@ -169,11 +169,11 @@ class TrainingSpec:
         """Plain JSON values."""
         return asdict(self)
 
-    def make_runner(self, told: Progress | None, means: Means) -> Runner:
+    def make_runner(self, progress: Progress | None, means: Means) -> Runner:
         """What runs trials, in a worker."""
         from unsilent.studies.training.runner import TrainingRunner
 
-        return TrainingRunner(self, told, means)
+        return TrainingRunner(self, progress, means)
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
@@ -305,18 +305,18 @@ def read_thresholds(given: Any) -> Thresholds:
     """``gap=0.05`` and the like, or a mapping, in place of defaults; raises ``UsageError``."""
     usual = Thresholds()
     texts = [given] if isinstance(given, str) else given
-    found = {}
+    result = {}
     for name, number in given.items() if isinstance(given, Mapping) else (text.partition("=")[::2] for text in texts):
         kinds = {part.name: type(getattr(usual, part.name)) for part in fields(Thresholds)}
         if name not in kinds:
             raise unknown("threshold", name, kinds)
         try:
-            found[name] = kinds[name](str(number))
+            result[name] = kinds[name](str(number))
         except ValueError:
             noun = "a whole number" if kinds[name] is int else "a number"
             text = f"{name}={number}".rstrip("=")
             raise UsageError(f"--threshold {text!r}: expected {noun}, like {name}={getattr(usual, name)}") from None
-    return Thresholds(**found)
+    return Thresholds(**result)
 
 
 def write_thresholds(thresholds: Any) -> list[str]:

@@ -145,14 +145,14 @@ def run_training(
 
     Raises ``UsageError`` where the floors are not of this training.
     """
-    found = executor.describe()
-    assert isinstance(found, TrainingBaseline)
-    check_twin(found, floors)
-    store.bind(spec, found)
+    baseline = executor.describe()
+    assert isinstance(baseline, TrainingBaseline)
+    check_twin(baseline, floors)
+    store.bind(spec, baseline)
     note_floors(store, floors)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
     if guard:
-        judge = Judge(found, floors, reading.thresholds)
+        judge = Judge(baseline, floors, reading.thresholds)
         different = [one.row.trial for one in map(judge.judge, drawn(store)) if one.different]
         run_trials([t._replace(target=GUARDED + t.target) for t in different], executor, store, observer)
     return read_training(store, reading)
@@ -177,8 +177,8 @@ def floors_of(store: TrainingStore) -> Floors:
 
 def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
     """Everything from the store alone; raises ``UsageError`` where it has no trial or lacks a floor."""
-    found, spec, floors = store.description, store.spec, floors_of(store)
-    judge = Judge(found, floors, reading.thresholds)
+    baseline, spec, floors = store.description, store.spec, floors_of(store)
+    judge = Judge(baseline, floors, reading.thresholds)
     trials: list[Judged] = []
     spared: list[TrainingRow] = []
     curves: dict[str, list[Curve]] = {}
@@ -205,21 +205,21 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         if row.trial.target.startswith(GUARDED)
     }
     confidence = reading.confidence
-    where = points(trials, found)
+    where = points(trials, baseline)
     seconds, cpu_seconds = store.usage()
     shown = [*(c for own in curves.values() for c in own), *(c for name, c in made.items() if not curves.get(name))]
     return TrainingResult(
-        workload=_named(found.name, spec.workload),
+        workload=_named(baseline.name, spec.workload),
         command=store.budget()[1],
         spec=spec.to_json(),
-        campaign=found.campaign,
+        campaign=baseline.campaign,
         store=str(store.path),
-        steps=found.steps,
-        samples=found.samples,
-        parameters=found.parameters,
-        optimizers=found.optimizers,
-        golden_test=found.test,
-        golden_seconds=found.golden_seconds,
+        steps=baseline.steps,
+        samples=baseline.samples,
+        parameters=baseline.parameters,
+        optimizers=baseline.optimizers,
+        golden_test=baseline.test,
+        golden_seconds=baseline.golden_seconds,
         confidence=confidence,
         thresholds=reading.thresholds,
         floors=floors,
@@ -227,21 +227,21 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         n=len(trials),
         classes=_classes(trials, confidence),
         whole=group("all", trials, confidence),
-        groups=groups_of(trials, found, confidence),
+        groups=groups_of(trials, baseline, confidence),
         contrasts=tuple(backward_against_forward(trials, confidence)),
         curves=tuple(sorted(shown, key=lambda c: list(TrainingOutcome).index(TrainingOutcome(c.outcome)))),
         conditions=conditions(trials, where, confidence),
         points=where,
-        parts=_parts(trials, found, floors, reading) if spec.per is not None else (),
+        parts=_parts(trials, baseline, floors, reading) if spec.per is not None else (),
         margin=reading.margin,
-        cost=cost(trials, found),
+        cost=cost(trials, baseline),
         guard=saved(trials, guarded, confidence),
         seconds=seconds,
         cpu_seconds=cpu_seconds,
-        versions=found.versions,
-        info=found.info,
-        notes=(*found.notes, *_notes(spared, judge)),
-        golden_losses=found.losses,
+        versions=baseline.versions,
+        info=baseline.info,
+        notes=(*baseline.notes, *_notes(spared, judge)),
+        golden_losses=baseline.losses,
     )
 
 
@@ -275,11 +275,11 @@ def _classes(trials: Sequence[Judged], confidence: float) -> tuple[ClassShare, .
     )
 
 
-def _parts(trials: Sequence[Judged], found: TrainingBaseline, floors: Floors, reading: Reading) -> tuple[Part, ...]:
+def _parts(trials: Sequence[Judged], baseline: TrainingBaseline, floors: Floors, reading: Reading) -> tuple[Part, ...]:
     """Training PVF: the share of trials of each target that end in a convergence failure."""
     confidence = reading.confidence
-    limits = least_accuracies(found.test, floors, reading.margin)
-    targets = {target.name: target for target in found.targets}
+    limits = least_accuracies(baseline.test, floors, reading.margin)
+    targets = {target.name: target for target in baseline.targets}
     parts = []
     for own in grouped(trials, lambda one: one.row.trial.target, confidence):
         target = targets[own.name]
@@ -296,14 +296,14 @@ def failed(one: Judged, least: float) -> bool:
     return not one.row.test >= least
 
 
-def cost(trials: Sequence[Judged], found: TrainingBaseline) -> Cost:
+def cost(trials: Sequence[Judged], baseline: TrainingBaseline) -> Cost:
     """What trials cost, as shares of a full run."""
     rows = [one.row for one in trials]
     seconds = float(np.mean([row.seconds for row in rows]))
     return Cost(
-        steps=float(np.mean([row.steps_run for row in rows])) / found.steps,
-        bound=float(np.mean([found.steps - row.injection.step for row in rows])) / found.steps,
-        seconds=seconds / found.golden_seconds,
+        steps=float(np.mean([row.steps_run for row in rows])) / baseline.steps,
+        bound=float(np.mean([baseline.steps - row.injection.step for row in rows])) / baseline.steps,
+        seconds=seconds / baseline.golden_seconds,
         per_hour=3600 / seconds if seconds else math.inf,
         ends=dict(Counter(row.reason for row in rows)),
     )
@@ -334,24 +334,24 @@ def replay_one(
     store: TrainingStore, trial: TrialId, given: Mapping[str, str | None], options: Collection[tuple[str, str]] = ()
 ) -> Replay[TrainingRow]:
     """Run a stored trial again; see `unsilent.campaigns.replay.replay_trial`. What ran under the guard has no class."""
-    found, floors = replay_trial(store, trial, given, options), stored_floors(store)
+    result, floors = replay_trial(store, trial, given, options), stored_floors(store)
     if floors is None or trial.target.startswith(GUARDED):
-        return found
-    return described(found, Judge(store.description, floors, Thresholds()))
+        return result
+    return described(result, Judge(store.description, floors, Thresholds()))
 
 
-def described(found: Replay[TrainingRow], judge: Judge, tried: int = 0) -> Replay[TrainingRow]:
+def described(result: Replay[TrainingRow], judge: Judge, tried: int = 0) -> Replay[TrainingRow]:
     """The replay with its class, and what was injected; ``tried``: faults made by hand until one ended in that class."""
-    row, by_hand = found.stored, found.stored.trial.target.startswith(MADE)
+    row, by_hand = result.stored, result.stored.trial.target.startswith(MADE)
     curve = judge.curve(row, judge.judge(row))
     others = f", after {tried - 1} others that ended in another class" if tried else ""
     losses = ", ".join("not finite" if x is None else f"{x:.3g}" for x in curve.losses[:6])
     test = "not reached" if curve.test is None else f"{100 * curve.test:.2f} %"
-    told = (
+    parts = (
         f"{curve.outcome} ({f'made by hand{others}' if by_hand else 'from the campaign'})",
         f"{curve.told}: wrote up to {row.injected_max:.3g} where {row.reference_max:.3g} was the largest",
         f"losses from that step on: {losses} …; held-out accuracy at the end: {test}",
         f"ended: {row.reason}, after {counted(row.steps_run, 'step')}{f' ({row.error})' if row.error else ''}",
     )
     data = {"class": curve.outcome, "made_by_hand": by_hand, "tried": tried, "golden": list(curve.golden)}
-    return replace(found, told=told, data=data)
+    return replace(result, told=parts, data=data)

@@ -86,7 +86,7 @@ def built_in_padding(kernel: int, stride: int) -> int:
 @lru_cache(maxsize=16)
 def convolutions(images: int, width: int = 64) -> Mapping[str, Convolution]:
     """Published name -> convolution, for a worker with that many images."""
-    found = [Convolution("conv1", "conv1", images, 3, width, IMAGE, 7, 2)]
+    result = [Convolution("conv1", "conv1", images, 3, width, IMAGE, 7, 2)]
     channels, size = width, IMAGE // 2
     for number, times, stride in STAGES:
         for block in range(2):
@@ -96,9 +96,9 @@ def convolutions(images: int, width: int = 64) -> Mapping[str, Convolution]:
             parts = [("downsample", channels, size, 1, step)] if step > 1 else []
             parts += [("conv1", channels, size, 3, step), ("conv2", out, size // step, 3, 1)]
             for part, c, n, kernel, s in parts:
-                found.append(Convolution(f"{name}_{part}", f"{module}.{part}", images, c, out, n, kernel, s))
+                result.append(Convolution(f"{name}_{part}", f"{module}.{part}", images, c, out, n, kernel, s))
             channels, size = out, size // step
-    return MappingProxyType({c.layer: c for c in found})
+    return MappingProxyType({c.layer: c for c in result})
 
 
 @dataclass(frozen=True)
@@ -121,21 +121,21 @@ class Frame:
 
     def ours(self, index: Ints) -> tuple[Ints, Bools]:
         """The artifact's indices int64[n, 4] as ours, and which of them we have."""
-        found = index[:, self.order]
-        there = found[:, 2:].copy()
+        result = index[:, self.order]
+        there = result[:, 2:].copy()
         moved = there - self.start
-        found[:, 2:] = moved // self.scale
+        result[:, 2:] = moved // self.scale
         inside = (there >= self.low) & (there < self.high) & (moved % abs(self.scale) == 0)
-        return found, inside.all(1) & self._within(found, self.tensor)
+        return result, inside.all(1) & self._within(result, self.tensor)
 
     def theirs(self, index: Ints) -> tuple[Ints, Bools]:
         """Our indices int64[n, 4] as the artifact's, and which of them it can name."""
         moved = index.copy()
         moved[:, 2:] = self.start + self.scale * index[:, 2:]
-        found = np.empty_like(index)
-        found[:, self.order] = moved
+        result = np.empty_like(index)
+        result[:, self.order] = moved
         inside = (moved[:, 2:] >= self.low) & (moved[:, 2:] < self.high)
-        return found, inside.all(1) & self._within(found, self.shape)
+        return result, inside.all(1) & self._within(result, self.shape)
 
     @staticmethod
     def _within(index: Ints, shape: Shape) -> Bools:

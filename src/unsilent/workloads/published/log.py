@@ -94,13 +94,13 @@ def corrupted_lines(
 
 def trial_lines(receipt: Receipt) -> list[str]:
     """What any faults corrupted: their rank as worker, their site as layer, activations of images with the channels last."""
-    told = []
+    parts = []
     for hit in receipt.entries:
         site = parse_site(hit.fault.site)
         image = site.kind == "op" and len(hit.fault.shape) > 2 and "convolution" in site.name
         shape, places = channels_last(hit.fault) if image else (hit.fault.shape, _places(hit.fault))
-        told += corrupted_lines(replace(receipt, entries=(hit,)), hit.fault.rank, hit.fault.site, shape, places)
-    return told
+        parts += corrupted_lines(replace(receipt, entries=(hit,)), hit.fault.rank, hit.fault.site, shape, places)
+    return parts
 
 
 def channels_last(fault: Fault) -> tuple[tuple[int, ...], Ints]:

@@ -59,35 +59,35 @@ def fault_of(injection: Injection, *, batch: int = 1024, width: int = 64) -> Fau
 def placed(injection: Injection, conv: Convolution) -> Fault:
     """The fault in this convolution, whatever it is called; see `fault_of`."""
     index = injection.positions
-    told = frame(conv, injection.phase, injection.operand)
-    outside = ((index < 0) | (index >= np.array(told.shape))).any(1)
+    mapped = frame(conv, injection.phase, injection.operand)
+    outside = ((index < 0) | (index >= np.array(mapped.shape))).any(1)
     if outside.any():
         entry = int(outside.argmax())
         raise UsageError(
-            f"{injection.place('inj_pos', entry)}: index {_joined(index[entry])} is outside {told.shape}, "
+            f"{injection.place('inj_pos', entry)}: index {_joined(index[entry])} is outside {mapped.shape}, "
             f"the {injection.operand} tensor of {injection.target_layer} with {conv.images} images a worker"
         )
-    ours, real = told.ours(index)
+    ours, real = mapped.ours(index)
     if not real.all():
         if (injection.phase, injection.operand) != ("grad_in", "first"):
             entry = int((~real).argmax())
             raise UsageError(
-                f"{injection.place('inj_pos', entry)}: index {_joined(index[entry])} is {told.rest} in {told.shape}, "
+                f"{injection.place('inj_pos', entry)}: index {_joined(index[entry])} is {mapped.rest} in {mapped.shape}, "
                 f"the {injection.operand} tensor of {injection.target_layer}; the operation here has no such element"
             )
-        told = frame(conv, injection.phase, injection.operand, stuffed=True)
-        ours, _ = told.ours(index)
-    elements = np.ravel_multi_index(tuple(ours.T), told.tensor).astype(np.int64)
+        mapped = frame(conv, injection.phase, injection.operand, stuffed=True)
+        ours, _ = mapped.ours(index)
+    elements = np.ravel_multi_index(tuple(ours.T), mapped.tensor).astype(np.int64)
     order = np.argsort(elements)
     site = f"op:{conv.module}#convolution.0/{injection.phase}/{injection.operand}"
     return Fault(
         site,
         "float32",
-        told.tensor,
+        mapped.tensor,
         elements[order],
         "set",
         injection.words[order],
-        layout=told.layout,
+        layout=mapped.layout,
         step=injection.target_epoch * STEPS + injection.target_step,
         micro_step=injection.target_worker,
     )
@@ -107,19 +107,19 @@ def injection_of(
     """A fault in one of the network's convolutions as a published injection.
 
     Args:
-        after: words uint32[n] at the fault's elements once it had corrupted, from its receipt; needed unless it sets them.
+        after: words uint32[n] at the fault's elements once it was injected, from its receipt; needed unless it sets them.
         model, fmodel, learning_rate, seed: what a fault does not say; ``fmodel`` by default one that corrupts that tensor.
 
     Raises:
         UsageError: the fault is none in a convolution of the network, or says what the published format cannot.
     """
     conv, phase, operand = _site(fault, batch, width)
-    told = victims(fault, conv, fault.operands if fault.operation == "set" and after is None else after)
+    mapped = victims(fault, conv, fault.operands if fault.operation == "set" and after is None else after)
     name = fmodel or _usual(operand, len(fault))
     if OPERANDS.get(name) != operand:
         raise unknown(f"fault model for the {operand} tensor", name, [m for m, o in OPERANDS.items() if o == operand])
     epoch, step = divmod(fault.step or 0, STEPS)
-    order = np.argsort(np.ravel_multi_index(tuple(told.positions.T), told.shape))
+    order = np.argsort(np.ravel_multi_index(tuple(mapped.positions.T), mapped.shape))
     return Injection(
         model=model,
         stage=FORWARD if phase == "fwd" else BACKWARD,
@@ -128,8 +128,8 @@ def injection_of(
         target_layer=conv.layer if phase == "fwd" else f"{conv.layer}_{phase}",
         target_epoch=epoch,
         target_step=step,
-        inj_pos=tuple(map(tuple, told.positions[order].tolist())),
-        inj_values=tuple(value_text(word) for word in told.words[order].tolist()),
+        inj_pos=tuple(map(tuple, mapped.positions[order].tolist())),
+        inj_values=tuple(value_text(word) for word in mapped.words[order].tolist()),
         learning_rate=learning_rate,
         seed=seed,
         name=fault.site,
@@ -139,21 +139,21 @@ def injection_of(
 def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
     """What a fault in this convolution corrupts; ``words`` uint32[n] at its elements. Raises ``UsageError`` as `injection_of`."""
     site = parse_site(fault.site)
-    told: Frame = frame(conv, site.phase, site.operand, fault.layout == "stuffed")
-    if fault.dtype != "float32" or fault.shape != told.tensor:
-        found = f"{fault.dtype}{list(fault.shape)}"
+    mapped: Frame = frame(conv, site.phase, site.operand, fault.layout == "stuffed")
+    if fault.dtype != "float32" or fault.shape != mapped.tensor:
+        result = f"{fault.dtype}{list(fault.shape)}"
         raise UsageError(
-            f"{fault.site} is {found}; expected float32{list(told.tensor)}, as published injections corrupt it"
+            f"{fault.site} is {result}; expected float32{list(mapped.tensor)}, as published injections corrupt it"
         )
     if words is None:
         raise UsageError(
             f"{fault.site}: {fault.operation} says no values; give the words after it corrupted, from its receipt"
         )
-    index, named = told.theirs(np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64))
+    index, named = mapped.theirs(np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64))
     if not named.all():
         element = int(fault.elements[int((~named).argmax())])
         raise UsageError(f"{fault.site}: element {element} is padding, which a published injection cannot name")
-    return Victims(told.shape, index, np.asarray(words))
+    return Victims(mapped.shape, index, np.asarray(words))
 
 
 def convolution_of(fault: Fault, *, batch: int = 1024, width: int = 64) -> Convolution:
@@ -176,8 +176,8 @@ def value_text(word: int) -> str:
 def _site(fault: Fault, batch: int, width: int) -> tuple[Convolution, str, str]:
     site = parse_site(fault.site)
     module, _, operation = site.name.partition("#")
-    found = [c for c in convolutions(shard(batch), width).values() if c.module == module]
-    if site.kind != "op" or not found or operation != "convolution.0" or site.phase not in PHASES[:3]:
+    result = [c for c in convolutions(shard(batch), width).values() if c.module == module]
+    if site.kind != "op" or not result or operation != "convolution.0" or site.phase not in PHASES[:3]:
         raise UsageError(f"{fault.site} is no convolution of {NETWORKS[0]}; published injections corrupt only those")
     if site.operand not in ("first", "second", "out"):
         raise UsageError(f"{fault.site}: published injections know first, second and out, no {site.operand}")
@@ -190,7 +190,7 @@ def _site(fault: Fault, batch: int, width: int) -> tuple[Convolution, str, str]:
     limits["micro_step"] = fault.micro_step if (fault.micro_step or 0) >= WORKERS else None
     if said := [key for key, value in limits.items() if value is not None]:
         raise UsageError(f"{fault.site} says {', '.join(said)}, which a published injection cannot")
-    return found[0], site.phase, site.operand
+    return result[0], site.phase, site.operand
 
 
 def _usual(operand: str, count: int) -> str:

@@ -107,10 +107,10 @@ class Evaluation:
         parts |= {"predictions": (self.predictions, np.int64), "labels": (self.labels, np.int64)}
         parts |= {f"group {name!r}": (mask, np.bool_) for name, mask in self.groups.items()}
         for name, (array, dtype) in parts.items():
-            found = getattr(array, "dtype", type(array).__name__), getattr(array, "shape", None)
-            if found != (np.dtype(dtype), (len(self.labels),)):
+            result = getattr(array, "dtype", type(array).__name__), getattr(array, "shape", None)
+            if result != (np.dtype(dtype), (len(self.labels),)):
                 wanted = f"{np.dtype(dtype).name} [{len(self.labels)}]"
-                raise UsageError(f"evaluation: {name} is {found[0]} {found[1]}; expected {wanted}")
+                raise UsageError(f"evaluation: {name} is {result[0]} {result[1]}; expected {wanted}")
 
 
 @runtime_checkable

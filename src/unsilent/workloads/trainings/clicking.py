@@ -62,10 +62,10 @@ def train_dlrm(
     def evaluate(model: nn.Module) -> Evaluation:
         place = next(model.parameters()).device
         scores = call_model(model, {"dense": dense.to(place), "sparse": sparse.to(place)}).cpu()
-        found = float(binary_cross_entropy_with_logits(scores, labels))
+        result = float(binary_cross_entropy_with_logits(scores, labels))
         # A model that a fault has spoilt has no order of its scores.
         area = auc(labels.numpy(), scores.numpy()) if bool(torch.isfinite(scores).all()) else float("nan")
-        return evaluation(found, (scores > 0).long(), labels.long(), groups, AUC=area)
+        return evaluation(result, (scores > 0).long(), labels.long(), groups, AUC=area)
 
     return training_of(
         NAME,
@@ -86,8 +86,8 @@ def train_dlrm(
 
 def rare(data: Clicks, rows: slice) -> Bools:
     """Which rows have, in any table, a category that fewer than `RARE` training rows have."""
-    found = np.zeros(len(data.labels[rows]), np.bool_)
+    array = np.zeros(len(data.labels[rows]), np.bool_)
     for i, size in enumerate(data.tables):
         met = np.bincount(data.sparse[: data.cut, i].numpy(), minlength=size)
-        found |= met[data.sparse[rows, i].numpy()] < RARE
-    return found
+        array |= met[data.sparse[rows, i].numpy()] < RARE
+    return array

@@ -67,8 +67,8 @@ def _over(
                 f"training {name!r}: a held-out batch is a {type(batch).__name__}; expected (inputs, labels), else give "
                 "evaluate a function of the model"
             )
-        found = loss(model, batch)
-        value = found[0] if isinstance(found, tuple) else found
+        result = loss(model, batch)
+        value = result[0] if isinstance(result, tuple) else result
         scores = call_model(model, batch[0] if len(batch) == 2 else tuple(batch[:-1]))
         if not isinstance(scores, Tensor) or answers(scores).numel() != batch[-1].numel():
             raise UsageError(
@@ -84,13 +84,13 @@ def _over(
     return evaluation(total / len(every), torch.cat(predictions), every)
 
 
-def _checked(name: str, found: Any) -> Evaluation:
-    if not isinstance(found, Evaluation):
+def _checked(name: str, result: Any) -> Evaluation:
+    if not isinstance(result, Evaluation):
         raise UsageError(
-            f"training {name!r}: evaluate gave a {type(found).__name__}; expected an Evaluation(loss, metrics, predictions, "
+            f"training {name!r}: evaluate gave a {type(result).__name__}; expected an Evaluation(loss, metrics, predictions, "
             "labels), see unsilent.workloads.trainings"
         )
-    return found
+    return result
 
 
 def row_count(batch: Any) -> int:

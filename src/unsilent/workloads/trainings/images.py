@@ -232,9 +232,9 @@ def _own(path: str) -> Pictures:
         raise UsageError(f"{path} has {len(images)} images; a training needs at least {LEAST}")
     cut = len(images) - len(images) // HELD_OUT
     ready = normalised(images)
-    told = f"{Path(path).name}, {cut:,} training and {len(images) - cut:,} held-out images"
+    text = f"{Path(path).name}, {cut:,} training and {len(images) - cut:,} held-out images"
     content = digest(images.numpy().tobytes(), labels.numpy().tobytes())
-    return Pictures(ready[:cut], labels[:cut], ready[cut:], labels[cut:], 0.0, told, RESNET_CITATION, content)
+    return Pictures(ready[:cut], labels[:cut], ready[cut:], labels[cut:], 0.0, text, RESNET_CITATION, content)
 
 
 def _darkest(images: Tensor) -> Bools:

@@ -121,8 +121,8 @@ class Training:
                 optimizer.zero_grad(set_to_none=True)
             seed_globals(derived(state.seeds, "dropout", state.step))
             with rows_as(order), self._autocast():
-                found = call(self._loss, state.model, batch)
-            loss, metrics = found if isinstance(found, tuple) else (found, {})
+                result = call(self._loss, state.model, batch)
+            loss, metrics = result if isinstance(result, tuple) else (result, {})
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise UsageError(f"training {self.name!r}: loss gave {_what(loss)}; expected a tensor with one element")
             call((loss if state.scaler is None else state.scaler.scale(loss)).backward)
@@ -139,8 +139,8 @@ class Training:
             seed_globals(0)
             state.model.eval()
             try:
-                found: Evaluation = call(self._evaluate, state.model, self._placed)
-                return found
+                evaluation: Evaluation = call(self._evaluate, state.model, self._placed)
+                return evaluation
             finally:
                 for module, mode in modes:
                     module.training = mode

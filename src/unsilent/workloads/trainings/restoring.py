@@ -53,9 +53,9 @@ def check_restorable(
     given = workload.snapshot(state)
     kept = _through_file(workload, given)
     wanted = _trail(workload, state, steps)
-    if told := first_difference(given, kept):
+    if text := first_difference(given, kept):
         raise UsageError(
-            f"workload {workload.name!r}: a snapshot changed while training went on: {told}; copy its tensors"
+            f"workload {workload.name!r}: a snapshot changed while training went on: {text}; copy its tensors"
         )
 
     def repeated() -> TrainingState:
@@ -77,10 +77,10 @@ def check_restorable(
         _compare(workload, way, steps, [kept, *wanted], [workload.snapshot(back), *_trail(workload, back, steps)])
     origin = origin_of(workload)
     if origin is None or not new_process:
-        told = (
+        text = (
             "not asked for" if origin else "load the workload by its name or file.py:name to check a new process, too"
         )
-        return Restorable(tuple(ways), told)
+        return Restorable(tuple(ways), text)
     _compare(workload, "restored in a new process", steps, [kept, *wanted], _elsewhere(workload, origin, kept, steps))
     return Restorable((*ways, "restored in a new process"))
 
@@ -96,8 +96,8 @@ def _trail(workload: TrainingWorkload, state: TrainingState, steps: int) -> list
     for _ in range(steps):
         record = workload.step(state)
         trail.append({**_through_file(workload, workload.snapshot(state)), "loss of the step": record.loss})
-    found = workload.evaluate(state)
-    held_out = {"loss": float(found.loss), "predictions": torch.from_numpy(np.array(found.predictions))}
+    evaluation = workload.evaluate(state)
+    held_out = {"loss": float(evaluation.loss), "predictions": torch.from_numpy(np.array(evaluation.predictions))}
     trail[-1]["evaluation"] = held_out
     return trail
 
@@ -114,19 +114,19 @@ def _through_file(workload: TrainingWorkload, snapshot: Mapping[str, Any]) -> di
             f"workload {workload.name!r}: a snapshot cannot be saved and read with weights_only=True ({first_line(error)}); "
             "use tensors, numbers, texts, lists and dicts"
         ) from None
-    if told := first_difference(snapshot, read):
-        raise UsageError(f"workload {workload.name!r}: a snapshot is another one once it was saved: {told}")
+    if text := first_difference(snapshot, read):
+        raise UsageError(f"workload {workload.name!r}: a snapshot is another one once it was saved: {text}")
     return dict(read)
 
 
-def _compare(workload: TrainingWorkload, way: str, steps: int, wanted: list[Any], found: list[Any]) -> None:
+def _compare(workload: TrainingWorkload, way: str, steps: int, wanted: list[Any], result: list[Any]) -> None:
     """Raise unless both lists of snapshots (the restored one, then one after each step) have the same bits."""
-    for number, (a, b) in enumerate(zip(wanted, found, strict=True)):
-        if told := first_difference(a, b):
+    for number, (a, b) in enumerate(zip(wanted, result, strict=True)):
+        if text := first_difference(a, b):
             when = f"{number} step{'s' if number > 1 else ''} later" if number else "at once"
             raise UsageError(
                 f"workload {workload.name!r} does not come back bit for bit after {steps} steps: {way}, it differs {when} in "
-                f"{told}; {ADVICE}"
+                f"{text}; {ADVICE}"
             )
 
 

@@ -43,10 +43,10 @@ def copied(value: Any, where: str) -> Any:
 
 def _cloned(tensor: Tensor) -> Tensor:
     """A copy with the same strides; ``clone`` keeps those of dense tensors alone."""
-    found = tensor.detach().clone()
-    if found.stride() == tensor.stride() or 0 in tensor.stride() or tensor.layout != torch.strided:
-        return found
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(found)
+    result = tensor.detach().clone()
+    if result.stride() == tensor.stride() or 0 in tensor.stride() or tensor.layout != torch.strided:
+        return result
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(result)
 
 
 def put_back(now: Any, kept: Any, device: torch.device | None = None) -> Any:
@@ -157,8 +157,8 @@ def first_difference(a: Any, b: Any, where: str = "") -> str | None:
         count = int((_bytes(a) != _bytes(b)).any(-1).sum()) if a.numel() else 0
         return f"{where} ({_told(a)}) in {count} of {a.numel()} elements" if count else None
     if (parts := _parts(a, b)) is not None:
-        found = (first_difference(x, y, f"{where}/{key}" if where else key) for x, y, key in parts)
-        return next(filter(None, found), None)
+        result = (first_difference(x, y, f"{where}/{key}" if where else key) for x, y, key in parts)
+        return next(filter(None, result), None)
     if isinstance(a, float) and isinstance(b, float):
         same = struct.pack("d", a) == struct.pack("d", b)
     else:
@@ -208,8 +208,8 @@ def check_header(snapshot: Mapping[str, Any], version: int, name: str, settings:
         raise UsageError(
             f"snapshot is one of {snapshot['workload']!r}, expected one of {name!r}; restore it with its own"
         )
-    if told := first_difference(snapshot["settings"], dict(settings)):
-        raise UsageError(f"snapshot of {name!r} was taken with other settings ({told} here); give the same options")
+    if text := first_difference(snapshot["settings"], dict(settings)):
+        raise UsageError(f"snapshot of {name!r} was taken with other settings ({text} here); give the same options")
 
 
 KEYS = (
@@ -236,8 +236,8 @@ def check_fit(
     schedulers: Sequence[Any],
 ) -> None:
     """Raise ``UsageError`` naming the first tensor of the snapshot that does not fit; before anything was written."""
-    if told := misfit(snapshot["model"], model):
-        raise UsageError(f"snapshot of {name!r} {told}; restore it with the training it was taken of")
+    if text := misfit(snapshot["model"], model):
+        raise UsageError(f"snapshot of {name!r} {text}; restore it with the training it was taken of")
     names = {id(p): n for n, p in named_parameters(model)}
     kinds = [kept["kind"] for kept in snapshot["optimizers"]]
     if kinds != [type(o).__name__ for o in optimizers]:

@@ -65,8 +65,8 @@ def train_chargpt(
     def evaluate(model: nn.Module) -> Evaluation:
         place = next(model.parameters()).device
         scores = call_model(model, held_out[:, :-1].to(place)).cpu()
-        found = float(loss(scores, held_out[:, 1:]))
-        return evaluation(found, scores.argmax(2), held_out[:, 1:].contiguous(), groups, classes=False)
+        result = float(loss(scores, held_out[:, 1:]))
+        return evaluation(result, scores.argmax(2), held_out[:, 1:].contiguous(), groups, classes=False)
 
     return training_of(
         NAME,
