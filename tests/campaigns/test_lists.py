@@ -155,7 +155,7 @@ def test_each_fault_is_corrupted_and_ends_as_by_hand(net, write):
         mean = wrong[[n == name for n, *_ in CORRUPTED]].mean()
         assert [float(x) for x in told[name][4:7]] == pytest.approx([mean] * 3, rel=1e-3)
     assert [float(x) for x in told["model"][4:7]] == pytest.approx([wrong.mean()] * 3, rel=1e-3)
-    assert "All numbers are about the 8 faults of the list" in out
+    assert "All numbers describe the 8 faults of the list" in out
 
 
 @pytest.mark.claim

@@ -231,13 +231,13 @@ def test_every_class_is_told():
 
 def test_the_headline_counts_harm_and_latent_harm():
     assert headline(result()) == (
-        "20 % [12, 30] of 100 faulty training runs of train-toy came to harm, 15 % [8, 24] without any error to tell of it; "
+        "20 % [12, 30] of 100 faulty training runs of train-toy were harmful, 15 % [8, 24] silently (no error raised); "
         "26 % [17, 36] ended different"
     )
     assert headline(CORNERS["all masked"]) == (
-        "Of 40 faulty training runs of train-toy none came to harm (at most 8.9 %), none ended different"
+        "Of 40 faulty training runs of train-toy none were harmful (at most 8.9 %), none ended different"
     )
-    assert "none without a sign of it" in headline(CORNERS["all nan"])
+    assert "none of them silently" in headline(CORNERS["all nan"])
 
 
 def test_nothing_seen_has_an_upper_limit():
@@ -247,7 +247,7 @@ def test_nothing_seen_has_an_upper_limit():
     assert of_all(clopper_pearson(0, 1)) == "none of 1 trial (at most 98 %)"
     assert of_all(clopper_pearson(10, 100)) == "10 of 100 trials, 10 % [4, 18]"
     absent = next(line for line in findings(result()) if line.startswith("not seen"))
-    assert absent == "not seen (each at most 3.7 %): short-term-nan, sharp-degrade, sharp-slow-degrade, improved"
+    assert absent == "classes not observed (each at most 3.7 %): short-term-nan, sharp-degrade, sharp-slow-degrade, improved"
 
 
 def test_latent_harm_is_told_apart_from_what_shows_itself():
@@ -257,7 +257,7 @@ def test_latent_harm_is_told_apart_from_what_shows_itself():
         "20 of 100 trials, 20 % [12, 30]"
     )
     assert told[1].endswith("15 of 100 trials, 15 % [8, 24]: 5×slow-degrade, 10×low-test")
-    assert told[2] == "harm that shows itself: 4×immediate-nan, 1×crashed"
+    assert told[2] == "harm with an error or a loss that is not finite: 4×immediate-nan, 1×crashed"
     assert counts_text(MIXED) == "4×immediate-nan, 5×slow-degrade, 10×low-test, 1×crashed"
 
 
@@ -321,7 +321,7 @@ def test_both_floors_are_described():
     same = text_of(CORNERS["same floors"])
     assert "ended in the final state of the fault-free twin (golden), so every difference is beyond it" in same
     assert "no seed changes this training, so harm is judged by implementation noise alone" in same
-    assert "taken for masked after 30 steps inside the fault-free band" in text_of(CORNERS["horizon"])
+    assert "counted as masked after 30 steps inside the fault-free band" in text_of(CORNERS["horizon"])
     assert "horizon" not in text
 
 
@@ -339,13 +339,13 @@ def test_pvf_and_guard_are_told():
     assert (
         "the guard caught 16 of 20 harmful faults, 80 % [56, 95], within two steps; 17 of 25 different trials" in text
     )
-    assert "wrote more than 10,000 times what was usual it caught all of 15 trials (at least 78 %)" in text
+    assert "wrote more than 10,000 times the largest value before, it caught all of 15 trials (at least 78 %)" in text
     assert "15 of 16 ended with a final state identical to the fault-free run" in text
     nobody = text_of(
         result(guard=replace(guarded(), all=caught("all harmful", 0, 0), largest=caught("wrote more", 0, 0)))
     )
-    assert "no harmful fault met the guard; it caught 17 of 25 different trials" in nobody
-    assert "10,000 times what was usual it caught" not in nobody
+    assert "no harmful fault occurred under the guard; it caught 17 of 25 different trials" in nobody
+    assert "10,000 times the largest value before, it caught" not in nobody
     assert "2 caught later than that, 1 stopped" in text
     assert "alarms: exp_avg_sq of stem 14, running_var of bn 2" in text
 

@@ -330,7 +330,7 @@ def test_conditions_by_hand():
             4, "masked-benign", [most, 0.02, math.nan], [1, 1, math.nan], [20 * most, 1, math.nan], alone="low-test"
         ),
         judged(5, "masked-bitwise", [most, 0.01, math.nan]),
-        judged(6, "immediate-nan", [math.inf, 0.01, math.nan]),  # harm that shows itself
+        judged(6, "immediate-nan", [math.inf, 0.01, math.nan]),  # harm with an error or a loss that is not finite
         judged(7, "crashed"),  # left out
     ]
     where = points(found, FOUND)

@@ -28,7 +28,7 @@ def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
     card = output or store.with_suffix(".card.json")
     if card.suffix != ".json":
         raise UsageError(
-            f"--output is {str(card)!r}; expected a name that ends in .json (the page beside it ends in .card.html)"
+            f"--output is {str(card)!r}; expected a name that ends in .json (the page next to it ends in .card.html)"
         )
     page = card.with_name(f"{card.stem.removesuffix('.card')}.card.html")
     if os.path.realpath(page) == os.path.realpath(report_beside(store)):

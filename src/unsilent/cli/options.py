@@ -28,12 +28,12 @@ class Output:
 
     store: Annotated[Path | None, Option("Where trials are kept.", OUTPUT, usual="unsilent-VERB-….sqlite here")] = None
     output: Annotated[
-        Path | None, Option("Where the page is written.", OUTPUT, usual="beside the store", letter="o")
+        Path | None, Option("Where the page is written.", OUTPUT, usual="next to the store", letter="o")
     ] = None
     as_json: Annotated[bool, Option("One JSON object on stdout, nothing else.", OUTPUT, "json")] = False
     plain: Annotated[bool, Option("No colour, no boxes: for pipes and logs.", OUTPUT)] = False
     quiet: Annotated[bool, Option("No progress.", OUTPUT)] = False
-    dry_run: Annotated[bool, Option("Say what would run and what it costs at most, and run no trial.", OUTPUT)] = False
+    dry_run: Annotated[bool, Option("Show what would run and what it costs at most; run no trial.", OUTPUT)] = False
     config: Annotated[Path | None, Option(
         "A TOML file with any of these options; the command line wins.", OUTPUT)] = None  # fmt: skip
 

@@ -57,7 +57,7 @@ class PvfVerb(Verb):
 
     def foreseen(self, asked: Asked) -> Iterator[str]:
         if asked.make(PvfBudget).precision is not None:
-            yield "how many trials of a target are run is decided on the way, from their outcomes: these are the most"
+            yield "how many trials a target gets is decided during the campaign, from their outcomes: these are the most"
 
     @contextmanager
     def running(self, asked: Asked, spec: Any) -> Iterator[Running]:

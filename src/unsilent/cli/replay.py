@@ -39,7 +39,7 @@ def replay(
     ] = None,
     with_: o.With = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Show how the fault spread: every operation beside the golden run.")
+        bool, typer.Option("--trace", help="Show how the fault spread: every operation compared with the golden run.")
     ] = False,
     batch: Annotated[
         int | None,

@@ -33,12 +33,12 @@ def report(
     card: Annotated[
         bool,
         typer.Option(
-            "--card", help="Write a card to share instead of the page: STORE.card.json, and STORE.card.html beside it."
+            "--card", help="Write a card to share instead of the page: STORE.card.json, and STORE.card.html next to it."
         ),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(*o.OUTPUT_FLAGS, help="Where the page, or the card, is written.", show_default="beside the store"),
+        typer.Option(*o.OUTPUT_FLAGS, help="Where the page, or the card, is written.", show_default="next to the store"),
     ] = None,
     canonical: Annotated[
         bool, typer.Option("--canonical", help="With --json: for comparison, without time, paths and versions.")

@@ -47,7 +47,7 @@ def status(
     ] = None,
     as_json: o.Json = False,
 ) -> int:
-    """Say of stores what they are, how far their campaigns are, which command goes on, and what was found.
+    """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
 
     A folder stands for the stores in it. The exit code is 1 where a store cannot be read.
     """

@@ -88,7 +88,7 @@ class ListedFaults:
                 everywhere[key] += corrupted
         self.regions = tuple(_region(key, corrupted) for key, corrupted in everywhere.items())
         self.note = (
-            f"All numbers are about the {len(entries):,} faults of the list, each tried once, and about no others: where the "
+            f"All numbers describe the {len(entries):,} faults of the list, each tried once, and about no others: where the "
             "list itself was drawn at random, no interval here says so."
         )
 

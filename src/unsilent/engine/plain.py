@@ -379,7 +379,7 @@ def check_golden(one: Any, two: Any, batch: int, difference: Callable[[], str | 
         where = difference()
         raise UsageError(
             f"golden run, batch {batch}: two fault-free runs differ{f', first at {where}' if where else ''}, "
-            "so no fault can be told from noise; "
+            "so a fault cannot be distinguished from noise; "
             "make the run deterministic (dropout off, seeds, deterministic kernels)"
         )
 

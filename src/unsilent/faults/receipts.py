@@ -80,7 +80,7 @@ class Receipt:
 
     def __str__(self) -> str:
         if not self.entries:
-            return "nothing was to be corrupted"
+            return "there was nothing to inject"
         more = f"; and {len(self.entries) - SHOWN} tensors more" if len(self.entries) > SHOWN else ""
         lines = "; ".join(map(str, self.entries[:SHOWN]))
         return f"{self.hits} of {self.asked} hit, {self.changed_bits} bits changed: {lines}{more}"

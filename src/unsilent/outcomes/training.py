@@ -10,8 +10,8 @@
 | `slow-degrade` | it declines over more steps than that, or ends in values that are not finite later |
 | `sharp-slow-degrade` | it drops at once, declines further, and is low at the end |
 | `low-test` | the training metric is as it should be, held-out accuracy is low |
-| `improved` | held-out accuracy is beyond noise the better way |
-| `crashed` | the process died, raised, or hung |
+| `improved` | held-out accuracy is better, beyond noise |
+| `crashed` | the process crashed, raised or hung |
 
 Names and the 2 % of *masked* are those of the artifact of He et al. (ISCA 2023, DOI 10.1145/3579371.3589105): its README
 tells masked, immediate and slow degrade; the others are names of its files, whose definitions are not published. Thresholds

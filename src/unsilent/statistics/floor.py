@@ -4,7 +4,7 @@
 |---|---|
 | `identical` | the bits are those of the clean twin; nothing is tested |
 | `harmful` | beyond noise, and at least one measure is off by its margin or more, the way that is worse |
-| `improved` | beyond noise the better way, and no difference is beyond noise the worse way |
+| `improved` | better, beyond noise, and no difference is beyond noise the worse way |
 | `detectable` | beyond noise, within the margins |
 | `masked` | not beyond noise, and an equivalence test proves every measure to be within its margin |
 | `undecided` | neither: more replicas, or a wider margin, would decide |

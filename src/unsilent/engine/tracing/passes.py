@@ -188,6 +188,6 @@ def _check_faulty(one: Sequence[Seen], two: Sequence[Seen], scratch: Collection[
 def _unrepeatable(kind: str, seen: Sequence[Seen], number: int) -> UsageError:
     where = seen[number].text if number < len(seen) else "the end of one"
     return UsageError(
-        f"two {kind} runs differ, first at {where}, so a fault cannot be told from noise; "
+        f"two {kind} runs differ, first at {where}, so a fault cannot be distinguished from noise; "
         "make the run deterministic and let it begin from the same state (seeds, data, counters, deterministic kernels)"
     )

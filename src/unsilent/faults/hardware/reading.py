@@ -46,7 +46,7 @@ def _first(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     what = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
-        return _short(f"{where} is missing; expected it beside the others")
+        return _short(f"{where} is missing; expected it with the others")
     result = "" if isinstance(first["input"], (dict, AcceleratorDescription)) else f" is {first['input']!r}"
     return _short(f"{where}{result}: {what}" if where else what)
 

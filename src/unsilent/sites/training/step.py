@@ -132,7 +132,7 @@ class Step(Mode):
                 plan.wanted.occurrence or plan.site.phase.startswith("grad")
             ):
                 raise InjectionError(
-                    f"{plan.wanted.site}: calls of {plan.site.layer!r} that are run again cannot be told apart here (nested "
+                    f"{plan.wanted.site}: calls of {plan.site.layer!r} that are run again cannot be distinguished here (nested "
                     "checkpointing?); another may have been hit"
                 )
 

@@ -337,7 +337,7 @@ def _text(value: object) -> str:
 def _notes(a: PvfResult, b: PvfResult, identical: bool) -> list[str]:
     notes = []
     if a.campaign == b.campaign and not identical:
-        notes.append("A and B are the same campaign: what tells them apart is chance, or the number of trials.")
+        notes.append("A and B are the same campaign: they differ by chance, or by the number of trials.")
     if a.at != b.at:
         notes.append(f"A corrupted {a.at} and B {b.at}: rows over several targets stand for different things.")
     if a.unit == "batch" and a.samples * b.batches != b.samples * a.batches:

@@ -50,7 +50,7 @@ METHOD = (
     "2012). Where every trial of a row had the very same fault in both campaigns the difference is taken trial by trial, with "
     "Gaffke's limits for the mean of numbers between −1 and 1; its ratio still takes both for independent and is then wider than "
     "need be.\n"
-    "The p value of a row is the error level at which its interval would just leave out 0 (told as 1 above one half). Holm's "
+    "The p value of a row is the error level at which its interval would just leave out 0 (reported as 1 above one half). Holm's "
     "correction makes the p values of a level hold together: where A and B are alike in truth, the chance that any row of a "
     "level is called different is at most {:g} %. That a row is not called different does not mean that A and B are equal there: "
     "its interval says what is not excluded."
@@ -125,15 +125,15 @@ def _result(row: ComparedRow) -> dict[str, Any]:
 
 
 def headline(comparison: Comparison) -> str:
-    """The finding for all that was corrupted."""
+    """The finding for everything faults were injected into."""
     if comparison.identical:
         return "Every trial of A and B is the same: all differences are 0."
     model = at_level(comparison.rows, "model")
     first = [row for row in model if row.flips == first_flips(model) and row.p is not None]
     if not first:
-        return "Nothing was corrupted in both A and B."
+        return "A and B have no fault target in common."
     row, measure = first[0], comparison.a.measure
-    where = "the whole model" if comparison.a.at == comparison.b.at == EVERYTHING else "all that was corrupted"
+    where = "the whole model" if comparison.a.at == comparison.b.at == EVERYTHING else "everything faults were injected into"
     where += "" if row.flips is None else f" at {flips_text(row.flips)}"
     a, b = (shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
     points = f"{_points(row).estimate} points{_points(row).behind}"

@@ -231,7 +231,7 @@ def numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     model = at_level(result.rows, "model")
     for row in [r for r in model if r.flips == first_flips(model)][:1]:
         text = shown(row.estimate, row.low, row.high)
-        name = "whole model" if result.at == EVERYTHING else "all that was corrupted"
+        name = "whole model" if result.at == EVERYTHING else "everything faults were injected into"
         name = "whole list" if result.spec.get("faults") else name
         name += "" if row.flips is None else f", {flips_text(row.flips)}"
         yield name, text.estimate + (" %" if row.estimate is not None else ""), text.limits if row.estimate else ""

@@ -73,7 +73,7 @@ def headline(trace: Trace) -> str:
     if not trace.faults and not changed:
         return f"there was no fault, and nothing differs in {every}"
     if not changed:
-        return f"{what} changed nothing: {every} of operations, all golden bit for bit"
+        return f"{what} changed nothing: {every} of operations, all identical to the golden run"
     first, last = (trace.rows[i].label for i in (changed[0], changed[-1]))
     where = f"at {first}" if first == last else f"first {first}, last {last}"
     return f"{what} changed {len(changed):,} of {every} of operations: {where}"

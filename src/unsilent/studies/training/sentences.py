@@ -16,36 +16,36 @@ from unsilent.studies.training.spec import PHASES
 ANY = "any"
 KINDS = {"first": "first moment", "second": "second moment", "moving": "moving statistic", ANY: "any of these"}
 TOLD = {
-    TrainingOutcome.MASKED_BITWISE: "ends with golden's bits",
-    TrainingOutcome.MASKED_BENIGN: "other bits, nothing that counts beyond both noise floors",
-    TrainingOutcome.IMMEDIATE_NAN: "loss not finite in the fault's step",
+    TrainingOutcome.MASKED_BITWISE: "final state identical to the fault-free run's",
+    TrainingOutcome.MASKED_BENIGN: "no difference beyond both noise floors",
+    TrainingOutcome.IMMEDIATE_NAN: "loss not finite in the step of the fault",
     TrainingOutcome.SHORT_TERM_NAN: "loss not finite within {short_term} steps",
-    TrainingOutcome.SHARP_DEGRADE: "drops at once, low at the end",
-    TrainingOutcome.SLOW_DEGRADE: "declines over more steps, or loses its loss later",
-    TrainingOutcome.SHARP_SLOW_DEGRADE: "drops at once, declines on",
-    TrainingOutcome.LOW_TEST: "trains as it should, low on held-out samples",
-    TrainingOutcome.IMPROVED: "beyond noise the better way",
-    TrainingOutcome.CRASHED: "died, raised, or hung",
+    TrainingOutcome.SHARP_DEGRADE: "accuracy drops at once, low at the end",
+    TrainingOutcome.SLOW_DEGRADE: "accuracy declines over several steps, or the loss is not finite later",
+    TrainingOutcome.SHARP_SLOW_DEGRADE: "drops at once, declines further",
+    TrainingOutcome.LOW_TEST: "trains normally, low on held-out samples",
+    TrainingOutcome.IMPROVED: "better, beyond noise",
+    TrainingOutcome.CRASHED: "crashed, raised or hung",
 }
 BRIEF = {
-    TrainingOutcome.MASKED_BITWISE: "golden's bits",
+    TrainingOutcome.MASKED_BITWISE: "identical final state",
     TrainingOutcome.MASKED_BENIGN: "no difference beyond noise",
-    TrainingOutcome.IMMEDIATE_NAN: "loss lost in that step",
-    TrainingOutcome.SHORT_TERM_NAN: "loss lost in {short_term} steps",
+    TrainingOutcome.IMMEDIATE_NAN: "loss not finite at once",
+    TrainingOutcome.SHORT_TERM_NAN: "loss not finite in {short_term} steps",
     TrainingOutcome.SHARP_DEGRADE: "drops at once, stays low",
     TrainingOutcome.SLOW_DEGRADE: "declines in more steps",
-    TrainingOutcome.SHARP_SLOW_DEGRADE: "drops at once, declines on",
+    TrainingOutcome.SHARP_SLOW_DEGRADE: "drops at once, declines further",
     TrainingOutcome.LOW_TEST: "low on held-out data alone",
     TrainingOutcome.IMPROVED: "better, beyond noise",
-    TrainingOutcome.CRASHED: "died, raised, or hung",
+    TrainingOutcome.CRASHED: "crashed, raised or hung",
 }
 """`TOLD` for a narrow column."""
 SOURCES = {
-    "short_term": ("steps after the fault's in which a lost loss is short-term", "ours"),
+    "short_term": ("steps after the fault within which a loss that is not finite is short-term", "ours"),
     "window": ("steps that the training metric is averaged over", "ours"),
-    "sharp_within": ("steps after the fault's in which a drop is sharp", "ours"),
+    "sharp_within": ("steps after the fault within which a drop is sharp", "ours"),
     "drop": (
-        "share of golden's metric that a sharp drop takes",
+        "share of the fault-free metric that a sharp drop loses",
         "ours; a published slow decline loses 0.18 in one step",
     ),
     "gap": ("of the training metric at the end that is low", "README of He et al.'s artifact: masked is about 2 %"),
@@ -172,11 +172,11 @@ def headline(result: TrainingResult) -> str:
     harm, latent, different = result.whole.harmful, result.whole.latent, result.whole.different
     ended = f"{in_percent(different) if events(different) else 'none'} ended different"
     if not events(harm):
-        return f"Of {counted(result.n, 'faulty training run')} of {name} none came to harm (at most {top(harm)} %), {ended}"
+        return f"Of {counted(result.n, 'faulty training run')} of {name} none were harmful (at most {top(harm)} %), {ended}"
     quiet = (
-        "none without a sign of it" if not events(latent) else f"{in_percent(latent)} without any error to tell of it"
+        "none of them silently" if not events(latent) else f"{in_percent(latent)} silently (no error raised)"
     )
-    return f"{in_percent(harm)} of {counted(result.n, 'faulty training run')} of {name} came to harm, {quiet}; {ended}"
+    return f"{in_percent(harm)} of {counted(result.n, 'faulty training run')} of {name} were harmful, {quiet}; {ended}"
 
 
 def _pvf_headline(result: TrainingResult) -> str:
@@ -211,18 +211,18 @@ def _classes(result: TrainingResult) -> Iterator[str]:
     )
     harm = [TrainingOutcome(name) for name in seen(counts) if TrainingOutcome(name).harmful]
     latent, loud = ({str(name): counts[name] for name in harm if name.latent is kind} for kind in (True, False))
-    yield f"latent harm, which no error tells of: {of_all(result.whole.latent)}" + (
+    yield f"silent degradation (no error raised): {of_all(result.whole.latent)}" + (
         f": {counts_text(latent)}" if latent else ""
     )
     if loud:
-        yield f"harm that shows itself: {counts_text(loud)}"
+        yield f"harm with an error or a loss that is not finite: {counts_text(loud)}"
     by_name = {one.name: one for one in result.classes}
     same = by_name.get(TrainingOutcome.MASKED_BITWISE)
     if same is not None:
         yield f"final state identical to the fault-free run: {of_all(same.share)}"
     absent = [one for one in result.classes if not one.n]
     if absent and result.n:
-        yield f"not seen (each at most {top(absent[0].share)} %): {', '.join(one.name for one in absent)}"
+        yield f"classes not observed (each at most {top(absent[0].share)} %): {', '.join(one.name for one in absent)}"
 
 
 def contrast_text(result: Contrast) -> str:
@@ -244,18 +244,18 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
     if value is None:
         return
     what = (
-        f"a gradient history or moving statistic above {FACTOR:g} times golden's largest (our threshold) within two steps of "
+        f"a gradient history or moving statistic above {FACTOR:g} times the fault-free run's largest (our threshold) within two steps of "
         "the fault"
     )
     latent, others = value.hit + value.missed, value.false + value.clear
     if not latent:
-        yield f"no trial ended in latent harm, so nothing is known of what comes before it; {what}: {value.false:,} of {others:,}"
+        yield f"no trial ended in silent degradation, so nothing is known about what precedes it; {what}: {value.false:,} of {others:,}"
         return
     yield (
         f"{what} came before {value.hit:,} of {counted(latent, 'latent outcome')} (sensitivity {in_percent(value.sensitivity)}) "
         f"and in {value.false:,} of {others:,} harmless ones (specificity {in_percent(value.specificity)}){_alone(result)}; "
         f"of {counted(value.different.n, 'outcome')} latent by implementation noise alone before {events(value.different):,}; "
-        f"of those whose harm shows itself in {value.loud_with:,} of {value.loud_with + value.loud_without:,}"
+        f"of harm that is not silent in {value.loud_with:,} of {value.loud_with + value.loud_without:,}"
     )
 
 
@@ -292,13 +292,13 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
     if whole.n:
         yield f"the guard caught {of_all(whole.share, 'harmful fault')}, within two steps; {different}"
     else:
-        yield f"no harmful fault met the guard; it caught {different}"
+        yield f"no harmful fault occurred under the guard; it caught {different}"
     if large.n:
-        yield f"of faults that wrote more than {output.large:,.0f} times what was usual it caught {of_all(large.share)}"
+        yield f"of faults that wrote more than {output.large:,.0f} times the largest value before, it caught {of_all(large.share)}"
     if whole.within:
         bits = "all" if whole.identical == whole.within else f"{whole.identical:,} of {whole.within:,}"
         yield f"harmful faults that it caught in time: {bits} ended with a final state identical to the fault-free run"
-    rest = [(output.late, "caught later than that"), (output.stopped, "stopped: it tripped again after going back")]
+    rest = [(output.late, "caught later than that"), (output.stopped, "stopped: another alarm after going back")]
     if parts := [f"{count:,} {what}" for count, what in rest if count]:
         yield f"under the guard: {', '.join(parts)}"
     if output.alarms:
@@ -315,7 +315,7 @@ def how(result: TrainingResult) -> list[str]:
         f"in brackets {100 * result.confidence:g} % limits ({clean(result.whole.harmful.method)}); limits of differences: "
         f"Zou & Donner, {joint_text(result)}",
         "different: lost, or off by a threshold and beyond implementation noise; harmful: lost, or worse by a threshold and "
-        "beyond the noise of seeds as well; latent: harmful without an error (degraded or low on held-out samples)",
+        "beyond the noise of seeds as well; silent: harmful without an error (degraded, or low on held-out samples)",
         cost_text(result),
         f"{seconds(result.seconds)} in all sessions, {seconds(result.cpu_seconds)} of CPU time",
     ]
@@ -344,7 +344,7 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
     yield (
         f"beyond a floor: p of a rank test of held-out accuracy and loss is at most {100 * result.level:g} %, for each trial by "
         f"itself ({n} replicas give {100 / (n + 1):.2g} % at the least), so that share of runs that differ as its replicas do is "
-        "called beyond it by chance; what accuracy tells must also exceed a threshold"
+        "called beyond it by chance; a difference in accuracy must also exceed a threshold"
     )
 
 
@@ -374,7 +374,7 @@ def horizon_text(spec: Mapping[str, object]) -> str:
     horizon = spec.get("horizon")
     if not isinstance(horizon, Mapping):
         return ""
-    return f"; horizon: taken for masked after {horizon.get('steps')} steps inside the fault-free band"
+    return f"; horizon: counted as masked after {horizon.get('steps')} steps inside the fault-free band"
 
 
 def _span(values: Sequence[float]) -> str:
