@@ -44,7 +44,8 @@ def typed(asking: Asking) -> Any:
     if asking.option.missing:
         return typer.Argument(help=text, metavar=asking.flag, show_default=False)
     hints = (asking.hint, *typing.get_args(asking.hint))
-    named = next((name for hint, name in _METAVARS.items() if hint in hints and not asking.option.read), "<str>")
+    plain = not (asking.option.read or asking.option.joined)
+    named = next((name for hint, name in _METAVARS.items() if plain and hint in hints), "<str>")
     metavar = None if asking.switch else named
     letter = [f"-{asking.option.letter}"] if asking.option.letter else []
     return typer.Option(
