@@ -13,7 +13,7 @@ from unsilent.errors import UsageError
 def open_plain(path: str | Path, name: str = "") -> BinaryIO:
     """The file, open for reading bytes; ``name`` is what it is called in errors, by default its path.
 
-    Raises ``UsageError`` for what cannot be read or is no plain file: a pipe would wait, a device has no end.
+    Raises ``UsageError`` for what cannot be read or is not a regular file: a pipe would wait, a device has no end.
     """
     try:
         file = open(Path(path).expanduser(), "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
@@ -23,7 +23,7 @@ def open_plain(path: str | Path, name: str = "") -> BinaryIO:
         ) from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise UsageError(f"{name or path} is no plain file; give one with the content itself")
+        raise UsageError(f"{name or path} is not a regular file; give one with the content itself")
     return file
 
 

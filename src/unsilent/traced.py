@@ -107,7 +107,7 @@ class Parting:
         if self.error:
             where = f"before {self.golden}" if self.golden else "at its end"
             return f"the faulty run raised {self.error}, {where}"
-        return f"the runs part: golden goes on with {self.golden or 'nothing'}, faulty with {self.faulty or 'nothing'}"
+        return f"the runs diverge: golden continues with {self.golden or 'nothing'}, faulty with {self.faulty or 'nothing'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -494,7 +494,7 @@ def test_runs_that_part_are_compared_up_to_there():
     assert (found.parting.golden, found.parting.faulty) == ("small#addmm.0", "(root)#exp.0")
     assert [row.label for row in found.rows][:2] == ["first#addmm.0", "(root)#abs.0"]
     assert changed(found)[0] == "first#addmm.0"
-    assert found.parting.text == "the runs part: golden goes on with small#addmm.0, faulty with (root)#exp.0"
+    assert found.parting.text == "the runs diverge: golden continues with small#addmm.0, faulty with (root)#exp.0"
 
 
 def test_another_shape_is_told_and_the_trace_goes_on():

@@ -435,9 +435,9 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="cannot read the list of faults .*: Is a directory"):
         read_file(str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is no plain file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         read_file(str(tmp_path / "pipe"))
-    with pytest.raises(UsageError, match="is no plain file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         read_file("/dev/zero")
 
 

@@ -149,7 +149,7 @@ def test_headline_speaks_of_one_flip_of_the_unit_and_of_the_model(result, row, n
     assert (
         none == "A random single-bit flip in `a` made no output wrong in 500 trials: its probability is below 0.38 %."
     )
-    assert sentence(result([no_trial("a")])) == "No trial has been run yet: nothing can be said."
+    assert sentence(result([no_trial("a")])) == "No trial has been run yet."
 
 
 def test_fit_by_hand(result, row, no_trial):

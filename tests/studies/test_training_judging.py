@@ -1,4 +1,4 @@
-"""Stored trials beside golden: endings put together again, counts that add up, what foretells harm counted by hand."""
+"""Stored trials beside golden: endings put together again, counts that add up, what predicts harm counted by hand."""
 
 from __future__ import annotations
 

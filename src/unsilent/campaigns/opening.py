@@ -51,9 +51,9 @@ class Steps:
 
 
 def check_files(path: Path) -> None:
-    """Raise ``StoreError`` where the store, or a log of SQLite's beside it, is no plain file or would do harm."""
+    """Raise ``StoreError`` where the store, or a log of SQLite's beside it, is not a regular file or would do harm."""
     if path.exists() and not path.is_file():
-        raise StoreError(f"{path} is no plain file; give a file name for the store")
+        raise StoreError(f"{path} is not a regular file; give a file name for the store")
     for ending in ("-wal", "-shm", "-journal"):
         beside = path.with_name(path.name + ending)
         try:
@@ -61,7 +61,7 @@ def check_files(path: Path) -> None:
         except OSError:
             continue
         if not stat.S_ISREG(result.st_mode):
-            raise StoreError(f"{beside} is no plain file; move it away")
+            raise StoreError(f"{beside} is not a regular file; move it away")
         if ending == "-wal" and result.st_size > LOG_BYTES:
             raise StoreError(f"{beside} is larger than any log of a store; move it away, or restore a copy of {path}")
         if ending == "-journal" and _names_another(beside):

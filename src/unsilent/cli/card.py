@@ -38,7 +38,7 @@ def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
     if not card.parent.is_dir() or card.is_dir() or page.is_dir():
         raise UsageError(f"cannot write the card {card}: no such folder, or it is one; give another --output")
     if page.exists() and not is_ours(page):
-        raise UsageError(f"{page} is there and is no page of ours; give another --output")
+        raise UsageError(f"{page} exists and is not an Unsilent page; give another --output")
     return card, page
 
 

@@ -100,7 +100,7 @@ def lines(result: Status) -> list[str]:
     word = "" if result.planned is None else ", complete" if result.done >= result.planned else ", not complete"
     parts = [f"{result.store}: {result.kind} of {result.subject}", f"  {count}{word}"]
     parts += [f"  found: {result.found}"] if result.found else []
-    return [*parts, f"  goes on with: {result.command}"] if result.command else parts
+    return [*parts, f"  continue with: {result.command}"] if result.command else parts
 
 
 def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:

@@ -112,7 +112,7 @@ class CachedEngine(PlainEngine):
         with torch.no_grad():
             outputs = replayer.fill(lambda value: False, timer(clock(tape.device)))
             if not same_outputs(self.golden[i], assemble(replayer, outputs)):
-                raise Unrecordable("executing its operations again gives other bits than the run itself")
+                raise Unrecordable("executing its operations again returns different bits than the run itself")
         return replayer
 
     def _hold(self) -> None:

@@ -118,7 +118,7 @@ def _why(a: Step, b: Step) -> str | None:
         return None
     if a.random:
         return "which draws random numbers"
-    return "which gives other bits for the same inputs (a kernel that is not deterministic?)"
+    return "which returns different bits for the same inputs (a kernel that is not deterministic?)"
 
 
 def _quoted(step: Step | None) -> str:

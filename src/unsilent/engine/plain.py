@@ -343,7 +343,7 @@ class PlainEngine:
             again = self._run(batch)
             if not same_outputs(golden, again):
                 raise UsageError(
-                    f"batch {i}: a fault-free run gives other bits after some trials than before; the workload keeps state "
+                    f"batch {i}: a fault-free run returns different bits after some trials than before; the workload keeps state "
                     "outside of parameters and inputs (a cache, a counter), so trials are not independent: start afresh in run()"
                 )
 

@@ -238,11 +238,11 @@ class Replayer:
         for part, expected in zip(flatten(result), node.results, strict=True):
             if isinstance(expected, Window):
                 if not fits(part, expected):
-                    raise Diverged(f"{node.name} gives another shape")
+                    raise Diverged(f"{node.name} returns another shape")
                 if expected.value in node.made and expected.value not in made:
                     made[expected.value] = part
             elif not _same(part, expected):
-                raise Diverged(f"{node.name} gives Python another value")
+                raise Diverged(f"{node.name} returns another value to Python")
         return made
 
     def apply(self, node: Node, tensors: list[Tensor]) -> Any:

@@ -259,7 +259,7 @@ class RowPlan:
         )
 
     def _times(self, node: Node, rows: int, replayer: Replayer, case: Case, seed: int) -> list[float] | None:
-        """Times of calls on so many rows; None where one fails or gives other bits."""
+        """Times of calls on so many rows; None where one fails or returns different bits."""
         order = torch.randperm(self.batch, generator=torch.Generator().manual_seed(seed))
         times: list[float] = []
         compared = 0

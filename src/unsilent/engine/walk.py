@@ -218,7 +218,7 @@ class Walk:
             join_twins(node, tensors)
             results = plan.results(node, replayer.apply(node, tensors), size)
             if results is None:
-                raise Diverged(f"{node.name} gives another shape on rows")
+                raise Diverged(f"{node.name} returns another shape on rows")
             results.update({w.new: mine[w.old] for w in node.writes})
             for value, words in results.items():
                 made.setdefault(value, []).append(words[:count])

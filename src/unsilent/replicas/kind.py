@@ -104,10 +104,10 @@ def check_row(row: ReplicaRow, baseline: ReplicaBaseline) -> None:
         if asked.step >= baseline.steps:
             raise Damaged("is at no step of its training")
         if (row.finals, row.metrics, row.dtype, row.notes) != ("[]", "{}", "", "[]"):
-            raise Damaged("is a look with the end of a run")
+            raise Damaged("is a step trace with the end of a run")
         return
     if row.seen:
-        raise Damaged("is a run with a look at one step")
+        raise Damaged("is a run with a step trace")
     finals = parsed(list[tuple[str, str]], row.finals, "final state")
     if not all(_HASH.fullmatch(value) for _, value in finals):
         raise Damaged("has a hash of its final state that is none")

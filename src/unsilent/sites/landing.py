@@ -128,7 +128,7 @@ class Landings:
             raise _Unfit("a window of outputs is for an operand of an operation that writes over nothing")
         seen = [dependents(use, tensor, fault.elements) for fault in faults]
         if not all(mask.any() for mask in seen) and bool(use.golden.isnan().any()):
-            raise _Unfit("the golden output has NaNs, so which of its elements use the operand cannot be told")
+            raise _Unfit("the golden output has NaNs, so which of its elements use the operand cannot be determined")
         return tuple(
             replace(fault, reach=_reach(wanted, mask, axes.output or tuple(range(mask.ndim))))
             for fault, mask in zip(faults, seen, strict=True)

@@ -211,5 +211,5 @@ def finite(what: str, values: NDArray[np.float64]) -> None:
     if not np.isfinite(values).all():
         first = int(np.argwhere(~np.isfinite(values))[0][0])
         raise UsageError(
-            f"{what} clean replica {first} is not finite; a floor is made of sound runs: look at that run, or leave it out"
+            f"{what} clean replica {first} is not finite; a noise floor needs valid runs: inspect that run, or leave it out"
         )

@@ -133,7 +133,7 @@ def _model(ref: str, folder: Path) -> Any:
         )
     for path in folder.iterdir():  # transformers chooses by name what it reads
         if not (path.is_file() or path.is_dir()):
-            raise UsageError(f"workload {ref!r}: {path} is no plain file; remove it from the folder")
+            raise UsageError(f"workload {ref!r}: {path} is not a regular file; remove it from the folder")
     if not any(folder.glob("*.safetensors")):
         raise UsageError(
             f"workload {ref!r}: no *.safetensors in {folder}; save_pretrained of a current version writes one"

@@ -93,16 +93,16 @@ def test_of_a_race_the_step_is_told_to_be_chance(source: str | None, told: bool)
 @pytest.mark.parametrize(
     ("other", "to_go", "words"),
     [
-        ("", (7, 0), "one run is over where the other goes on: 7 operations more"),
+        ("", (7, 0), "one run has ended where the other continues: 7 operations more"),
         (
             "detach at loops.py:9",
             (80, 1),
-            "one run is almost over (1 operation to go, next detach at loops.py:9) where the other goes on (80 to go)",
+            "one run is almost over (1 operation to go, next detach at loops.py:9) where the other continues (80 to go)",
         ),
         (
             "mul at loops.py:9",
             (2, 30),
-            "one run is almost over (2 operations to go) where the other goes on (30 to go, next mul at loops.py:9)",
+            "one run is almost over (2 operations to go) where the other continues (30 to go, next mul at loops.py:9)",
         ),
         ("mul at loops.py:9", (20, 30), "the runs do different operations: the other does mul at loops.py:9"),
     ],

@@ -24,7 +24,7 @@ EMPTY = "holds no fault; give a list with one or more, like one that unsilent ex
 
 
 def read_file(path: str) -> bytes:
-    """The content of a list; raises ``UsageError`` for what is no plain file, cannot be read or is larger than any list."""
+    """The content of a list; raises ``UsageError`` for what is not a regular file, cannot be read or is larger than any list."""
     return read_plain(path, MOST_BYTES, f"the list of faults {path}")
 
 

@@ -244,7 +244,7 @@ class Step(Mode):
         for plan, place in kept:
             tensor = place.tensor()
             if tensor is None:
-                self._landings.refuse(plan.wanted, "nobody keeps it for the backward pass")
+                self._landings.refuse(plan.wanted, "it is not saved for the backward pass")
             else:
                 self._corrupt(plan, tensor, False)
 

@@ -310,7 +310,7 @@ def _check_work(run: Run) -> None:
 def helps(before: Parting, after: Parting | None) -> bool:
     """Whether runs agree now, or part later.
 
-    A race may go the same way for a while: where one operation gives other bits for the same inputs, its next time is no
+    A race may go the same way for a while: where one operation returns different bits for the same inputs, its next time is no
     progress.
     """
     if after is None:

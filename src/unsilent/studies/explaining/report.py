@@ -15,7 +15,7 @@ from unsilent.studies.explaining.sources import DATA, KERNEL, PATH, RANDOM, SOUR
 EXPLAIN_SCHEMA, CONTROL_SCHEMA = "unsilent/noise-explain/1", "unsilent/noise-control/1"
 COLUMNS = ("source", "step", "phase", "operation", "place", "kind", "pinned")
 _WHY = {
-    KERNEL: "it gives other bits for the same inputs",
+    KERNEL: "it returns different bits for the same inputs",
     DATA: "it is given other values from outside of torch",
     PATH: "the runs do different operations",
 }
@@ -23,7 +23,7 @@ _DRAWN = {
     "global": "it draws random numbers from torch's global generator",
     "own": "it draws from a torch.Generator of its own",
 }
-_NO_STEP = "No optimizer made a step: if the loop is to train, look whether it does; all is told as of step 0"
+_NO_STEP = "No optimizer made a step: if the loop is to train, check that it does; everything is reported as of step 0"
 _RACE = "; at which step that shows first is chance, so other runs may part at another"
 _UNSURE = "may be chance: runs differ rarely; compare more with --runs"
 _OVER = 10
@@ -174,11 +174,11 @@ def _why(parting: Parting) -> str:
     this, other = parting.to_go
     instead = f", next {parting.other}" if parting.other else ""
     if not other:
-        return f"one run is over where the other goes on: {counted(this, 'operation')} more"
+        return f"one run has ended where the other continues: {counted(this, 'operation')} more"
     if this * _OVER <= other or other * _OVER <= this:
         few, many = sorted((this, other))
         over = f"one run is almost over ({counted(few, 'operation')} to go{instead if few == other else ''})"
-        return f"{over} where the other goes on ({many:,} to go{instead if few == this else ''})"
+        return f"{over} where the other continues ({many:,} to go{instead if few == this else ''})"
     return f"{_WHY[PATH]}: the other does {parting.other}"
 
 

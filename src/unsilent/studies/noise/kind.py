@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ABOUT = """Measure how much fault-free runs of a training differ, and why.
 
 By accuracy, churn, distance of weights, and parts of the data. Resumable: the same command goes on where it stopped, more
---replicas extend it. Ends in a table and an HTML report.
+continues where it stopped; more. Ends in a table and an HTML report.
 """
 
 

@@ -367,7 +367,7 @@ def first_text(result: FirstOperation) -> str:
         DEALT: f"{what} deals the same random numbers to other elements",
         PATH: f"another operation runs, {what}",
     }
-    return texts.get(result.kind, f"{what} gives other bits for the same values")
+    return texts.get(result.kind, f"{what} returns different bits for the same values")
 
 
 def effect_how(result: Effect) -> str:

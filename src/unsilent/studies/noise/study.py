@@ -284,7 +284,7 @@ def _compared(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> 
     rows = list(store.of(part, RACES if _racing(part) else 1))
     changed = not same(rows[0], twin)
     if not _racing(part):
-        return Effect(*parts, changed, "changes the bits" if changed else "gives the same bits as the clean twin")
+        return Effect(*parts, changed, "changes the bits" if changed else "returns the same bits as the clean twin")
     if any(not same(row, rows[0]) for row in rows):
         return Effect(*parts, True, f"makes runs of the same seeds differ ({RACES} runs)")
     if part.threads > 1:
@@ -352,6 +352,6 @@ def _notes(asked: Question, trained: ReplicaBaseline, rows: Sequence[ReplicaRow]
             "deal other dropout masks: what they show is more than rounding"
         )
     if asked.spec.every > 1:
-        yield "the operation at which runs part is told with --every 1 alone"
+        yield "the operation at which runs part is reported with --every 1 only"
     if asked.spec.steps is not None:
         yield f"runs end after {trained.steps} steps; the workload's own schedule may be longer (--with steps=N sets it)"

@@ -193,7 +193,7 @@ def read_card(path: Path) -> Card:
     """A card from a file; raises ``UsageError`` for anything that is none, is damaged or of a version not known here."""
     values = _parsed(content := read_plain(path, MOST_BYTES, f"the card {path}"), path)
     if values.get("schema") != SCHEMA:
-        raise UsageError(f"{path} is no PVF card: its schema is {_short(values.get('schema'))}, expected {SCHEMA!r}")
+        raise UsageError(f"{path} is not a PVF card: its schema is {_short(values.get('schema'))}, expected {SCHEMA!r}")
     version = values.get("version")
     if type(version) is not int or version not in KNOWN:
         known = ", ".join(map(str, KNOWN))
@@ -230,10 +230,10 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
         values = json.loads(content.decode(), object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is no PVF card, it cannot be read as JSON ({_short(error)}); give a card or a store"
+            f"{path} is not a PVF card, it cannot be read as JSON ({_short(error)}); give a card or a store"
         ) from None
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is no PVF card: it holds {type(values).__name__}, expected a JSON object")
+        raise UsageError(f"{path} is not a PVF card: it holds {type(values).__name__}, expected a JSON object")
     return values
 
 

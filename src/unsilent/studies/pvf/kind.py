@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ABOUT = """Measure the parameter vulnerability factor (PVF): how often a corrupted parameter makes an output wrong.
 
-Resumable: the same command goes on where it stopped, more --trials extend it. Ends in a table and an HTML report.
+Resumable: the same command continues where it stopped; more --trials extend it. Ends in a table and an HTML report.
 """
 MOST_SAMPLES = 10**7
 MOST_FLIPS = 1000

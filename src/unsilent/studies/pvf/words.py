@@ -36,7 +36,7 @@ def headline(result: PvfResult) -> str:
     flips = first_flips(rows)
     tried = sorted((r for r in rows if r.flips == flips and r.estimate is not None), key=rank, reverse=True)
     if not tried:
-        return "No trial has been run yet: nothing can be said."
+        return "No trial has been run yet."
     if level == "model" or len(tried) == 1 or all(r.estimate == 0 for r in tried):
         # Nothing to compare: the model row if it has an estimate, else the row itself.
         model = [r for r in at_level(result.rows, "model") if r.flips == flips and r.estimate is not None]

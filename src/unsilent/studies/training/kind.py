@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 ABOUT = """Inject faults into single training steps and classify how each run ends.
 
-Each trial goes on from the fault-free run at a random step. Reports outcome classes, what foretells harm, and training PVF, in
-tables and an HTML report. Resumable: the same command goes on where it stopped, more --trials extend it.
+Each trial goes on from the fault-free run at a random step. Reports outcome classes, what predicts harm, and training PVF, in
+tables and an HTML report. Resumable: the same command continues where it stopped; more --trials extend it.
 """
 MOST_STEPS = 10**7
 MOST_REPLICAS = 10**5

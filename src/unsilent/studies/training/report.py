@@ -225,7 +225,7 @@ def _sections(result: TrainingResult) -> Iterator[Section]:
     plot = Plot("classes", "Share of each class of outcomes", classes_figure(result))
     yield Section(
         "How trainings ended",
-        "Each trial is one training with one fault, held beside its fault-free twin (golden). Bars are limits of the share; a "
+        "Each trial is one training with one fault, compared with its fault-free twin (golden). Bars are limits of the share; a "
         "hollow triangle is the upper limit for a class that was not seen. The column different counts trials beyond "
         "implementation noise; those of a masked class are within the noise of seeds.",
         (plot, _classes_table(result)),

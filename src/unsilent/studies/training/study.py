@@ -255,7 +255,7 @@ def _notes(spared: Sequence[TrainingRow], judge: Judge) -> Iterator[str]:
     if spared:
         yield f"{counted(len(spared), 'trial')} without a fault, as its operation does not run in each step: {spared[0].error}"
     if not judge.told_accuracy:
-        yield "Steps of this training tell no accuracy, so degradation is judged by held-out accuracy alone (low-test)."
+        yield "Steps of this training report no accuracy, so degradation is judged by held-out accuracy alone (low-test)."
 
 
 def _asked(outcome: str) -> str:
