@@ -129,7 +129,7 @@ def test_what_comes_with_the_package(name):
 def test_the_table_of_a_systolic_array():
     rows = {r.name: r for r in accelerator("systolic").table()}
     assert rows["INPUT_128"].reach == "128 channels onward x 1 position"
-    assert rows["WT_ALL"].reach == "1 channel x all positions from the corrupt on"
+    assert rows["WT_ALL"].reach == "1 channel x all positions from the fault on"
     assert rows["N128_RD"].pattern == "block=128"
     assert (rows["RBFLIP"].held, rows["INPUT_128"].held) == ("float32", "bfloat16")
     assert (rows["RD"].split, rows["INPUT_128"].split) == ("not known, 1/3 each", "")

@@ -115,5 +115,5 @@ def test_what_cannot_be(field):
 
 def test_in_words():
     assert Window(16, 1).text == "16 channels x 1 position"
-    assert Window(1, None, tail=True).text == "1 channel x all positions from the corrupt on"
+    assert Window(1, None, tail=True).text == "1 channel x all positions from the fault on"
     assert Window(None, 2, onward=True).text == "all channels onward x 2 positions"

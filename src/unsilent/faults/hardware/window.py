@@ -22,7 +22,7 @@ from unsilent.faults.sampling import Ints
 class Window:
     """An aligned group of ``channels`` channels x an aligned run of ``positions`` positions (None: all of them).
 
-    ``tail``: the corrupt falls into one of the run's cycles; positions before it were computed with the right value.
+    ``tail``: the fault falls into one of the run's cycles; positions before it were computed with the right value.
     ``onward``: the value travels from unit to unit and is corrupted in one of them; channels before it saw the right one.
     """
 
@@ -42,7 +42,7 @@ class Window:
         """Short words for it, such as ``16 channels x 1 position``."""
         channels = "all channels" if self.channels is None else _several(self.channels, "channel")
         positions = "all positions" if self.positions is None else _several(self.positions, "position")
-        return f"{channels}{' onward' * self.onward} x {positions}{' from the corrupt on' * self.tail}"
+        return f"{channels}{' onward' * self.onward} x {positions}{' from the fault on' * self.tail}"
 
     def within(self, dependents: npt.NDArray[np.bool_], channel_axis: int, rng: np.random.Generator) -> Ints:
         """The outputs among ``dependents`` (bool, in the shape of the output) that see the corrupted register.

@@ -118,7 +118,7 @@ def _nowhere(fault: Fault, tensors: Tensors, name: str, place: str) -> UsageErro
 
 
 def _located(corrupt: ListedCorruption, tensors: Tensors, name: str, place: str) -> tuple[str, int]:
-    """Site and flat element of a corrupt; raises ``UsageError`` for a layer, an index or a bit that is not there."""
+    """Site and flat element of a listed corruption; raises ``UsageError`` for a layer, an index or a bit that is not there."""
     columns = corrupt.columns
     try:
         region = tensors.weight(corrupt.layer)

@@ -59,7 +59,7 @@ class ComparedRow:
     """The same after Holm's correction for all rows of this level."""
     differs: bool
     paired: bool
-    """Whether both corrupted the very same faults, so that the difference is taken trial by trial."""
+    """Whether both had the same faults, so that the difference is taken trial by trial."""
     method: str
 
     @property

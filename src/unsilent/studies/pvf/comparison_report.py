@@ -47,7 +47,7 @@ HEADS = ("target", "level", "part of", "flips", "A %", "B %", "B - A", "interval
 COLUMNS = columns(*HEADS, left=("level", "part of"), priority={"part of": 4, "B / A": 2, "its interval": 2})
 METHOD = (
     "Limits of B − A and of B / A are made from those of both rows, taken as independent (Zou and Donner 2008, Donner and Zou "
-    "2012). Where every trial of a row had the very same fault in both campaigns the difference is taken trial by trial, with "
+    "2012). Where every trial of a row had the same fault in both campaigns the difference is taken trial by trial, with "
     "Gaffke's limits for the mean of numbers between −1 and 1; its ratio still takes both for independent and is then wider than "
     "need be.\n"
     "The p value of a row is the error level at which its interval would just leave out 0 (reported as 1 above one half). Holm's "
