@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from campaigns.injection import running, write_loop
 from scipy.stats import chisquare
 
+from campaigns.faulty_loop import running, write_loop
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.faults import Region

@@ -10,8 +10,8 @@ import time
 from importlib.util import find_spec
 
 import pytest
-from campaigns.injection import running, write_loop
 
+from campaigns.faulty_loop import running, write_loop
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.spec import TrialId
 from unsilent.studies.training.kind import TrainingStore
@@ -148,7 +148,7 @@ def _count(path):
 def test_the_faults_are_those_of_another_process_with_other_hashes(spec):
     """What is drawn depends on no order of sets."""
     script = (
-        "import sys; from campaigns.injection import running; from unsilent.studies.training.spec import TrainingSpec;"
+        "import sys; from campaigns.faulty_loop import running; from unsilent.studies.training.spec import TrainingSpec;"
         "from unsilent.campaigns.spec import TrialId\n"
         "with running(TrainingSpec(sys.argv[1])) as r: print([r.draw(TrialId('random', None, k)) for k in range(50)])"
     )

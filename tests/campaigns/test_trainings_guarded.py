@@ -8,8 +8,8 @@ import json
 
 import numpy as np
 import pytest
-from campaigns.injection import running, write_loop
 
+from campaigns.faulty_loop import running, write_loop
 from monitor.segments import executed_again, oldest_kept
 from unsilent.campaigns.spec import TrialId
 from unsilent.engine.forking.golden import state_hash

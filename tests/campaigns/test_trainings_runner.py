@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from campaigns.injection import running, write_loop
 
+from campaigns.faulty_loop import running, write_loop
 from conftest import few
 from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId

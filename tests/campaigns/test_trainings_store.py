@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from campaigns.injection import Here, running, write_loop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from campaigns.faulty_loop import Here, running, write_loop
 from conftest import spread
 from hostile_stores import loosened
 from hostile_verbs import repair

@@ -9,8 +9,8 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from campaigns.injection import write_loop
 
+from campaigns.faulty_loop import write_loop
 from conftest import few, in_process
 from unsilent.outcomes.training import TrainingOutcome
 from unsilent.studies.training.kind import TrainingStore

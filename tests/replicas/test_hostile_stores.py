@@ -98,7 +98,7 @@ def sound(tmp_path_factory):
         store.bind(spec, trained := runner.describe())
         store.note_asked(AskedFor(tuple(map(str, asked.variants)), asked.replicas))
         store.add(map(runner.run, dict.fromkeys(asked.wanted(trained))))
-        store.add(map(runner.look, dict.fromkeys(looks_at(asked, store))))
+        store.add(map(runner.trace_step, dict.fromkeys(looks_at(asked, store))))
         store.note_usage(1.0, 2.0)
     return folder / "s.sqlite"
 

@@ -153,7 +153,10 @@ def test_nothing_is_too_wide(name, width):
 
 
 def test_headlines():
-    assert headline(CORNERS["nothing"]) == "the fault changed nothing: 2 outputs of operations, all identical to the golden run"
+    assert (
+        headline(CORNERS["nothing"])
+        == "the fault changed nothing: 2 outputs of operations, all identical to the golden run"
+    )
     assert headline(CORNERS["before"]) == "the fault changed 1 of 2 outputs of operations: at a#b.0"
     assert headline(step()) == "the fault changed 130 of 140 outputs of operations: first m10#add.0, last m19#add.0"
     assert headline(CORNERS["no rows"]) == "nothing could be compared: the runs part at once"

@@ -74,7 +74,8 @@ def test_everything_is_there():
     for wanted in (
         "has the highest estimate", "What foretells harm", "Training PVF", "Under the guard", "How to read it", "c0ffee",
         "unsilent training train-toy", "torch 2.13.0", "a toy", "latent harm", "random/x/3: RD at op:conv", "grad_wt",
-        "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within", "classes not observed (each at most 3.7 %)", "seed of the faults",
+        "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within", "classes not observed (each at most 3.7 %)",
+        "seed of the faults",
     ):  # fmt: skip
         assert wanted in page.text or wanted.capitalize() in page.text, wanted
     names = set(figures(EVERYTHING))

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from campaigns.injection import Here, running, write_loop
 
+from campaigns.faulty_loop import Here, running, write_loop
 from unsilent.campaigns.driver import Budget
 from unsilent.campaigns.replay import check_same
 from unsilent.campaigns.spec import TrialId

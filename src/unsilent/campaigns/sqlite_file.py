@@ -1,6 +1,6 @@
 """One SQLite file (WAL) of ours: opened, checked, locked for one writer, its errors in one line. A subclass says what is in it.
 
-A file may come from anyone: what is not a regular file, another program's database, another version, a schema that is not exactly ours
+A file may come from anyone: what is not a regular file, another program's database, another version, a schema other than ours
 and damage are refused, in this order (see `opening`).
 """
 

@@ -38,7 +38,9 @@ def report(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(*o.OUTPUT_FLAGS, help="Where the page, or the card, is written.", show_default="next to the store"),
+        typer.Option(
+            *o.OUTPUT_FLAGS, help="Where the page, or the card, is written.", show_default="next to the store"
+        ),
     ] = None,
     canonical: Annotated[
         bool, typer.Option("--canonical", help="With --json: for comparison, without time, paths and versions.")

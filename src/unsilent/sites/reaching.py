@@ -36,7 +36,9 @@ def dependents(use: Use, operand: Tensor, elements: Ints) -> NDArray[np.bool_]:
     """
     memory = Memory(operand)
     if memory.codec.kind != "float":
-        raise UsageError(f"which outputs use an operand can be determined for floating-point operands only, found {memory.codec.name}")
+        raise UsageError(
+            f"which outputs use an operand is known for floating-point ones only, found {memory.codec.name}"
+        )
     with no_dispatch(), torch.no_grad(), _plainly():
         probe = copied(operand)
         word = memory.codec.encode(np.full(len(elements), np.nan))

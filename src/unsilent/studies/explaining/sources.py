@@ -98,8 +98,8 @@ _ALL = (
 SOURCES = {source.key: source for source in _ALL}
 
 KERNEL, RANDOM, DATA, PATH = "kernel", "random", "data", "path"
-"""How runs part: an operation returns different bits for the same inputs; it draws random numbers; it is given something else from
-outside; the runs do different operations."""
+"""How runs diverge: an operation returns different bits for the same inputs; it draws random numbers; it receives other data
+from outside; the runs do different operations."""
 _UNSEEN = ("hash", "generator", "addresses", "memory")
 """Likely sources whose use leaves no trace that could be looked for beforehand; memory that a library makes is one."""
 

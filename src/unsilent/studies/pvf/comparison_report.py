@@ -133,7 +133,11 @@ def headline(comparison: Comparison) -> str:
     if not first:
         return "A and B have no fault target in common."
     row, measure = first[0], comparison.a.measure
-    where = "the whole model" if comparison.a.at == comparison.b.at == EVERYTHING else "everything faults were injected into"
+    where = (
+        "the whole model"
+        if comparison.a.at == comparison.b.at == EVERYTHING
+        else "everything faults were injected into"
+    )
     where += "" if row.flips is None else f" at {flips_text(row.flips)}"
     a, b = (shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
     points = f"{_points(row).estimate} points{_points(row).behind}"

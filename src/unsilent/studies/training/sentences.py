@@ -173,9 +173,7 @@ def headline(result: TrainingResult) -> str:
     ended = f"{in_percent(different) if events(different) else 'none'} ended different"
     if not events(harm):
         return f"Of {counted(result.n, 'faulty training run')} of {name} none were harmful (at most {top(harm)} %), {ended}"
-    quiet = (
-        "none of them silently" if not events(latent) else f"{in_percent(latent)} silently (no error raised)"
-    )
+    quiet = "none of them silently" if not events(latent) else f"{in_percent(latent)} silently (no error raised)"
     return f"{in_percent(harm)} of {counted(result.n, 'faulty training run')} of {name} were harmful, {quiet}; {ended}"
 
 
@@ -244,12 +242,12 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
     if value is None:
         return
     what = (
-        f"a gradient history or moving statistic above {FACTOR:g} times the fault-free run's largest (our threshold) within two steps of "
-        "the fault"
+        f"a gradient history or moving statistic above {FACTOR:g} times the fault-free run's largest (our threshold) within two "
+        "steps of the fault"
     )
     latent, others = value.hit + value.missed, value.false + value.clear
     if not latent:
-        yield f"no trial ended in silent degradation, so nothing is known about what precedes it; {what}: {value.false:,} of {others:,}"
+        yield f"no trial ended in silent degradation, so it is not known what precedes it; {what}: {value.false:,} of {others:,}"
         return
     yield (
         f"{what} came before {value.hit:,} of {counted(latent, 'latent outcome')} (sensitivity {in_percent(value.sensitivity)}) "
@@ -294,7 +292,7 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
     else:
         yield f"no harmful fault occurred under the guard; it caught {different}"
     if large.n:
-        yield f"of faults that wrote more than {output.large:,.0f} times the largest value before, it caught {of_all(large.share)}"
+        yield f"of faults that wrote over {output.large:,.0f} times the largest value before, it caught {of_all(large.share)}"
     if whole.within:
         bits = "all" if whole.identical == whole.within else f"{whole.identical:,} of {whole.within:,}"
         yield f"harmful faults that it caught in time: {bits} ended with a final state identical to the fault-free run"

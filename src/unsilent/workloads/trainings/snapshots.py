@@ -199,7 +199,9 @@ def check_header(snapshot: Mapping[str, Any], version: int, name: str, settings:
     """Raise ``UsageError`` unless the snapshot is one of this training, with the same settings."""
     lacking = [key for key in KEYS if key not in snapshot]
     if lacking:
-        raise UsageError(f"not a snapshot of a training: it lacks {lacking[0]!r}; expected what snapshot(state) returns")
+        raise UsageError(
+            f"not a snapshot of a training: it lacks {lacking[0]!r}; expected what snapshot(state) returns"
+        )
     if snapshot["format"] != version:
         raise UsageError(
             f"snapshot has format {snapshot['format']!r}, expected {version}; take it anew with this version"
