@@ -241,6 +241,7 @@ def tensor_of(state, site):
     return parameter if not entry else state.optimizers[0].state[parameter][entry]
 
 
+@pytest.mark.slow
 def test_what_is_written_to_an_output_beside_what_was_there(one):
     runner = one(faults=(("set:value=-5e5", 1.0),), layers=("fc",), phases=("fwd",))
     for k in range(4):
@@ -298,6 +299,7 @@ def test_a_single_step_can_be_corrupted(one):
     assert memory.run(trial(0, "param:fc")).steps_run == 1
 
 
+@pytest.mark.slow
 def test_a_file_of_an_accelerator_is_part_of_the_campaign(one, tmp_path):
     from importlib import resources
 
@@ -314,6 +316,7 @@ def test_a_file_of_an_accelerator_is_part_of_the_campaign(one, tmp_path):
     assert other.campaign != first.campaign
 
 
+@pytest.mark.slow
 def test_other_questions_are_other_campaigns(one, loop):
     spec = {"steps": 3}
     names = [

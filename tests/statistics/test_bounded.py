@@ -196,6 +196,7 @@ def test_importance_under_the_law_itself_is_the_mean():
             importance(*bad, 2.0)
 
 
+@pytest.mark.slow
 def test_importance_covers_and_is_unbiased():
     """One slot in fifty fails, the proposal draws it half of the time."""
     rng, truth, ratios = np.random.default_rng(3), 0.02, np.array([0.02 / 0.51, 0.98 / 0.49])

@@ -60,6 +60,7 @@ def test_chargpt_head_is_tied(zoo):
     assert "head.weight" not in dict(model.named_parameters())
 
 
+@pytest.mark.slow
 def test_chargpt_text_held_out():
     data = chargpt.text()
     letters = chargpt.ALPHABET + "?"
