@@ -71,9 +71,9 @@ def test_the_log_of_a_stuffed_zero(images, tmp_path):
         assert re.fullmatch(pattern, line), line
     assert (done.hits, done.fault.layout, len(done.before), len(done.after)) == (1, "stuffed", 2, 3)
     assert math.isfinite(done.valid[0])
-    assert done.golden.loss == done.corrupted.loss  # the fault is in the backward pass
+    assert done.golden.loss == done.faulty.loss  # the fault is in the backward pass
     assert "with the fault: Epoch: 2/80, step: 6/49" in str(done)
-    assert json.loads(json.dumps(done.to_json(), allow_nan=False))["corrupted"][0]["step"] == 6
+    assert json.loads(json.dumps(done.to_json(), allow_nan=False))["faulty"][0]["step"] == 6
 
 
 def test_a_golden_twin_from_the_same_state(images):
@@ -163,7 +163,7 @@ def test_a_training_that_is_no_longer_finite_stops(images, tmp_path):
     lines = (tmp_path / "log").read_text().splitlines()
     end = [i for i, line in enumerate(lines) if line == "Encounter NaN! Terminate training!"]
     assert end == [len(lines) - 1]
-    last = (done.corrupted, *done.after)[-1]
+    last = (done.faulty, *done.after)[-1]
     assert not last.finite
     assert done.valid is None
     assert "the training stopped" in str(done)

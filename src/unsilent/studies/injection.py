@@ -35,7 +35,7 @@ MOST_HELD_OUT = 10_000
 class Replayed:
     """What a replay gave.
 
-    ``before``: the steps before the fault; ``golden`` and ``corrupted``: its step without and with it, from the same state;
+    ``before``: the steps before the fault; ``golden`` and ``faulty``: its step without and with it, from the same state;
     ``after``: those that followed. ``valid``: mean loss and accuracy on the held-out images at the end (None: the training had
     stopped). ``hits``: elements that were corrupted. ``trace``: how the fault spread through its step, where that was asked.
     """
@@ -46,7 +46,7 @@ class Replayed:
     hits: int
     before: tuple[StepRecord, ...]
     golden: StepRecord
-    corrupted: StepRecord
+    faulty: StepRecord
     after: tuple[StepRecord, ...]
     valid: tuple[float, float] | None
     trace: Trace | None = None
@@ -60,7 +60,7 @@ class Replayed:
             "hits": self.hits,
             "valid": self.valid,
         }
-        steps = {"before": self.before, "golden": (self.golden,), "corrupted": (self.corrupted,), "after": self.after}
+        steps = {"before": self.before, "golden": (self.golden,), "faulty": (self.faulty,), "after": self.after}
         keys = ("epoch", "step", "loss", "accuracy")
         values |= {name: [{key: getattr(r, key) for key in keys} for r in records] for name, records in steps.items()}
         if self.trace is not None:
@@ -69,11 +69,11 @@ class Replayed:
 
     def __str__(self) -> str:
         parts = [f"weights: {self.weights}", f"fault: {self.fault.describe()}"]
-        twins = [("without the fault", (self.golden,)), ("with the fault", (self.corrupted,))]
+        twins = [("without the fault", (self.golden,)), ("with the fault", (self.faulty,))]
         shown = [("before", self.before[-1:]), *twins, ("after", self.after)]
         for name, records in shown:
             parts += [f"{name}: {record.line}" for record in records]
-        if not (self.corrupted, *self.after)[-1].finite:
+        if not (self.faulty, *self.after)[-1].finite:
             parts.append("the loss is not finite: the training stopped")
         if self.valid is not None:
             parts.append(f"held-out images at the end: loss {self.valid[0]:.5f}, accuracy {self.valid[1]:.5f}")
@@ -249,7 +249,7 @@ class _Run:
         golden = replay.run_step(faulty=False)
         spread, record = replay.spread() if self._trace else None, replay.run_step()
         self._write(*replay.corrupted_lines(record))
-        corrupted = self._one(record)
+        faulty = self._one(record)
         after = () if self._stopped else self._all(replay.follow(steps))
         assert record.receipt is not None
         valid = None if self._stopped else replay.evaluate()
@@ -260,7 +260,7 @@ class _Run:
             record.receipt.hits,
             before,
             golden,
-            corrupted,
+            faulty,
             after,
             valid,
             spread,
