@@ -242,7 +242,8 @@ def test_a_built_in_training(tmp_path):
 @pytest.mark.slow
 def test_a_trial_under_the_guard_is_replayed_without_a_class(copied):
     done = in_process(
-        "training", *LOOP, "--per", "tensor", "--layer", "fc", "--fault", "set:value=1e6", "--trials", 2, "--guard", "--store", "g.sqlite", "--quiet", cwd=copied,
+        "training", *LOOP, "--per", "tensor", "--layer", "fc", "--fault", "set:value=1e6",
+        "--trials", 2, "--guard", "--store", "g.sqlite", "--quiet", cwd=copied,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     trial = next(str(trial) for trial in trials(copied / "g.sqlite") if trial.target.startswith("guarded:"))
