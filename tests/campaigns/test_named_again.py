@@ -121,7 +121,7 @@ def test_pipes_beside_a_store_or_in_its_place(stored, ending):
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     for write in (True,) if ending == ".lock" else (False, True):
-        with pytest.raises(StoreError, match="no plain file|not a lock file"):
+        with pytest.raises(StoreError, match="not a regular file|not a lock file"):
             PvfStore(stored, write=write)
 
 

@@ -306,7 +306,7 @@ def test_conditions_are_told_with_sensitivity_or_not_at_all():
     assert "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and in 4 of 84 harmless ones" in text
     assert "of 20 outcomes latent by implementation noise alone before 15" in text
     assert "alone: first moment 15, second moment 15, moving statistic 15" in text
-    assert "nothing is known of what comes before it" in text_of(CORNERS["all masked"])
+    assert "it is not known what precedes it" in text_of(CORNERS["all masked"])
     assert "times golden's largest" not in text_of(CORNERS["nothing watched"])
 
 
@@ -342,7 +342,7 @@ def test_pvf_and_guard_are_told():
     assert (
         "the guard caught 16 of 20 harmful faults, 80 % [56, 95], within two steps; 17 of 25 different trials" in text
     )
-    assert "wrote more than 10,000 times the largest value before, it caught all of 15 trials (at least 78 %)" in text
+    assert "wrote over 10,000 times the largest value before, it caught all of 15 trials (at least 78 %)" in text
     assert "15 of 16 ended with a final state identical to the fault-free run" in text
     nobody = text_of(
         result(guard=replace(guarded(), all=caught("all harmful", 0, 0), largest=caught("wrote more", 0, 0)))

@@ -265,7 +265,7 @@ def test_what_is_not_there(tmp_path):
         accelerator("nvdal")
     with pytest.raises(UsageError, match="cannot read the accelerator .*No such file"):
         accelerator(str(tmp_path / "none.toml"))
-    with pytest.raises(UsageError, match="cannot read the accelerator|no plain file"):
+    with pytest.raises(UsageError, match="cannot read the accelerator|not a regular file"):
         accelerator(f"{tmp_path}/")
     with pytest.raises(UsageError, match="cannot read the accelerator"):
         accelerator("a\0b.toml")

@@ -264,7 +264,7 @@ def test_kept_activations_are_corrupted_between_the_passes():
     _, column = np.unravel_index(step.hits[0].fault.elements[0], (5, 8))
     changed = (golden["2.weight"] != found["2.weight"]).nonzero()[:, 1].unique().tolist()
     assert changed == [column]
-    with pytest.raises(InjectionError, match="nobody keeps it"):
+    with pytest.raises(InjectionError, match="it is not saved for"):
         backward(Net(False), draw("saved:once.down#addmm.0/first"))
 
 
