@@ -161,22 +161,33 @@ class Nodes:
         node.stdout.close()
         self._started.remove(node)
 
+    @property
+    def running(self) -> bool:
+        return bool(self._started)
+
     def stop_all(self) -> None:
         for node in reversed(list(self._started)):
             self.stop(node)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     path = Path("/tmp") / f"ray-{secrets.token_hex(4)}"  # Ray's sockets need a short path
     path.mkdir()
     nodes = Nodes(path)
     try:
-        nodes.begin()
         yield nodes
     finally:
         nodes.stop_all()
         shutil.rmtree(path)
+
+
+@pytest.fixture
+def cluster(nodes: Nodes) -> Nodes:
+    """One for all tests, begun again after the one that ends it."""
+    if not nodes.running:
+        nodes.begin()
+    return nodes
 
 
 @pytest.fixture
@@ -309,7 +320,7 @@ def test_another_token_is_refused(folder, cluster, capsys, monkeypatch):
 
 
 def test_a_lost_cluster_is_one_line(folder, member, start):
-    """The last test of this cluster: it loses its head."""
+    """It loses its head."""
     process = start(
         "pvf", *ASK, "--trials", 10_000, "--ray", member.address, "--store", "s.sqlite", "--quiet",
         env={**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "1"},
@@ -323,6 +334,7 @@ def test_a_lost_cluster_is_one_line(folder, member, start):
         "what was stored is safe: run the same command again when it is back\n"
     )
     assert stored("s.sqlite") > 10
+    member.stop_all()
 
 
 # -- a cluster of our own ------------------------------------------------------------------------------------------

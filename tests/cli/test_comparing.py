@@ -112,7 +112,7 @@ def test_other_flips_are_refused_in_one_line(stores, monkeypatch, capsys):
         (("a.sqlite", "--card", "-o", "card"), "ends in .json"),
         (("a.sqlite", "--card", "-o", "no/card.json"), "no such folder"),
         (("a.sqlite", "--card", "-o", "foreign.json"), "foreign.card.html exists and is not an Unsilent page"),
-        (("foreign.json",), "no PVF card"),
+        (("foreign.json",), "is not a PVF card"),
         (("foreign.json", "b.sqlite"), "foreign.json is a card, it holds no trials to compare"),
         (("a.sqlite", "foreign.json"), "foreign.json is a card, it holds no trials to compare"),
         (("foreign.json", "--unit", "batch"), "leave out --unit"),

@@ -410,7 +410,9 @@ def test_runs_that_cannot_be_repeated_are_told(memory):
         optimizer.zero_grad()
         model.fc3(model.fc2(torch.ones(2, 8)) * (1 + next(count))).sum().backward()
 
-    with pytest.raises(UsageError, match=r"two golden runs differ, first at \(run\)#mul.0, so a fault cannot be distinguished"):
+    with pytest.raises(
+        UsageError, match=r"two golden runs differ, first at \(run\)#mul.0, so a fault cannot be distinguished"
+    ):
         trace_step(model, [optimizer], counting, [], memory=memory)
     nothing_left(model)
 

@@ -45,16 +45,16 @@ def explain_loop(
         "steps": steps,
         "deadline": DEADLINE if deadline is None else deadline,
         "arguments": tuple(arguments),
-        "told": _silent if quiet else _told,
-        "shown": lambda finding: None if quiet else _told(found_line(finding)),
+        "notify": _silent if quiet else _notify,
+        "shown": lambda finding: None if quiet else _notify(found_line(finding)),
     }
     search = explaining.control if control else explaining.explain
-    match = search(ref, **asked)
-    show_report(report(match, arguments), None, as_json, plain)
-    return INTERRUPTED if match.interrupted else 0 if match.agreed else 1
+    explained = search(ref, **asked)
+    show_report(report(explained, arguments), None, as_json, plain)
+    return INTERRUPTED if explained.interrupted else 0 if explained.agreed else 1
 
 
-def _told(text: str) -> None:
+def _notify(text: str) -> None:
     """A line for each run and finding, on a terminal or not: a search takes minutes."""
     print(f"unsilent: {text}", file=sys.stderr, flush=True)
 

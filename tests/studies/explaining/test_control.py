@@ -282,7 +282,7 @@ def test_a_long_run_is_reported_while_it_lasts(loops: str, monkeypatch: pytest.M
     monkeypatch.setattr("unsilent.studies.explaining.running.SECONDS_BETWEEN", 0.05)
     said: list[str] = []
     with pytest.raises(UserCodeError):
-        control(f"{loops}:raises", told=said.append)
+        control(f"{loops}:raises", notify=said.append)
     assert said[0].startswith("run 1 (0 s so far)")
     assert said[1].startswith("run 1: still running (")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from unsilent.errors import UsageError
 from unsilent.studies.explaining.explain import RUNS, Pins, Search, Shown, check
 from unsilent.studies.explaining.results import Controlled
-from unsilent.studies.explaining.running import DEADLINE, Launcher, Run, Told
+from unsilent.studies.explaining.running import DEADLINE, Launcher, Notify, Run
 
 
 def control(
@@ -18,7 +18,7 @@ def control(
     steps: int | None = None,
     deadline: float = DEADLINE,
     arguments: Sequence[str] = (),
-    told: Told = lambda text: None,
+    notify: Notify = lambda text: None,
     shown: Shown = lambda finding: None,
 ) -> Controlled:
     """Compare what runs end with; arguments and errors as of `explain`, and Ctrl-C once it is known that runs differ.
@@ -28,7 +28,7 @@ def control(
     """
     check(runs, steps, deadline)
     begun = time.perf_counter()
-    with Launcher(ref, steps, deadline, told, arguments) as launcher:
+    with Launcher(ref, steps, deadline, notify, arguments) as launcher:
         ends, first = _ends(launcher, frozenset(), runs)
         explained, switches, verified, interrupted = None, frozenset[str](), not first, False
         try:

@@ -17,7 +17,7 @@ from unsilent.errors import UsageError
 from unsilent.studies.explaining.chance import PARTED, needed
 from unsilent.studies.explaining.records import first_difference, read_places
 from unsilent.studies.explaining.results import Explained, Finding, Parting, Place, Read
-from unsilent.studies.explaining.running import DEADLINE, Launcher, Run, Told
+from unsilent.studies.explaining.running import DEADLINE, Launcher, Notify, Run
 from unsilent.studies.explaining.sources import DATA, KERNEL, PATH, SOURCES, candidates
 
 RUNS = 3
@@ -41,7 +41,7 @@ def explain(
     steps: int | None = None,
     deadline: float = DEADLINE,
     arguments: Sequence[str] = (),
-    progress: Told = lambda text: None,
+    notify: Notify = lambda text: None,
     shown: Shown = lambda finding: None,
 ) -> Explained:
     """Which sources make runs of ``ref`` differ.
@@ -49,7 +49,8 @@ def explain(
     Args:
         ref: ``file.py:loop`` or ``package.module:loop``, a function without arguments or a training workload.
         runs: how many are compared. steps: updates of optimizers after which a run is ended. deadline: seconds for one run.
-        arguments: of the user's script, its ``sys.argv[1:]``. progress: is told of every run, and now and then while it lasts.
+        arguments: of the user's script, its ``sys.argv[1:]``.
+        notify: called with a line about every run, and now and then while it lasts.
         shown: is given every finding as it is made.
 
     Ctrl-C after the first run ends the search: what was found by then is returned, as ``interrupted``.
@@ -59,7 +60,7 @@ def explain(
     """
     check(runs, steps, deadline)
     begun = time.perf_counter()
-    with Launcher(ref, steps, deadline, progress, arguments) as launcher:
+    with Launcher(ref, steps, deadline, notify, arguments) as launcher:
         return Search(launcher, runs, shown).explain(ref, begun)
 
 
@@ -311,7 +312,7 @@ def helps(before: Parting, after: Parting | None) -> bool:
     """Whether runs agree now, or part later.
 
     A race may go the same way for a while: where one operation returns different bits for the same inputs, its next time is no
-    progress.
+    notify.
     """
     if after is None:
         return True

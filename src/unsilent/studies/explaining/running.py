@@ -25,26 +25,26 @@ _LAST = 4294967295
 Run = dict[str, Any]
 """What a run told at its end: ``steps``, ``called``, ``touched``, ``reads``, ``final``, and of a watched one ``operations``,
 ``own`` (of them, those that were not of its file being read) and the tables of `records`."""
-Told = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 class Launcher:
     """Makes runs of one loop, one after the other, in a folder that is gone afterwards.
 
     Args:
-        ref: what to run. steps: updates after which a run is ended (None: none). deadline: seconds for one run. told: is
-            told of every run before it starts, and every ten seconds while it lasts. arguments: ``sys.argv[1:]`` of the script.
+        ref: what to run. steps: updates after which a run is ended (None: none). deadline: seconds for one run. notify:
+            called with a line before every run, and every ten seconds while it lasts. arguments: ``sys.argv[1:]`` of the script.
 
     Attributes:
         folder: where the files of runs are. launched: how many runs there were.
     """
 
     def __init__(
-        self, ref: str, steps: int | None, deadline: float, progress: Told, arguments: Sequence[str] = ()
+        self, ref: str, steps: int | None, deadline: float, notify: Notify, arguments: Sequence[str] = ()
     ) -> None:
         self.launched = 0
         self._arguments, self._begun = list(arguments), time.perf_counter()
-        self._ref, self._steps, self._deadline, self._told = ref, steps, deadline, progress
+        self._ref, self._steps, self._deadline, self._notify = ref, steps, deadline, notify
         self._plain: Run = {}
         """The first run: nothing was pinned in it."""
 
@@ -84,7 +84,7 @@ class Launcher:
 
     def report(self, text: str) -> None:
         """Progress, with the seconds since the beginning."""
-        self._told(f"{text} ({time.perf_counter() - self._begun:.0f} s so far)")
+        self._notify(f"{text} ({time.perf_counter() - self._begun:.0f} s so far)")
 
     def forget(self, run: Run) -> None:
         """Remove the records of a run."""
