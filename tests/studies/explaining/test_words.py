@@ -142,8 +142,8 @@ def test_changes_that_make_runs_agree():
 def test_each_run_is_told_though_nothing_is_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
 ):
-    def made_up(ref: str, told: Callable[[str], None], **asked: Any) -> Explained:
-        told("run 1")
+    def made_up(ref: str, notify: Callable[[str], None], **asked: Any) -> Explained:
+        notify("run 1")
         return explained()
 
     monkeypatch.setattr("unsilent.studies.explaining.explain", made_up)
