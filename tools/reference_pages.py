@@ -1,0 +1,332 @@
+"""Writes the pages of the reference from the code: options, Python API, exit codes, export columns, events.
+
+``make reference`` writes them into ``docs/reference``; a test checks that they are those of the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+OPEN_CODE = re.compile(r"``(.+?)``", re.DOTALL)
+SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
+MODULES = {
+    "unsilent": "",
+    "unsilent.monitor": "The guard around a training loop.",
+    "unsilent.faults": "Fault models and the record of a fault.",
+    "unsilent.faults.unresolved_fault": "Faults that are resolved when their step runs.",
+    "unsilent.faults.hardware.presets": "Published fault models of accelerators.",
+    "unsilent.faults.hardware.description_file": "Descriptions of accelerators.",
+    "unsilent.sites.training.step": "One training step with faults.",
+    "unsilent.sites.training.step_survey": "What a training step consists of.",
+    "unsilent.workloads.trainings": "Trainings as workloads.",
+    "unsilent.replicas": "Repeated fault-free runs.",
+    "unsilent.replicas.floors": "Runs compared with a noise floor.",
+    "unsilent.statistics.floor": "The test against a noise floor.",
+    "unsilent.statistics.null_distribution": "What the test compares.",
+}
+NAMES = {
+    "unsilent.faults.unresolved_fault": ["UnresolvedFault"],
+    "unsilent.faults.hardware.presets": ["preset"],
+    "unsilent.faults.hardware.description_file": ["load_accelerator"],
+    "unsilent.sites.training.step": ["StepInjection"],
+    "unsilent.sites.training.step_survey": ["StepSurvey"],
+    "unsilent.workloads.trainings": ["Training", "Seeds"],
+    "unsilent.replicas.floors": ["Floor"],
+    "unsilent.statistics.floor": ["noise_verdict", "noise_verdicts"],
+    "unsilent.statistics.null_distribution": ["Measure", "RunComparison", "NullDistribution"],
+}
+"""Of modules that have more than what users call; of the others all that ``__all__`` names."""
+CALLBACKS = ("lightning", "transformers")
+
+
+def pages() -> dict[str, str]:
+    """The pages, by their path in ``docs``."""
+    made: dict[str, Callable[[], Iterable[str]]] = {
+        "options": options, "api": api, "exit-codes": exit_codes, "export-columns": export_columns, "events": events,
+    }  # fmt: skip
+    return {f"reference/{name}.md": "\n".join(make()).rstrip() + "\n" for name, make in made.items()}
+
+
+# -- text ----------------------------------------------------------------------------------------------------------------
+
+
+def line(text: str | None) -> str:
+    """A text in one line of Markdown."""
+    plain = OPEN_CODE.sub(r"`\1`", " ".join((text or "").split()))
+    return re.sub(r"(?<!`)<(?![^`]*`[^`]*$)", "&lt;", plain)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """A Markdown table."""
+    names = list(head)
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'---|' * len(names)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+    yield ""
+
+
+def prose(doc: str | None) -> Iterator[str]:
+    """A docstring as Markdown: its sections as lists."""
+    parts = re.split(rf"^({'|'.join(SECTIONS)}):\n", inspect.cleandoc(doc or ""), flags=re.MULTILINE)
+    yield OPEN_CODE.sub(r"`\1`", parts[0]).strip()
+    yield ""
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        section, _, after = body.partition("\n\n")
+        yield f"*{title}*\n"
+        for entry in re.split(r"\n(?!\s)", textwrap.dedent(section)):
+            yield f"- {line(entry)}"
+        yield ""
+        if after.strip():
+            yield OPEN_CODE.sub(r"`\1`", textwrap.dedent(after)).strip()
+            yield ""
+
+
+# -- options -------------------------------------------------------------------------------------------------------------
+
+
+def options() -> Iterator[str]:
+    """Every verb with its arguments and options, as ``--help`` shows them."""
+    import typer
+
+    from unsilent.cli.main import make_app
+
+    yield "# Options\n\nMade from the code. `unsilent VERB --help` shows the same.\n"
+    for verb in typer.main.get_command(make_app()).commands:  # type: ignore[attr-defined]
+        command = typer.main.get_command(make_app([verb])).commands[verb]  # type: ignore[attr-defined]
+        yield f"## unsilent {verb}\n\n{line(command.help)}\n"
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in command.params:
+            if record := parameter.get_help_record(command.make_context(verb, [], resilient_parsing=True)):
+                title = getattr(parameter, "rich_help_panel", None) or "Options"
+                panels.setdefault("Arguments" if parameter.param_type_name == "argument" else title, []).append(record)
+        for title, records in sorted(panels.items(), key=lambda item: item[0] != "Arguments"):
+            yield f"**{title}**\n"
+            yield from table(("option", "what it does"), ((f"`{name}`", line(text)) for name, text in records))
+
+
+# -- Python --------------------------------------------------------------------------------------------------------------
+
+
+def api() -> Iterator[str]:
+    """Public names with signatures and docstrings."""
+    from unsilent.campaigns.kinds import Kind
+
+    yield "# Python API\n\nMade from the code. Options of a verb are arguments of its function, with underscores.\n"
+    for module, about in MODULES.items():
+        loaded = importlib.import_module(module)
+        yield f"## {module}\n\n{about}\n"
+        for name in NAMES.get(module) or [n for n in loaded.__all__ if not n.startswith("_")]:
+            if not isinstance(value := getattr(loaded, name), Kind):  # for those who add a study
+                yield from _documented(name, value)
+    yield "## unsilent.integrations\n\nCallbacks for training frameworks.\n"
+    for name in CALLBACKS:
+        source = Path(
+            importlib.import_module("unsilent.integrations").__path__[0], f"{name}.py"
+        )  # it may not be installed
+        node = next(n for n in ast.parse(source.read_text()).body if getattr(n, "name", "") == "GuardCallback")
+        yield f"### unsilent.integrations.{name}.GuardCallback\n"
+        yield from prose(ast.get_docstring(node))  # type: ignore[arg-type]
+
+
+def _documented(name: str, value: Any) -> Iterator[str]:
+    yield f"### {name}\n"
+    if not callable(value):
+        yield f"`{value!r}`\n"
+        return
+    if not (inspect.isclass(value) and issubclass(value, Exception)):
+        yield f"```python\n{_signature(name, value)}\n```\n"
+    yield from prose(value.__doc__)
+    if inspect.isclass(value):
+        members = [(n, m) for n, m in vars(value).items() if not n.startswith("_") and _first(m)]
+        if members:
+            yield from table(("member", "what it is"), ((f"`{n}`", line(_first(m))) for n, m in members))
+
+
+def _first(member: Any) -> str:
+    """The first sentence of a method or property of a class; empty for anything else."""
+    function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+    return (inspect.getdoc(function) or "").split("\n\n")[0] if inspect.isfunction(function) else ""
+
+
+def _plain(signature: str) -> str:
+    """Without quotes around types; functions by their names alone."""
+    return re.sub(r"<function (\S+) at 0x\w+>", r"\1", re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature))
+
+
+def _signature(name: str, value: Any) -> str:
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return name
+    text = _plain(f"{name}{signature}").replace(" -> None", "")
+    if len(text) <= 100:
+        return text
+    parameters = [_plain(str(p)) for p in signature.parameters.values()]
+    keyword = next((i for i, p in enumerate(signature.parameters.values()) if p.kind is p.KEYWORD_ONLY), None)
+    if keyword is not None:
+        parameters.insert(keyword, "*")
+    returns = (
+        "" if signature.return_annotation in (signature.empty, None, "None") else f" -> {signature.return_annotation}"
+    )
+    return f"{name}(\n" + "".join(f"    {p},\n" for p in parameters) + f"){returns}"
+
+
+# -- exit codes ----------------------------------------------------------------------------------------------------------
+
+
+def exit_codes() -> Iterator[str]:
+    """Exit codes of the command, and the errors of Python."""
+    from unsilent import errors
+    from unsilent.cli import main
+    from unsilent.monitor import GuardStop
+
+    said = re.search(r"Exit codes: (.+)\.", main.__doc__ or "")
+    assert said is not None
+    codes = [text.partition(" ")[::2] for text in said[1].split(", ")] + [
+        (str(GuardStop.exit_code), line((GuardStop.__doc__ or "").split("\n\n")[0]))
+    ]
+    yield "# Exit codes and errors\n\nMade from the code.\n"
+    yield from table(
+        ("code", "meaning"), ((f"`{code}`", text) for code, text in sorted(codes, key=lambda c: int(c[0])))
+    )
+    yield "With 1 end: `pvf --assert` that does not hold, `pvf` whose rows stay wider than `--ci` or `--rel` ask, `replay` of a"
+    yield "trial that ends otherwise, `noise` whose control runs differ, `status` of a"
+    yield "store that cannot be read, and a defect of Unsilent (`internal error of unsilent`)."
+    yield f"`{GuardStop.exit_code}` is for your own script: `sys.exit(stop.exit_code)` after a `GuardStop`.\n"
+    yield "An error is one line on stderr that begins with `unsilent: error:` and says what was found, what was expected,"
+    yield "and what to do. In Python it is one of these:\n"
+    tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
+    yield f"```text\n{tree}\n```"
+
+
+# -- exports and JSON ----------------------------------------------------------------------------------------------------
+
+
+def export_columns() -> Iterator[str]:
+    """Columns of ``unsilent export`` and fields of ``--json``."""
+    from unsilent.campaigns.codec import row_codec
+    from unsilent.outcomes import Outcome
+    from unsilent.render.report_json import FIELDS, RUN_DETAILS
+    from unsilent.studies.campaign_kinds import KINDS
+
+    yield "# Export columns and JSON\n\nMade from the code. [How to export](../howto/export-results.md).\n"
+    for kind in KINDS:
+        yield f"## Stores of unsilent {kind.name}\n"
+        yield from prose((kind.row.__doc__ or "").split("Attributes:")[0])
+        described = _attributes(kind.row)
+        yield from table(("column", "type", "meaning"), _columns(row_codec(kind.row), described))
+    yield "Columns that are marked as *of one run* are left out by `--canonical`.\n"
+    yield "## Reading a trial of unsilent pvf\n"
+    yield READING.format(digits=", ".join(f"`{outcome.value}` {outcome.name.lower()}" for outcome in Outcome))
+    yield "## The object of --json\n\nOne object on stdout, nothing else. `results` has one object for each estimate:\n"
+    yield from table(("field", "meaning"), ((f"`{name}`", MEANINGS.get(name, "")) for name in FIELDS))
+    left_out = ", ".join(f"`{name}`" for name in sorted(RUN_DETAILS))
+    yield f"`--json --canonical` leaves out what differs between two runs of a campaign: {left_out}."
+
+
+READING = """\
+- **Outcomes.** The digits of `outcome_codes` mean: {digits}.
+  Digit number i belongs to sample number i of the evaluation, over all batches. `sdc` is silent; `nonfinite`,
+  `exception`, `crash` and `hang` are detectable (DUE). `spared` marks samples of batches that the fault did not reach
+  and that were not run. The columns with these names have the number of samples of each outcome.
+- **Flipped bits.** Each object in `faults` is one corrupted tensor (`site`). `elements` are flat positions in C order. A bit flip
+  has the operation `xor`. `operands` then has one mask for each element, in hexadecimal digits. A bit that is 1 in the mask was
+  flipped: `0x40000000` is bit 30. Bit 0 is the lowest bit.
+- **Severity.** How far a sample is from the golden run, in the unit of the judge; 0 for an identical output. `top1` and
+  `next-token`: by how much the softmax probability of the golden class or token fell. `topk`: share of the golden set that was
+  lost. `threshold`: difference of the score from that of the golden run.
+  `exact-sequence`: share of positions that differ. `tolerance`: largest relative
+  difference.
+"""
+MEANINGS = {
+    "estimate": "the value, a share from 0 to 1 where it is a probability", "low": "lower limit", "high": "upper limit",
+    "confidence": "of the limits", "n": "independent observations (faults, replicas)", "method": "how the limits are made",
+    "trial": "the trial as text: target, `x` and flips, k, like `head/x1/17`", "target": "the target of the trial",
+    "flips": "number of flips; null where the fault model says how many",
+    "k": "number of the trial among those of its target and flips, from 0",
+    "faults": "JSON list of the injected faults; a digest where they touch more than 4,096 elements",
+    "outcome_codes": "one digit for each sample: its outcome (see below)",
+    "incorrect_batches": "number of batches with at least one incorrect output",
+    "severity": "largest finite severity of a sample (see below); inf if only detectable outcomes have one",
+    "error": "what was raised, or why the process ended; empty for neither",
+    "seconds": "time of the trial", "worker": "number of the worker that ran it",
+}  # fmt: skip
+
+
+def _columns(codec: Any, described: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC
+
+    for field in codec.fields:
+        if NOT_EXPORTED in field.type_annotations:
+            continue
+        whole = described.get(field.name, "")
+        run = "of one run; " if RUN_SPECIFIC in field.type_annotations else ""
+        if field.name == "trial":
+            yield "`trial`", "text", MEANINGS["trial"]
+        for column in field.columns:
+            kind = "list" if field.dtype else "text of hex digits" if field.is_array else column.kind.__name__
+            part = f"of `{field.name}`: " if len(field.columns) > 1 and field.name != "trial" else ""
+            meaning = (part + whole if whole else "") or MEANINGS.get(column.name, "")
+            yield f"`{column.name}`", kind, line(run + meaning)
+
+
+def _attributes(cls: type) -> dict[str, str]:
+    """What the docstring of a class says of its fields."""
+    section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
+    result: dict[str, str] = {}
+    for entry in re.split(r"\n {4}(?! )", "\n" + section):
+        names, _, text = entry.partition(": ")
+        result |= dict.fromkeys(names.strip().split(", "), " ".join(text.split()))
+    return result
+
+
+# -- events --------------------------------------------------------------------------------------------------------------
+
+
+def events() -> Iterator[str]:
+    """What is written while a command or a guarded training runs."""
+    from unsilent.campaigns.observer import Observer
+    from unsilent.monitor import guard
+    from unsilent.monitor.alarms import Alarm, GuardOverhead, GuardStop, NotRepeatable, RepeatabilityWarning
+
+    yield "# Events\n\nMade from the code.\n\n## A guarded training\n"
+    yield f"Every recovery is one line of the logger `{guard.LOGGER}`. In Python: `guard.alarms`, `guard.recoveries`,"
+    yield "`guard.spent`, and `Guard(…, on_alarm=function)`.\n"
+    for record in (Alarm, GuardOverhead):
+        yield f"### {record.__name__}\n"
+        yield from prose(record.__doc__)
+        yield from table(("field", "type"), ((f"`{f.name}`", f"`{f.type}`") for f in dataclasses.fields(record)))
+    yield from table(
+        ("raised or warned", "when"),
+        (
+            (f"`{c.__name__}`", line((c.__doc__ or "").split("\n\n")[0]))
+            for c in (GuardStop, NotRepeatable, RepeatabilityWarning)
+        ),
+    )
+    yield "## A campaign\n"
+    yield "Progress goes to stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing with `--quiet`. It shows:\n"
+    methods = ((name, m) for name, m in vars(Observer).items() if not name.startswith("_") and inspect.isfunction(m))
+    yield from table(("event", "what happened"), ((f"`{name}`", line(m.__doc__)) for name, m in methods))
+    yield "All that happened in a trial is its row in the store: [export columns](export-columns.md)."
+
+
+def main() -> None:
+    """Write the pages into a folder."""
+    for name, text in pages().items():
+        path = Path(sys.argv[1], name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
