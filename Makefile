@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test test-slow test-all coverage lint bench claims clean
+.PHONY: demo test test-slow test-all coverage lint reference docs bench claims clean
 
 .venv/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Unsilent needs Python 3.11 or newer, this is " + sys.version)'
@@ -16,6 +16,10 @@ JOBS ?= 2
 
 .venv/test: .venv/core
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+.venv/docs: .venv/core
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
 
 demo: .venv/core
@@ -44,6 +48,14 @@ lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The pages of docs/reference that are made from the code.
+reference: .venv/core
+	$(BIN)/python tools/reference_pages.py docs
+
+# The site, in build/site; a dead link or any other warning is an error.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -d build/site
 
 claims: .venv/test
 	$(BIN)/pytest tests -m claim --override-ini addopts=--import-mode=importlib -q -s

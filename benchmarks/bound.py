@@ -20,13 +20,13 @@ from unsilent.engine.cached import CachedEngine
 from unsilent.engine.tape import Tape
 from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
-from unsilent.sites.calls import Calls
+from unsilent.sites.calls import OperationNamer
 
 
 class Stopwatch(TorchDispatchMode):
     """Seconds of every operation, by name, while it is active."""
 
-    def __init__(self, calls: Calls, device: str) -> None:
+    def __init__(self, calls: OperationNamer, device: str) -> None:
         super().__init__()
         self._calls = calls
         self._now: Callable[[], float] = time.thread_time if device == "cpu" else clock(device)
@@ -35,7 +35,7 @@ class Stopwatch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        name = self._calls.name(func)
+        name = self._calls.next_name(func)
         start = self._now()
         result = func(*args, **(kwargs or {}))
         self.seconds[name] = self._now() - start
@@ -46,7 +46,7 @@ def operation_seconds(engine: CachedEngine, batch: int, repeats: int, device: st
     """Median seconds of every operation of a batch, by name."""
     found: dict[str, list[float]] = {}
     for _ in range(repeats + 1):
-        with Calls(engine.model) as calls, Stopwatch(calls, device) as watch, torch.no_grad():
+        with OperationNamer(engine.model) as calls, Stopwatch(calls, device) as watch, torch.no_grad():
             engine.workload.run(engine.model, engine.batches[batch])
         for name, seconds in watch.seconds.items():
             found.setdefault(name, []).append(seconds)
@@ -95,7 +95,7 @@ class Bound:
             if index in found:
                 continue
             found.add(index)
-            for value in tape.nodes[index].made:
+            for value in tape.nodes[index].new_values:
                 stack += [r for r in tape.values[value].readers if r > index]
         return found
 
@@ -110,5 +110,5 @@ class Bound:
             index = tape.by_name[site.name]
             if site.operand != "out":
                 return [index]
-            return [r for v in tape.nodes[index].made for r in tape.values[v].readers if r > index]
+            return [r for v in tape.nodes[index].new_values for r in tape.values[v].readers if r > index]
         return [] if value is None else tape.values[value].readers

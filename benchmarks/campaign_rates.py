@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from unsilent.campaigns import TrialId, ray_executor
-from unsilent.campaigns.line import Line, Message
 from unsilent.campaigns.observer import Silent
-from unsilent.campaigns.spec import Means
+from unsilent.campaigns.process_connection import Message, ProcessConnection
+from unsilent.campaigns.spec import WorkerSettings
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.runner import TrialRunner
-from unsilent.studies.pvf.spec import CampaignSpec, TrialRow
+from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 
 Item = TypeVar("Item")
-SPEC = CampaignSpec("digits-cnn", options=(("eval", "64"),))
+SPEC = PvfSpec("digits-cnn", options=(("eval", "64"),))
 STORED, DRIVEN, PLANNED = 200_000, 100_000, 1_000_000
 TOGETHER = 100
 """Rows in one message, as of a supervisor whose trials cost a millisecond."""
@@ -48,7 +48,7 @@ def main() -> None:
         _driver(Path(folder) / "driver", runner, real)
 
 
-def _many(real: Sequence[TrialRow], count: int) -> Iterator[TrialRow]:
+def _many(real: Sequence[PvfTrialRow], count: int) -> Iterator[PvfTrialRow]:
     """Rows like the real ones, each of a trial of its own."""
     for k, row in enumerate(islice(cycle(real), count)):
         yield replace(row, trial=row.trial._replace(k=k))
@@ -58,19 +58,19 @@ def _pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def _store(path: Path, runner: TrialRunner, real: Sequence[TrialRow]) -> None:
+def _store(path: Path, runner: TrialRunner, real: Sequence[PvfTrialRow]) -> None:
     rows = list(_many(real, STORED))
     with PvfStore(path, write=True) as store:
-        store.bind(SPEC, runner.describe())
+        store.bind_campaign(SPEC, runner.establish_baseline())
         cpu, wall = time.process_time(), time.perf_counter()
         for some in _pieces(rows, 500):
-            store.add(some)
+            store.add_rows(some)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     print(f"store: {STORED / wall:,.0f} rows/s ({1e6 * cpu / STORED:.0f} us of CPU each)")
     print(f"store: {path.stat().st_size / STORED:.0f} bytes each on disk")
     with PvfStore(path) as store:
         wall = time.perf_counter()
-        store.done()
+        store.stored_trial_ids()
         print(f"store: what is done is read at {STORED / (time.perf_counter() - wall):,.0f} trials/s")
 
 
@@ -82,7 +82,7 @@ class _Answering:
         with theirs:
             words = [sys.executable, "-m", "benchmarks.campaign_rates", str(theirs.fileno())]
             self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
-        self._line = Line(ours.detach())
+        self._line = ProcessConnection(ours.detach())
 
     def send(self, *message: object) -> None:
         self._line.send(*message)
@@ -95,11 +95,11 @@ class _Answering:
         self._process.wait()
 
 
-def answer(line: Line) -> None:
+def answer(line: ProcessConnection) -> None:
     """Be a cluster whose trials cost nothing."""
     runner = TrialRunner(SPEC)
     real = {target: [runner.run(TrialId(target, 1, k)) for k in range(50)] for target in runner.targets}
-    description = runner.describe()
+    description = runner.establish_baseline()
     while True:
         message = line.receive(1.0)
         if message is None:
@@ -113,18 +113,20 @@ def answer(line: Line) -> None:
                 line.send("news", message[1], pickle.dumps(events), 0.0, 0.0)
 
 
-def _driver(path: Path, runner: TrialRunner, real: Sequence[TrialRow]) -> None:
-    ray_executor.Link = _Answering  # type: ignore[assignment, misc]
+def _driver(path: Path, runner: TrialRunner, real: Sequence[PvfTrialRow]) -> None:
+    ray_executor.BridgeProcess = _Answering  # type: ignore[assignment, misc]
     trials = [row.trial for row in _many(real, DRIVEN)]
-    executor = ray_executor.RayExecutor(SPEC, jobs=16, deadline=None, observer=Silent(), means=Means())
+    executor = ray_executor.RayExecutor(
+        SPEC, jobs=16, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
+    )
     with PvfStore(path, write=True) as store, executor:
-        store.bind(SPEC, executor.describe())
+        store.bind_campaign(SPEC, executor.establish_baseline())
         cpu, wall = time.process_time(), time.perf_counter()
         for rows in executor.run(trials):
             if rows:
-                store.add(rows)
+                store.add_rows(rows)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        assert len(store.done()) == DRIVEN
+        assert len(store.stored_trial_ids()) == DRIVEN
     print(f"driver and store: {DRIVEN / wall:,.0f} rows/s ({1e6 * cpu / DRIVEN:.0f} us of CPU each in the driver)")
 
 
@@ -143,7 +145,7 @@ def _memory(targets: Sequence[str]) -> None:
 if __name__ == "__main__":
     if len(sys.argv) == 2:
         try:
-            answer(Line(int(sys.argv[1])))
+            answer(ProcessConnection(int(sys.argv[1])))
         except EOFError:
             pass
     else:

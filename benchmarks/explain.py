@@ -29,19 +29,19 @@ def main(words: Sequence[str]) -> None:
     asked = parser.parse_args(words)
     torch.set_num_threads(1)
     engine = CachedEngine(load(asked.workload), device=asked.device, memory=asked.memory)
-    regions = engine.regions(asked.at or ["param:*"])
+    regions = engine.select_regions(asked.at or ["param:*"])
     bound = Bound(engine, device=asked.device)
     layers = defaultdict(list)
     for region in regions:
-        layers[parse_site(region.site).layer].append((region.size, bound.share(draw((region,), 1)[0])))
+        layers[parse_site(region.site).layer].append((region.eligible_count, bound.share(draw((region,), 1)[0])))
     layers["all"] = [part for parts in layers.values() for part in parts]
     print(f"{'layer':40}{'elements':>14}{'% of a run':>12}")
     for name, parts in layers.items():
         elements = sum(size for size, _ in parts)
         print(f"{name:40}{elements:14,}{100 * sum(size * share for size, share in parts) / elements:12.2f}")
-    held, wanted = human_bytes(engine.plan.held), human_bytes(engine.plan.wanted)
+    held, wanted = human_bytes(engine.plan.held), human_bytes(engine.plan.unlimited_bytes)
     on_tape = [replayer for replayer in engine.replayers if replayer is not None]
     print(f"{len(on_tape)} of {len(engine.batches)} batches on tape; golden values: {held} held, {wanted} wanted")
     print(f"operations that are computed in blocks of outputs: {sum(len(r.blocks) for r in on_tape)}")
-    for batch, reason in engine.reasons.items():
+    for batch, reason in engine.fallback_reasons.items():
         print(f"batch {batch} runs plainly: {reason}")

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from benchmarks.timing import interleave, table
 from unsilent.faults import fault_model
-from unsilent.faults.drawn import Draw
 from unsilent.faults.hardware.presets import preset
-from unsilent.sites.training.step import Step
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.training.step import StepInjection
 from unsilent.workloads.cifar_resnet import CifarResNet
 
 
@@ -76,7 +76,7 @@ def _waited() -> float:
 def _steps(loop: Loop, device: str) -> dict[str, Callable[[], object]]:
     """The kinds of step by name, plain first."""
 
-    def trained(corrupted: bool, *faults: Draw) -> Callable[[], object]:
+    def trained(corrupted: bool, *faults: UnresolvedFault) -> Callable[[], object]:
         """A loop of its own, so that what one leaves behind slows no other."""
         torch.manual_seed(1)
         model = copy.deepcopy(loop.model).to(device).train()
@@ -90,12 +90,14 @@ def _steps(loop: Loop, device: str) -> dict[str, Callable[[], object]]:
             optimizer.step()
 
         if corrupted and not faults:
-            with Step(model, [Draw(f"{loop.layer}/grad_wt/out", fault_model("bitflip"))], [optimizer]):
+            with StepInjection(
+                model, [UnresolvedFault(f"{loop.layer}/grad_wt/out", fault_model("bitflip"))], [optimizer]
+            ):
                 step()
             return step
 
         def call() -> None:
-            with Step(model, faults, [optimizer]) if corrupted else nullcontext():
+            with StepInjection(model, faults, [optimizer]) if corrupted else nullcontext():
                 step()
 
         return call
@@ -104,10 +106,10 @@ def _steps(loop: Loop, device: str) -> dict[str, Callable[[], object]]:
     return {
         "plain": trained(False),
         "plain, after a corrupted one": trained(True),
-        "forward output": trained(True, Draw(f"{at}/fwd/out", flip)),
-        "weight gradient": trained(True, Draw(f"{at}/grad_wt/out", flip)),
-        "operand of the weight gradient": trained(True, Draw(f"{at}/grad_wt/first", flip)),
-        "operand of the input gradient": trained(True, Draw(f"{at}/grad_in/second", flip)),
-        "INPUT_16, forward": trained(True, preset("INPUT_16").draw(at, "fwd")),
-        "N16_RD, input gradient": trained(True, preset("N16_RD").draw(at, "grad_in")),
+        "forward output": trained(True, UnresolvedFault(f"{at}/fwd/out", flip)),
+        "weight gradient": trained(True, UnresolvedFault(f"{at}/grad_wt/out", flip)),
+        "operand of the weight gradient": trained(True, UnresolvedFault(f"{at}/grad_wt/first", flip)),
+        "operand of the input gradient": trained(True, UnresolvedFault(f"{at}/grad_in/second", flip)),
+        "INPUT_16, forward": trained(True, preset("INPUT_16").fault_at_operation(at, "fwd")),
+        "N16_RD, input gradient": trained(True, preset("N16_RD").fault_at_operation(at, "grad_in")),
     }

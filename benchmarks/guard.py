@@ -18,8 +18,8 @@ import torch
 from scipy.stats import binom
 
 from unsilent.monitor import Guard
-from unsilent.monitor.guard import EVERY
-from unsilent.monitor.history import remembered
+from unsilent.monitor.guard import SNAPSHOT_INTERVAL
+from unsilent.monitor.watched_tensors import find_history_tensors
 from unsilent.monitor.workload import Counters
 from unsilent.sizes import human_bytes
 
@@ -65,7 +65,7 @@ def small(name: str, device: str) -> Subject:
     from unsilent.workloads.trainings.base import Seeds
 
     workload = load_training(name, {"device": device})
-    state = workload.start(Seeds.all(0))
+    state = workload.start(Seeds.same_for_all(0))
     count = sum(p.numel() for p in state.model.parameters())
     title, others = f"{name}, {count} parameters", [*state.schedulers, Counters(state)]
     return Subject(title, state.model, state.optimizers, others, lambda: workload.step(state), False, 50)
@@ -91,19 +91,25 @@ def main(rounds: int, device: str = "cpu") -> None:
 
 
 def _report(subject: Subject, rounds: int, now: Clock, device: str) -> None:
-    guard = Guard(subject.model, subject.optimizers, *subject.others, gradients=subject.gradients, every=EVERY)
+    guard = Guard(
+        subject.model,
+        subject.optimizers,
+        *subject.others,
+        snapshot_gradients=subject.gradients,
+        snapshot_interval=SNAPSHOT_INTERVAL,
+    )
     for _ in range(3):
         guard.step(subject.step)
     parts: dict[str, list[np.ndarray]] = {key: [] for key in ("step", "check", "snapshot", "synchronisation", "read")}
     for _ in range(max(rounds * subject.rounds, 6)):
-        waited, spent = guard.spent.synchronise, np.zeros((3, 2))
-        for _ in range(EVERY):  # one of these steps begins with a state that is kept
+        waited, spent = guard.overhead.synchronise, np.zeros((3, 2))
+        for _ in range(SNAPSHOT_INTERVAL):  # one of these steps begins with a state that is kept
             times = [now()]
             for part in (lambda: guard.begin(subject.step), subject.step, guard.end):
                 part()
                 times.append(now())
-            spent += np.diff(times, axis=0) / EVERY
-        wait = np.full(2, guard.spent.synchronise - waited) / EVERY
+            spent += np.diff(times, axis=0) / SNAPSHOT_INTERVAL
+        wait = np.full(2, guard.overhead.synchronise - waited) / SNAPSHOT_INTERVAL
         snapshot, step, check = spent
         for key, value in (("step", step), ("check", check - wait), ("snapshot", snapshot), ("synchronisation", wait)):
             parts[key].append(value)
@@ -114,8 +120,8 @@ def _report(subject: Subject, rounds: int, now: Clock, device: str) -> None:
             tensor.sum()
         parts["read"].append(now() - begun)
         guard.end()
-    guard.settle()
-    print(f"\n{subject.name} ({device}), {len(parts['step'])} times {EVERY} steps")
+    guard.check_pending_steps()
+    print(f"\n{subject.name} ({device}), {len(parts['step'])} times {SNAPSHOT_INTERVAL} steps")
     print(f"one state {human_bytes(guard.nbytes // 2)}, moments {human_bytes(_size(_moments(subject)))}")
     print(f"{'':26}{'wall ms':>30}{'CPU ms':>30}{'% of step, CPU':>26}{'wall':>9}")
     found = {key: np.array(values) for key, values in parts.items()}
@@ -136,15 +142,15 @@ def _recover(guard: Guard, subject: Subject, now: Clock, step: np.ndarray, times
     for _ in range(times):
         for _ in range(3):
             guard.step(subject.step)
-        guard.settle()
+        guard.check_pending_steps()
         guard.begin(subject.step)
         subject.step()
         _moments(subject)[0].view(-1)[0] = float("nan")
-        spent, begun = guard.spent.recovery, now()
+        spent, begun = guard.overhead.recovery, now()
         guard.end()
-        guard.settle()
+        guard.check_pending_steps()
         whole.append(now() - begun)
-        back.append(guard.spent.recovery - spent)
+        back.append(guard.overhead.recovery - spent)
     assert guard.recoveries == times
     both = np.median(whole, axis=0)
     print(
@@ -154,7 +160,7 @@ def _recover(guard: Guard, subject: Subject, now: Clock, step: np.ndarray, times
 
 
 def _moments(subject: Subject) -> list[torch.Tensor]:
-    return [part.tensor for part in remembered(subject.model, subject.optimizers)]
+    return [part.tensor for part in find_history_tensors(subject.model, subject.optimizers)]
 
 
 def _size(tensors: list[torch.Tensor]) -> int:

@@ -48,7 +48,7 @@ def by_trials(key: str, device: str) -> str:
         start = now()
         engine = CachedEngine(workload, device=device)
         built = now() - start
-        faults = draw(engine.regions(["param:*.weight"]), trials, seed=seed)
+        faults = draw(engine.select_regions(["param:*.weight"]), trials, seed=seed)
         start = now()
         for fault in faults:
             engine.trial(fault)
@@ -63,7 +63,7 @@ def by_position(key: str, rounds: int, device: str) -> str:
     """The cost of a trial against the position of its fault, weights layer by layer."""
     engine = CachedEngine(SUBJECTS[key].workload(), device=device)
     bound = Bound(engine, device=device)
-    regions = engine.regions(["param:*.weight"])
+    regions = engine.select_regions(["param:*.weight"])
     each = max(4, A_LAYER * rounds // 15)
     drawn = [draw((r,), each, seed=i) for i, r in enumerate(regions)]
     items = [(i, faults) for k in range(each) for i, faults in enumerate(d[k] for d in drawn)]

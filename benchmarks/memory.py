@@ -87,7 +87,7 @@ def probe(name: str) -> dict[str, int]:
     once = resident() - fresh
     workload = named(name)
     plain = PlainEngine(workload)
-    faults = draw(plain.regions(["param:*"]), TRIALS)
+    faults = draw(plain.select_regions(["param:*"]), TRIALS)
     start = resident()
     reset_peak()
     for fault in faults[:3]:

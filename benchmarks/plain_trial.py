@@ -19,7 +19,7 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.faults import fault_model
 from unsilent.sites import Parameters
 from unsilent.studies.pvf.runner import TrialRunner
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 
 
 def trial_cost(stem: str, rounds: int, device: str) -> dict[str, Figure]:
@@ -27,7 +27,7 @@ def trial_cost(stem: str, rounds: int, device: str) -> dict[str, Figure]:
     model, x = calibrated(stem)
     # One component: faults uniform over weights for everyone, since a fault near the input slows the forward itself down.
     workload = unsilent.Workload(model, [x], components={"all": "*"})
-    runner = TrialRunner(CampaignSpec("bench", device=device, at=("param:*.weight",)), workload)
+    runner = TrialRunner(PvfSpec("bench", device=device, at=("param:*.weight",)), workload)
     model, x = runner.engine.model, runner.engine.batches[0]
     trials = (TrialId(name, 1, k) for k in itertools.count() for name in runner.targets)
 

@@ -62,10 +62,10 @@ def kind_of(model: nn.Module, region: Region) -> str:
 
 def places(engine: PlainEngine) -> list[Region]:
     """Every tensor that can be corrupted; of transient ones, those of the first batch."""
-    found = list(engine.regions(["param:*"]))
+    found = list(engine.select_regions(["param:*"]))
     for address in ("input:*", "op:*", "op:*/fwd/first", "op:*/fwd/second"):
         try:
-            found += engine.regions([address])
+            found += engine.select_regions([address])
         except UsageError:  # a model without such sites
             continue
     flips = fault_model("bitflip")

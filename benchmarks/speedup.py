@@ -124,14 +124,14 @@ def measure(subject: Subject, rounds: int, device: str) -> list[Speedup]:
     workload = subject.workload()
     setup = setup_seconds(workload, device)
     plain, auto = engines(workload, device)
-    for reason in auto.reasons.values():
+    for reason in auto.fallback_reasons.values():
         print(f"{subject.name} is not on a tape: {reason}")
     bound = Bound(auto, device=device)
     found = []
     for law in LAWS:
         faults, strata = draw_by_tensor(regions(plain, law), rounds * subject.times, law.law)
         charged = setup + first_excess(auto, faults[0], device)
-        before = auto.diverged
+        before = auto.diverged_count
         model, x = plain.model, plain.batches[0]
         own = {
             "forward": ignoring(lambda model=model, x=x: model(x)),
@@ -144,7 +144,7 @@ def measure(subject: Subject, rounds: int, device: str) -> list[Speedup]:
                 {**own, **others, **ours}, faults, only=dict.fromkeys([*own, *others], rounds), device=device
             )
         shares = np.array([bound.share(f) for f in faults])
-        left = auto.diverged - before
+        left = auto.diverged_count - before
         packs = together(auto, regions(plain, law), law.law, max(3, rounds // 3), device) if law.neurons else {}
         found.append(Speedup(subject.name, law.title, times, strata, charged, shares, left, packs))
         print(found[-1].text(), flush=True)

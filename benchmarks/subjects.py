@@ -69,7 +69,7 @@ LAYER_OPERATIONS = ("convolution", "addmm", "mm", "linear", "bmm", "_convolution
 
 def regions(engine: PlainEngine, law: Law) -> tuple[Any, ...]:
     """What a law draws from."""
-    found = engine.regions(law.at)
+    found = engine.select_regions(law.at)
     if law.neurons:
         found = tuple(r for r in found if r.site.endswith("/fwd/out") and _operation(r.site) in LAYER_OPERATIONS)
     return found

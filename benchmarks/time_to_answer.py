@@ -6,7 +6,7 @@ meets one batch of four images. PyTorchFI's trials are timed, and their number f
 all images a fault, as it is mostly driven, and with as many of them as are cheapest, by the variance between faults that our
 campaign saw. It stops where the interval would be narrow enough, as if that were known beforehand.
 
-Needs ``UNSILENT_CIFAR_WEIGHTS`` and ``UNSILENT_CIFAR_DATA`` (see docs/workloads.md) and the peers (``make bench``).
+Needs ``UNSILENT_CIFAR_WEIGHTS`` and ``UNSILENT_CIFAR_DATA`` (see docs/concepts/workloads.md) and the peers (``make bench``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import nn
 from benchmarks import peers
 from unsilent.statistics import wilson
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.precision import FLOOR
-from unsilent.studies.pvf.rows import Stored, target_groups
+from unsilent.studies.pvf.precision import LEAST_HALF_WIDTH
+from unsilent.studies.pvf.row_scopes import StoredTrials, target_groups
 from unsilent.studies.pvf.study import pvf
 from unsilent.workloads import load
 
@@ -48,7 +48,7 @@ def main(rounds: int, device: str) -> None:
     trial = peer(files, rounds)
     runs = sorted((ours(files, seed) for seed in SEEDS), key=lambda run: run.cpu)
     for run in runs:
-        print(f"ours, seed {run.seed}: {run.stored.trials:,} trials, {run.cpu:.0f} s CPU with set-up")
+        print(f"ours, seed {run.seed}: {run.stored.trial_count:,} trials, {run.cpu:.0f} s CPU with set-up")
     table(runs[len(runs) // 2], trial)
 
 
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
     seed: int
     cpu: float
-    stored: Stored
+    stored: StoredTrials
     rows: dict[tuple[str, str], Any]
 
 
@@ -69,7 +69,7 @@ def ours(files: dict[str, Any], seed: int) -> Run:
         result = pvf("cifar-resnet32", store=store, **asked, **files)
         with PvfStore(store) as opened:
             return Run(
-                seed, result.cpu_seconds, Stored(opened, "sample"), {(r.level, r.target): r for r in result.rows}
+                seed, result.cpu_seconds, StoredTrials(opened, "sample"), {(r.level, r.target): r for r in result.rows}
             )
 
 
@@ -129,10 +129,10 @@ def table(run: Run, trial: dict[int, float]) -> None:
             continue
         row = run.rows[group.level, group.name]
         mass = sum(s.share for s in group.sample.strata)
-        square = sum(s.share / mass * float((s.tally.shares**2).mean()) for s in group.sample.strata)
+        square = sum(s.share / mass * float((s.tally.incorrect_share_per_trial**2).mean()) for s in group.sample.strata)
         p = row.estimate
         alike = ((square - p**2) * BATCH / (p * (1 - p)) - 1) / (BATCH - 1)
-        one = needed(p, max(RELATIVE * p, FLOOR))
+        one = needed(p, max(RELATIVE * p, LEAST_HALF_WIDTH))
         counts = {n: round(one * (alike + (1 - alike) / n)) for n in images}
         costs = [(counts[n], counts[n] * trial[n]) for n in images]
         if group.level == "component":
@@ -143,7 +143,7 @@ def table(run: Run, trial: dict[int, float]) -> None:
     print(f"all components: ours {run.cpu:.0f} s CPU, pilot and set-up included")
     for how, costs in spent.items():
         trials, cpu = sum(n for n, _ in costs), sum(c for _, c in costs)
-        fewer, cheaper = trials / run.stored.trials, cpu / trials / (run.cpu / run.stored.trials)
+        fewer, cheaper = trials / run.stored.trial_count, cpu / trials / (run.cpu / run.stored.trial_count)
         print(
             f"PyTorchFI, {NAMES[how].format(images[-1])}: {trials:,} trials, {cpu:,.0f} s CPU, {cpu / run.cpu:.1f} times: "
             f"{fewer:.1f} by fewer trials, {cheaper:.1f} by cheaper ones"

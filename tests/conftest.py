@@ -284,9 +284,9 @@ def inline_campaigns() -> Iterator[None]:
     from unsilent.replicas import runner
 
     def here(
-        spec: Any, *, jobs: int = 1, deadline: float | None = None, observer: Any = None, means: Any = None
+        spec: Any, *, jobs: int = 1, deadline: float | None = None, observer: Any = None, worker_settings: Any = None
     ) -> InlineExecutor:
-        return InlineExecutor(spec, None, observer, means)
+        return InlineExecutor(spec, None, observer, worker_settings)
 
     before, modules = set(sys.modules), code._user_modules
 

@@ -16,21 +16,21 @@ import conftest
 from campaigns.faulty_loop import Here, running, write_loop
 from replicas.subjects import LOOP
 from unsilent.campaigns.driver import Budget, run_campaign, run_trials
-from unsilent.campaigns.reading import parsed
 from unsilent.campaigns.spec import TrialId, campaign_hash
+from unsilent.campaigns.stored_values import parse_record
 from unsilent.cli import main
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
-from unsilent.replicas.kind import AskedFor
+from unsilent.replicas.kind import ReplicaRequest
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.studies.noise.study import Question, looks_at, read_noise
-from unsilent.studies.registered import kind_of
-from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore, note_floors
+from unsilent.studies.campaign_kinds import kind_of_store
+from unsilent.studies.noise.study import NoiseQuestion, read_noise, steps_to_trace
+from unsilent.studies.training.kind import NoiseFloors, ReplicaDifferences, TrainingStore, store_noise_floors
 from unsilent.studies.training.spec import TrainingSpec
 
 SECONDS, BYTES = 10, 2**30
 """Of the processor (six times as long by the clock, for other processes run as well), and memory beyond what was there."""
-FLOOR = FloorValues(
+FLOOR = ReplicaDifferences(
     "within", tuple(0.01 * (i - 10) for i in range(20)), tuple(0.02 * (i - 9) for i in range(20)), (0.1,) * 20, (False,) * 20, 10,
     (0.3, 0.2),
 )  # fmt: skip
@@ -52,7 +52,7 @@ def make_training(folder):
         executor = Here(runner)
         run_campaign(spec, Budget(8), executor, store, command="unsilent training …")
         run_trials([TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)], executor, store)
-        note_floors(store, Floors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout")))
+        store_noise_floors(store, NoiseFloors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout")))
     return folder / "s.sqlite"
 
 
@@ -60,22 +60,22 @@ def make_replicas(folder):
     """A few runs and looks; the store, and how it was asked."""
     (folder / "loop.py").write_text(LOOP)
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("steps", "4"),))
-    asked, runner = Question(spec, (Switches(), Switches.parse("within")), replicas=3), ReplicaRunner(spec)
+    asked, runner = NoiseQuestion(spec, (Switches(), Switches.parse("within")), replicas=3), ReplicaRunner(spec)
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
-        store.bind(spec, trained := runner.describe())
-        store.note_asked(AskedFor(tuple(map(str, asked.variants)), asked.replicas))
-        store.add(map(runner.run, dict.fromkeys(asked.wanted(trained))))
-        store.add(map(runner.trace_step, dict.fromkeys(looks_at(asked, store))))
-        store.note_usage(1.0, 2.0)
+        store.bind_campaign(spec, trained := runner.establish_baseline())
+        store.record_request(ReplicaRequest(tuple(map(str, asked.variants)), asked.replicas))
+        store.add_rows(map(runner.run, dict.fromkeys(asked.planned_runs(trained))))
+        store.add_rows(map(runner.trace_step, dict.fromkeys(steps_to_trace(asked, store))))
+        store.add_session_seconds(1.0, 2.0)
     return folder / "s.sqlite", asked
 
 
 def repair(path):
     """The campaign's hash where spec or fingerprint were changed, so that what is behind that check is reached as well."""
     with closing(sqlite3.connect(path)) as db, db:
-        kind = kind_of(path)
+        kind = kind_of_store(path)
         spec, text = db.execute("SELECT spec, description FROM campaign").fetchone()
-        spec, described = parsed(kind.spec, spec, "spec"), parsed(kind.baseline, text, "description")
+        spec, described = parse_record(kind.spec, spec, "spec"), parse_record(kind.baseline, text, "description")
         kind.check_spec(spec)
         kind.check_baseline(described)
         found = campaign_hash(spec, described.fingerprint)
@@ -194,10 +194,10 @@ def _noise(path, asked, write=False):
     def call():
         with ReplicaStore(path, write=write) as store:
             for replica in store.replicas():
-                for row in store.of(replica.switches, 9, weights=True):
-                    for step in range(store.description.steps):
-                        store.seen(StepTraceId(row.replica, step))
-            store.usage()
+                for row in store.runs_with_switches(replica.switches, 9, weights=True):
+                    for step in range(store.baseline.steps):
+                        store.find_step_trace(StepTraceId(row.replica, step))
+            store.total_session_seconds()
             read_noise(asked, store)
         return 0
 

@@ -3,7 +3,8 @@
     make coverage                                    # .coverage, which test ran which line
     .venv/bin/python tests/mutants.py --count 60     # a line for each mutant, survivors at the end
 
-A mutant survives when every covering test passes, or when 60 s are not enough to tell.
+A mutant survives when every covering test passes, or when 60 s of CPU time are not enough to tell. Other work on the
+machine does not count.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import argparse
 import ast
 import os
 import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +36,7 @@ COMPUTED = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
-MOST_TESTS, SECONDS = 200, 60
+MOST_TESTS, CPU_SECONDS, SECONDS = 200, 60, 1800
 FAILED = (1, 2)
 """What pytest returns where tests fail, or cannot even be collected; not where it was asked for tests that there are none of."""
 
@@ -89,6 +92,10 @@ def mutants(file: Path, lines: set[int]) -> Iterator[Mutant]:
                 yield Mutant(file, node.lineno, ast.unparse(node), ast.unparse(after), whole)
 
 
+def _limit_cpu() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 10))
+
+
 def noticed(mutant: Mutant, copy: Path, tests: list[str], folder: Path) -> bool | None:
     """Whether a test fails; None where the time is over before."""
     target = copy / mutant.file.relative_to(SOURCE)
@@ -99,8 +106,10 @@ def noticed(mutant: Mutant, copy: Path, tests: list[str], folder: Path) -> bool 
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not claim", f"@{chosen}"]
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False)
-        return done.returncode in FAILED
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False, preexec_fn=_limit_cpu
+        )
+        return None if done.returncode == -signal.SIGXCPU else done.returncode in FAILED
     except subprocess.TimeoutExpired:
         return None
     finally:

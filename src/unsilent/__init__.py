@@ -14,7 +14,7 @@ from unsilent.version import __version__
 
 if TYPE_CHECKING:
     from unsilent.faults import Fault, FaultModel, fault_model
-    from unsilent.outcomes import decide, judge
+    from unsilent.outcomes import judge, judge_by_decision
     from unsilent.sites import inject
     from unsilent.studies.noise.study import noise
     from unsilent.studies.pvf.records import PvfResult
@@ -27,7 +27,7 @@ _LAZY = {
     "Fault": "unsilent.faults",
     "FaultModel": "unsilent.faults",
     "fault_model": "unsilent.faults",
-    "decide": "unsilent.outcomes",
+    "judge_by_decision": "unsilent.outcomes",
     "judge": "unsilent.outcomes",
     "inject": "unsilent.sites",
     "load": "unsilent.workloads",
@@ -49,10 +49,10 @@ __all__ = [
     "UserCodeError",
     "Workload",
     "__version__",
-    "decide",
     "fault_model",
     "inject",
     "judge",
+    "judge_by_decision",
     "load",
     "noise",
     "pvf",

@@ -15,7 +15,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from unsilent.printable import clean
+from unsilent.printable import escape_unprintable
 
 
 class UnsilentError(Exception):
@@ -27,25 +27,25 @@ class UsageError(UnsilentError):
 
 
 class UserCodeError(UsageError):
-    """The user's own code raised; ``trace`` is its traceback as text."""
+    """The user's own code raised; ``traceback_text`` is its traceback as text."""
 
     def __init__(self, message: str, trace: str) -> None:
         super().__init__(message)
-        self.trace = trace
+        self.traceback_text = trace
 
     def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, str]]:
-        return UserCodeError, (str(self), self.trace)
+        return UserCodeError, (str(self), self.traceback_text)
 
 
 class InternalError(UnsilentError):
-    """A defect of this package; ``trace`` is the whole traceback as text."""
+    """A defect of this package; ``traceback_text`` is the whole traceback as text."""
 
     def __init__(self, message: str, trace: str) -> None:
         super().__init__(message)
-        self.trace = trace
+        self.traceback_text = trace
 
     def __reduce__(self) -> tuple[type[InternalError], tuple[str, str]]:
-        return InternalError, (str(self), self.trace)
+        return InternalError, (str(self), self.traceback_text)
 
 
 class InjectionError(UnsilentError):
@@ -56,13 +56,14 @@ class ProcessUnusable(UnsilentError):
     """This process can run no further trial, as after a device-side assertion, which leaves every later call raising.
 
     Attributes:
-        known: Whether it is certainly the trial that was running that did it.
-        shortcuts: Whether it happened while the engine's shortcuts were prepared, so no trial did it.
+        caused_by_trial: Whether it is certainly the trial that was running that did it.
+        while_preparing_shortcuts: Whether it happened while the engine's shortcuts were prepared, so no trial
+            did it.
     """
 
     def __init__(self, reason: str, known: bool = False, shortcuts: bool = False) -> None:
         super().__init__(reason)
-        self.known, self.shortcuts = known, shortcuts
+        self.caused_by_trial, self.while_preparing_shortcuts = known, shortcuts
 
 
 class StoreError(UnsilentError):
@@ -77,7 +78,7 @@ def first_line(error: BaseException) -> str:
 def kind_and_line(error: BaseException) -> str:
     """Type and first line of an error: ``RuntimeError: CUDA error: device-side assert triggered``."""
     kind, text = type(error).__name__, " ".join(first_line(error).split())
-    return clean(kind if text == kind else f"{kind}: {text}")[:300]
+    return escape_unprintable(kind if text == kind else f"{kind}: {text}")[:300]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -85,13 +86,13 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def unknown(kind: str, name: str, known: Iterable[str], limit: int = 20) -> UsageError:
+def unknown_name_error(noun: str, name: str, known: Iterable[str], limit: int = 20) -> UsageError:
     """The error for a name that does not exist: closest match first, then what there is.
 
-    ``kind`` is the noun ("workload"), ``name`` what was asked, ``known`` what exists (at most ``limit`` are listed).
+    ``noun`` is the noun ("workload"), ``name`` what was asked, ``known`` what exists (at most ``limit`` are listed).
     """
     names = sorted(known, key=_natural)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     listed = ", ".join(names[:limit]) + (f", … ({len(names)} in all)" if len(names) > limit else "")
-    return UsageError(f"unknown {kind} {name!r}{hint or '.'} Known: {listed or 'none'}.")
+    return UsageError(f"unknown {noun} {name!r}{hint or '.'} Known: {listed or 'none'}.")

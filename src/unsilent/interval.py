@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 COUNTED = "counted"
 """The method of a number without limits: nothing was estimated."""
-PART = "part of a list"
+PART_OF_LIST = "part of a list"
 """How the method ends where limits are bounds: what the faults of the list that were not run could make of the estimate."""
 
 
@@ -28,6 +28,6 @@ class Interval:
         return (self.high - self.low) / 2
 
 
-def counted(value: float, n: int) -> Interval:
+def known_value(value: float, n: int) -> Interval:
     """A number that is known, of ``n`` trials; its limits are NaN."""
     return Interval(value, math.nan, math.nan, 1.0, n, COUNTED)

@@ -37,13 +37,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
 
 
-def mapped(value: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) -> Any:
+def map_tensors(value: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) -> Any:
     """The same nesting with every tensor changed; other values as they are, dicts of any kind as plain ones."""
     if isinstance(value, Tensor):
         return change(path, value)
     if isinstance(value, Mapping):
-        return {key: mapped(part, change, (*path, str(key))) for key, part in value.items()}
+        return {key: map_tensors(part, change, (*path, str(key))) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        parts = [mapped(part, change, (*path, str(i))) for i, part in enumerate(value)]
+        parts = [map_tensors(part, change, (*path, str(i))) for i, part in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

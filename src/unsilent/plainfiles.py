@@ -19,23 +19,25 @@ def open_plain(path: str | Path, name: str = "") -> BinaryIO:
         file = open(Path(path).expanduser(), "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
     except (OSError, ValueError, RuntimeError) as error:  # a null byte in the name; no home folder
         raise UsageError(
-            f"cannot read {name or path}: {getattr(error, 'strerror', None) or error}; check its name"
+            f"cannot read {name or path}: {getattr(error, 'strerror', None) or error}; check the path"
         ) from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise UsageError(f"{name or path} is not a regular file; give one with the content itself")
+        raise UsageError(f"{name or path} is not a regular file; copy its content to a regular file and give that one")
     return file
 
 
-def read_plain(path: str | Path, most: int, name: str = "") -> bytes:
-    """The content of a plain file of at most ``most`` bytes; raises ``UsageError``."""
+def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
+    """The content of a plain file of at most ``max_bytes`` bytes; raises ``UsageError``."""
     with open_plain(path, name) as file:
         try:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
         except OSError as error:
             raise UsageError(f"cannot read {name or path}: {error.strerror or error}") from None
-    if len(content) > most:
-        raise UsageError(f"{name or path} is larger than {most >> 20} MiB, the most that is read of such a file")
+    if len(content) > max_bytes:
+        raise UsageError(
+            f"{name or path} is larger than {max_bytes >> 20} MiB, the size limit for this kind of file; give a smaller file"
+        )
     return content
 
 

@@ -11,11 +11,11 @@ import unicodedata
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
-def clean(text: object) -> str:
-    """One visible line: control, format (bidirectional, zero-width) and lone surrogate characters as escapes.
+def escape_unprintable(text: object) -> str:
+    r"""One visible line: control, format (bidirectional, zero-width) and lone surrogate characters as escapes.
 
-    >>> clean("a" + chr(27) + "[31m")
-    'a\\\\x1b[31m'
+    >>> escape_unprintable("a" + chr(27) + "[31m")
+    'a\\x1b[31m'
     """
     result = str(text)
     return result if result.isprintable() else "".join(_escape(c) for c in result)

@@ -26,19 +26,19 @@ def parse_bytes(text: str) -> int:
     match = _TEXT.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise UsageError(f"cannot read {text!r} as a number of bytes; expected something like 2GiB, 500MB or 1e9")
+        raise UsageError(f"cannot read {text!r} as a number of bytes; expected a size like 2GiB, 500MB or 1e9")
     value = float(match[1]) * factor
     if not 0 <= value <= LARGEST:
-        raise UsageError(f"{text!r} is no possible number of bytes; expected 0 or more, something like 2GiB")
+        raise UsageError(f"{text!r} is not a valid number of bytes; expected 0 or more, like 2GiB")
     return int(value)
 
 
-def read_bytes(value: object, name: str = "memory") -> int | None:
+def as_byte_count(value: object, name: str = "memory") -> int | None:
     """A number of bytes that a program gives as a number or as text; None stays None.
 
     Raises ``UsageError`` for anything else, ``name`` being the argument's.
 
-    >>> read_bytes("2GiB"), read_bytes(2e9), read_bytes(None)
+    >>> as_byte_count("2GiB"), as_byte_count(2e9), as_byte_count(None)
     (2147483648, 2000000000, None)
     """
     if value is None:
@@ -48,16 +48,18 @@ def read_bytes(value: object, name: str = "memory") -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise UsageError(f"{name} is {value!r}; expected a whole number of bytes or a text like '2GiB'")
+        raise UsageError(f"{name} is {value!r}; expected a whole number of bytes or a string like '2GiB'")
     if not 0 <= int(value) <= LARGEST:
-        raise UsageError(f"{name} is {value!r}, no possible number of bytes; expected 0 or more, or a text like '2GiB'")
+        raise UsageError(
+            f"{name} is {value!r}, which is not a valid number of bytes; expected 0 or more, or a string like '2GiB'"
+        )
     return int(value)
 
 
-def human_bytes(number: int, *, up: bool = False) -> str:
-    """Three digits and a unit; ``up`` never tells less than there is (for what is needed).
+def human_bytes(number: int, *, round_up: bool = False) -> str:
+    """Three digits and a unit; ``round_up`` never tells less than there is (for what is needed).
 
-    >>> human_bytes(1536), human_bytes(12), human_bytes(1025, up=True)
+    >>> human_bytes(1536), human_bytes(12), human_bytes(1025, round_up=True)
     ('1.5 KiB', '12 B', '1.01 KiB')
     """
     if number < 1024:
@@ -67,11 +69,11 @@ def human_bytes(number: int, *, up: bool = False) -> str:
     if round(value) >= 1024 and power < len(_UNITS):
         power, value = power + 1, value / 1024
     scale = 10.0 ** max(0, 3 - len(str(int(value))))
-    shown = (math.ceil if up else round)(value * scale) / scale
+    shown = (math.ceil if round_up else round)(value * scale) / scale
     return f"{shown:g} {_UNITS[power - 1]}"
 
 
-def lasting(seconds: float) -> str:
+def rough_duration_text(seconds: float) -> str:
     """A time in words, to two digits at most: ``40 s``, ``3 min``, ``2.5 h``, ``12 days``."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size or (unit == "h" and seconds >= size):

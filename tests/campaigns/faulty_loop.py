@@ -99,8 +99,8 @@ class Here:
     def __init__(self, runner):
         self.runner, self.ran = runner, []
 
-    def describe(self):
-        return self.runner.describe()
+    def establish_baseline(self):
+        return self.runner.establish_baseline()
 
     def run(self, trials):
         for trial in trials:
@@ -110,7 +110,7 @@ class Here:
     def salvage(self):
         return []
 
-    def spent(self):
+    def seconds_since_last_call(self):
         return 1.0, 2.0
 
 

@@ -59,5 +59,5 @@ def started(module, environment=None):
 @contextmanager
 def forked_workers():
     """Executors start such workers inside."""
-    with mock.patch("unsilent.campaigns.processes.started", started):
+    with mock.patch("unsilent.campaigns.processes.start_child", started):
         yield

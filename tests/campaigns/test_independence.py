@@ -43,11 +43,11 @@ def test_what_a_run_leaves_in_a_buffer_is_put_back(tmp_path):
         path = tmp_path / f"{trials}.sqlite"
         unsilent.pvf(unsilent.Workload(Peak(True), batches()), trials=trials, at="net.*", store=path)
         with PvfStore(path) as store:
-            return {r.trial: r.content() for r in store.rows()}
+            return {r.trial: r.reproducible_values() for r in store.rows()}
 
     many, few = rows(300), rows(20)
     assert few == {trial: many[trial] for trial in few}
-    assert any(0 not in content["codes"] for content in many.values())
+    assert any(0 not in content["outcome_codes"] for content in many.values())
 
 
 def test_state_that_leaks_from_trial_to_trial_is_refused_and_not_stored(tmp_path):
@@ -59,7 +59,7 @@ def test_state_that_leaks_from_trial_to_trial_is_refused_and_not_stored(tmp_path
     again = unsilent.pvf(unsilent.Workload(net(), batches()), trials=1)
     assert again.trials_done == 2
     # What was stored before was proven: it must not hold the changed golden output.
-    assert all(r.codes.count(0) == 6 or r.incorrect_batches >= 0 for r in rows)
+    assert all(r.outcome_codes.count(0) == 6 or r.incorrect_batches >= 0 for r in rows)
     assert len(rows) <= 11
 
 
@@ -148,7 +148,8 @@ def test_an_output_of_another_shape_is_incorrect():
     row = outcomes(lambda m, b: (lambda y: y[:, :2] if y.abs().max() > 1e6 else y)(m(b)), "tolerance")
     assert row.sdc > 0
     row = outcomes(
-        lambda m, b: (lambda y: y[:3] if y.abs().max() > 1e6 else y)(m(b)), unsilent.decide(lambda y: y.argmax(1))
+        lambda m, b: (lambda y: y[:3] if y.abs().max() > 1e6 else y)(m(b)),
+        unsilent.judge_by_decision(lambda y: y.argmax(1)),
     )
     assert row.sdc > 0
 
@@ -198,7 +199,7 @@ def test_names_with_colons_and_brackets_are_corrupted():
     result = unsilent.pvf(unsilent.Workload(model, batches(), run=run), trials=5)
     assert {r.target for r in result.rows if r.level == "component"} == {"a:b", "c[0]"}
     with unsilent.inject(model, "param:a:b.weight", seed=1) as receipt:
-        assert receipt.hits == 1
+        assert receipt.verified_elements == 1
 
 
 def test_memory_outside_parameters_is_noted():
@@ -212,8 +213,8 @@ def test_memory_outside_parameters_is_noted():
     ("arguments", "said"),
     [
         ({"workload": net()}, r"wrap a model and inputs: unsilent.Workload\(model, batches\)"),
-        ({"flips": "one"}, r"expected whole numbers joined by ',', like 2,8"),
-        ({"judge": lambda g, f, b: None}, "give a judge object or a function to the Workload"),
+        ({"flips": "one"}, r"expected whole numbers separated by ',', like 2,8"),
+        ({"judge": lambda g, f, b: None}, "pass a judge object or a function to the Workload instead"),
         ({"jobs": 2}, "jobs must be 1"),
         ({"at": "2"}, r"'2' is a module, not a parameter; select its parameters with '2\.\*'"),
     ],
@@ -226,20 +227,23 @@ def test_python_arguments_that_do_not_fit(arguments, said):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: unsilent.Workload(batches(), net()), "needs a torch.nn.Module first, found list"),
-        (lambda: unsilent.Workload(net(), torch.zeros(3, 4)), r"put it into a list: \[batch\]"),
-        (lambda: unsilent.Workload(net(), batches(), labelled=True).batches(), "expected tuples like"),
+        (
+            lambda: unsilent.Workload(batches(), net()),
+            "the first argument of Workload is list; expected a torch.nn.Module",
+        ),
+        (lambda: unsilent.Workload(net(), torch.zeros(3, 4)), r"put a single batch into a list, \[batch\]"),
+        (lambda: unsilent.Workload(net(), batches(), labelled=True).batches(), "give tuples like"),
         (
             lambda: unsilent.pvf(unsilent.Workload(net(), batches(), components={"x": "layres.*"})),
             "matches no parameter",
         ),
         (
             lambda: unsilent.pvf(unsilent.Workload(net(), batches(), components={"x": "*", "y": "2.*"})),
-            "owns all it matches",
+            "all parameters that it matches belong to an earlier component",
         ),
         (lambda: unsilent.pvf(unsilent.Workload(net(), [(torch.zeros(2, 4), torch.zeros(2))])), "labelled=True"),
         (lambda: unsilent.pvf(unsilent.Workload(net(), [torch.zeros(0, 4)])), "no samples"),
-        (lambda: unsilent.inject({}, "param:x"), "needs a torch.nn.Module first"),
+        (lambda: unsilent.inject({}, "param:x"), "the first argument of inject is dict; expected a torch.nn.Module"),
     ],
 )
 def test_workloads_that_do_not_fit(make, said):

@@ -20,8 +20,8 @@ from conftest import command, in_process
 from unsilent.campaigns.export import export_store
 from unsilent.cli.main import run
 from unsilent.errors import StoreError, UsageError
-from unsilent.outcomes.tallies import Question
-from unsilent.studies.pvf.comparison import compare
+from unsilent.outcomes.tallies import PvfEstimator
+from unsilent.studies.pvf.comparison import compare_campaigns
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.words import headline as sentence
 
@@ -139,7 +139,7 @@ def test_each_fault_is_corrupted_and_ends_as_by_hand(net, write):
     out = pvf(*write(), "--store", "s.sqlite", "--per", "tensor")
     with PvfStore("s.sqlite") as store:
         rows = {row.trial: row for row in store.rows()}
-        assert store.spec.enumerated
+        assert store.spec.is_enumerated
     assert len(rows) == len(CORRUPTED)
     numbers: dict[str, int] = {}
     for name, index, bit in CORRUPTED:
@@ -148,14 +148,14 @@ def test_each_fault_is_corrupted_and_ends_as_by_hand(net, write):
         (fault,) = json.loads(row.faults)
         expected = record(name, index, bit)
         assert {key: fault[key] for key in expected} == expected
-        assert row.codes == ending(name, index, bit)
+        assert row.outcome_codes == ending(name, index, bit)
     wrong = np.array([[c >= 2 for c in ending(*corrupted)] for corrupted in CORRUPTED]).mean(1)
     told = {line.split()[1]: line.split() for line in out.splitlines() if line.startswith(("tensor", "model"))}
     for name in LAYERS:
         mean = wrong[[n == name for n, *_ in CORRUPTED]].mean()
         assert [float(x) for x in told[name][4:7]] == pytest.approx([mean] * 3, rel=1e-3)
     assert [float(x) for x in told["model"][4:7]] == pytest.approx([wrong.mean()] * 3, rel=1e-3)
-    assert "All numbers describe the 8 faults of the list" in out
+    assert "All numbers describe only the 8 faults of the list" in out
 
 
 @pytest.mark.claim
@@ -206,7 +206,9 @@ def test_shards_join_to_the_whole_and_a_part_claims_no_more_than_it_knows(net):
 def test_what_was_exported_runs_again_as_a_list(net, ask):
     def content(name):
         with PvfStore(name) as store:
-            return store.spec.transient, sorted((r.faults, r.codes, r.incorrect_batches) for r in store.rows())
+            return store.spec.is_transient, sorted(
+                (r.faults, r.outcome_codes, r.incorrect_batches) for r in store.rows()
+            )
 
     unsilent.pvf(live(), store="drawn.sqlite", **ask)
     with PvfStore("drawn.sqlite") as drawn:
@@ -220,7 +222,7 @@ def test_the_command_in_the_store_makes_it_again(net):
     ask = [*alfi(), "--per", "layer", "--seed", "5"]
     pvf(*ask, "--store", "s.sqlite")
     with PvfStore("s.sqlite") as store:
-        words = shlex.split(store.budget()[1])
+        words = shlex.split(store.largest_budget()[1])
     assert words[:3] == ["unsilent", "pvf", "net.py:make"]
     assert sorted(words[3:]) == sorted([*alfi(), "--per", "layer", "--seed", "5"])
     assert in_process(*words[1:], "--store", "again.sqlite", "--quiet").returncode == 0
@@ -244,9 +246,11 @@ def test_a_trial_replays_from_its_row_alone(net):
     Path("list.csv").unlink()
     for trial in ("head/x/1", "stem/x/2"):
         done = in_process("replay", "s.sqlite", trial, "--workload", net)
-        assert (done.returncode, done.stdout.split("\n")[0]) == (0, f"{trial} ended the same"), done.stderr
+        assert (done.returncode, done.stdout.split("\n")[0]) == (0, f"{trial} ended as stored"), done.stderr
     with sqlite3.connect("s.sqlite") as db:
-        db.execute("UPDATE trial SET codes = (SELECT codes FROM trial WHERE target = 'head' AND k = 2) WHERE k = 1")
+        db.execute(
+            "UPDATE trial SET outcome_codes = (SELECT outcome_codes FROM trial WHERE target = 'head' AND k = 2) WHERE k = 1"
+        )
     assert "ENDED DIFFERENTLY" in in_process("replay", "s.sqlite", "head/x/1", "--workload", net).stdout
     with sqlite3.connect("s.sqlite") as db:
         db.execute("UPDATE trial SET faults = '{\"site\": 1}'")
@@ -258,7 +262,7 @@ def test_a_trial_replays_from_its_row_alone(net):
         db.execute("UPDATE trial SET faults = ?", (json.dumps([record(*CORRUPTED[0])]),))
     done = in_process("replay", "s.sqlite", "head/x/1", "--workload", net)
     assert done.returncode == 2
-    assert "was made with another weights" in done.stderr
+    assert "differs from this replay in weights" in done.stderr
 
 
 def test_a_fault_of_several_tensors_is_one_trial(net):
@@ -276,17 +280,17 @@ def test_two_models_compare_exactly_on_one_list(net):
     unsilent.pvf(live(), faults="list.jsonl", store="a.sqlite")
     unsilent.pvf(live(seed=33), faults="list.jsonl", store="b.sqlite")
     with PvfStore("a.sqlite") as one, PvfStore("b.sqlite") as two:
-        found = compare(one, two, Question())
+        found = compare_campaigns(one, two, PvfEstimator())
     assert any(row.difference.estimate for row in found.rows)
     for row in found.rows:
         assert row.method == "whole list"
-        assert row.paired, "the same faults corrupted both"
+        assert row.is_paired, "the same faults corrupted both"
         assert row.difference.low == row.difference.high == row.difference.estimate
     Path("list.jsonl").write_text("".join(reversed(Path("list.jsonl").read_text().splitlines(keepends=True))))
     unsilent.pvf(live(seed=33), faults="list.jsonl", store="c.sqlite")
     with PvfStore("a.sqlite") as one, PvfStore("c.sqlite") as two:
-        found = compare(one, two, Question())
-    assert not any(row.paired for row in found.rows if row.a.n > 1), "trials of the same name with other faults"
+        found = compare_campaigns(one, two, PvfEstimator())
+    assert not any(row.is_paired for row in found.rows if row.a.n > 1), "trials of the same name with other faults"
 
 
 @pytest.mark.claim
@@ -298,15 +302,15 @@ def test_halves_of_one_list_are_paired_within_the_bounds_of_the_whole(net):
         pvf(*words, "--store", f"{name}.sqlite")
         pvf(*words, "--shard", "1/2", "--store", f"{name}-1.sqlite")
     with PvfStore("net.sqlite") as one, PvfStore("other.sqlite") as two:
-        exact = {row.target: row.difference.estimate for row in compare(one, two, Question()).rows}
+        exact = {row.target: row.difference.estimate for row in compare_campaigns(one, two, PvfEstimator()).rows}
     with PvfStore("net-1.sqlite") as one, PvfStore("other-1.sqlite") as two:
-        rows = compare(one, two, Question()).rows
+        rows = compare_campaigns(one, two, PvfEstimator()).rows
     assert any(row.difference.low < row.difference.high for row in rows)
     for row in rows:
-        assert row.paired
+        assert row.is_paired
         assert row.difference.low <= exact[row.target] <= row.difference.high
     said = in_process("report", "net-1.sqlite", "other-1.sqlite").stdout
-    assert "bounds: what the other faults of the list could make of it" in " ".join(said.split())
+    assert "for partly run fault lists, bounds that allow any outcome of the remaining faults" in " ".join(said.split())
     assert "% intervals" not in said
 
 
@@ -315,7 +319,7 @@ REFUSED = {
     "--flips 1": "leave out --flips", "--fault zero": "leave out --fault",
     "--at head.*": "leave out --at", "--exhaustive": "leave out --exhaustive",
     "--law per-tensor": "leave out --law", "--strata bits": "leave out --strata", "--one-batch": "leave out --one-batch",
-    "--per bit": "--per is 'bit'; a list of faults is sorted by component, layer or tensor",
+    "--per bit": "--per is 'bit'; expected component, layer or tensor for a list of faults",
     "--faults-as sci-fi": "list.jsonl line 1: found the header",
     "--faults-as csv": "unknown format of a list of faults 'csv'",
 }  # fmt: skip
@@ -346,10 +350,10 @@ def test_what_does_not_fit_the_workload_is_one_line(net, capsys):
     Path("large.jsonl").write_text("\n".join([json.dumps(large)] * 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unsilent.studies.pvf.runner.MOST_ELEMENTS", 80)
-        with pytest.raises(UsageError, match=r"large.jsonl line 1: corrupts 81 elements, of which 80 are stored"):
+        with pytest.raises(UsageError, match=r"large.jsonl line 1: corrupts 81 elements, but at most 80 can be stored"):
             unsilent.pvf(live(), faults="large.jsonl")
     assert run(["pvf", net, "--faults-as", "sci-fi", "--quiet", "--store", "s.sqlite"]) == 2
-    assert "--faults-as sci-fi says how a list is read; give --faults FILE" in capsys.readouterr().err
+    assert "--faults-as sci-fi is the format of a list of faults; give --faults FILE" in capsys.readouterr().err
     assert not list(Path().glob("s.sqlite*"))
 
 
@@ -420,9 +424,9 @@ def test_values_of_a_run_are_corrupted_as_listed(net):
                     out.view(-1)[2] *= -1
                 faulty = model.tied(model.again(out))
         decided = (golden.argmax(1) != faulty.argmax(1)).tolist()
-        codes = rows[site].codes[:5] if step == 0 else rows[site].codes[5:]
+        codes = rows[site].outcome_codes[:5] if step == 0 else rows[site].outcome_codes[5:]
         assert [c == 2 for c in codes] == decided
-        assert set(rows[site].codes[5:] if step == 0 else rows[site].codes[:5]) == {7}
+        assert set(rows[site].outcome_codes[5:] if step == 0 else rows[site].outcome_codes[:5]) == {7}
         assert any((golden != faulty).any(1).tolist()) == (codes != bytes(len(codes)))
 
 
@@ -430,8 +434,7 @@ def test_a_list_that_does_nothing_is_told_without_a_limit(net):
     Path("list.jsonl").write_text(json.dumps(record("head.weight", (0, 0), 0)) + "\n")
     result = unsilent.pvf(live(), faults="list.jsonl")
     assert (
-        sentence(result)
-        == "A fault of the `list list.jsonl` made no output wrong in 1 trials, and there are no others."
+        sentence(result) == "A fault of the `list list.jsonl` made no output wrong in 1 trials, which cover all faults."
     )
 
 

@@ -19,13 +19,13 @@ from torch import nn
 import unsilent
 from conftest import TINY, in_process, unsilent_cli
 from unsilent.campaigns import Budget, run_campaign
-from unsilent.campaigns.driver import ROUND, plan
+from unsilent.campaigns.driver import ROUND, plan_trials
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.merging import merge_stores
 from unsilent.campaigns.rounds import CellPlan
 from unsilent.errors import StoreError, UsageError
 from unsilent.studies.pvf.kind import PVF, PvfStore
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 from unsilent.studies.pvf.study import live_executor
 
 pytestmark = pytest.mark.slow
@@ -84,9 +84,9 @@ def test_parts_that_overlap_join_to_the_whole(tmp_path, whole, halves):
     some = copied(whole, "some.sqlite", "DELETE FROM trial WHERE k > 3 OR flips = 4")
     merged = merge_stores(tmp_path / "out.sqlite", [*halves, some], PVF)
     assert content(tmp_path / "out.sqlite") == content(whole)
-    told = [(p.trials, p.new, p.duplicates) for p in merged.parts]
+    told = [(p.trials, p.new, p.duplicates) for p in merged.merged_inputs]
     assert told == [(24, 24, 0), (24, 24, 0), (8, 0, 8)]
-    assert (merged.trials, merged.before) == (48, 0)
+    assert (merged.trials, merged.trials_before) == (48, 0)
     assert files(tmp_path) == {p.name for p in (whole, *halves, some)} | {"out.sqlite"}
 
 
@@ -102,7 +102,7 @@ def test_where_a_fault_model_says_how_many(tmp_path):
     parts = [copied(whole, f"{n}.sqlite", f"DELETE FROM trial WHERE k % 3 = {n}") for n in range(3)]
     merged = merge_stores(tmp_path / "out.sqlite", parts, PVF)
     assert content(tmp_path / "out.sqlite") == content(whole)
-    assert [p.new for p in merged.parts] == [24, 12, 0]
+    assert [p.new for p in merged.merged_inputs] == [24, 12, 0]
 
 
 def test_a_store_of_the_same_campaign_is_extended(tmp_path, whole, halves):
@@ -111,12 +111,12 @@ def test_a_store_of_the_same_campaign_is_extended(tmp_path, whole, halves):
         before = {row.trial: row for row in store.rows()}
     change(second, "UPDATE trial SET worker = 7")
     merged = merge_stores(first, [second], PVF)
-    assert (merged.before, merged.parts[0].new, merged.trials) == (24, 24, 48)
+    assert (merged.trials_before, merged.merged_inputs[0].new, merged.trials) == (24, 24, 48)
     assert content(first) == content(whole)
     with PvfStore(first) as store:
         assert {row.trial: row for row in store.rows() if row.worker != 7} == before
     again = merge_stores(first, [second], PVF)
-    assert (again.before, again.parts[0].new, again.parts[0].duplicates) == (48, 0, 24)
+    assert (again.trials_before, again.merged_inputs[0].new, again.merged_inputs[0].duplicates) == (48, 0, 24)
     assert files(tmp_path) == {"whole.sqlite", "0.sqlite", "1.sqlite"}
 
 
@@ -126,10 +126,10 @@ def test_time_is_summed_over_the_stores_that_gave_trials(tmp_path, whole, halves
     out = tmp_path / "out.sqlite"
     merge_stores(out, [*halves, whole], PVF)
     with PvfStore(out) as store:
-        assert store.usage() == (210, 212)
+        assert store.total_session_seconds() == (210, 212)
     merge_stores(out, [whole], PVF)
     with PvfStore(out) as store:
-        assert store.usage() == (210, 212), "a store that adds nothing was counted"
+        assert store.total_session_seconds() == (210, 212), "a store that adds nothing was counted"
 
 
 def test_the_largest_budget_comes_with_its_command_and_without_its_part(tmp_path, halves):
@@ -137,18 +137,17 @@ def test_the_largest_budget_comes_with_its_command_and_without_its_part(tmp_path
     change(halves[0], "INSERT INTO budget (trials, command) VALUES (70, 'unsilent pvf x --trials 70 --shard 2/3')")
     merge_stores(out, halves, PVF)
     with PvfStore(out) as store:
-        assert store.budget() == (70, "unsilent pvf x --trials 70")
+        assert store.largest_budget() == (70, "unsilent pvf x --trials 70")
     change(halves[1], "INSERT INTO budget (trials, command) VALUES (80, 'none')")
     merge_stores(out, [halves[1]], PVF)
     with PvfStore(out) as store:
-        assert store.budget() == (70, "unsilent pvf x --trials 70"), "of a store that added nothing"
+        assert store.largest_budget() == (70, "unsilent pvf x --trials 70"), "of a store that added nothing"
 
 
 def plans(look, **more):
     start = {"0": 3, "2": 3}
-    return [
-        CellPlan(**{"group": "model", "flips": 1, "asked": "0.1", "start": start, "first": start, "look": look, **more})
-    ]
+    fixed = {"group": "model", "flips": 1, "target_precision": "0.1"}
+    return [CellPlan(**(fixed | {"pilot_trials": start, "first_look_trials": start, "look": look} | more))]
 
 
 def decided(path, *rounds):
@@ -158,8 +157,8 @@ def decided(path, *rounds):
 
 
 def test_decisions_of_looks_are_carried_over(tmp_path, halves):
-    centre = {"0": 0.25, "2": 0.5}
-    first, second, third = (plans(look, centre=centre) for look in range(3))
+    pilot_means = {"0": 0.25, "2": 0.5}
+    first, second, third = (plans(look, pilot_means=pilot_means) for look in range(3))
     decided(halves[0], first)
     decided(halves[1], first, second)
     out = tmp_path / "out.sqlite"
@@ -167,11 +166,11 @@ def test_decisions_of_looks_are_carried_over(tmp_path, halves):
         merge_stores(out, stores, PVF)
         with PvfStore(out) as store:
             assert store.records(ROUND) == [first, second]
-    decided(halves[0], plans(1, centre={"0": 0.3, "2": 0.5}))
+    decided(halves[0], plans(1, pilot_means={"0": 0.3, "2": 0.5}))
     before = content(out)
-    with pytest.raises(StoreError, match=r"0.sqlite and .*1.sqlite hold records of round that differ"):
+    with pytest.raises(StoreError, match=r"0.sqlite and .*1.sqlite have different records of round"):
         merge_stores(tmp_path / "more.sqlite", halves, PVF)
-    with pytest.raises(StoreError, match=r"out.sqlite and .*0.sqlite hold records of round that differ"):
+    with pytest.raises(StoreError, match=r"out.sqlite and .*0.sqlite have different records of round"):
         merge_stores(out, [halves[0]], PVF)
     decided(halves[1], third)
     merge_stores(out, [halves[1]], PVF)
@@ -183,8 +182,8 @@ def test_decisions_of_looks_are_carried_over(tmp_path, halves):
 
 CONFLICTS = {
     "faults": "UPDATE trial SET faults = '[]' WHERE flips = 4 AND k = 5 AND target = '2'",
-    "codes": f"UPDATE trial SET codes = x'{zlib.compress(bytes([0] * 6 + [2] * 2)).hex()}' WHERE flips = 4 AND k = 5 "
-    "AND target = '2'",
+    "outcome_codes": f"UPDATE trial SET outcome_codes = x'{zlib.compress(bytes([0] * 6 + [2] * 2)).hex()}' "
+    "WHERE flips = 4 AND k = 5 AND target = '2'",
     "incorrect_batches": "UPDATE trial SET incorrect_batches = incorrect_batches = 0 WHERE flips = 4 AND k = 5 AND target = '2'",
     "severity": "UPDATE trial SET severity = severity + 1 WHERE flips = 4 AND k = 5 AND target = '2'",
     "error": "UPDATE trial SET error = 'x' WHERE flips = 4 AND k = 5 AND target = '2'",
@@ -220,7 +219,7 @@ def test_other_campaigns_are_told_apart(tmp_path, whole):
     for name, told in (
         ("seed", r"\(seed: 0 and 9\)"),
         ("asked", asked),
-        ("model", r"\(other weights; other inputs; other golden\)"),
+        ("model", r"\(different weights; different inputs; different golden\)"),
     ):
         other = tmp_path / f"{name}.sqlite"
         for out, stores in ((tmp_path / "out.sqlite", [whole, other]), (whole, [other])):
@@ -241,13 +240,13 @@ def duplicated(path):
         (lambda p: p.write_text("this is not a database, it is a text that is long enough"), "is not an Unsilent store"),
         (lambda p: p.write_bytes(b""), "is empty"),
         (Path.unlink, "there is no store"),
-        (lambda p: change(p, "UPDATE trial SET codes = x'00' WHERE k = 11"), "damaged"),
-        (lambda p: change(p, "UPDATE trial SET target = 'gone' WHERE k = 11 AND flips = 1 AND target = '0'"), "no trial gone/x"),
-        (lambda p: change(p, "UPDATE trial SET flips = 3 WHERE k = 11 AND flips = 1"), "has no trial 0/x3/11"),
-        (lambda p: change(p, "UPDATE trial SET k = -1 WHERE k = 11"), "has no trial 0/x1/-1"),
+        (lambda p: change(p, "UPDATE trial SET outcome_codes = x'00' WHERE k = 11"), "damaged"),
+        (lambda p: change(p, "UPDATE trial SET target = 'gone' WHERE k = 11 AND flips = 1 AND target = '0'"), "trial gone/x"),
+        (lambda p: change(p, "UPDATE trial SET flips = 3 WHERE k = 11 AND flips = 1"), "holds trial 0/x3/11"),
+        (lambda p: change(p, "UPDATE trial SET k = -1 WHERE k = 11"), "holds trial 0/x1/-1"),
         (duplicated, "does not have exactly the tables and indexes"),
-        (lambda p: described(p, samples=[6, 3]), "name the same campaign with other samples"),
-        (lambda p: described(p, campaign="0" * 32), "its campaign is not the one that its spec makes"),
+        (lambda p: described(p, samples=[6, 3]), "hold one campaign but different samples"),
+        (lambda p: described(p, campaign="0" * 32), "its campaign hash does not match its spec"),
         (lambda p: change(p, "UPDATE campaign SET spec = '{'"), "damaged"),
     ],
 )  # fmt: skip
@@ -267,9 +266,9 @@ def test_a_damaged_or_hostile_store_is_one_line_and_writes_nothing(tmp_path, who
 
 def test_names_that_cannot_be(tmp_path, whole, halves):
     out = tmp_path / "out.sqlite"
-    with pytest.raises(UsageError, match="0.sqlite is named twice; once is enough"):
+    with pytest.raises(UsageError, match="0.sqlite is named twice; name it once"):
         merge_stores(out, [halves[0], halves[1], tmp_path / "." / "0.sqlite"], PVF)
-    with pytest.raises(UsageError, match="is what the others are joined into"):
+    with pytest.raises(UsageError, match="the output store cannot also be an input"):
         merge_stores(whole, [halves[0], whole], PVF)
     with pytest.raises(StoreError, match="check that its folder exists"):
         merge_stores(tmp_path / "no" / "out.sqlite", halves, PVF)
@@ -278,7 +277,7 @@ def test_names_that_cannot_be(tmp_path, whole, halves):
     for ending in ("-wal", "-journal"):
         left = tmp_path / f"out.sqlite{ending}"
         left.write_bytes(b"of a store that was removed")
-        with pytest.raises(StoreError, match=f"out.sqlite{ending} is in the way"):
+        with pytest.raises(StoreError, match=f"out.sqlite{ending} exists already"):
             merge_stores(out, halves, PVF)
         left.unlink()
     assert not out.exists()
@@ -293,12 +292,12 @@ def test_rows_stream(tmp_path, whole):
     """Twenty megabytes of rows in two stores; a tenth of them would be seen."""
     with PvfStore(whole) as store:
         row = next(store.rows())
-        spec, description = store.spec, store.description
+        spec, description = store.spec, store.baseline
     paths = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
     for part, path in enumerate(paths):
         with PvfStore(path, write=True) as store:
-            store.bind(spec, description)
-            store.add(
+            store.bind_campaign(spec, description)
+            store.add_rows(
                 replace(row, trial=row.trial._replace(k=k), error=f"{k:010000}") for k in range(2000) if k % 3 != part
             )
     tracemalloc.start()
@@ -307,16 +306,16 @@ def test_rows_stream(tmp_path, whole):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (merged.trials, [p.duplicates for p in merged.parts]) == (2000, [0, 666])
+    assert (merged.trials, [p.duplicates for p in merged.merged_inputs]) == (2000, [0, 666])
     assert peak < 2e6
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_shards_are_disjoint_even_and_whole(tmp_path, whole, parts):
     with PvfStore(whole) as store:
-        spec, description = store.spec, store.description
-    everything = list(plan(spec, description, Budget(TRIALS)))
-    shards = [list(plan(spec, description, Budget(TRIALS, (i, parts)))) for i in range(1, parts + 1)]
+        spec, description = store.spec, store.baseline
+    everything = list(plan_trials(spec, description, Budget(TRIALS)))
+    shards = [list(plan_trials(spec, description, Budget(TRIALS, (i, parts)))) for i in range(1, parts + 1)]
     assert sorted(trial for shard in shards for trial in shard) == sorted(everything)
     for shard in shards:
         sizes = {sum(t.target == name and t.flips == f for t in shard) for name in "02" for f in (1, 4)}
@@ -324,12 +323,12 @@ def test_shards_are_disjoint_even_and_whole(tmp_path, whole, parts):
 
 
 def test_shards_run_apart_join_to_the_whole(tmp_path):
-    spec = CampaignSpec("live", flips=(1, 4))
+    spec = PvfSpec("live", flips=(1, 4))
     paths = [tmp_path / f"{i}.sqlite" for i in (1, 2)]
     for i, path in enumerate(paths, 1):
         with live_executor(spec, live()) as executor, PvfStore(path, write=True) as store:
             run_campaign(spec, Budget(TRIALS, (i, 2)), executor, store)
-            assert len(store.done()) == TRIALS * 2
+            assert len(store.stored_trial_ids()) == TRIALS * 2
     with live_executor(spec, live()) as executor, PvfStore(tmp_path / "whole.sqlite", write=True) as store:
         run_campaign(spec, Budget(TRIALS), executor, store)
     merge_stores(tmp_path / "out.sqlite", paths, PVF)
@@ -338,7 +337,11 @@ def test_shards_run_apart_join_to_the_whole(tmp_path):
 
 @pytest.mark.parametrize(
     ("shard", "said"),
-    [((0, 3), "--shard is 0/3; expected I/N"), ((4, 3), "--shard is 4/3"), ((5, 5), "--shard 5/5 of --trials 4 is empty")],
+    [
+        ((0, 3), "--shard is 0/3; expected I/N"),
+        ((4, 3), "--shard is 4/3"),
+        ((5, 5), "--shard 5/5 has no trials, because --trials is 4"),
+    ],
 )  # fmt: skip
 def test_shards_that_cannot_be(shard, said):
     with pytest.raises(UsageError, match=said):

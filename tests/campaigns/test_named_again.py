@@ -14,11 +14,11 @@ from dataclasses import replace
 import pytest
 
 from conftest import in_process
-from unsilent.campaigns.named_again import named_again
+from unsilent.campaigns.confirmed_files import with_confirmed_files
 from unsilent.campaigns.spec import campaign_hash
 from unsilent.errors import StoreError, UsageError
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 from unsilent.studies.training.spec import TrainingSpec
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
@@ -27,7 +27,7 @@ ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELEC
 def asked(path, **changes):
     """Another spec in a store, with the hash that goes with it."""
     with PvfStore(path) as store:
-        spec, found = replace(store.spec, **changes), store.description
+        spec, found = replace(store.spec, **changes), store.baseline
     found = replace(found, campaign=campaign_hash(spec, found.fingerprint))
     with closing(sqlite3.connect(path)) as db, db:
         values = (found.campaign, json.dumps(spec.to_json()), json.dumps(found.to_json()))
@@ -54,23 +54,23 @@ def test_a_replay_uses_nothing_that_only_the_store_names(stored, changes, said):
 
 
 def test_what_the_user_names_takes_the_place():
-    spec = CampaignSpec("cifar-resnet20", data="stored.npz", weights="stored.pt")
+    spec = PvfSpec("cifar-resnet20", data="stored.npz", weights="stored.pt")
     given = {"workload": None, "data": "mine.npz", "weights": "mine.pt"}
-    found = named_again(spec, given, {"workload": ("cifar-resnet20",)})
+    found = with_confirmed_files(spec, given, {"workload": ("cifar-resnet20",)})
     assert (found.workload, found.data, found.weights) == ("cifar-resnet20", "mine.npz", "mine.pt")
-    with pytest.raises(UsageError, match="was run without --data; leave it out"):
-        named_again(replace(spec, data=None), given, {})
+    with pytest.raises(UsageError, match="did not use --data; leave out --data"):
+        with_confirmed_files(replace(spec, data=None), given, {})
     training = TrainingSpec("train-resnet", accelerator="evil.toml")
     with pytest.raises(UsageError, match="add --accelerator evil.toml"):
-        named_again(training, {"workload": None, "accelerator": None}, {"workload": ("train-resnet",)})
+        with_confirmed_files(training, {"workload": None, "accelerator": None}, {"workload": ("train-resnet",)})
 
 
 def test_options_of_ones_own_workload_are_named_again():
-    spec, given = CampaignSpec("mine.py:w", (("n", "3"), ("path", "/dev/zero"))), {"workload": "mine.py:w"}
+    spec, given = PvfSpec("mine.py:w", (("n", "3"), ("path", "/dev/zero"))), {"workload": "mine.py:w"}
     with pytest.raises(UsageError, match="add --with path=/dev/zero"):
-        named_again(spec, given, {}, (("n", "3"),))
-    assert named_again(spec, given, {}, (("n", "4"), ("path", "x"))).options == (("n", "4"), ("path", "x"))
-    assert named_again(spec, {"workload": None}, {"workload": ("mine.py:w",)}).options == spec.options
+        with_confirmed_files(spec, given, {}, (("n", "3"),))
+    assert with_confirmed_files(spec, given, {}, (("n", "4"), ("path", "x"))).options == (("n", "4"), ("path", "x"))
+    assert with_confirmed_files(spec, {"workload": None}, {"workload": ("mine.py:w",)}).options == spec.options
 
 
 def test_a_query_ends_with_a_signal(stored):
@@ -83,14 +83,17 @@ def test_a_query_ends_with_a_signal(stored):
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(KeyboardInterrupt):
                 store._one(ENDLESS)
-            assert store.usage()[0] > 0  # and the file can be used again
+            assert store.total_session_seconds()[0] > 0  # and the file can be used again
     finally:
         signal.signal(signal.SIGALRM, old)
 
 
 def test_a_query_ends_after_more_steps_than_the_file_is_worth(stored):
     begun = time.process_time()
-    with PvfStore(stored) as store, pytest.raises(StoreError, match="keeps SQLite busier than a store of its size"):
+    with (
+        PvfStore(stored) as store,
+        pytest.raises(StoreError, match="takes more SQLite steps than a store of its size needs"),
+    ):
         store._one(ENDLESS)
     assert time.process_time() - begun < 20
 
@@ -110,7 +113,7 @@ def test_a_journal_cannot_have_another_file_removed(stored, tiny):
         + magic
     )
     (stored.parent / "s.sqlite-journal").write_bytes(head.ljust(512, b"\0") + tail)
-    with pytest.raises(StoreError, match="names another file that SQLite would remove"):
+    with pytest.raises(StoreError, match="would make SQLite delete another file"):
         PvfStore(stored, write=True)
     assert victim.read_text() == "precious"
 
@@ -143,12 +146,12 @@ def test_cells_that_spreadsheets_would_compute(stored):
 
 def test_names_that_are_no_valid_text_are_refused_before_anything_is_stored(stored, tmp_path):
     with PvfStore(stored) as store:
-        spec, found = store.spec, store.description
+        spec, found = store.spec, store.baseline
     site = replace(found.tensors[0], site="param:a\udc80.weight")
     with PvfStore(tmp_path / "new.sqlite", write=True) as store:
-        with pytest.raises(StoreError, match="cannot hold a name that is no valid text"):
-            store.bind(spec, replace(found, tensors=(site, *found.tensors[1:])))
-        store.bind(spec, found)
+        with pytest.raises(StoreError, match="cannot store a name that is not valid text"):
+            store.bind_campaign(spec, replace(found, tensors=(site, *found.tensors[1:])))
+        store.bind_campaign(spec, found)
 
 
 def test_a_link_is_followed_before_the_files_beside_a_store_are_looked_at(stored, tmp_path):
@@ -164,7 +167,7 @@ def test_a_link_is_followed_before_the_files_beside_a_store_are_looked_at(stored
     link = folder / "link.sqlite"
     link.symlink_to(tmp_path / "s.sqlite")
     for write in (False, True):
-        with pytest.raises(StoreError, match="names another file"):
+        with pytest.raises(StoreError, match="would make SQLite delete another file"):
             PvfStore(link, write=write)
     assert victim.read_text() == "mine"
     itself = folder / "itself.sqlite"

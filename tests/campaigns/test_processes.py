@@ -10,7 +10,7 @@ import pytest
 
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.processes import PAUSE, ProcessExecutor, Refillable
-from unsilent.campaigns.spec import Means, TrialId
+from unsilent.campaigns.spec import TrialId, WorkerSettings
 
 TRIAL = TrialId("a", 1, 0)
 
@@ -25,7 +25,9 @@ def test_whether_any_is_left_takes_none():
 
 @pytest.mark.parametrize("stopped", [0.0, 10 * PAUSE])
 def test_a_stopped_driver_takes_no_time_from_its_workers(stopped):
-    executor = ProcessExecutor(SimpleNamespace(), jobs=1, deadline=None, observer=Silent(), means=Means())
+    executor = ProcessExecutor(
+        SimpleNamespace(), jobs=1, deadline=None, observer=Silent(), worker_settings=WorkerSettings()
+    )
     now = time.monotonic()
     worker = SimpleNamespace(since=now - 100)
     executor._workers.append(worker)

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, command, unsilent_cli
-from unsilent.campaigns import TrialId, ray_bridge, ray_crew, ray_launch
+from unsilent.campaigns import TrialId, ray_bridge, ray_launch, ray_supervisor_pool
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines
 from unsilent.campaigns.observer import Silent
@@ -31,7 +31,7 @@ from unsilent.campaigns.ray_launch import Cluster
 from unsilent.cli.main import run
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,7 +70,7 @@ def canonical(path: str | Path) -> str:
 def stored(path: str) -> int:
     """Trials in a store that is being written."""
     with contextlib.suppress(Exception), PvfStore(path) as store:
-        return len(store.done())
+        return len(store.stored_trial_ids())
     return 0
 
 
@@ -247,7 +247,7 @@ def test_a_killed_actor_and_an_interrupt_lose_nothing(folder, member, whole, sta
     out, said = process.communicate(timeout=180)
     assert process.returncode == 130
     assert "was lost (its worker process has died);" in said
-    assert said.strip().endswith("run the same command again to go on")
+    assert said.strip().endswith("run the same command again to continue")
     assert out == ""
     assert 21 < stored("s.sqlite") < TRIALS
     done = unsilent_cli(*ask, "--executor", "serial")  # what one executor has begun another may finish
@@ -268,9 +268,9 @@ class Listening(Silent):
 @pytest.mark.claim
 def test_a_node_with_another_fingerprint_is_refused(folder, member):
     observer = Listening()
-    spec = CampaignSpec("ragged.py:by_node")
+    spec = PvfSpec("ragged.py:by_node")
     with make_executor("ray", spec, jobs=2, observer=observer, address=member.address) as executor:
-        target = executor.describe().targets[0].name
+        target = executor.establish_baseline().targets[0].name
         until_said = itertools.takewhile(
             lambda trial: not observer.said, (TrialId(target, 1, k) for k in itertools.count())
         )
@@ -278,20 +278,21 @@ def test_a_node_with_another_fingerprint_is_refused(folder, member):
         more = [TrialId(target, 2, k) for k in range(50)]
         rows += [row for batch in executor.run(more) for row in batch]
     assert observer.said == [
-        f"node {socket.gethostname()} does not reproduce the golden fingerprint (weights, golden differ): its worker is not used"
+        f"node {socket.gethostname()} does not reproduce the golden run of the first worker (weights, golden differ): "
+        "the campaign continues without this worker"
     ]
     assert sorted(r.trial.k for r in rows if r.trial.flips == 1) == list(range(len(rows) - 50))
     assert {r.worker for r in rows} == {0}
 
 
 def test_no_room_is_said(folder, member, monkeypatch):
-    monkeypatch.setattr(ray_crew, "PATIENCE", 1.0)
-    spec = CampaignSpec("ragged.py:make", threads=64)
+    monkeypatch.setattr(ray_supervisor_pool, "PLACEMENT_TIMEOUT", 1.0)
+    spec = PvfSpec("ragged.py:make", threads=64)
     with make_executor(None, spec, address=member.address) as executor, pytest.raises(UnsilentError) as refused:
-        executor.describe()
+        executor.establish_baseline()
     assert str(refused.value) == (
-        f"no worker has found a place on the Ray cluster at {member.address} for 1 s (3 nodes, the largest with 1 CPUs; "
-        "a worker takes 64); what was stored is safe: run the same command again when there is room"
+        f"no worker could be placed on the Ray cluster at {member.address} for 1 s (3 nodes, the largest with 1 CPUs; "
+        "a worker needs 64); stored results are safe: run the same command again when resources are free"
     )
 
 
@@ -305,7 +306,7 @@ def test_a_lost_node_loses_nothing(folder, member, whole, start):
     _, said = process.communicate(timeout=180)
     assert process.returncode == 0, said
     assert "was lost (" in said
-    assert "are run elsewhere" in said
+    assert "unfinished trials run on other workers" in said
     assert canonical("s.sqlite") == whole
 
 
@@ -314,7 +315,7 @@ def test_another_token_is_refused(folder, cluster, capsys, monkeypatch):
     monkeypatch.setenv("RAY_NUM_REDIS_GET_RETRIES", "1")
     assert run(["pvf", "ragged.py:make", "--ray", cluster.address, "--quiet"]) == 2
     assert capsys.readouterr().err == (
-        f"unsilent: error: cannot join the Ray cluster at {cluster.address}: it asks for another token: "
+        f"unsilent: error: cannot join the Ray cluster at {cluster.address}: the cluster requires another token; "
         "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH\n"
     )
 
@@ -330,8 +331,8 @@ def test_a_lost_cluster_is_one_line(folder, member, start):
     _, said = process.communicate(timeout=180)
     assert process.returncode == 1
     assert said == (
-        f"unsilent: error: the Ray cluster at {member.address} is lost; "
-        "what was stored is safe: run the same command again when it is back\n"
+        f"unsilent: error: the connection to the Ray cluster at {member.address} is lost; "
+        "stored results are safe: run the same command again when the cluster is back\n"
     )
     assert stored("s.sqlite") > 10
     member.stop_all()
@@ -385,16 +386,16 @@ def temporary(monkeypatch) -> Iterator[Path]:
 def test_an_interrupt_while_ray_starts_leaves_no_process_and_no_folder(temporary, monkeypatch):
     begun: list[int] = []
 
-    def interrupted(link: ray_launch.Link, seconds: float) -> None:
+    def interrupted(link: ray_launch.BridgeProcess, seconds: float) -> None:
         wait_until(lambda: any(temporary.iterdir()))
         (folder,) = temporary.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         begun.append(link._process.pid)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ray_launch.Link, "_join", interrupted)
-    with make_executor("ray", CampaignSpec("digits-cnn")) as executor, pytest.raises(KeyboardInterrupt):
-        executor.describe()
+    monkeypatch.setattr(ray_launch.BridgeProcess, "_join", interrupted)
+    with make_executor("ray", PvfSpec("digits-cnn")) as executor, pytest.raises(KeyboardInterrupt):
+        executor.establish_baseline()
     assert not Path(f"/proc/{begun[0]}").exists()
     assert not any(temporary.iterdir())
 
@@ -410,7 +411,7 @@ def test_only_we_can_enter_the_folder_of_ray(temporary, monkeypatch):
         asked.append(words)
 
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init, shutdown=lambda: None))
-    with ray_launch.private_folder() as folder, ray_bridge.joined(Cluster(None, 1), folder):
+    with ray_launch.private_folder() as folder, ray_bridge.join_cluster(Cluster(None, 1), folder):
         (outer,) = temporary.iterdir()
         assert stat.S_IMODE(outer.stat().st_mode) == 0o700
         assert outer in Path(str(asked[0]["_temp_dir"])).parents
@@ -429,7 +430,7 @@ def test_only_we_can_enter_the_folder_of_ray(temporary, monkeypatch):
         (("--ray", "ray://127.0.0.1:1"), "no Ray cluster answers at ray://127.0.0.1:1"),
         (("--ray", "somewhere"), "--ray is 'somewhere'; expected the head node's host:port"),
         (("--ray", "127.0.0.1:99999"), "--ray is '127.0.0.1:99999'; expected the head node's host:port"),
-        (("--ray", "127.0.0.1:1", "--executor", "serial"), "--ray 127.0.0.1:1 is for --executor ray"),
+        (("--ray", "127.0.0.1:1", "--executor", "serial"), "--ray 127.0.0.1:1 needs --executor ray"),
     ],
 )
 def test_a_wrong_address_is_one_line(capsys, folder, words, said):
@@ -449,10 +450,10 @@ def test_a_listener_that_is_no_cluster(monkeypatch):
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with (
-            make_executor("ray", CampaignSpec("digits-cnn"), address=address) as executor,
-            pytest.raises(UsageError, match="is it Ray that answers there"),
+            make_executor("ray", PvfSpec("digits-cnn"), address=address) as executor,
+            pytest.raises(UsageError, match="check that a Ray cluster runs at that address"),
         ):
-            executor.describe()
+            executor.establish_baseline()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is not None, reason="Ray's own extra is installed")
@@ -462,13 +463,18 @@ def test_the_extra_of_ray_itself_is_named():
         other.listen()
         address = f"ray://127.0.0.1:{other.getsockname()[1]}"
         with (
-            make_executor("ray", CampaignSpec("digits-cnn"), address=address) as executor,
-            pytest.raises(UsageError, match="an extra of Ray's: pip install 'ray.client.', or give the head node's"),
+            make_executor("ray", PvfSpec("digits-cnn"), address=address) as executor,
+            pytest.raises(
+                UsageError, match="an optional package; run: pip install 'ray.client.', or give the head node's"
+            ),
         ):
-            executor.describe()
+            executor.establish_baseline()
 
 
 def test_a_missing_extra_is_one_line(capsys, folder, monkeypatch):
     monkeypatch.setattr(ray_launch, "find_spec", lambda name: None)
     assert run(["pvf", "ragged.py:make", "--executor", "ray"]) == 2
-    assert capsys.readouterr().err == "unsilent: error: --executor ray needs an extra: pip install 'unsilent[ray]'\n"
+    assert (
+        capsys.readouterr().err
+        == "unsilent: error: --executor ray needs an optional package; install it with: pip install 'unsilent[ray]'\n"
+    )

@@ -13,9 +13,9 @@ import pytest
 from unsilent.campaigns import TrialId, ray_executor, ray_launch
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.ray_executor import RayExecutor
-from unsilent.campaigns.spec import Means
+from unsilent.campaigns.spec import WorkerSettings
 from unsilent.errors import UnsilentError, UsageError
-from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, TrialRow
+from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow
 
 FOUND = PvfBaseline(
     campaign="c", fingerprint={"weights": "1"}, targets=(), tensors=(), samples=(1,), golden_seconds=1.0, judge="top1",
@@ -77,7 +77,7 @@ class Played:
 
 def works(number: int, trials: list[TrialId]) -> list[Any]:
     """A supervisor that does as it is told."""
-    rows = [TrialRow(trial, "[]", b"\0", 0, 0.0, "", 1.0, worker=0) for trial in trials]
+    rows = [PvfTrialRow(trial, "[]", b"\0", 0, 0.0, "", 1.0, worker=0) for trial in trials]
     return [*(("row", row) for row in rows), ("proven", trials)]
 
 
@@ -90,15 +90,19 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RayExecutor, Pl
         threads: int = 1,
     ) -> tuple[RayExecutor, Played, Observer]:
         played, observer = Played(finds, does), Observer()
-        monkeypatch.setattr(ray_executor, "Link", played)
+        monkeypatch.setattr(ray_executor, "BridgeProcess", played)
         monkeypatch.setattr(ray_launch, "find_spec", lambda name: name)
-        spec = CampaignSpec("digits-cnn", threads=threads)
-        return RayExecutor(spec, jobs=jobs, deadline=None, observer=observer, means=Means()), played, observer
+        spec = PvfSpec("digits-cnn", threads=threads)
+        return (
+            RayExecutor(spec, jobs=jobs, deadline=None, observer=observer, worker_settings=WorkerSettings()),
+            played,
+            observer,
+        )
 
     return made
 
 
-def rows_of(executor: RayExecutor, trials: list[TrialId] = TRIALS) -> list[TrialRow]:
+def rows_of(executor: RayExecutor, trials: list[TrialId] = TRIALS) -> list[PvfTrialRow]:
     return [row for batch in executor.run(trials) for row in batch]
 
 
@@ -120,7 +124,9 @@ def test_what_no_proof_covers_is_run_again_and_nothing_is_handed_out_twice(play)
     rows = rows_of(executor)
     assert sorted(row.trial for row in rows) == TRIALS
     assert {row.worker for row in rows} == {0, 1}
-    assert observer.said == ["a worker on node0 was lost (its node has died); 20 trials of it are run elsewhere"]
+    assert observer.said == [
+        "a worker on node0 was lost (its node has died); its 20 unfinished trials run on other workers"
+    ]
     assert len(played.hired) == 2
 
 
@@ -130,7 +136,7 @@ def test_a_trial_that_ends_every_node_ends_the_campaign(play):
 
     executor, _, observer = play(does=does)
     with pytest.raises(
-        UnsilentError, match="5 workers in turn were lost with trial stem/x1/[345] .* --executor serial"
+        UnsilentError, match="5 workers were lost while they had trial stem/x1/[345] to run .* --executor serial"
     ):
         rows_of(executor)
     assert len(observer.said) == 5
@@ -146,12 +152,13 @@ def test_a_trial_that_ends_every_node_ends_the_campaign(play):
 )
 def test_who_finds_something_else_is_refused_and_not_replaced(play, other, said):
     executor, played, observer = play(finds=lambda number: other if number == 1 else FOUND, jobs=3)
-    executor.describe()
+    executor.establish_baseline()
     assert sorted(row.trial for row in rows_of(executor)) == TRIALS
     assert played.dropped == [1]
     assert len(played.hired) == 3
     assert observer.said == [
-        f"node node1 does not reproduce the golden fingerprint ({said} differ): its worker is not used"
+        f"node node1 does not reproduce the golden run of the first worker ({said} differ): "
+        "the campaign continues without this worker"
     ]
 
 
@@ -169,12 +176,13 @@ def test_a_node_that_cannot_start_a_worker_is_left_out(play):
     played.unfit = {0, 2}
     assert sorted(row.trial for row in rows_of(executor)) == TRIALS
     assert observer.said == 2 * [
-        "a node cannot start a worker (No module named 'unsilent'); install the same Unsilent there: its worker is not used"
+        "a node cannot start a worker (No module named 'unsilent'); install the same version of Unsilent on that node: "
+        "the campaign continues without this worker"
     ]
     executor, played, _ = play(jobs=1)
     played.unfit = {0}
     with pytest.raises(UsageError, match="no node is left to run trials on: a node cannot start a worker"):
-        executor.describe()
+        executor.establish_baseline()
 
 
 def test_a_gang_takes_room_on_one_node(play):
@@ -187,11 +195,11 @@ def test_a_gang_takes_room_on_one_node(play):
 @pytest.mark.parametrize(
     ("size", "said"),
     [
-        (2, "a trial of 'digits-cnn' runs 2 processes, --jobs is 1; use --jobs 2 or more"),
+        (2, "a trial of 'digits-cnn' runs 2 processes, but --jobs is 1; use --jobs 2 or more"),
         ("many", "is 'many'; expected"),
     ],
 )
 def test_a_gang_that_does_not_fit_is_refused(play, size, said):
     executor, _, _ = play(finds=lambda number: replace(FOUND, info={"world_size": size}))
     with pytest.raises(UsageError, match=said):
-        executor.describe()
+        executor.establish_baseline()

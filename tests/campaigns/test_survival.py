@@ -130,14 +130,14 @@ def test_interrupt_leaves_a_store_to_resume(tiny):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said.strip().endswith("run the same command again to go on")
+    assert said.strip().endswith("run the same command again to continue")
     with PvfStore("s.sqlite") as store:
-        before = len(store.done())
+        before = len(store.stored_trial_ids())
     assert 0 < before < 600
     done = unsilent_cli(*ask)
     assert done.returncode == 0
     with PvfStore("s.sqlite") as store:
-        assert len(store.done()) == 600
+        assert len(store.stored_trial_ids()) == 600
 
 
 def test_a_closed_terminal_leaves_a_store_to_resume(tiny, monkeypatch, tmp_path):
@@ -209,7 +209,7 @@ def test_a_worker_killed_from_outside_is_nobodys_outcome(tiny):
     assert "died (signal 9)" in said
     assert not codes_of("s.sqlite", "crash")
     with PvfStore("s.sqlite") as store:
-        assert len(store.done()) == 180
+        assert len(store.stored_trial_ids()) == 180
 
 
 def test_a_trial_that_hangs_is_an_outcome(tiny, forked):
@@ -254,7 +254,7 @@ def test_two_processes_on_one_store(tiny):
     )
     assert first.wait(timeout=60) == 0
     with PvfStore("s.sqlite") as store:
-        assert len(store.done()) == 300
+        assert len(store.stored_trial_ids()) == 300
     assert not Path("s.sqlite.lock").exists()
 
 
@@ -267,14 +267,14 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tiny):
     stopped = unsilent_cli(*ask, preexec_fn=small_disk)
     assert stopped.returncode == 2, stopped.stderr
     assert stopped.stderr.count("\n") == 1
-    assert "what was stored is safe: free space and run the same command again" in stopped.stderr
+    assert "stored results are safe: free space and run the same command again" in stopped.stderr
     with PvfStore("s.sqlite") as store:
-        kept = store.done()
+        kept = store.stored_trial_ids()
     done = unsilent_cli(*ask)
     assert done.returncode == 0, done.stderr
     with PvfStore("s.sqlite") as store:
-        assert kept <= store.done()
-        assert len(store.done()) == 900
+        assert kept <= store.stored_trial_ids()
+        assert len(store.stored_trial_ids()) == 900
 
 
 @pytest.mark.claim

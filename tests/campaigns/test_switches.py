@@ -27,8 +27,8 @@ def test_values():
     assert str(Switches.parse("threads")) == "threads=2"
     assert Switches.parse("race=4").threads == 4
     assert Switches.parse("isa=avx2+mkl").environment == (("ATEN_CPU_CAPABILITY", "avx2"), ("MKL_CBWR", "COMPATIBLE"))
-    assert not Switches.parse("onednn=off+threads=3").varies
-    assert Switches.parse("onednn+within").varies
+    assert not Switches.parse("onednn=off+threads=3").varies_between_replicas
+    assert Switches.parse("onednn+within").varies_between_replicas
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_values():
         ("isa=avx3", "did you mean 'avx2'"),
         ("init=3", "takes no value"),
         ("init+init", "is set twice"),
-        ("race+threads=4", "both say how many threads"),
+        ("race+threads=4", "both set the number of threads"),
     ],
 )
 def test_bad_switches_are_refused(text, said):

@@ -13,12 +13,12 @@ from unsilent.campaigns import Budget, run_campaign
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 
 
 def usage(path):
     with PvfStore(path) as store:
-        return store.usage()
+        return store.total_session_seconds()
 
 
 def burn(seconds):
@@ -40,10 +40,10 @@ def test_both_clocks_cover_the_same():
 
 def test_set_up_before_the_campaign_is_in_both(tiny, tmp_path):
     """A worker that has described itself before `run_campaign` (for --assert) has spent wall time, too."""
-    spec, path = CampaignSpec(f"{tiny}:make"), tmp_path / "s.sqlite"
+    spec, path = PvfSpec(f"{tiny}:make"), tmp_path / "s.sqlite"
     with PvfStore(path, write=True) as store, make_executor("serial", spec) as executor:
         start = time.monotonic()
-        executor.describe()
+        executor.establish_baseline()
         set_up = time.monotonic() - start
         run_campaign(spec, Budget(2), executor, store)
     wall, cpu = usage(path)
@@ -72,7 +72,7 @@ def test_an_executor_is_charged_once(tmp_path):
     """Two campaigns of one executor: the second has not what the first has cost."""
     from unsilent.studies.pvf.study import live_executor
 
-    spec = CampaignSpec("live")
+    spec = PvfSpec("live")
     with live_executor(spec, live()) as executor:
         time.sleep(0.3)
         for name in ("a", "b"):

@@ -13,11 +13,11 @@ from campaigns.faulty_loop import running, write_loop
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
 from unsilent.faults import Region
+from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.hardware.presets import PRESETS
-from unsilent.faults.hardware.reading import accelerator
 from unsilent.studies.training.fault_sampler import FaultSampler
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES, handcrafted
-from unsilent.studies.training.spec import Horizon, TrainingSpec
+from unsilent.studies.training.spec import EarlyEndRule, TrainingSpec
 
 STEPS, DRAWS = 24, 3000
 LEAST = 1e-3
@@ -33,7 +33,7 @@ def runner(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sampler(runner):
     """``drawing(faults=…, …)``: of the same step, for another question."""
-    names = [name for name, _ in runner.golden.at(0).model.named_parameters()]
+    names = [name for name, _ in runner.golden.state_before_step(0).model.named_parameters()]
     parts = {"trunk": ["conv.*", "norm.*"], "head": ["fc.*"]}
 
     def make(steps=STEPS, more=(), **changed):
@@ -99,7 +99,7 @@ def test_fault_models_come_by_their_weight(sampler):
 
 def test_an_accelerator_says_the_weights(sampler):
     for name in ("nvdla", "systolic", "tensor-core"):
-        entries = accelerator(name).entries
+        entries = load_accelerator(name).weighted_presets
         one = sampler(accelerator=name)
         shares = Counter()
         for entry in entries:
@@ -146,8 +146,8 @@ def test_fault_models_that_do_not_fit_are_told_and_not_drawn(sampler, crowded):
     one = sampler(more=crowded, faults=(("zero:count=16", 1.0), ("WT", 1.0), ("RBFLIP", 1.0)))
     # There are no 16 outputs, and no region is its weight.
     assert one.notes == [
-        "zero:count=16 fits 5 of 6 operations and phases.",
-        "WT fits 5 of 6 operations and phases.",
+        "zero:count=16 can be applied in 5 of 6 pairs of operation and phase.",
+        "WT can be applied in 5 of 6 pairs of operation and phase.",
     ]
     found = [d.injection for d in draws(one)]
     assert {s.model for s in found if s.layer == "small"} == {"RBFLIP"}
@@ -155,10 +155,10 @@ def test_fault_models_that_do_not_fit_are_told_and_not_drawn(sampler, crowded):
     own = Counter((s.layer, s.phase) for s in found if s.model == "RBFLIP")
     check(own, {(p.layer, p.phase): 1.0 for p in one.places})
     only = sampler(more=crowded, layers=("small",), faults=(("zero:count=16", 9.0), ("RBFLIP", 1.0)))
-    assert only.notes == ["zero:count=16 fits no operation here and is not drawn."]
+    assert only.notes == ["zero:count=16 cannot be applied to any of the operations and is not drawn."]
     assert {d.injection.model for d in draws(only, 100)} == {"RBFLIP"}
     with pytest.raises(
-        UsageError, match=r"none of the fault models \(zero:count=16\) fits .* name others with --fault"
+        UsageError, match=r"none of the fault models \(zero:count=16\) can be applied .* choose others with --fault"
     ):
         sampler(more=crowded, layers=("small",), faults=(("zero:count=16", 1.0),))
 
@@ -175,7 +175,7 @@ def test_parameters_and_their_state_are_the_targets(sampler):
         assert tensors[f"param:{name}"].elements == size
         assert tensors[f"optim:{name}"].elements == 2 * size + 1  # two moments and a counter
     layers = {t.name: t for t in sampler(per="layer").targets}
-    assert {name: t.elements for name, t in layers.items() if t.what == "param"} == {
+    assert {name: t.elements for name, t in layers.items() if t.memory_kind == "param"} == {
         "param:conv": 40, "param:norm": 8, "param:fc": 435,
     }  # fmt: skip
     parts = {t.name: t for t in sampler(per="component").targets}
@@ -190,7 +190,7 @@ def test_tensors_are_corrupted_by_their_size(sampler, target):
     one = sampler(per="component", faults=(("bitflip:bits=30", 1.0),))
     found = [d.injection for d in draws(one, target=target)]
     regions = {
-        r.site: r.size
+        r.site: r.eligible_count
         for r in one.regions
         if r.site.startswith(target[:5]) and r.site.partition(":")[2].partition("/")[0] in SIZES and "fc" not in r.site
     }
@@ -226,7 +226,7 @@ def test_trials_campaigns_and_seeds_have_faults_of_their_own(sampler):
 
 
 def test_a_horizon_changes_no_fault(runner, tmp_path):
-    horizon = Horizon(5, 4, (1.0,) * 6, 1.0)
+    horizon = EarlyEndRule(5, 4, (1.0,) * 6, 1.0)
     with running(replace(runner.spec, horizon=horizon)) as other:
         assert other.campaign != runner.campaign
         assert [other.draw(trial(k)) for k in range(50)] == [runner.draw(trial(k)) for k in range(50)]
@@ -246,22 +246,22 @@ def test_a_guarded_trial_has_the_faults_of_the_trial_itself(runner):
         ({"layers": ("fcc",)}, r"unknown layer .* 'fcc'; did you mean 'fc'\? Known: conv, fc"),
         ({"layers": ("conv", "nothing.*")}, r"unknown layer .* 'nothing.\*'"),
         ({"phases": ("gradwt",)}, r"unknown phase 'gradwt'; did you mean 'grad_wt'\? Known: fwd, grad_in, grad_wt"),
-        ({"phases": ("grad_in",), "layers": ("conv",)}, "no product of conv has phase grad_in in a step of"),
+        ({"phases": ("grad_in",), "layers": ("conv",)}, "no convolution or matrix product of conv has phase grad_in in a"),
         ({"faults": (("RDD", 1.0),)}, r"unknown fault model 'RDD'"),
         ({"faults": (("bitflip:bit=3", 1.0),)}, r"bitflip.* 'bit'"),
-        ({"faults": (("RD", 1.0),), "accelerator": "nvdla"}, "--accelerator and --fault both say"),
+        ({"faults": (("RD", 1.0),), "accelerator": "nvdla"}, "--accelerator and --fault both choose the fault models"),
         ({"accelerator": "nvdia"}, r"unknown accelerator 'nvdia'; did you mean 'nvdla'"),
-        ({"faults": (("bitflip", 1.0),), "value": "set:value=1"}, "--value says what elements become, and so does --fault"),
-        ({"faults": (("RD", 1.0),), "value": "set:value=1,block=3"}, "says which elements, too, but RD does"),
+        ({"faults": (("bitflip", 1.0),), "value": "set:value=1"}, "--value and --fault bitflip both set what elements become"),
+        ({"faults": (("RD", 1.0),), "value": "set:value=1,block=3"}, "chooses elements, but RD already does"),
         ({"faults": (("RD", 1.0),), "value": "sett"}, r"unknown fault model 'sett'; did you mean 'set'"),
         ({"per": "module"}, "unknown --per 'module'. Known: component, kind, layer, tensor"),
         ({"per": "bit"}, "unknown --per 'bit'"),
         ({"per": "layer", "faults": (("zero", 1.0), ("bitflip", 1.0))}, "one fault model; give one --fault"),
-        ({"per": "layer", "accelerator": "nvdla"}, "which --accelerator and --value say nothing of"),
-        ({"per": "layer", "value": "set:value=1"}, "which --accelerator and --value say nothing of"),
+        ({"per": "layer", "accelerator": "nvdla"}, "--accelerator and --value apply to operations"),
+        ({"per": "layer", "value": "set:value=1"}, "--accelerator and --value apply to operations"),
         ({"per": "layer", "layers": ("nothing",)}, r"unknown layer with parameters 'nothing'. Known: conv, fc, norm"),
         ({"per": "layer", "layers": ("conv", "norms")}, r"unknown layer with parameters 'norms'; did you mean 'norm'"),
-        ({"per": "layer", "faults": (("bitflip:bits=40", 1.0),)}, r"bitflip:bits=40 fits no parameter of \*; widen --layer"),
+        ({"per": "layer", "faults": (("bitflip:bits=40", 1.0),)}, "cannot be applied to any parameter of .*widen --layer"),
         ({"per": "layer", "faults": (("RD", 1.0),)}, r"unknown fault model 'RD'"),
     ],
 )  # fmt: skip

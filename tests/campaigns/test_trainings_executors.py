@@ -38,7 +38,7 @@ def spec(tmp_path_factory):
 def reference(spec):
     """Description and rows of this process."""
     with running(spec) as runner:
-        return runner.describe(), {trial: runner.run(trial).content() for trial in MANY}
+        return runner.establish_baseline(), {trial: runner.run(trial).reproducible_values() for trial in MANY}
 
 
 def ran(executor, trials):
@@ -60,22 +60,22 @@ def test_every_executor_gives_the_same_rows(spec, reference, name, deadly):
     described, expected = reference
     jobs = EXECUTORS[name]
     with make_executor(name, spec, jobs=jobs, deadline=DEADLINE) as executor:
-        found = executor.describe()
+        found = executor.establish_baseline()
         rows = ran(executor, [*MANY[:8], *deadly, *MANY[8:]])
-        assert all(spent > 0 for spent in executor.spent())
+        assert all(spent > 0 for spent in executor.seconds_since_last_call())
     assert found.campaign == described.campaign
     assert found.fingerprint == described.fingerprint
-    assert (found.losses, found.watched) == (described.losses, described.watched)
+    assert (found.losses, found.history_magnitudes) == (described.losses, described.history_magnitudes)
     assert sorted(row.trial for row in rows) == sorted([*MANY, *deadly])
-    assert {row.trial: row.content() for row in rows if row.trial not in deadly} == expected
+    assert {row.trial: row.reproducible_values() for row in rows if row.trial not in deadly} == expected
     for row in rows:
         if row.trial in deadly:
-            assert (row.reason, row.error) == (deadly[row.trial], f"worker: {deadly[row.trial]}")
+            assert (row.end_reason, row.error) == (deadly[row.trial], f"worker: {deadly[row.trial]}")
             assert (row.steps_run, row.bit_identical, len(row.losses)) == (0, False, 0)
             assert row.injection.site == row.trial.target
             assert row.seconds > 0
         else:
-            assert row.reason in ("end", "not-finite", "same-bits", "missed", "recovered", "stopped")
+            assert row.end_reason in ("end", "not-finite", "same-bits", "missed", "recovered", "stopped")
 
 
 # -- kill -9 ------------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def stored(path):
     if not path.exists():
         return 0
     with TrainingStore(path) as store:
-        return len(store.done())
+        return len(store.stored_trial_ids())
 
 
 @pytest.mark.claim
@@ -128,13 +128,13 @@ def test_killed_and_run_again_it_is_as_if_nothing_had_been(tmp_path):
     for trials in (TRIALS // 2, TRIALS):
         assert start("killed.sqlite", trials).wait(timeout=300) == 0
     with running(TrainingSpec(loop, faults=(("RD", 2.0), ("bitflip:bits=30", 1.0)))) as runner:
-        expected = [runner.run(TrialId("random", None, k)).content() for k in range(TRIALS)]
-        description = runner.describe()
+        expected = [runner.run(TrialId("random", None, k)).reproducible_values() for k in range(TRIALS)]
+        description = runner.establish_baseline()
     with TrainingStore(tmp_path / "killed.sqlite") as store:
-        assert [row.content() for row in store.rows()] == expected
-        assert store.description.campaign == description.campaign
-        assert store.description.losses == description.losses
-        assert store.budget() == (TRIALS, "by hand")
+        assert [row.reproducible_values() for row in store.rows()] == expected
+        assert store.baseline.campaign == description.campaign
+        assert store.baseline.losses == description.losses
+        assert store.largest_budget() == (TRIALS, "by hand")
 
 
 def _count(path):

@@ -15,14 +15,14 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.engine.forking.golden import state_hash
 from unsilent.errors import UsageError
 from unsilent.faults import fault_model
-from unsilent.faults.drawn import Draw
+from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.monitor import Guard, GuardStop
 from unsilent.monitor.bounds import WARM_UP
 from unsilent.monitor.workload import Counters, guard_training
-from unsilent.sites.training.step import Step
+from unsilent.sites.training.step import StepInjection
 from unsilent.studies.training import guarding
 from unsilent.studies.training.fault_sampler import SampledFault
-from unsilent.studies.training.guarding import AFTER, guarded
+from unsilent.studies.training.guarding import ALARM_WAIT_STEPS, run_guarded_trial
 from unsilent.studies.training.spec import InjectionPoint, TrainingSpec
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Seeds
@@ -52,11 +52,11 @@ def adamw(loop):
 
 
 def fault(step, model, site=GRADIENT, seed=1):
-    return SampledFault(InjectionPoint(step, site, "", "", model), (Draw(site, fault_model(model), seed),))
+    return SampledFault(InjectionPoint(step, site, "", "", model), (UnresolvedFault(site, fault_model(model), seed),))
 
 
 def corrupt(runner, *what, **more):
-    return guarded(runner.golden, fault(*what, **more), runner._history)
+    return run_guarded_trial(runner.golden, fault(*what, **more), runner._history)
 
 
 def rest(runner):
@@ -74,10 +74,10 @@ def rest(runner):
 @pytest.mark.parametrize("model", ["set:value=-1e12", "set:value=1e30,count=40"])
 def test_a_large_fault_leaves_nothing(runner, step, model):
     found = corrupt(runner, step, model)
-    assert (found.reason, found.caught, found.bit_identical) == ("recovered", 0, True)
+    assert (found.end_reason, found.detected_after, found.bit_identical) == ("recovered", 0, True)
     assert found.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
     assert "fc.weight/" in found.alarm
-    assert [hit.fault.site for hit in found.hits] == [GRADIENT]
+    assert [hit.fault.site for hit in found.applied_faults] == [GRADIENT]
     begun, losses = rest(runner)
     assert begun == step + 1
     assert losses == runner.golden.losses[begun:].tolist()
@@ -87,7 +87,7 @@ def test_a_large_fault_leaves_nothing(runner, step, model):
 @pytest.mark.parametrize("step", [0, 1, 2, STEPS - 1])
 def test_what_is_no_number_is_noticed_from_the_first_step_on(adamw, step):
     found = corrupt(adamw, step, "set:value=nan")
-    assert (found.reason, found.caught, found.bit_identical) == ("recovered", 0, True)
+    assert (found.end_reason, found.detected_after, found.bit_identical) == ("recovered", 0, True)
     assert found.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
     assert rest(adamw)[0] == step + 1
 
@@ -97,19 +97,19 @@ def test_large_values_are_noticed_once_enough_steps_are_known(adamw, step):
     """A guard that began with the run has seen as many steps as there were before; early faults are noticed when bounds hold."""
     found = corrupt(adamw, step, "set:value=1e12")
     if step >= WARM_UP - 1:
-        assert (found.reason, found.bit_identical) == ("recovered", True)
+        assert (found.end_reason, found.bit_identical) == ("recovered", True)
     else:
-        assert found.reason in ("missed", "stopped")
-        assert found.caught is None or found.caught > 2
+        assert found.end_reason in ("missed", "stopped")
+        assert found.detected_after is None or found.detected_after > 2
         assert not found.bit_identical
 
 
 @pytest.mark.parametrize("step", [12, STEPS - 2, STEPS - 1])
 def test_a_small_fault_is_missed(runner, step):
     found = corrupt(runner, step, "bitflip:bits=3")
-    assert (found.reason, found.caught, found.bit_identical, found.alarm) == ("missed", None, False, "")
-    assert found.steps_run == step - oldest_kept(step) + min(1 + AFTER, STEPS - step)
-    assert len(found.hits) == 1
+    assert (found.end_reason, found.detected_after, found.bit_identical, found.alarm) == ("missed", None, False, "")
+    assert found.steps_run == step - oldest_kept(step) + min(1 + ALARM_WAIT_STEPS, STEPS - step)
+    assert len(found.applied_faults) == 1
 
 
 @pytest.mark.parametrize("model", ["set:value=1e12", "set:value=nan", "bitflip:bits=3"])
@@ -118,15 +118,15 @@ def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):
     """A whole run under a guard, without forks and without what was noted of golden."""
     drawn, alarms = fault(step, model), []
     workload = load_training(loop, {})
-    state = workload.start(Seeds.all(0))
+    state = workload.start(Seeds.same_for_all(0))
     guard = Guard(state.model, state.optimizers, Counters(state), on_alarm=alarms.append)
     corrupted = []
 
     def one():
         if state.step == step and not corrupted:
-            with Step(state.model, drawn.faults, state.optimizers) as around:
+            with StepInjection(state.model, drawn.faults, state.optimizers) as around:
                 workload.step(state)
-            corrupted.extend(around.hits)
+            corrupted.extend(around.applied_faults)
         else:
             workload.step(state)
 
@@ -136,42 +136,42 @@ def test_the_guard_is_one_that_watched_from_the_start(adamw, loop, step, model):
     guard.close()
     found = corrupt(adamw, step, model)
     assert found.bit_identical == (bool(alarms) and state_hash(state) == adamw.golden.hashes[-1])
-    assert len(alarms) == (found.caught is not None)
+    assert len(alarms) == (found.detected_after is not None)
     for alarm in alarms:
-        assert alarm.step == step + found.caught
+        assert alarm.step == step + found.detected_after
         assert found.alarm.partition(":")[2] == str(alarm).partition(":")[2]
 
 
 def test_a_bound_that_is_passed_twice_stops(adamw, monkeypatch):
     monkeypatch.setattr(guarding, "guard_training", functools.partial(guard_training, factor=1.0001))
     found = corrupt(adamw, 13, "set:value=1e12")
-    assert (found.reason, found.bit_identical) == ("stopped", False)
-    assert found.hits == ()  # before the fault: clean steps pass such a bound
-    assert found.caught < 0
+    assert (found.end_reason, found.bit_identical) == ("stopped", False)
+    assert found.applied_faults == ()  # before the fault: clean steps pass such a bound
+    assert found.detected_after < 0
 
 
 def test_an_alarm_that_comes_late_recovers_nothing(adamw, monkeypatch):
     monkeypatch.setattr(guarding, "guard_training", functools.partial(guard_training, factor=1.5))
     found = corrupt(adamw, 13, "set:value=0.1,rate=0.1", site="param:fc.weight")
-    assert found.caught > 2
-    assert found.reason in ("stopped", "missed")
+    assert found.detected_after > 2
+    assert found.end_reason in ("stopped", "missed")
     assert not found.bit_identical
-    assert len(found.hits) == 1
+    assert len(found.applied_faults) == 1
 
 
 def test_guards_leave_no_trace(adamw):
     plain = [TrialId("random", None, k) for k in range(4)]
-    before = [adamw.run(one).content() for one in plain]
+    before = [adamw.run(one).reproducible_values() for one in plain]
     for one in plain:
         row = adamw.run(one._replace(target="guarded:random"))
-        assert adamw.run(row.trial).content() == row.content()
+        assert adamw.run(row.trial).reproducible_values() == row.reproducible_values()
         assert row.injection == adamw.run(one).injection
         assert row.faults == adamw.run(one).faults
         assert row.injected_max == adamw.run(one).injected_max
-        assert [len(a) for a in (row.losses, row.metric, row.watched)] == [0, 0, 0]
-        assert np.isnan([row.test, row.test_loss, row.churn]).all()
-        assert row.reason in ("recovered", "missed", "stopped")
-    assert [adamw.run(one).content() for one in plain] == before
+        assert [len(a) for a in (row.losses, row.metric, row.history_magnitudes)] == [0, 0, 0]
+        assert np.isnan([row.test_accuracy, row.test_loss, row.churn]).all()
+        assert row.end_reason in ("recovered", "missed", "stopped")
+    assert [adamw.run(one).reproducible_values() for one in plain] == before
 
 
 def test_a_row_tells_of_the_alarm(loop):
@@ -180,7 +180,7 @@ def test_a_row_tells_of_the_alarm(loop):
         rows = [row for row in map(runner.run, trials) if row.injection.step >= WARM_UP]
         assert rows
         for row in rows:
-            assert (row.reason, row.caught, row.bit_identical) == ("recovered", 0, True)
+            assert (row.end_reason, row.detected_after, row.bit_identical) == ("recovered", 0, True)
             step = row.injection.step
             assert row.steps_run == step + 1 - oldest_kept(step) + executed_again(step)
             assert row.injected_max == pytest.approx(2e20)
@@ -195,17 +195,17 @@ def test_what_the_step_raises_under_a_guard_is_an_outcome(loop):
     spec = TrainingSpec(loop, (("ends", "raises"),), per="tensor", layers=("fc",), faults=(("set:value=1e6", 1.0),))
     with running(spec) as runner:
         one, other = (TrialId(f"guarded:param:fc.{name}", None, 0) for name in ("bias", "weight"))
-        before = runner.run(other).content()
+        before = runner.run(other).reproducible_values()
         row = runner.run(one)
-        assert (row.reason, row.caught, row.bit_identical, row.steps_run) == ("raised", None, False, 0)
+        assert (row.end_reason, row.detected_after, row.bit_identical, row.steps_run) == ("raised", None, False, 0)
         assert "ArithmeticError: the loss itself raises" in row.error
-        assert runner.run(other).content() == before
-        assert runner.run(one).content() == row.content()  # the guard let go of the model
+        assert runner.run(other).reproducible_values() == before
+        assert runner.run(one).reproducible_values() == row.reproducible_values()  # the guard let go of the model
 
 
 def test_an_optimizer_without_history_cannot_be_guarded(loop):
     with running(TrainingSpec(loop, (("optimizer", "plain"), ("norm", "False")))) as runner:
-        before = runner.run(TrialId("random", None, 0)).content()
-        with pytest.raises(UsageError, match="SGD remembers no gradients, so there is nothing to watch; train with"):
+        before = runner.run(TrialId("random", None, 0)).reproducible_values()
+        with pytest.raises(UsageError, match="SGD keeps no momentum or moments, so there is nothing to watch; use"):
             runner.run(TrialId("guarded:random", None, 0))
-        assert runner.run(TrialId("random", None, 0)).content() == before
+        assert runner.run(TrialId("random", None, 0)).reproducible_values() == before

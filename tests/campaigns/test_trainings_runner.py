@@ -13,8 +13,8 @@ from conftest import few
 from unsilent.campaigns.codec import faults_text
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
-from unsilent.sites.training.step import Step
-from unsilent.studies.training.spec import Horizon, TrainingSpec
+from unsilent.sites.training.step import StepInjection
+from unsilent.studies.training.spec import EarlyEndRule, TrainingSpec
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Seeds
 
@@ -79,10 +79,10 @@ def remembered(state):
 def by_hand(spec, drawn, steps=STEPS):
     """The whole run without forks, and what it said from the fault on."""
     workload = load_training(spec.workload, dict(spec.options))
-    state = workload.start(Seeds.all(spec.init))
+    state = workload.start(Seeds.same_for_all(spec.init))
     losses, metric, watched = [], [], []
     for now in range(steps):
-        with Step(state.model, drawn.faults if now == drawn.injection.step else [], state.optimizers):
+        with StepInjection(state.model, drawn.faults if now == drawn.injection.step else [], state.optimizers):
             record = workload.step(state)
         if now >= drawn.injection.step:
             losses.append(record.loss)
@@ -98,32 +98,32 @@ def test_rows_are_whole_runs_corrupted_by_hand(runner):
     for k in range(7):
         row, drawn = runner.run(trial(k)), runner.draw(trial(k))
         losses, metric, watched, found = by_hand(runner.spec, drawn)
-        ends.add(row.reason)
+        ends.add(row.end_reason)
         assert row.injection == drawn.injection
         assert row.losses.tobytes() == losses[: row.steps_run].tobytes()
         assert row.metric.tobytes() == metric[: row.steps_run].tobytes()
-        assert len(row.watched) == min(3, row.steps_run)
-        np.testing.assert_array_equal(row.watched, watched[: len(row.watched)])
-        if row.reason == "not-finite":
+        assert len(row.history_magnitudes) == min(3, row.steps_run)
+        np.testing.assert_array_equal(row.history_magnitudes, watched[: len(row.history_magnitudes)])
+        if row.end_reason == "not-finite":
             assert row.steps_run == 1 + np.flatnonzero(~np.isfinite(losses))[0]
-            assert np.isnan([row.test, row.test_loss, row.churn]).all()
+            assert np.isnan([row.test_accuracy, row.test_loss, row.churn]).all()
             continue
         assert np.isfinite(losses).all()
-        assert row.test == (found.predictions == found.labels).mean()
+        assert row.test_accuracy == (found.predictions == found.labels).mean()
         assert np.array(row.test_loss).tobytes() == np.array(found.loss).tobytes()
         assert row.churn == (found.predictions != golden.predictions).mean()
-        if row.reason == "same-bits":
+        if row.end_reason == "same-bits":
             assert row.bit_identical
             assert losses.tobytes() == runner.golden.losses[row.injection.step :].tobytes()
         else:
-            assert (row.reason, row.steps_run, row.bit_identical) == ("end", STEPS - row.injection.step, False)
+            assert (row.end_reason, row.steps_run, row.bit_identical) == ("end", STEPS - row.injection.step, False)
     assert "end" in ends
 
 
 def test_golden_is_the_run_without_faults(runner):
-    found = runner.describe()
+    found = runner.establish_baseline()
     workload = load_training(runner.spec.workload, dict(runner.spec.options))
-    state = workload.start(Seeds.all(0))
+    state = workload.start(Seeds.same_for_all(0))
     records, watched = [], []
     for _ in range(STEPS):
         records.append(workload.step(state))
@@ -131,16 +131,16 @@ def test_golden_is_the_run_without_faults(runner):
     end = workload.evaluate(state)
     assert list(found.losses) == [r.loss for r in records]
     assert list(found.metric) == [r.metrics["accuracy"] for r in records]
-    np.testing.assert_array_equal(np.array(found.watched, dtype=float), np.array(watched))
-    assert (found.test, found.test_loss) == ((end.predictions == end.labels).mean(), end.loss)
+    np.testing.assert_array_equal(np.array(found.history_magnitudes, dtype=float), np.array(watched))
+    assert (found.test_accuracy, found.test_loss) == ((end.predictions == end.labels).mean(), end.loss)
     assert (found.steps, found.samples) == (STEPS, 80)
     assert found.parameters == sum(p.numel() for p in state.model.parameters())
 
 
 @pytest.mark.slow
 def test_rows_do_not_depend_on_those_before(runner):
-    first = [runner.run(trial(k)).content() for k in range(5)]
-    again = {k: runner.run(trial(k)).content() for k in (4, 0, 3, 1, 2)}
+    first = [runner.run(trial(k)).reproducible_values() for k in range(5)]
+    again = {k: runner.run(trial(k)).reproducible_values() for k in (4, 0, 3, 1, 2)}
     assert first == [again[k] for k in range(5)]
 
 
@@ -161,7 +161,7 @@ def test_reasons(one, fault, phase, reason):
     rows = [runner.run(trial(k)) for k in range(4)]
     rows = [row for row in rows if row.injection.step < 11]
     assert rows
-    assert {row.reason for row in rows} == {reason}
+    assert {row.end_reason for row in rows} == {reason}
     for row in rows:
         first = {"fwd": 1, "grad_wt": 2}[phase]  # a lost gradient shows in the next step's loss
         assert row.steps_run == {"not-finite": first, "same-bits": 1, "end": 12 - row.injection.step}[reason]
@@ -169,44 +169,51 @@ def test_reasons(one, fault, phase, reason):
         if reason == "not-finite":
             assert not np.isfinite(row.losses[-1])
             assert row.injected_max == np.inf
-            assert np.isinf(row.watched[-1]).any()
+            assert np.isinf(row.history_magnitudes[-1]).any()
         if reason == "same-bits":
             assert row.churn == 0
-            assert (row.test, row.test_loss) == (runner.describe().test, runner.describe().test_loss)
+            assert (row.test_accuracy, row.test_loss) == (
+                runner.establish_baseline().test_accuracy,
+                runner.establish_baseline().test_loss,
+            )
 
 
 @pytest.mark.slow
 def test_a_run_inside_the_band_is_given_up(one):
-    wide, never = Horizon(6, 4, (1e9,) * 6, 1.0), Horizon(6, 4, (0.0,) * 6, 1.0)
+    wide, never = EarlyEndRule(6, 4, (1e9,) * 6, 1.0), EarlyEndRule(6, 4, (0.0,) * 6, 1.0)
     fault = (("bitflip:bits=20", 1.0),)
     whole = one(faults=fault)
     rows = {k: whole.run(trial(k)) for k in range(6)}
-    assert any(row.reason == "end" and row.steps_run > 8 for row in rows.values())
+    assert any(row.end_reason == "end" and row.steps_run > 8 for row in rows.values())
     inside, outside = one(faults=fault, horizon=wide), one(faults=fault, horizon=never)
     for k, row in rows.items():
         early, late = inside.run(trial(k)), outside.run(trial(k))
-        assert late.content() == row.content()
+        assert late.reproducible_values() == row.reproducible_values()
         assert early.injection == row.injection
         assert early.losses.tobytes() == row.losses[: early.steps_run].tobytes()
-        if early.reason == "horizon":  # golden is looked at every three steps
+        if early.end_reason == "horizon":  # golden is looked at every three steps
             assert 6 <= early.steps_run <= 8
             assert (row.injection.step + early.steps_run) % 3 == 0
-            assert (early.test, early.churn, early.bit_identical) == (inside.describe().test, 0, False)
+            assert (early.test_accuracy, early.churn, early.bit_identical) == (
+                inside.establish_baseline().test_accuracy,
+                0,
+                False,
+            )
         else:
-            assert early.content() == row.content()
-    assert "horizon" in {inside.run(trial(k)).reason for k in range(6)}
+            assert early.reproducible_values() == row.reproducible_values()
+    assert "horizon" in {inside.run(trial(k)).end_reason for k in range(6)}
 
 
 def test_what_the_step_raises_is_an_outcome(one):
     runner = one(options=(("ends", "raises"),), per="tensor", layers=("fc",), faults=(("set:value=1e6", 1.0),))
-    before = runner.run(trial(0, "param:fc.weight")).content()
+    before = runner.run(trial(0, "param:fc.weight")).reproducible_values()
     row = runner.run(trial(0, "param:fc.bias"))
-    assert (row.reason, row.steps_run, row.bit_identical) == ("raised", 0, False)
+    assert (row.end_reason, row.steps_run, row.bit_identical) == ("raised", 0, False)
     assert "raised ArithmeticError: the loss itself raises (faulty_loop.py, line" in row.error
     assert "\n" not in row.error
-    assert np.isnan([row.test, row.test_loss, row.churn, row.injected_max, row.reference_max]).all()
-    assert [len(a) for a in (row.losses, row.metric, row.watched)] == [0, 0, 0]
-    assert runner.run(trial(0, "param:fc.weight")).content() == before
+    assert np.isnan([row.test_accuracy, row.test_loss, row.churn, row.injected_max, row.reference_max]).all()
+    assert [len(a) for a in (row.losses, row.metric, row.history_magnitudes)] == [0, 0, 0]
+    assert runner.run(trial(0, "param:fc.weight")).reproducible_values() == before
 
 
 # -- what was written ---------------------------------------------------------------------------------------------------
@@ -221,12 +228,12 @@ def test_what_is_written_to_memory_beside_what_was_there(one, fault):
     runner = one(per="layer", layers=("fc",), faults=((fault, 1.0),), steps=6)
     for target in ("param:fc", "optim:fc"):
         row, drawn = runner.run(trial(1, target)), runner.draw(trial(1, target))
-        state = runner.golden.at(row.injection.step)
+        state = runner.golden.state_before_step(row.injection.step)
         tensor = tensor_of(state, row.injection.site)
         usual = biggest([tensor])
-        (hit,) = runner._run(trial(1, target))[0].hits
-        state = runner.golden.at(row.injection.step)
-        with Step(state.model, drawn.faults, state.optimizers):
+        (hit,) = runner._run(trial(1, target))[0].applied_faults
+        state = runner.golden.state_before_step(row.injection.step)
+        with StepInjection(state.model, drawn.faults, state.optimizers):
             corrupted = tensor_of(state, row.injection.site).detach().clone()
         now = corrupted.reshape(-1)[hit.fault.elements.tolist()]
         assert row.reference_max == usual
@@ -246,7 +253,7 @@ def test_what_is_written_to_an_output_beside_what_was_there(one):
     runner = one(faults=(("set:value=-5e5", 1.0),), layers=("fc",), phases=("fwd",))
     for k in range(4):
         row, step = runner.run(trial(k)), runner.draw(trial(k)).injection.step
-        state, seen = runner.golden.at(step), []
+        state, seen = runner.golden.state_before_step(step), []
         handle = state.model.fc.register_forward_hook(lambda module, inputs, out: seen.append(out))  # noqa: B023
         runner.workload.step(state)
         handle.remove()
@@ -258,7 +265,7 @@ def test_very_many_elements_are_told_by_their_digest(one):
     runner = one(per="tensor", layers=("fc",), faults=(("zero:rate=1", 1.0),), steps=4)
     told = json.loads(runner.run(trial(0, "param:fc.weight")).faults)
     assert [len(fault["elements"]) for fault in told] == [432]
-    found = faults_text([hit.fault for hit in runner._run(trial(0, "param:fc.weight"))[0].hits] * 200)
+    found = faults_text([hit.fault for hit in runner._run(trial(0, "param:fc.weight"))[0].applied_faults] * 200)
     assert json.loads(found).keys() == {"elements", "digest"}
     assert json.loads(found)["elements"] == 432 * 200
 
@@ -269,15 +276,15 @@ def test_very_many_elements_are_told_by_their_digest(one):
 @pytest.mark.parametrize(
     ("loose", "how"),
     [
-        ("unseeded", "run again, it differs at once"),
-        ("counter", "restored into fresh objects, it differs 1 step later"),
+        ("unseeded", "run again, its state differs immediately"),
+        ("counter", "restored into fresh objects, its state differs 1 step later"),
     ],
 )
 def test_a_training_that_does_not_come_back_is_refused(loop, loose, how):
     with pytest.raises(UsageError) as raised, running(TrainingSpec(loop, (("loose", loose),))):
         pass
     told = str(raised.value)
-    assert f"does not come back bit for bit after 3 steps: {how} in " in told
+    assert f"is not restored bit for bit after 3 steps: {how}: " in told
     assert "conv.weight" in told
     assert "unsilent noise --explain" in told
     assert "\n" not in told
@@ -295,7 +302,7 @@ def test_a_single_step_can_be_corrupted(one):
     rows = [runner.run(trial(k)) for k in range(5)]
     assert {(row.injection.step, row.steps_run) for row in rows} == {(0, 1)}
     memory = one(steps=1, per="layer")
-    assert {t.what for t in memory.describe().targets} == {"param"}  # there are no moments yet
+    assert {t.memory_kind for t in memory.establish_baseline().targets} == {"param"}  # there are no moments yet
     assert memory.run(trial(0, "param:fc")).steps_run == 1
 
 

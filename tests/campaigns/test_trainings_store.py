@@ -24,18 +24,24 @@ from hostile_stores import loosened
 from hostile_verbs import repair
 from unsilent.campaigns.driver import Budget, run_campaign, run_trials
 from unsilent.campaigns.spec import TrialId
-from unsilent.campaigns.sqlite_file import HELD
+from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
 from unsilent.errors import StoreError, UsageError
 from unsilent.replicas import ReplicaStore
+from unsilent.studies.campaign_kinds import KINDS
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF, PvfStore
-from unsilent.studies.registered import KINDS
-from unsilent.studies.training.kind import Floors, FloorValues, TrainingStore, note_floors, stored_floors
-from unsilent.studies.training.spec import Horizon, InjectionPoint, TrainingRow, TrainingSpec
-from unsilent.studies.training.study import Reading, read_training
+from unsilent.studies.training.kind import (
+    NoiseFloors,
+    ReplicaDifferences,
+    TrainingStore,
+    store_noise_floors,
+    stored_floors,
+)
+from unsilent.studies.training.spec import EarlyEndRule, InjectionPoint, TrainingRow, TrainingSpec
+from unsilent.studies.training.study import TrainingAnalysisOptions, read_training
 
 STEPS, TRIALS = 12, 8
-FLOOR = FloorValues(
+FLOOR = ReplicaDifferences(
     "within",
     tuple(0.01 * (i - 10) for i in range(20)),
     tuple(0.02 * (i - 9) for i in range(20)),
@@ -44,7 +50,7 @@ FLOOR = FloorValues(
     10,
     (0.3, 0.2),
 )
-FLOORS = Floors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout"))
+FLOORS = NoiseFloors(FLOOR, replace(FLOOR, switches="init+order+augment+dropout"))
 NESTED = "[" * 100_000 + "]" * 100_000
 
 
@@ -58,8 +64,8 @@ def ran(tmp_path_factory):
         run_campaign(spec, Budget(TRIALS), executor, store, command="unsilent training …")
         more = [TrialId("guarded:random", None, 0), TrialId("made:immediate-nan", None, 0)]
         run_trials(more, executor, store)
-        note_floors(store, FLOORS)
-        found = runner.describe()
+        store_noise_floors(store, FLOORS)
+        found = runner.establish_baseline()
     return spec, found, folder / "s.sqlite"
 
 
@@ -79,10 +85,10 @@ def read_all(path):
     """Everything that can be asked of a store."""
     with TrainingStore(path) as store:
         assert isinstance(store.spec, TrainingSpec)
-        store.usage()
-        store.budget()
-        list(store.rows(without=("losses", "metric")))
-        return read_training(store, Reading())
+        store.total_session_seconds()
+        store.largest_budget()
+        list(store.rows(omit_arrays=("losses", "metric")))
+        return read_training(store, TrainingAnalysisOptions())
 
 
 def refused(path, kinds=StoreError):
@@ -124,15 +130,15 @@ def some_row(draw, k):
         faults=draw(st.sampled_from(["[]", '[{"a":1}]', '{"digest":"ä"}'])),
         injected_max=draw(REALS),
         reference_max=draw(REALS),
-        reason=reason,
+        end_reason=reason,
         steps_run=ran,
         losses=draw(curve(count)),
         metric=draw(curve(count)),
-        watched=draw(curve(min(count, 3), 3)),
-        test=draw(REALS),
+        history_magnitudes=draw(curve(min(count, 3), 3)),
+        test_accuracy=draw(REALS),
         test_loss=draw(REALS),
         churn=draw(REALS),
-        caught=draw(st.none() | st.integers(-1, 12)),
+        detected_after=draw(st.none() | st.integers(-1, 12)),
         error=draw(TEXTS),
         seconds=draw(st.floats(0, 1e6)),
         worker=draw(st.integers(0, 2**62)),
@@ -144,7 +150,7 @@ def some_row(draw, k):
 def empty(ran, tmp_path_factory):
     """An open store of the same campaign, and numbers for its trials."""
     with TrainingStore(tmp_path_factory.mktemp("trip") / "s.sqlite", write=True) as store:
-        store.bind(ran[0], ran[1])
+        store.bind_campaign(ran[0], ran[1])
         yield store, itertools.count()
 
 
@@ -152,51 +158,51 @@ def empty(ran, tmp_path_factory):
 def test_rows_come_back_bit_for_bit(empty, data):
     store, numbers = empty
     row = data.draw(some_row(next(numbers)))
-    store.add([row])
+    store.add_rows([row])
     back = store.row(row.trial)
-    assert back.content() == row.content()
+    assert back.reproducible_values() == row.reproducible_values()
     assert (back.seconds, back.worker) == (row.seconds, row.worker)
-    (short,) = [one for one in store.rows(without=("losses", "metric")) if one.trial == row.trial]
-    assert replace(short, losses=row.losses, metric=row.metric).content() == row.content()
+    (short,) = [one for one in store.rows(omit_arrays=("losses", "metric")) if one.trial == row.trial]
+    assert replace(short, losses=row.losses, metric=row.metric).reproducible_values() == row.reproducible_values()
     assert len(short.losses) == len(short.metric) == 0
-    assert row.trial in store.done()
+    assert row.trial in store.stored_trial_ids()
 
 
 def test_spec_description_and_floor_come_back(ran):
     spec, found, path = ran
     with TrainingStore(path) as store:
         assert store.spec == spec
-        again = store.description
+        again = store.baseline
         assert json.dumps(again.to_json()) == json.dumps(found.to_json())
         assert again == found
         assert stored_floors(store) == FLOORS
-        assert store.budget() == (TRIALS, "unsilent training …")
-    horizon = replace(spec, horizon=Horizon(5, 4, (0.5, math.pi), 0.25), per="layer", value="set:value=1", steps=7)
+        assert store.largest_budget() == (TRIALS, "unsilent training …")
+    horizon = replace(spec, horizon=EarlyEndRule(5, 4, (0.5, math.pi), 0.25), per="layer", value="set:value=1", steps=7)
     assert TrainingSpec(**{**horizon.to_json(), "horizon": horizon.horizon}) == horizon
 
 
 def test_a_floor_takes_the_place_of_the_one_before(ran, copy):
-    other = Floors(replace(FLOOR, window=3), FLOOR)
+    other = NoiseFloors(replace(FLOOR, window=3), FLOOR)
     with TrainingStore(copy, write=True) as store:
-        note_floors(store, other)
+        store_noise_floors(store, other)
         assert stored_floors(store) == other
-        note_floors(store, FLOORS)
+        store_noise_floors(store, FLOORS)
         assert stored_floors(store) == FLOORS
 
 
 def test_a_trial_is_stored_once(ran, copy):
     with TrainingStore(copy, write=True) as store:
         row = store.row(TrialId("random", None, 3))
-        before = store.done()
+        before = store.stored_trial_ids()
         with pytest.raises(StoreError, match="UNIQUE"):
-            store.add([replace(row, trial=TrialId("random", None, 99)), row])
-        assert store.done() == before
+            store.add_rows([replace(row, trial=TrialId("random", None, 99)), row])
+        assert store.stored_trial_ids() == before
 
 
 def test_a_trial_that_was_not_run_is_named(ran):
     with (
         TrainingStore(ran[2]) as store,
-        pytest.raises(StoreError, match=r"has no trial random/x/99; there are TARGET/xFLIPS/N"),
+        pytest.raises(StoreError, match=r"has no trial random/x/99; expected TARGET/xFLIPS/N"),
     ):
         store.row(TrialId("random", None, 99))
 
@@ -204,8 +210,9 @@ def test_a_trial_that_was_not_run_is_named(ran):
 # -- hostile files ------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
-    "target", "k", "step", "site", "phase", "layer", "model", "faults", "injected_max", "reference_max", "reason", "steps_run",
-    "losses", "metric", "watched", "test", "test_loss", "churn", "caught", "error", "bit_identical", "seconds", "worker",
+    "target", "k", "step", "site", "phase", "layer", "model", "faults", "injected_max", "reference_max", "end_reason",
+    "steps_run", "losses", "metric", "history_magnitudes", "test_accuracy", "test_loss", "churn", "detected_after", "error",
+    "bit_identical", "seconds", "worker",
 )  # fmt: skip
 WRONG = {
     "null": None,
@@ -235,8 +242,8 @@ RIGHT = {
     "model": TEXT,
     "error": TEXT,
     "faults": {"list"},
-    **dict.fromkeys(("injected_max", "reference_max", "test", "test_loss", "churn"), REAL),
-    "caught": {"null", "negative", "greatest"},
+    **dict.fromkeys(("injected_max", "reference_max", "test_accuracy", "test_loss", "churn"), REAL),
+    "detected_after": {"null", "negative", "greatest"},
     "seconds": {"half", "greatest"},
     "worker": {"negative", "greatest"},
 }
@@ -250,7 +257,7 @@ def test_a_wrong_cell_is_refused_in_one_line(ran, tmp_path, column, names):
         value = WRONG[name]
         path = tmp_path / "changed.sqlite"
         shutil.copy(ran[2], path)
-        row = "(SELECT min(rowid) FROM trial WHERE target = 'random' AND steps_run > 3 AND reason = 'end')"
+        row = "(SELECT min(rowid) FROM trial WHERE target = 'random' AND steps_run > 3 AND end_reason = 'end')"
         with loosened(path) as db:
             assert db.execute(f"UPDATE trial SET {column} = ? WHERE rowid = {row}", (value,)).rowcount == 1
         if name in RIGHT.get(column, ()):
@@ -264,16 +271,16 @@ def test_a_wrong_cell_is_refused_in_one_line(ran, tmp_path, column, names):
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE trial SET reason = 'ended'",
+        "UPDATE trial SET end_reason = 'ended'",
         "UPDATE trial SET step = 12",
-        "UPDATE trial SET steps_run = steps_run + 1 WHERE reason = 'end'",
-        "UPDATE trial SET steps_run = 0 WHERE reason = 'end'",
-        "UPDATE trial SET reason = 'end' WHERE target LIKE 'guarded%'",
-        "UPDATE trial SET losses = x'789c030000000001' WHERE reason = 'end'",
+        "UPDATE trial SET steps_run = steps_run + 1 WHERE end_reason = 'end'",
+        "UPDATE trial SET steps_run = 0 WHERE end_reason = 'end'",
+        "UPDATE trial SET end_reason = 'end' WHERE target LIKE 'guarded%'",
+        "UPDATE trial SET losses = x'789c030000000001' WHERE end_reason = 'end'",
         "UPDATE trial SET target = 'evil' WHERE k = 1",
         "UPDATE trial SET target = '' WHERE k = 1",
-        "UPDATE trial SET reason = 'recovered' WHERE k = 1",
-        "UPDATE trial SET watched = x'' WHERE reason = 'end'",
+        "UPDATE trial SET end_reason = 'recovered' WHERE k = 1",
+        "UPDATE trial SET history_magnitudes = x'' WHERE end_reason = 'end'",
         "UPDATE trial SET steps_run = 1000000 WHERE target LIKE 'guarded%'",
         "UPDATE trial SET target = 'guarded:evil' WHERE target LIKE 'guarded%'",
         "UPDATE trial SET target = 'made:evil' WHERE target LIKE 'made%'",
@@ -317,11 +324,11 @@ def with_json(path, table, column, **changed):
         {"losses": [math.nan] * STEPS},
         {"metric": [0.5] * (STEPS + 1)},
         {"metric": [math.inf] * STEPS},
-        {"watched": [[1.0, 2.0, 3.0]]},
-        {"watched": [[1.0, 2.0]] * STEPS},
-        {"watched": [[1.0, 2.0, -3.0]] * STEPS},
-        {"watched": [[1.0, 2.0, math.inf]] * STEPS},
-        {"test": math.nan},
+        {"history_magnitudes": [[1.0, 2.0, 3.0]]},
+        {"history_magnitudes": [[1.0, 2.0]] * STEPS},
+        {"history_magnitudes": [[1.0, 2.0, -3.0]] * STEPS},
+        {"history_magnitudes": [[1.0, 2.0, math.inf]] * STEPS},
+        {"test_accuracy": math.nan},
         {"test_loss": "none"},
         {"samples": 0},
         {"samples": 1.5},
@@ -332,7 +339,7 @@ def with_json(path, table, column, **changed):
         {"models": [["RD"]]},
         {"fingerprint": []},
         {"optimizers": 3},
-        {"places": [["a", "b"]]},
+        {"operation_phases": [["a", "b"]]},
         {"notes": NESTED},
     ],
 )
@@ -384,14 +391,14 @@ def test_a_possible_horizon_is_read(copy):
         {"accuracy": [0.1] * 19},
         {"loss": [0.1] * 21},
         {"churn": []},
-        {"same": [False]},
+        {"identical_to_twin": [False]},
         {"accuracy": [math.nan] * 20},
         {"loss": [math.inf] * 20},
         {"churn": [-0.5] * 20},
-        {"band": [math.nan]},
-        {"band": [-1.0]},
+        {"loss_band": [math.nan]},
+        {"loss_band": [-1.0]},
         {"window": 0},
-        {"same": [3] * 20},
+        {"identical_to_twin": [3] * 20},
         {"switches": None},
     ],
 )
@@ -401,7 +408,7 @@ def test_an_impossible_floor_is_one_line(copy, changed):
 
 
 def test_a_floor_of_too_few_replicas_says_how_many_there_must_be(copy):
-    few = {name: getattr(FLOOR, name)[:5] for name in ("accuracy", "loss", "churn", "same")}
+    few = {name: getattr(FLOOR, name)[:5] for name in ("accuracy", "loss", "churn", "identical_to_twin")}
     with_json(copy, "record", "value", **few)
     assert "make at least 19 replicas" in refused(copy, UsageError)
 
@@ -411,10 +418,10 @@ def test_what_is_missing_is_said(ran, copy, tmp_path):
         change(copy, f"DELETE FROM record {floor}")
         said = refused(copy, UsageError)
         assert "copy.sqlite lacks a noise floor" in said
-        assert "run the command that made it again, which runs what is missing" in said
+        assert "run the command that made it again, which adds the missing runs" in said
     change(copy, "DELETE FROM trial")
     with TrainingStore(copy, write=True) as store:
-        note_floors(store, FLOORS)
+        store_noise_floors(store, FLOORS)
     assert "has no trial yet; run the command that made it again" in refused(copy, UsageError)
     assert "there is no store" in refused(tmp_path / "none.sqlite")
 
@@ -423,7 +430,7 @@ def test_a_bomb_takes_no_memory(copy):
     """300 MB of zeros in 300 kB."""
     change(copy, "UPDATE trial SET losses = ?", zlib.compress(b"\0" * 300_000_000))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert "an array is cut or too long" in refused(copy)
+    assert "an array is truncated or too long" in refused(copy)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
@@ -433,18 +440,18 @@ def test_a_bomb_takes_no_memory(copy):
 def test_arrays_that_are_not_asked_for_are_empty(ran):
     with TrainingStore(ran[2]) as store:
         row = next(row for row in store.rows() if row.losses.size)
-        bare = next(one for one in store.rows(without=("losses",)) if one.trial == row.trial)
+        bare = next(one for one in store.rows(omit_arrays=("losses",)) if one.trial == row.trial)
         assert (bare.losses.size, bare.losses.dtype) == (0, row.losses.dtype)
         assert bare.metric.tolist() == row.metric.tolist()
 
 
 def test_a_store_of_another_verb_is_named(ran, tmp_path):
-    assert {kind.application for kind in KINDS} <= set(HELD)
-    needs = "unsilent training needs a store of its own campaigns: give another --store"
+    assert {kind.application_id for kind in KINDS} <= set(APPLICATION_OWNERS)
+    needs = "unsilent training can only use stores of its own campaigns: give another --store"
     for other, said in (
-        (PVF.application, f"holds a campaign of unsilent pvf; {needs}"),
-        (NOISE.application, f"holds a campaign of unsilent noise; {needs}"),
-        (0x556E737A, f"holds what another command of unsilent made; {needs}"),
+        (PVF.application_id, f"holds a campaign of unsilent pvf; {needs}"),
+        (NOISE.application_id, f"holds a campaign of unsilent noise; {needs}"),
+        (0x556E737A, f"holds results of another unsilent command; {needs}"),
     ):
         path = tmp_path / f"{other}.sqlite"
         with closing(sqlite3.connect(path)) as db:
@@ -453,8 +460,11 @@ def test_a_store_of_another_verb_is_named(ran, tmp_path):
             with pytest.raises(StoreError, match=said):
                 TrainingStore(path, write=write)
     for other, said in (
-        (PvfStore, "holds a campaign of unsilent training; unsilent pvf needs a store of its own campaigns"),
-        (ReplicaStore, "holds a campaign of unsilent training; unsilent noise needs a store of its own campaigns"),
+        (PvfStore, "holds a campaign of unsilent training; unsilent pvf can only use stores of its own campaigns"),
+        (
+            ReplicaStore,
+            "holds a campaign of unsilent training; unsilent noise can only use stores of its own campaigns",
+        ),
     ):
         with pytest.raises(StoreError, match=said):
             other(ran[2])
@@ -462,46 +472,46 @@ def test_a_store_of_another_verb_is_named(ran, tmp_path):
 
 def test_another_campaign_in_the_file_is_refused_with_what_differs(ran, copy):
     spec, found, _ = ran
-    wide = Horizon(5, 1, tuple(math.pi for _ in range(5000)), 1.0)
+    wide = EarlyEndRule(5, 1, tuple(math.pi for _ in range(5000)), 1.0)
     for changed, said in (
-        ({"seed": 7}, "seed: 0 there, 7 now"),
-        ({"phases": ("fwd",)}, "phases: fwd grad_in grad_wt there, fwd now"),
-        ({"faults": (("ZERO", 2.0),)}, r"faults: RD=1.0 bitflip=1.0 there, ZERO=2.0 now"),
-        ({"per": "layer"}, "per: none there, layer now"),
-        ({"options": (("steps", "13"),)}, "options: steps=12 there, steps=13 now"),
-        ({"horizon": wide}, "horizon: none there, "),
+        ({"seed": 7}, "seed: 0 in the store, 7 now"),
+        ({"phases": ("fwd",)}, "phases: fwd grad_in grad_wt in the store, fwd now"),
+        ({"faults": (("ZERO", 2.0),)}, r"faults: RD=1.0 bitflip=1.0 in the store, ZERO=2.0 now"),
+        ({"per": "layer"}, "per: none in the store, layer now"),
+        ({"options": (("steps", "13"),)}, "options: steps=12 in the store, steps=13 now"),
+        ({"horizon": wide}, "horizon: none in the store, "),
     ):
         with TrainingStore(copy, write=True) as store, pytest.raises(StoreError, match=said) as raised:
-            store.bind(replace(spec, **changed), replace(found, campaign="0" * 32))
+            store.bind_campaign(replace(spec, **changed), replace(found, campaign="0" * 32))
         assert "holds another campaign" in str(raised.value)
         assert "give another --store, or remove the file" in str(raised.value)
         assert len(str(raised.value)) < 700
     other = replace(found, campaign="0" * 32, fingerprint={**found.fingerprint, "golden": "1"})
     with TrainingStore(copy, write=True) as store, pytest.raises(StoreError, match="golden changed"):
-        store.bind(spec, other)
+        store.bind_campaign(spec, other)
     with TrainingStore(copy, write=True) as store:
-        store.bind(spec, found)  # its own is welcome
+        store.bind_campaign(spec, found)  # its own is welcome
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(copy):
     def fill(store, row, stored):
         for k in range(1000, 5000):
             noise = np.random.default_rng(k).normal(size=row.steps_run)
-            store.add([replace(row, trial=TrialId("random", None, k), losses=noise, error="x" * 500)])
+            store.add_rows([replace(row, trial=TrialId("random", None, k), losses=noise, error="x" * 500)])
             stored.add(TrialId("random", None, k))
 
     with TrainingStore(copy, write=True) as store:
-        row = next(r for r in store.rows() if r.reason == "end" and r.steps_run > 3)
-        before = store.done()
+        row = next(r for r in store.rows() if r.end_reason == "end" and r.steps_run > 3)
+        before = store.stored_trial_ids()
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))
         try:
-            with pytest.raises(StoreError, match="what was stored is safe: free space and run the same command again"):
+            with pytest.raises(StoreError, match="stored results are safe: free space and run the same command again"):
                 fill(store, row, before)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, ignored)
     with TrainingStore(copy) as store:
-        assert store.done() == before
+        assert store.stored_trial_ids() == before
         assert len(before) > TRIALS + 2

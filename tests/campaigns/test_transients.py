@@ -17,14 +17,14 @@ from conftest import in_process
 from oracles.pvf_oracle import incorrect
 from sites.subjects import generate, gpt, seeded
 from unsilent.campaigns import TrialId
-from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.stored_values import DamagedRecordError
 from unsilent.errors import StoreError
 from unsilent.outcomes import Outcome
-from unsilent.outcomes.tallies import Question
+from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.kind import PvfStore, check_codes
 from unsilent.studies.pvf.runner import TrialRunner
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def workload(**more):
 
 
 def runner(**spec):
-    return TrialRunner(CampaignSpec("net", at=("op:*",), **spec), workload())
+    return TrialRunner(PvfSpec("net", at=("op:*",), **spec), workload())
 
 
 def faults_of(row):
@@ -120,7 +120,7 @@ def test_the_law_per_tensor_weighs_batches_alike():
 
 
 def test_several_flips_fall_into_one_evaluation():
-    spec = CampaignSpec("net", at=("op:*", "input:*"), per="component", flips=(6,))
+    spec = PvfSpec("net", at=("op:*", "input:*"), per="component", flips=(6,))
     run = TrialRunner(spec, workload(components={"all": "*"}))
     kinds = set()
     for k in range(15):
@@ -128,7 +128,7 @@ def test_several_flips_fall_into_one_evaluation():
         assert len({f.step for f in faults}) == 1
         assert sum(len(f.bit_positions()) for f in faults) == 6
         row = run.run(TrialId("all", 6, k))
-        codes = np.frombuffer(row.codes, np.uint8)
+        codes = np.frombuffer(row.outcome_codes, np.uint8)
         assert (codes == Outcome.SPARED).sum() == SIZES[1 - faults[0].step]
         kinds |= {f.site for f in faults}
     assert kinds == {"op:first#addmm.0/fwd/out", "op:(root)#relu.0/fwd/out", "op:last#addmm.0/fwd/out"}
@@ -138,7 +138,7 @@ def test_several_flips_fall_into_one_evaluation():
 def test_a_rate_that_draws_nothing_masks_one_batch():
     run = runner(fault="bitflip:rate=0", flips=(None,))
     row = run.run(TrialId("first", None, 0))
-    codes = np.frombuffer(row.codes, np.uint8)
+    codes = np.frombuffer(row.outcome_codes, np.uint8)
     assert sorted({Outcome(c).name for c in codes}) == ["MASKED", "SPARED"]
     assert row.severity == 0
     assert row.faults == "[]"
@@ -146,9 +146,9 @@ def test_a_rate_that_draws_nothing_masks_one_batch():
 
 def test_a_lost_worker_counts_for_the_batch_that_was_corrupted():
     run = runner()
-    row = run.lost(TrialId("last", 1, 3), Outcome.HANG, 1.0, "worker: hang")
+    row = run.lost_trial_row(TrialId("last", 1, 3), Outcome.HANG, 1.0, "worker: hang")
     step = faults_of(row)[0]["step"]
-    codes = np.frombuffer(row.codes, np.uint8)
+    codes = np.frombuffer(row.outcome_codes, np.uint8)
     assert (codes == Outcome.HANG).sum() == SIZES[step]
     assert (codes == Outcome.SPARED).sum() == SIZES[1 - step]
     assert row.incorrect_batches == 1
@@ -167,7 +167,7 @@ def test_every_level_has_its_rows(per):
     assert names == expected[per]
     (heat,) = result.heat_maps
     assert heat.layers == ("input:0", "first", "(root)", "last")
-    assert heat.trials == result.trials_done
+    assert heat.total_trials == result.trials_done
     if per == "component":
         assert sum(r.n for r in result.rows if r.level == "layer") == result.trials_done
 
@@ -176,11 +176,11 @@ def test_units_batch_and_sample_count_the_batch_that_was_corrupted(tmp_path):
     unsilent.pvf(workload(), at="op:*", trials=300, store=tmp_path / "s.sqlite")
     with PvfStore(tmp_path / "s.sqlite") as store:
         rows = [r for r in store.rows() if r.trial.target == "last"]
-        by_batch, by_sample = (analyse(store, Question(unit=unit)) for unit in ("batch", "sample"))
-        assert analyse(store, Question()).rows == by_batch.rows
+        by_batch, by_sample = (analyse(store, PvfEstimator(unit=unit)) for unit in ("batch", "sample"))
+        assert analyse(store, PvfEstimator()).rows == by_batch.rows
         assert "--unit" not in by_batch.command
     units = [SIZES[faults_of(r)[0]["step"]] for r in rows]
-    wrong = [sum(Outcome(c).incorrect for c in r.codes) for r in rows]
+    wrong = [sum(Outcome(c).incorrect for c in r.outcome_codes) for r in rows]
     sample, batch = row(by_sample, "last"), row(by_batch, "last")
     assert (sample.units, sample.sdc + sample.due) == (sum(units), sum(wrong))
     assert sample.estimate == pytest.approx(np.mean(np.divide(wrong, units)))  # a batch is drawn by its size already
@@ -196,7 +196,7 @@ def test_a_stored_campaign_goes_on_and_holds_what_a_new_one_would(tmp_path):
     unsilent.pvf(workload(), at="op:*", trials=25, store=first)
     unsilent.pvf(workload(), at="op:*", trials=25, store=tmp_path / "b.sqlite")
     with PvfStore(first) as a, PvfStore(tmp_path / "b.sqlite") as b:
-        assert [r.content() for r in a.rows()] == [r.content() for r in b.rows()]
+        assert [r.reproducible_values() for r in a.rows()] == [r.reproducible_values() for r in b.rows()]
     with pytest.raises(StoreError, match="another campaign"):
         unsilent.pvf(workload(), at="op:first", trials=5, store=first)
 
@@ -213,7 +213,7 @@ def test_a_generating_model_is_corrupted_everywhere():
 def test_codes_of_a_store_are_believed_only_where_they_can_be():
     check_codes(bytes([7, 7, 0, 2]), (2, 2))
     for codes in ([8, 0, 0, 0], [7, 7, 7, 7], [7, 0, 0, 0], [0, 0, 7, 1], [0, 0, 0]):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedRecordError):
             check_codes(bytes(codes), (2, 2))
 
 
@@ -232,11 +232,11 @@ def test_the_command_line_from_campaign_to_replay(tiny):
     assert lines[0].count('"spared":7') == 5 * 2 * 30
     replayed = in_process("replay", "s.sqlite", "last/x3/4", "--workload", f"{tiny}:make")
     assert replayed.returncode == 0, replayed.stderr
-    assert "ended the same" in replayed.stdout
+    assert "ended as stored" in replayed.stdout
     assert "spared" in replayed.stdout
     refused = in_process("report", "s.sqlite", "--fit-per-bit", "1e-4")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "values of a run have no rate per bit of memory" in refused.stderr
+    assert "--fit-per-bit is a fault rate of memory, but the targets are values computed in a run" in refused.stderr
     report = in_process("report", "s.sqlite", "--plain", "--unit", "sample")
     assert report.returncode == 0, report.stderr
     assert "P(incorrect)" in report.stdout

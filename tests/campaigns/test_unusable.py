@@ -18,25 +18,25 @@ import unsilent
 from campaigns.faulty_loop import running, write_loop
 from campaigns.forked import forked_workers
 from conftest import TINY, in_process
-from unsilent.campaigns import Means, TrialId
+from unsilent.campaigns import TrialId, WorkerSettings
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.observer import Silent
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 from unsilent.outcomes import Outcome
-from unsilent.sites.memory import Memory
+from unsilent.sites.memory import TensorMemory
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.runner import TrialRunner
-from unsilent.studies.pvf.spec import CampaignSpec, TrialRow
+from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 from unsilent.studies.pvf.study import live_executor
 from unsilent.studies.training.spec import TrainingSpec
-from unsilent.workloads import process
+from unsilent.workloads import process_side_effects
 
 pytestmark = pytest.mark.slow
 
 POISON = (
     TINY
     + '''
-from unsilent.sites.memory import Memory
+from unsilent.sites.memory import TensorMemory
 
 REASON = "device-side assert triggered"
 poisoned = False
@@ -52,7 +52,7 @@ def poison(undo):
     global poisoned
     poisoned = True
     if undo:
-        Memory.read = Memory.write = Memory.hash = check
+        TensorMemory.read = TensorMemory.write = TensorMemory.hash = check
     check()
 
 
@@ -132,7 +132,7 @@ def ran(spec, trials, heard=None, **how):
 
 
 def ended(row):
-    return {Outcome(code).name.lower() for code in set(row.codes)} - {"spared"}
+    return {Outcome(code).name.lower() for code in set(row.outcome_codes)} - {"spared"}
 
 
 MIXED = [TrialId(target, 1, k) for k in range(2) for target in ("first.weight", "last.bias", "last.weight")]
@@ -140,14 +140,14 @@ MIXED = [TrialId(target, 1, k) for k in range(2) for target in ("first.weight", 
 
 @pytest.mark.parametrize(("engine", "undo"), [("plain", False), ("plain", True), ("auto", True)])
 def test_a_poisoned_device_is_a_crash_and_the_campaign_goes_on(folder, engine, undo):
-    spec = CampaignSpec(
+    spec = PvfSpec(
         "device.py:device",
         options=(("undo", str(undo)),),
         at=("first.weight", "last.*"),
         per="tensor",
         fault="bitflip:bits=30",
     )
-    rows = ran(spec, MIXED, means=Means(engine=engine))
+    rows = ran(spec, MIXED, worker_settings=WorkerSettings(engine=engine))
     found = Counter(next(iter(ended(row)), "") if len(ended(row)) == 1 else "several" for row in rows.values())
     assert found["crash"] >= 1
     for row in rows.values():
@@ -157,7 +157,7 @@ def test_a_poisoned_device_is_a_crash_and_the_campaign_goes_on(folder, engine, u
 
 @pytest.mark.parametrize("at", ["op:last", "input:0"])
 def test_faults_in_operations_and_inputs_that_poison_the_device(folder, at):
-    spec = CampaignSpec("device.py:device", at=(at,), fault=HUGE)
+    spec = PvfSpec("device.py:device", at=(at,), fault=HUGE)
     target = "last" if at == "op:last" else "input"
     rows = ran(spec, [TrialId(target, 1, k) for k in range(2)])
     assert [ended(row) for row in rows.values()] == [{"crash"}] * 2
@@ -166,14 +166,14 @@ def test_faults_in_operations_and_inputs_that_poison_the_device(folder, at):
 
 def test_a_live_model_cannot_go_on_and_says_so(folder, monkeypatch):
     for name in ("read", "write", "hash"):
-        monkeypatch.setattr(Memory, name, getattr(Memory, name))  # put back afterwards
+        monkeypatch.setattr(TensorMemory, name, getattr(TensorMemory, name))  # put back afterwards
     names: dict[str, object] = {}
     exec(POISON, names)
     with pytest.raises(UnsilentError, match="trial last/x1/. .*device-side assert.*FILE.py:NAME") as raised:
         unsilent.pvf(names["device"](), at="last.bias", fault=HUGE, trials=3, engine="plain", store="s.sqlite")
     assert "\n" not in str(raised.value)
     with PvfStore("s.sqlite") as store:
-        assert not store.done()
+        assert not store.stored_trial_ids()
 
 
 def test_the_command_ends_well_and_replay_says_why_it_crashed(folder):
@@ -199,10 +199,10 @@ def test_a_training_that_poisons_its_device(tmp_path):
     deadly = TrialId("param:fc.bias", None, 0)
     others = [TrialId("param:conv.weight", None, k) for k in range(2)]
     rows = ran(spec, [others[0], deadly, others[1]])
-    assert (rows[deadly].reason, "device-side assert" in rows[deadly].error) == ("crash", True)
+    assert (rows[deadly].end_reason, "device-side assert" in rows[deadly].error) == ("crash", True)
     assert "\n" not in rows[deadly].error
     plain = ran(TrainingSpec(loop, per="tensor", layers=("conv", "fc"), faults=spec.faults), others)
-    assert [rows[t].reason for t in others] == [plain[t].reason for t in others]
+    assert [rows[t].end_reason for t in others] == [plain[t].end_reason for t in others]
 
 
 # -- workers that die -----------------------------------------------------------------------------------------------------
@@ -210,10 +210,16 @@ def test_a_training_that_poisons_its_device(tmp_path):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_trial_is_a_crash_only_if_two_workers_die_of_it(folder, jobs):
-    spec = CampaignSpec("device.py:deadly", at=("first.bias", "last.bias"), per="tensor")
+    spec = PvfSpec("device.py:deadly", at=("first.bias", "last.bias"), per="tensor")
     once, always = TrialId("first.bias", 1, 0), TrialId("last.bias", 1, 0)
     heard = Heard()
-    rows = ran(spec, [once, TrialId("first.bias", 1, 1), always], heard, jobs=jobs, means=Means(engine="plain"))
+    rows = ran(
+        spec,
+        [once, TrialId("first.bias", 1, 1), always],
+        heard,
+        jobs=jobs,
+        worker_settings=WorkerSettings(engine="plain"),
+    )
     assert "crash" not in ended(rows[once])
     assert (ended(rows[always]), rows[always].error) == ({"crash"}, "worker: crash")
     assert len([line for line in heard.lines if "signal 9" in line]) == 3
@@ -221,9 +227,11 @@ def test_a_trial_is_a_crash_only_if_two_workers_die_of_it(folder, jobs):
 
 
 def test_memory_that_runs_out_is_tried_again_alone(folder):
-    spec = CampaignSpec("device.py:greedy", at=("first.bias", "last.bias"), per="tensor")
+    spec = PvfSpec("device.py:greedy", at=("first.bias", "last.bias"), per="tensor")
     once, always = TrialId("first.bias", 1, 0), TrialId("last.bias", 1, 0)
-    rows = ran(spec, [once, always, TrialId("first.bias", 1, 1)], jobs=2, means=Means(engine="plain"))
+    rows = ran(
+        spec, [once, always, TrialId("first.bias", 1, 1)], jobs=2, worker_settings=WorkerSettings(engine="plain")
+    )
     assert "exception" not in ended(rows[once])
     assert ended(rows[always]) == {"exception"}
     assert rows[always].error.startswith("OutOfMemoryError: CUDA out of memory")
@@ -253,11 +261,11 @@ class Stub:
     workload = SimpleNamespace(name="stub")
 
     def __init__(self, how, pack):
-        self.how, self.pack = how, pack
-        self.unproven = 0
+        self.how, self.max_trials_together = how, pack
+        self.unverified_row_count = 0
         self.bad = False
 
-    def describe(self):
+    def establish_baseline(self):
         return SimpleNamespace(campaign="c", fingerprint={}, golden_seconds=1e-3)
 
     def run_all(self, trials, alone=False):
@@ -267,19 +275,19 @@ class Stub:
             raise ProcessUnusable("poisoned", known=True)
         for trial in trials:
             self.bad |= trial.target == "bad"
-            self.unproven += 1
-            yield TrialRow(trial, "[]", b"\0", 0, 0.0, "", 1e-3)
+            self.unverified_row_count += 1
+            yield PvfTrialRow(trial, "[]", b"\0", 0, 0.0, "", 1e-3)
 
-    def prove(self):
+    def verify_restored_state(self):
         if self.bad and self.how == "unknown":
             raise ProcessUnusable("a fault-free run raises")
         if self.bad:
             os.kill(os.getpid(), 9)
-        self.unproven = 0
+        self.unverified_row_count = 0
 
-    def lost(self, trial, ended, seconds, reason):
+    def lost_trial_row(self, trial, ended, seconds, reason):
         assert seconds >= 0
-        return TrialRow(trial, "[]", bytes([ended]), 1, 0.0, reason, seconds)
+        return PvfTrialRow(trial, "[]", bytes([ended]), 1, 0.0, reason, seconds)
 
 
 @pytest.mark.parametrize(
@@ -290,10 +298,12 @@ class Stub:
 def test_the_trial_that_ended_its_worker_is_found(how, pack, reason, jobs):
     """Also where several ran together, or were not proven yet."""
     trials = [TrialId("bad" if k in (5, 11) else "good", 1, k) for k in range(16)]
-    with mock.patch.object(CampaignSpec, "make_runner", return_value=Stub(how, pack)):
-        rows = ran(CampaignSpec("stub"), trials, jobs=jobs)
+    with mock.patch.object(PvfSpec, "make_runner", return_value=Stub(how, pack)):
+        rows = ran(PvfSpec("stub"), trials, jobs=jobs)
     for row in rows.values():
-        assert (set(row.codes), row.error) == (({Outcome.CRASH}, reason) if row.trial.target == "bad" else ({0}, ""))
+        assert (set(row.outcome_codes), row.error) == (
+            ({Outcome.CRASH}, reason) if row.trial.target == "bad" else ({0}, "")
+        )
 
 
 # -- what user code does to its process -----------------------------------------------------------------------------------
@@ -320,11 +330,11 @@ def test_a_run_that_forks_and_lets_the_child_return_is_refused(tmp_path, only_fa
     with pytest.raises(UsageError, match="workload 'mine' forks a process and lets the child return.*os._exit"):
         unsilent.pvf(net(forks), at="bias", trials=3, engine="plain", store=tmp_path / "s.sqlite")
     with PvfStore(tmp_path / "s.sqlite") if only_faulty else nullcontext() as store:
-        assert store is None or not store.done()
+        assert store is None or not store.stored_trial_ids()
 
 
 def test_threads_are_put_back_and_noted(tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "_all", set())
+    monkeypatch.setattr(process_side_effects, "_all", set())
     stop, seen = threading.Event(), []
 
     def sets_threads(faulty):
@@ -338,42 +348,44 @@ def test_threads_are_put_back_and_noted(tmp_path, monkeypatch):
     finally:
         stop.set()
     assert set(seen) == {1}
-    assert any("'mine' sets torch's threads to 2" in note for note in result.notes)
-    assert any("'mine' leaves a thread running" in note for note in result.notes)
+    assert any("'mine' changes torch's number of threads to 2" in note for note in result.notes)
+    assert any("'mine' starts a thread that keeps running" in note for note in result.notes)
     again = unsilent.pvf(net(lambda faulty: None), at="bias", trials=3, engine="plain")
     assert not any("thread" in note for note in again.notes), "what another workload did"
 
 
 def test_what_another_workload_left_untold_is_not_said_of_this_one():
-    process.note("did this before")
+    process_side_effects.add_workload_note("did this before")
     assert not any("did this" in note for note in unsilent.pvf(net(lambda faulty: None), at="bias", trials=3).notes)
 
 
 def test_threads_that_only_a_fault_sets_are_said(monkeypatch):
-    monkeypatch.setattr(process, "_all", set())
+    monkeypatch.setattr(process_side_effects, "_all", set())
     heard = Heard()
-    spec = CampaignSpec("mine", at=("bias",), per="tensor")
+    spec = PvfSpec("mine", at=("bias",), per="tensor")
     with live_executor(
-        spec, net(lambda faulty: faulty and torch.set_num_threads(2)), heard, Means("plain")
+        spec, net(lambda faulty: faulty and torch.set_num_threads(2)), heard, WorkerSettings("plain")
     ) as executor:
-        executor.describe()
+        executor.establish_baseline()
         assert len([row for rows in executor.run([TrialId("bias", 1, 0)]) for row in rows]) == 1
-    assert heard.lines == ["Workload 'mine' sets torch's threads to 2 while it runs; they are put back to 1 each time."]
+    assert heard.lines == [
+        "Workload 'mine' changes torch's number of threads to 2; the number is set back to 1 after each call."
+    ]
 
 
 @pytest.mark.parametrize(
     ("judge", "said"),
     [
         (lambda golden, faulty, batch: {}[0] if (golden != faulty).any() else [False] * 5, "raises KeyError on faulty"),
-        (lambda golden, faulty, batch: bool((golden != faulty).any()), "returns one value a batch of 5"),
+        (lambda golden, faulty, batch: bool((golden != faulty).any()), "returns one value for a batch of 5"),
     ],
 )
 def test_a_judge_that_answers_another_question_is_said(monkeypatch, judge, said):
-    monkeypatch.setattr(process, "_all", set())
+    monkeypatch.setattr(process_side_effects, "_all", set())
     workload = unsilent.Workload(nn.Linear(4, 3), [torch.randn(5, 4)], judge=judge, name="mine")
-    heard, spec = Heard(), CampaignSpec("mine", at=("bias",), per="tensor")
-    with live_executor(spec, workload, heard, Means("plain")) as executor:
-        found = executor.describe()
+    heard, spec = Heard(), PvfSpec("mine", at=("bias",), per="tensor")
+    with live_executor(spec, workload, heard, WorkerSettings("plain")) as executor:
+        found = executor.establish_baseline()
         list(executor.run([TrialId("bias", 1, 0)]))
     assert any(said in note for note in (*found.notes, *heard.lines))
 
@@ -391,7 +403,7 @@ def test_a_fault_whose_run_raises_still_has_a_receipt():
         return scores
 
     workload = unsilent.Workload(nn.Sequential(nn.Linear(4, 3)), [torch.randn(5, 4)], run=run)
-    runner = TrialRunner(CampaignSpec("mine", at=("op:*",), fault=HUGE), workload, means=Means("plain"))
+    runner = TrialRunner(PvfSpec("mine", at=("op:*",), fault=HUGE), workload, worker_settings=WorkerSettings("plain"))
     trial = TrialId(next(iter(runner.targets)), 1, 0)
     assert ended(runner.run(trial)) == {"exception"}
-    assert len(runner.ask("receipt", trial).entries) == 1
+    assert len(runner.answer("receipt", trial).applied_faults) == 1

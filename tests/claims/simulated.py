@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from unsilent.outcomes.base import Outcome
-from unsilent.outcomes.tallies import Question, Sample, Tally, Weighed
+from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import PrecisionPlanner
-from unsilent.studies.pvf.rows import Stored, target_groups
+from unsilent.studies.pvf.row_scopes import StoredTrials, target_groups
 
 
 class Table:
@@ -23,7 +23,7 @@ class Table:
 
     def __init__(self, exhaustive: Path, adaptive: Path) -> None:
         with PvfStore(adaptive) as store:
-            self.spec, self.description = store.spec, store.description
+            self.spec, self.description = store.spec, store.baseline
         strata = {(t.component, bit): t.name for t in self.description.targets for bit in t.bits or ()}
         owners = {t.site: t.component for t in self.description.tensors}
         found: dict[str, list[np.ndarray]] = {t.name: [] for t in self.description.targets}
@@ -31,17 +31,17 @@ class Table:
             for row in store.rows():
                 (fault,) = json.loads(row.faults)
                 bit = int(fault["operands"][0], 16).bit_length() - 1
-                codes = np.frombuffer(row.codes, np.uint8)
+                codes = np.frombuffer(row.outcome_codes, np.uint8)
                 found[strata[owners[fault["site"]], bit]].append(np.bincount(codes, minlength=len(Outcome)))
         self.classes = {name: np.array(rows) for name, rows in found.items()}
-        self.shares = {name: Tally(rows).shares for name, rows in self.classes.items()}
+        self.shares = {name: Tally(rows).incorrect_share_per_trial for name, rows in self.classes.items()}
         self.truth = {g.name: self._mean(g.targets) for g in target_groups(Simulated(self, 0), 1)}
 
     def _mean(self, targets) -> float:
         return sum(t.share * self.shares[t.name].mean() for t in targets) / sum(t.share for t in targets)
 
 
-class Simulated(Stored):
+class Simulated(StoredTrials):
     """What a store would hold."""
 
     def __init__(self, table: Table, seed: int) -> None:
@@ -52,16 +52,16 @@ class Simulated(Stored):
 
     @property
     def trials(self) -> int:
-        return sum(plan.size for plan in self.plans.values())
+        return sum(plan.total_trials for plan in self.plans.values())
 
-    def at(self, group, look: int) -> Sample:
+    def at(self, group, look: int) -> StratifiedTrials:
         """What counted for a row at an earlier look."""
-        return Sample(
+        return StratifiedTrials(
             tuple(
-                Weighed(
+                StratumTally(
                     t.share,
-                    self._tally(t.name, 1, self.plans[t.group, 1].counting(t.name, look)),
-                    self.plans[t.group, 1].centre[t.name],
+                    self._tally(t.name, 1, self.plans[t.group, 1].counting_trial_numbers(t.name, look)),
+                    self.plans[t.group, 1].pilot_means[t.name],
                 )
                 for t in group.targets
             ),
@@ -85,22 +85,26 @@ class Simulated(Stored):
 def campaign(table: Table, planner: PrecisionPlanner, seed: int, looks: int | None = None) -> Simulated:
     """Rounds until the planner is content, or so many looks are done."""
     sim = Simulated(table, seed)
-    while (decided := planner.after(sim)) and (looks is None or max(c.look for c in decided) < looks):
+    while (decided := planner.round_after(sim)) and (looks is None or max(c.look for c in decided) < looks):
         sim.plans |= {c.cell: c for c in decided}
     return sim
 
 
-def rows(sim: Simulated, question: Question):
+def rows(sim: Simulated, question: PvfEstimator):
     """Name and interval of every reported row."""
     return [(g.name, question.estimate(g.sample)) for g in target_groups(sim, 1)]
 
 
-class Remembering(Question):
+class Remembering(PvfEstimator):
     """Answers the same sample only once: looks and rows ask for the same intervals."""
 
     def estimate(self, sample):
         known = self.__dict__.setdefault("_known", {})
-        key = (tuple((s.share, s.centre, id(s.tally)) for s in sample.strata), sample.look, self.confidence)
+        key = (
+            tuple((s.share, s.expected_mean, id(s.tally)) for s in sample.strata),
+            sample.look_number,
+            self.confidence,
+        )
         if key not in known:
             known[key] = (super().estimate(sample), sample)  # the sample keeps its tallies alive, and their ids
         return known[key][0]

@@ -1,4 +1,4 @@
-"""What deterministic mode buys on a CPU, without a word on speed (docs/determinism.md).
+"""What deterministic mode buys on a CPU, without a word on speed (docs/evidence/determinism.md).
 
 Claims: of the operations of ``benchmarks/determinism.py`` four race with two threads; in deterministic mode all repeat bit for
 bit, or torch refuses them; kernels that do not race are the same in both modes; what is filled is filled in that mode alone.

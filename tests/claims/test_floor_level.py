@@ -1,7 +1,7 @@
 """Claim: the floor test calls clean runs at most as often as its level, and finds shifts; intervals over replicas cover.
 
 Clean against clean, by thousands: numbers from known laws, and runs of a small network trained here in float32 (other in-batch
-order, or other seeds). Run with ``make claims``; the figures are in docs/floor.md.
+order, or other seeds). Run with ``make claims``; the figures are in docs/evidence/noise-floor.md.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import pytest
 from scipy.stats import binom
 
 from unsilent.errors import UsageError
-from unsilent.statistics.floor import judge, judge_all, replicas_needed
+from unsilent.statistics.floor import noise_verdict, noise_verdicts, replicas_needed
 from unsilent.statistics.groups import group_spread
-from unsilent.statistics.nulls import Compared, Measure, Null
-from unsilent.statistics.replicas import over_pairs, root, spread
+from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison
+from unsilent.statistics.replica_spread import mean_over_pairs, sd_interval_from_variance, spread
 
 REPEATS = int(os.environ.get("UNSILENT_FLOOR_REPEATS", 2000))
 LEVEL = 0.05
-ACCURACY = Measure("accuracy", margin=0.02, worse="less")
-LOSS, CHURN = Measure("loss", margin=0.1), Measure("churn", margin=0.05, distance=True)
-UNIT = Measure("unit", margin=0.1, distance=True)
+ACCURACY = Measure("accuracy", margin=0.02, worse_direction="less")
+LOSS, CHURN = Measure("loss", margin=0.1), Measure("churn", margin=0.05, is_distance=True)
+UNIT = Measure("unit", margin=0.1, is_distance=True)
 FOUR = [ACCURACY, LOSS, CHURN, UNIT]
 RATE = np.float32(0.17)
 """Learning rate at which the last bits of a gradient grow into other predictions."""
@@ -72,11 +72,11 @@ LAWS = {law.__name__: law for law in (normal, heavy, whole, rare)}
 
 
 def comparison(name, row, twin="twin", **more):
-    return Compared(name, twin, dict(zip([m.name for m in FOUR], map(float, row), strict=True)), **more)
+    return RunComparison(name, twin, dict(zip([m.name for m in FOUR], map(float, row), strict=True)), **more)
 
 
 def null_of(rows):
-    return Null([comparison(f"r{i}", row) for i, row in enumerate(rows)])
+    return NullDistribution([comparison(f"r{i}", row) for i, row in enumerate(rows)])
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -88,7 +88,9 @@ def test_one_run_is_called_at_the_level(law):
             called = 0
             for _ in range(REPEATS):
                 rows = LAWS[law](rng, n + 1)
-                called += judge(comparison("run", rows[0]), null_of(rows[1:]), measures, level=LEVEL).word in CALLS
+                called += (
+                    noise_verdict(comparison("run", rows[0]), null_of(rows[1:]), measures, level=LEVEL).word in CALLS
+                )
             line.append(f"{100 * called / REPEATS:.1f}")
             at_most(called / REPEATS, LEVEL, REPEATS)
     print(f"\none run, % called, {law}: loss 19/99, churn 19/99, four measures 19/99: {' '.join(line)}")
@@ -103,15 +105,15 @@ def test_many_runs_are_called_at_the_level(law):
     for _ in range(repeats):
         rows = LAWS[law](rng, 209)
         null = null_of(rows[10:])
-        clean = judge_all([(comparison(f"s{i}", rows[i]), null) for i in range(10)], FOUR, level=LEVEL)
+        clean = noise_verdicts([(comparison(f"s{i}", rows[i]), null) for i in range(10)], FOUR, level=LEVEL)
         any_false += any(v.word in CALLS for v in clean)
         uncorrected += sum(v.p <= LEVEL for v in clean)
         corrupted = rows[:10].copy()
         corrupted[:3, 3] += 1e4  # the weights of three, and nothing else of theirs
         questions = [(comparison(f"s{i}", row), null) for i, row in enumerate(corrupted)]
-        found = judge_all(questions, FOUR, level=LEVEL)
-        any_single += any(f.beyond for i, v in enumerate(found) for f in v.findings if i >= 3 or f.name != "unit")
-        by_rate = judge_all(questions, FOUR, level=LEVEL, correction="bh")
+        found = noise_verdicts(questions, FOUR, level=LEVEL)
+        any_single += any(f.beyond_noise for i, v in enumerate(found) for f in v.findings if i >= 3 or f.name != "unit")
+        by_rate = noise_verdicts(questions, FOUR, level=LEVEL, correction="bh")
         calls = [v.word in CALLS for v in by_rate]
         rate += sum(calls[3:]) / max(1, sum(calls))
     print(
@@ -136,9 +138,9 @@ def test_masked_is_said_at_the_level(law):
         for _ in range(REPEATS):
             rows = LAWS[law](rng, n + 1)
             null = null_of(rows[1:])
-            none += judge(comparison("run", rows[0]), null, [measure], level=LEVEL).word == "masked"
+            none += noise_verdict(comparison("run", rows[0]), null, [measure], level=LEVEL).word == "masked"
             rows[0, 1] -= wide
-            found = judge(comparison("run", rows[0]), null, [measure], level=LEVEL)
+            found = noise_verdict(comparison("run", rows[0]), null, [measure], level=LEVEL)
             said += found.word == "masked"
             proven += found.equivalence <= LEVEL
         at_most(said / REPEATS, LEVEL, REPEATS)
@@ -206,7 +208,7 @@ def compared(runs, i, twin, source):
         "churn": float((predicted[i] != predicted[twin]).mean()),
         "unit": float(np.linalg.norm(unit[0] - unit[1])),
     }
-    return Compared(f"r{i}", f"r{twin}", values, source, same_bits=bool((weights[i] == weights[twin]).all()))
+    return RunComparison(f"r{i}", f"r{twin}", values, source, same_bits=bool((weights[i] == weights[twin]).all()))
 
 
 @pytest.mark.parametrize("source", ["IMPL", "ALGO"])
@@ -223,11 +225,11 @@ def test_real_training_is_called_at_the_level(source):
         for k in range(len(groups)):
             twin = 21 * k
             every = [compared(runs, i, twin, source) for i in range(twin + 1, twin + 21)]
-            null, one = Null(every[1:]), every[0]
+            null, one = NullDistribution(every[1:]), every[0]
             same += sum(c.same_bits for c in every)
-            found = judge(one, null, FOUR, level=LEVEL)
+            found = noise_verdict(one, null, FOUR, level=LEVEL)
             called += found.word in CALLS
-            single += [judge(one, null, [m], level=LEVEL).word in CALLS for m in FOUR]
+            single += [noise_verdict(one, null, [m], level=LEVEL).word in CALLS for m in FOUR]
             spread.append([np.std([c.values["accuracy"] for c in every]), np.mean([c.values["churn"] for c in every])])
     sd, churn = np.mean(spread, axis=0)
     shares = " ".join(f"{m.name} {100 * s / REPEATS:.1f}" for m, s in zip(FOUR, single, strict=True))
@@ -253,8 +255,8 @@ def test_many_runs_of_real_training_are_called_at_the_level(source):
         runs = train(seeds.tolist(), orders.tolist())
         for twin in range(0, 210 * count, 210):
             every = [compared(runs, i, twin, source) for i in range(twin + 1, twin + 210)]
-            null = Null(every[10:])
-            found = judge_all([(one, null) for one in every[:10]], FOUR, level=LEVEL)
+            null = NullDistribution(every[10:])
+            found = noise_verdicts([(one, null) for one in every[:10]], FOUR, level=LEVEL)
             false += any(v.word in CALLS for v in found)
             at_all += sum(v.p is not None and v.p <= LEVEL for v in found)
     print(
@@ -277,7 +279,9 @@ def test_what_a_fitted_null_calls(law):
                 rows = LAWS[law](rng, n + 1)
                 try:
                     null = null_of(rows[1:])
-                    found = judge(comparison("run", rows[0]), null, [LOSS], level=LEVEL, tests=tests, fitted=True)
+                    found = noise_verdict(
+                        comparison("run", rows[0]), null, [LOSS], level=LEVEL, tests=tests, fitted=True
+                    )
                 except UsageError:
                     continue
                 kept, called = kept + 1, called + (found.word in CALLS)
@@ -302,7 +306,7 @@ def test_power_on_planted_shifts():
                 rows[:, 2:] = np.exp(0.3 * rows[:, 2:])
                 rows[0, 1] += shift
                 try:
-                    found = judge(
+                    found = noise_verdict(
                         comparison("run", rows[0]), null_of(rows[1:]), measures, level=LEVEL, tests=tests, fitted=fitted
                     )
                 except UsageError:
@@ -375,7 +379,7 @@ def test_intervals_of_a_spread_cover(law):
             x = draw(rng, n)
             found, kernel = spread(x).sd, (x[:, None] - x) ** 2 / 2
             hits += found.low <= truth <= found.high
-            jackknife = root(over_pairs(kernel))
+            jackknife = sd_interval_from_variance(mean_over_pairs(kernel))
             alone += jackknife.low <= truth <= jackknife.high
             low, high = bootstrap(kernel, rng)
             boot += low <= truth**2 <= high
@@ -389,13 +393,13 @@ def test_intervals_of_a_spread_cover(law):
 def test_intervals_cover(kernel):
     rng = np.random.default_rng(5)
     draw = KERNELS[kernel]
-    truth = np.mean([over_pairs(draw(rng, 100)).estimate for _ in range(2000)])
+    truth = np.mean([mean_over_pairs(draw(rng, 100)).estimate for _ in range(2000)])
     line = []
     for n in (3, 5, 10, 20, 50):
         hits = boot = 0
         for _ in range(REPEATS):
             matrix = draw(rng, n)
-            found = over_pairs(matrix)
+            found = mean_over_pairs(matrix)
             hits += found.low <= truth <= found.high
             low, high = bootstrap(matrix, rng)
             boot += low <= truth <= high
@@ -419,8 +423,8 @@ def test_group_intervals_cover_and_groups_are_called_at_the_level():
             chance = np.clip(rng.beta(2, 5, 500) * 0.5 + 0.1 + common * rng.choice([-1, 1], (20, 1)), 0, 1)
             wrong = rng.random((20, 500)) < chance
             for g in group_spread(wrong, sizes, draws=99, seed=k):
-                inside = g.common.low <= common <= g.common.high
-                rows[g.name].append((g.sd.estimate, g.by_size, inside, g.p <= LEVEL, g.corrected <= LEVEL))
+                inside = g.common_sd.low <= common <= g.common_sd.high
+                rows[g.name].append((g.sd.estimate, g.sd_by_size, inside, g.p <= LEVEL, g.corrected <= LEVEL))
         for name, found in rows.items():
             sd, by_size, inside, called, corrected = np.mean(found, axis=0)
             print(
@@ -448,8 +452,8 @@ def test_what_a_group_has_in_common_is_covered(kind):
         hits, high = 0, []
         for _ in range(REPEATS):
             (found,) = group_spread(rates_of(kind, rng, common), whole, draws=1)
-            hits += found.common.low <= common <= found.common.high
-            high.append(found.common.high)
+            hits += found.common_sd.low <= common <= found.common_sd.high
+            high.append(found.common_sd.high)
         assert hits / REPEATS > 0.9 - 3 * math.sqrt(0.09 / REPEATS)
         line.append(f"{common}: {100 * hits / REPEATS:.1f} (upper limit {np.median(high):.4f})")
     print(f"\ncoverage of 95 %, in common, 49 samples, 20 replicas, {kind}: " + ", ".join(line))

@@ -12,16 +12,16 @@ from scipy import stats
 
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
 from unsilent.replicas.floors import Floor
-from unsilent.statistics.floor import judge
-from unsilent.statistics.nulls import Measure, Null
+from unsilent.statistics.floor import noise_verdict
+from unsilent.statistics.null_distribution import Measure, NullDistribution
 
 GROUPS, SIZE, LEVEL = 100, 21, 0.05
 WITHIN = Switches.parse("within")
 MEASURES = [
-    Measure("accuracy", margin=0.02, worse="less"),
+    Measure("accuracy", margin=0.02, worse_direction="less"),
     Measure("loss", margin=0.05),
-    Measure("churn", margin=0.05, distance=True),
-    Measure("unit", margin=0.05, distance=True),
+    Measure("churn", margin=0.05, is_distance=True),
+    Measure("unit", margin=0.05, is_distance=True),
 ]
 
 
@@ -32,7 +32,7 @@ def compared(tmp_path_factory):
     spec = ReplicaSpec("train-resnet", (("steps", "60"),))
     with ReplicaStore(path, write=True) as store:
         run_replicas(spec, lambda trained: asked, store, jobs=2)
-        return Floor(store, WITHIN).null(range(GROUPS * SIZE)).compared
+        return Floor(store, WITHIN).null_comparisons(range(GROUPS * SIZE)).clean_comparisons
 
 
 @pytest.mark.parametrize("measures", [MEASURES, *([m] for m in MEASURES)], ids=lambda ms: "+".join(m.name for m in ms))
@@ -41,7 +41,8 @@ def test_clean_against_clean(compared, measures):
     for group in range(GROUPS):
         runs = compared[group * SIZE : (group + 1) * SIZE]
         words = [
-            judge(one, Null([*runs[:i], *runs[i + 1 :]]), measures, level=LEVEL).word for i, one in enumerate(runs)
+            noise_verdict(one, NullDistribution([*runs[:i], *runs[i + 1 :]]), measures, level=LEVEL).word
+            for i, one in enumerate(runs)
         ]
         calls.append(np.mean([word in ("harmful", "detectable", "improved") for word in words]))
     rate, error = float(np.mean(calls)), float(stats.sem(calls))
@@ -53,7 +54,7 @@ def test_a_shift_is_found(compared):
     """Runs of other seeds are another kind of noise, so a shift is planted: the loss off by some sd of the clean ones."""
     runs = compared[:SIZE]
     sd = float(np.std([c.values["loss"] for c in compared]))
-    null = Null(runs[:-1])
+    null = NullDistribution(runs[:-1])
     shifted = runs[-1].values | {"loss": runs[-1].values["loss"] + 8 * sd}
-    one = type(runs[-1])(runs[-1].run, runs[-1].other, shifted, runs[-1].source)
-    assert judge(one, null, MEASURES, level=LEVEL).word in ("harmful", "detectable")
+    one = type(runs[-1])(runs[-1].run, runs[-1].other, shifted, runs[-1].noise_source)
+    assert noise_verdict(one, null, MEASURES, level=LEVEL).word in ("harmful", "detectable")

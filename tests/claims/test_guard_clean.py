@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unsilent.monitor import Analytic, guard_training
+from unsilent.monitor import AnalyticBounds, guard_training
 from unsilent.workloads import load_training
 
 pytestmark = pytest.mark.claim
@@ -25,10 +25,10 @@ def test_clean_steps_raise_no_alarm(name, rule, capsys):
     steps, alarms = 0, []
     for seed in range(RUNS):
         state = workload.start(seed)
-        guard = guard_training(state, bounds=Analytic() if rule == "analytic" else None)
+        guard = guard_training(state, bounds=AnalyticBounds() if rule == "analytic" else None)
         for _ in range(workload.steps):
             guard.step(lambda state=state: workload.step(state))
-        steps += guard.spent.steps
+        steps += guard.overhead.steps
         alarms += guard.alarms
         guard.close()
     bound = 1 - 0.05 ** (1 / steps)

@@ -124,7 +124,7 @@ def two_optimizers(training):
     if training.guard is not None:
         training.guard.close()
         both = nn.ModuleList([training.model, other])
-        training.guard = Guard(both, [training.optimizer, second], late=training.late, strict=False)
+        training.guard = Guard(both, [training.optimizer, second], delayed_check=training.late, strict=False)
     for x in training.over(X.repeat(3, 1).split(8)):
         training.optimizer.zero_grad()
         second.zero_grad()
@@ -145,7 +145,7 @@ def ran(loop, fault, late):
         try:
             loop(training)
             if training.guard is not None:
-                training.guard.settle()
+                training.guard.check_pending_steps()
         except GuardStop:
             stopped = True
     if training.guard is not None:

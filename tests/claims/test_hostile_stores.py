@@ -91,7 +91,7 @@ def limited(*words, seconds, stop=None):
 def bombs(path):
     """Twenty megabytes that unpack to twenty gigabytes, no two alike."""
     with PvfStore(path) as store:
-        found = replace(store.description, samples=(10**7,))
+        found = replace(store.baseline, samples=(10**7,))
     codes = bytearray(10**7)
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE campaign SET description = ?", (json.dumps(found.to_json()),))
@@ -148,7 +148,7 @@ def test_a_large_honest_store_is_read(sound, tmp_path, capsys):
     """200,000 trials of 1,000 samples, half of them with outcomes that no other trial has."""
     path = verbs.copy(sound["pvf"][0], tmp_path)
     with PvfStore(path) as store:
-        spec, found = store.spec, replace(store.description, samples=(500, 500))
+        spec, found = store.spec, replace(store.baseline, samples=(500, 500))
         old = next(row for row in store.rows() if row.trial.target == "first")
     path.unlink()
     rng = np.random.default_rng(0)
@@ -158,15 +158,15 @@ def test_a_large_honest_store_is_read(sound, tmp_path, capsys):
             codes = np.zeros(1000, np.uint8)
             if k % 2:
                 codes[rng.integers(0, 1000, 30)] = 1
-            yield replace(old, trial=old.trial._replace(k=k), codes=codes.tobytes(), incorrect_batches=0)
+            yield replace(old, trial=old.trial._replace(k=k), outcome_codes=codes.tobytes(), incorrect_batches=0)
 
     with PvfStore(path, write=True) as store:
-        store.bind(spec, found)
-        store.add(rows(200_000))
+        store.bind_campaign(spec, found)
+        store.add_rows(rows(200_000))
     begun = time.process_time()
     with PvfStore(path) as store:
         assert sum(1 for _ in store.rows()) == 200_000
-        assert len(store.done()) == 200_000
+        assert len(store.stored_trial_ids()) == 200_000
     with capsys.disabled():
         print(f"\n200,000 trials read twice in {time.process_time() - begun:.1f} s of CPU")
     assert limited("report", path, "--plain", seconds=200)[0] == 0

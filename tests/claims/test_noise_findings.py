@@ -1,6 +1,6 @@
 """Claim: what was published on randomness in training (arXiv 2106.11872), on three trainings with 20 replicas a variant.
 
-Each is the command of docs/noise.md, run as it stands there; its tables are the figures. Twenty minutes on two cores.
+Each is the command of docs/evidence/noise.md, run as it stands there; its tables are the figures. Twenty minutes on two cores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Full runs of the built-in trainings: what they reach, what they cost, and that they come back bit for bit.
 
-Claims (docs/trainings.md): at least 1,000 steps in at most 15 s of one core, the floors below, and the same bits when run
-again, in fresh objects, in the same ones and in a new process.
+Claims (docs/evidence/trainings.md): at least 1,000 steps in at most 15 s of one core, the floors below, and the same bits when
+run again, in fresh objects, in the same ones and in a new process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from unsilent.workloads import TRAININGS, load_training
-from unsilent.workloads.trainings.restoring import check_restorable
-from unsilent.workloads.trainings.snapshots import first_difference
+from unsilent.workloads.trainings.restore_check import check_restorable
+from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 
 SECONDS = 15
 FLOORS = {
@@ -61,12 +61,12 @@ def test_full_runs(name):
     other = workload.restore(half)
     for _ in range(workload.steps - workload.steps // 2):
         workload.step(other)
-    assert first_difference(workload.snapshot(other), end) is None
+    assert first_snapshot_difference(workload.snapshot(other), end) is None
 
 
 @pytest.mark.parametrize("name", TRAININGS)
 @pytest.mark.parametrize("amp", ["none", "bfloat16"])
 def test_comes_back_in_every_way(name, amp):
     found = check_restorable(load_training(name, {"amp": amp}), steps=5)
-    assert found.unchecked is None
-    assert len(found.ways) == 4
+    assert found.why_not_new_process is None
+    assert len(found.ways_checked) == 4

@@ -1,7 +1,7 @@
 """Do the intervals cover, and are the estimates unbiased? Repeated campaigns against the truth of every single bit flip.
 
 A small trained model gives the truth (`--exhaustive`); 20,000 campaigns of each design are drawn from that table and go through
-the product's own planning and interval code. Run with ``make claims``; the figures are in docs/statistics.md.
+the product's own planning and interval code. Run with ``make claims``; the figures are in docs/evidence/statistics.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, importan
 from unsilent.statistics.interim import confidence_at
 from unsilent.statistics.planning import allocate
 from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
-from unsilent.studies.pvf.rows import target_groups
+from unsilent.studies.pvf.row_scopes import target_groups
 
 REPEATS = int(os.environ.get("UNSILENT_REPEATS", 20_000))
 WORKERS = int(os.environ.get("UNSILENT_WORKERS", 2))
@@ -218,7 +218,11 @@ def adaptive(stores, seeds, absolute, relative):
             got = question.estimate(group.sample)
             first = stratified(
                 [
-                    Stratum.of(s.tally.shares, s.share / sum(x.share for x in group.sample.strata), s.centre)
+                    Stratum.of(
+                        s.tally.incorrect_share_per_trial,
+                        s.share / sum(x.share for x in group.sample.strata),
+                        s.expected_mean,
+                    )
                     for s in sim.at(group, 0).strata
                 ],
                 confidence_at(0, 0.95),

@@ -70,14 +70,14 @@ PVF = ("pvf", "--quiet", "digits-cnn")
         (("pvf", "nowhere.py:make"), "nowhere.py"),
         (("pvf", "no.such.module:make"), "no module named"),
         ((*PVF, "--fault", "bitfip"), "did you mean 'bitflip'?"),
-        ((*PVF, "--fault", "bitflip:bit=3"), "unknown parameter of fault model 'bitflip' 'bit'; did you mean 'bits'?"),
+        ((*PVF, "--fault", "bitflip:bit=3"), "unknown parameter of fault model 'bitflip': 'bit'; did you mean 'bits'?"),
         ((*PVF, "--fault", "bitflip:bits=99"), "99"),
         ((*PVF, "--fault", "bitflip:rate=2"), "rate=2"),
         ((*PVF, "--fault", "bitflip:count=-1"), "expected 1 or more"),
-        ((*PVF, "--fault", "bitflip:count=3", "--flips", "1"), "give one of them"),
+        ((*PVF, "--fault", "bitflip:count=3", "--flips", "1"), "give only one"),
         ((*PVF, "--flips", "0"), "expected 1 or more"),
         ((*PVF, "--flips", "-4"), "expected 1 or more"),
-        ((*PVF, "--flips", "1,1"), "different numbers"),
+        ((*PVF, "--flips", "1,1"), "expected each number once"),
         ((*PVF, "--flips", "one"), "expected whole numbers"),
         ((*PVF, "--trials", "0"), "expected 1 or more"),
         ((*PVF, "--trials", "-5"), "expected 1 or more"),
@@ -85,13 +85,16 @@ PVF = ("pvf", "--quiet", "digits-cnn")
         ((*PVF, "--jobs", "0"), "expected 1 or more"),
         ((*PVF, "--jobs", "2", "--executor", "serial"), "use --executor processes"),
         ((*PVF, "--executor", "spark"), "unknown executor 'spark'"),
-        ((*PVF, "--deadline", "0"), "expected seconds above 0"),
+        ((*PVF, "--deadline", "0"), "expected a number of seconds above 0"),
         ((*PVF, "--threads", "0"), "expected 1 or more"),
         ((*PVF, "--unit", "epoch"), "unknown --unit 'epoch'"),
         ((*PVF, "--interval", "wald"), "unknown --interval 'wald'"),
         ((*PVF, "--confidence", "95"), "like 0.95"),
         ((*PVF, "--fit-per-bit", "-1"), "0 or more"),
-        ((*PVF, "--fit-per-bit", "1e-4", "--at", "op:*"), "values of a run have no rate per bit"),
+        (
+            (*PVF, "--fit-per-bit", "1e-4", "--at", "op:*"),
+            "a fault rate of memory, but the targets are values computed in a run",
+        ),
         ((*PVF, "--assert", "stem<0.1"), "cannot read --assert"),
         ((*PVF, "--assert", "stem<=7"), "from 0 to 1"),
         ((*PVF, "--device", "tpu"), "unknown device 'tpu'"),
@@ -147,7 +150,7 @@ def test_refused_once_the_workload_is_known(words, said):
         ("not_a_workload", "expected a workload"),
         ("nan", "golden run, batch 1: the output holds NaN"),
         ("noisy", "golden run, batch 0: two fault-free runs differ"),
-        ("flat", "one score a sample"),
+        ("flat", "one score per sample"),
         ("ends", "the worker process died while loading 'mine.py:ends' (exit code 3)"),
     ],
 )
@@ -198,7 +201,7 @@ def newer_store(path):
     ("make", "said"),
     [
         (text_file, "is not an Unsilent store"),
-        (foreign_database, "is a database of another program"),
+        (foreign_database, "is an SQLite database of another program"),
         (newer_store, "has store version 99"),
         (empty_file, "is empty; run a campaign first"),
         (Path.mkdir, "is a folder"),
@@ -231,7 +234,7 @@ def test_a_damaged_store_is_named_and_left_alone(capsys, stored):
 def test_another_question_under_the_same_name(stored, tiny):
     done = in_process("pvf", f"{tiny}:make", "--trials", 5, "--flips", "1,8", "--quiet", "--store", stored, "--seed", 9)
     assert done.returncode == 2
-    assert "holds another campaign (seed: 0 there, 9 now)" in done.stderr
+    assert "holds another campaign (seed: 0 in the store, 9 now)" in done.stderr
 
 
 def test_an_edited_file_is_another_campaign(stored, tiny):
@@ -241,10 +244,10 @@ def test_an_edited_file_is_another_campaign(stored, tiny):
     assert "holds another campaign (code changed)" in done.stderr
     unasked = in_process("replay", stored, "first/x1/0")
     assert unasked.returncode == 2
-    assert "to run it again add --workload tiny.py:make" in unasked.stderr
+    assert "used only if the command names them too; add --workload tiny.py:make" in unasked.stderr
     again = in_process("replay", stored, "first/x1/0", "--workload", f"{tiny}:make")
     assert again.returncode == 2
-    assert "was made with another code" in again.stderr
+    assert "differs from this replay in code" in again.stderr
 
 
 def test_trials_that_are_not_there(capsys, stored):
@@ -253,9 +256,9 @@ def test_trials_that_are_not_there(capsys, stored):
 
 
 def test_exports_that_cannot_be(capsys, stored):
-    assert "expected an ending of .csv" in refused(capsys, "export", stored, "-o", "s.xls")
+    assert "expected a name that ends in .csv" in refused(capsys, "export", stored, "-o", "s.xls")
     assert "--canonical writes JSON lines" in refused(capsys, "export", stored, "--canonical", "-o", "s.csv")
-    assert "choose another place" in refused(capsys, "export", stored, "-o", "no/such/s.csv")
+    assert "choose another path" in refused(capsys, "export", stored, "-o", "no/such/s.csv")
 
 
 def test_a_report_that_cannot_be_written(capsys, stored):

@@ -9,7 +9,7 @@ import pytest
 
 from cli.test_bad_input import refused
 from conftest import TINY, in_process
-from unsilent.render.pages import is_ours
+from unsilent.render.pages import is_unsilent_page
 
 pytestmark = pytest.mark.slow
 
@@ -48,10 +48,10 @@ def test_a_comparison_agrees_with_both_reports(stores):
             row["ratio"]["estimate"] == pytest.approx(b[key]["estimate"] / a[key]["estimate"]) or not a[key]["estimate"]
         )
         assert {k: row["a"][k] for k in ESTIMATE} == {k: a[key][k] for k in ESTIMATE}
-        assert not row["paired"]
+        assert not row["is_paired"]
     assert {c["what"] for c in told["changes"]} == {"dtype", "weights", "inputs", "golden"}
     assert told["report"] == "a-vs-b.html"
-    assert is_ours(stores / "a-vs-b.html")
+    assert is_unsilent_page(stores / "a-vs-b.html")
     assert told["command"] == "unsilent report a.sqlite b.sqlite"
 
 
@@ -79,7 +79,7 @@ def test_plain_and_rich(stores):
     assert table[0][-1] == "paired"
     assert plain.stdout.endswith("# Report: cmp.html\n")
     rich = in_process("report", "a.sqlite", "b.sqlite", cwd=stores)
-    assert "not the same: dtype (float32, bfloat16)" in rich.stdout
+    assert "A and B also differ in: dtype (float32, bfloat16)" in rich.stdout
     assert "Report: a-vs-b.html" in rich.stdout
 
 
@@ -87,9 +87,9 @@ def test_a_store_and_itself(stores):
     done = in_process("report", "a.sqlite", "a.sqlite", "--unit", "batch", "--json", cwd=stores)
     told = json.loads(done.stdout)
     assert told["identical"]
-    assert told["headline"] == "Every trial of A and B is the same: all differences are 0."
+    assert told["headline"] == "A and B have the same trials with the same outcomes, so every difference is 0."
     assert {r["estimate"] for r in told["results"]} == {0.0}
-    assert all(r["paired"] and r["unit"] == "batch" for r in told["results"])
+    assert all(r["is_paired"] and r["unit"] == "batch" for r in told["results"])
 
 
 def test_other_flips_are_refused_in_one_line(stores, monkeypatch, capsys):
@@ -106,15 +106,15 @@ def test_other_flips_are_refused_in_one_line(stores, monkeypatch, capsys):
         (("a.sqlite", "tiny.py"), "not an Unsilent store"),
         (("a.sqlite", "b.sqlite", "-o", "b.sqlite"), "would overwrite the store b.sqlite"),
         (("a.sqlite", "b.sqlite", "-o", "a.sqlite"), "would overwrite the store a.sqlite"),
-        (("a.sqlite", "b.sqlite", "-o", "no/such.html"), "no such folder"),
+        (("a.sqlite", "b.sqlite", "-o", "no/such.html"), "its folder does not exist"),
         (("a.sqlite", "b.sqlite", "--fit-per-bit", "1"), "leave out --fit-per-bit"),
         (("a.sqlite", "b.sqlite", "--card"), "leave out --card"),
         (("a.sqlite", "--card", "-o", "card"), "ends in .json"),
-        (("a.sqlite", "--card", "-o", "no/card.json"), "no such folder"),
+        (("a.sqlite", "--card", "-o", "no/card.json"), "its folder does not exist"),
         (("a.sqlite", "--card", "-o", "foreign.json"), "foreign.card.html exists and is not an Unsilent page"),
         (("foreign.json",), "is not a PVF card"),
-        (("foreign.json", "b.sqlite"), "foreign.json is a card, it holds no trials to compare"),
-        (("a.sqlite", "foreign.json"), "foreign.json is a card, it holds no trials to compare"),
+        (("foreign.json", "b.sqlite"), "foreign.json is a card and contains no trials to compare"),
+        (("a.sqlite", "foreign.json"), "foreign.json is a card and contains no trials to compare"),
         (("foreign.json", "--unit", "batch"), "leave out --unit"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_card_goes_round(stores, tmp_path):
     assert f"Card: {tmp_path / 'a.json'}\nPage: {tmp_path / 'a.card.html'}" in done.stdout
     assert "Report:" not in done.stdout
     assert {p.name for p in tmp_path.iterdir()} == {"a.json", "a.card.html"}
-    assert is_ours(tmp_path / "a.card.html")
+    assert is_unsilent_page(tmp_path / "a.card.html")
     HTMLParser().feed((tmp_path / "a.card.html").read_text())
     assert (tmp_path / "a.card.html").stat().st_size < 50_000, "small enough to send"
 
@@ -141,7 +141,7 @@ def test_a_card_goes_round(stores, tmp_path):
     shown = in_process("report", tmp_path / "a.json")
     assert shown.returncode == 0, shown.stderr
     assert "PVF card of tiny.py:make" in shown.stdout
-    assert "checksum holds" in shown.stdout
+    assert "checksum verified" in shown.stdout
     assert json.loads(in_process("report", tmp_path / "a.json", "--json").stdout) == told
     rows = rows_of(stores, "a.sqlite")
     for row in told["rows"]:
@@ -170,7 +170,7 @@ def test_a_card_leaves_the_report_alone(stores, tmp_path, monkeypatch, capsys):
     (tmp_path / "x.card.sqlite").write_bytes((stores / "a.sqlite").read_bytes())
     monkeypatch.chdir(tmp_path)
     said = refused(capsys, "report", "x.card.sqlite", "--card", "-o", "x.json")
-    assert "the card's page and the report of x.card.sqlite would both be x.card.html" in said
+    assert "the card's page and the report of x.card.sqlite would both be written to x.card.html" in said
 
 
 def test_a_card_runs_nothing_and_loads_no_torch(stores, tmp_path):

@@ -22,7 +22,7 @@ def test_models_and_presets_are_listed():
     assert found["WT_16"]["operand"] == "second"
     assert found["WT_16"]["fault"] == "bitflip"
     assert found["WT_16"]["reach"] == "1 channel x 16 positions"
-    assert "no restriction" in found["WT_16"]["remark"]
+    assert "does not restrict" in found["WT_16"]["remark"]
     plain = in_process("faults").stdout
     assert all(name in plain for name in entries)
 
@@ -37,7 +37,7 @@ def test_an_accelerator_as_json():
     row = next(r for r in told["rows"] if r["name"] == "INPUT_16")
     expected = {
         "group": "input_16", "operand": "first", "pattern": "one", "reach": "16 channels x 1 position", "values": "bitflip",
-        "held": "float16", "share": 0.117, "activeness": 0.27, "unmasked": 0.0026, "evidence": "read",
+        "held": "float16", "share": 0.117, "activeness": 0.27, "unmasked_probability": 0.0026, "evidence": "read",
     }  # fmt: skip
     assert {k: row[k] for k in expected} == expected
 
@@ -46,9 +46,9 @@ def test_an_accelerator_as_a_table():
     told = words(in_process("faults", "--accelerator", "nvdla").stdout)
     assert "FIT: 2.50" in told
     assert "reduction 64 (recalled)" in told
-    assert "How local_control divides its weight among its fault models: not known, 1/3 each." in told
+    assert "Shares of the fault models in the weight of local_control: not known, 1/3 each." in told
     told = words(in_process("faults", "--accelerator", "systolic").stdout)
-    assert "FIT: none, for raw_fit is not known." in told
+    assert "FIT: not available, because raw_fit is not known." in told
     assert "other 0.0 (assumed)" in told
     assert "onward true (derived)" in told
 
@@ -73,7 +73,7 @@ def test_an_own_file(tmp_path):
         ("nvdal", None, "unknown accelerator 'nvdal'; did you mean 'nvdla'?"),
         ("none.toml", None, "cannot read the accelerator 'none.toml': No such file or directory"),
         ("mine.toml", "nmae = 'x'", "mine.toml: unknown key 'nmae'; did you mean 'name'?"),
-        ("mine.toml", "name = ", "mine.toml is no TOML"),
+        ("mine.toml", "name = ", "mine.toml is not valid TOML"),
     ],
 )
 def test_what_cannot_be_shown(which, content, message, tmp_path):

@@ -18,7 +18,7 @@ from conftest import command, in_process
 from unsilent.cli import main
 from unsilent.errors import UsageError
 from unsilent.sites.modules import named_modules, named_parameters
-from unsilent.sites.training.survey import StepSurvey
+from unsilent.sites.training.step_survey import StepSurvey
 
 ODD = """
 import torch
@@ -91,7 +91,7 @@ def test_a_terminal_of_ascii_alone(store):
 def test_what_a_terminal_cannot_show_is_escaped(monkeypatch, encoding):
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", out)
-    main.show_anything()
+    main.escape_unencodable_output()
     print("\udcff.sqlite")
     out.flush()
     assert out.buffer.getvalue() == b"\\udcff.sqlite\n"  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def test_faults_are_addressed_by_either_name():
     model = Odd("\ud800x")
     for address in ("param:\ud800x.weight[0,0]", r"param:\ud800x.weight[0,0]"):
         with unsilent.inject(model, address, bit=30) as receipt:
-            assert receipt.entries[0].fault.site == r"param:\ud800x.weight"
+            assert receipt.applied_faults[0].fault.site == r"param:\ud800x.weight"
 
 
 def test_a_step_of_a_training():
@@ -128,19 +128,19 @@ def test_a_step_of_a_training():
     sites = (
         {region.site for region in survey.regions("*")}
         if False
-        else {r.site for r in survey.regions("optim:*", "param:*", "op:*/*/*")}
+        else {r.site for r in survey.select_regions("optim:*", "param:*", "op:*/*/*")}
     )
     assert r"optim:\ud800x.weight/exp_avg" in sites
     assert r"op:\ud800x#addmm.0/grad_wt/out" in sites
     assert all(site.isprintable() for site in sites)
     with unsilent.inject(model, "op:\ud800x/grad_wt", "zero", optimizers=[optimizer]) as step_of:
         step()
-    assert len(step_of.hits) == 1
+    assert len(step_of.applied_faults) == 1
 
 
 def test_two_names_that_are_written_alike():
     model = Odd("\ud800", r"\ud800")
     for listed in (named_parameters, named_modules):
-        with pytest.raises(UsageError, match=r"two names .* both written '\\\\ud800"):
+        with pytest.raises(UsageError, match=r"two names .* are both written as '\\\\ud800"):
             list(listed(model))
     assert [name for name, _ in named_parameters(Odd("fine"))] == ["fine.weight", "fine.bias"]

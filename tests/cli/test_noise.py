@@ -10,14 +10,14 @@ import pytest
 
 from conftest import in_process
 from replicas.subjects import LOOP
-from unsilent.render.report_page import page
+from unsilent.render.report_page import template_values
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
-from unsilent.report.text import limits
+from unsilent.report.text import interval_text
 from unsilent.statistics.intervals import Interval
-from unsilent.statistics.replicas import greatest_sd
-from unsilent.studies.noise.figures import figures
+from unsilent.statistics.replica_spread import max_possible_sd
+from unsilent.studies.noise.plots import plots_by_place
 from unsilent.studies.noise.report import findings, headline, report
-from unsilent.studies.noise.study import Question, read_noise
+from unsilent.studies.noise.study import NoiseQuestion, read_noise
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,12 @@ def test_plain_table_and_page(ran):
     assert values["CONTROL", "distinct_states", "all"] == ["1", "-", "-", "3"]
     samples = [int(values["CONTROL", "group_samples", f"class_{k}"][0]) for k in (0, 1)]
     assert sum(samples) == 50
-    assert "# fewer than 10 replicas: intervals are wide and may miss runs that end elsewhere" in done.stdout
+    assert (
+        "# fewer than 10 replicas: intervals are wide and may not cover rare runs that end differently" in done.stdout
+    )
     assert "in all sessions" in done.stdout
     assert "# tf32 was not run: tf32 needs a CUDA device" in done.stdout
-    assert "# switch within: yes: changes the bits" in done.stdout
+    assert "# switch within: yes: differs from the clean twin" in done.stdout
     page = (folder / "s.html").read_text()
     for part in (
         "figure-accuracy",
@@ -68,7 +70,7 @@ def test_json_and_table_from_the_store(ran):
     folder, words, plain = ran
     done = in_process("noise", "loop.py:make", *words, "--json", cwd=folder)
     found = json.loads(done.stdout)
-    assert found["schema"] == "unsilent/noise/1"
+    assert found["schema"] == "unsilent/noise/2"
     assert {"command", "spec", "seed", "seconds", "cpu_seconds", "store", "versions", "results"} <= found.keys()
     for row in found["results"]:
         assert {"estimate", "low", "high", "confidence", "n", "unit"} <= row.keys()
@@ -76,10 +78,10 @@ def test_json_and_table_from_the_store(ran):
     assert churn["CONTROL"] == 0
     assert churn["ALGO+IMPL"] > 0
     assert f"{churn['ALGO+IMPL']:.6g}" in plain.stdout
-    assert [e["changes"] for e in found["switches"] if e["switch"] == "tf32"] == [None]
-    assert [v["distinct"] for v in found["variants"]] == [1, 3]
+    assert [e["changes_bits"] for e in found["switches"] if e["switch"] == "tf32"] == [None]
+    assert [v["distinct_final_states"] for v in found["variants"]] == [1, 3]
     table = in_process("noise", "loop.py:make", *words, cwd=folder).stdout
-    for word in ("CONTROL", "ALGO+IMPL", "different final states", "parts at step", "not here", "never"):
+    for word in ("CONTROL", "ALGO+IMPL", "different final states", "diverges at step", "not applicable", "never"):
         assert word in table
 
 
@@ -92,7 +94,10 @@ def test_a_store_is_shown_again(ran, tmp_path):
     assert again["results"] == before["results"]
     assert again["loss_spread"] == before["loss_spread"]
     assert (tmp_path / "again.html").stat().st_size > 1e6
-    for more, said in (["--unit", "batch"], "belongs to stores of unsilent pvf"), (["s.sqlite"], "are not compared"):
+    for more, said in (
+        (["--unit", "batch"], "only available for stores of unsilent pvf"),
+        (["s.sqlite"], "cannot be compared"),
+    ):
         refused = in_process("report", "s.sqlite", *more, cwd=folder)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
         assert said in refused.stderr
@@ -105,13 +110,13 @@ def test_a_store_is_shown_again(ran, tmp_path):
         (["loop.py:make", "--level", "0.01"], "--replicas 99"),
         (["loop.py:make", "--variants", "contol"], "did you mean 'control'"),
         (["loop.py:make", "--switch", "treads=2"], "did you mean 'threads'"),
-        (["loop.py:make", "--steps", 0], "from 1 on"),
-        (["loop.py:make", "--runs", 3], "--explain and --control"),
-        (["loop.py:make", "--explain", "loop.py:make"], "give one thing to look at"),
+        (["loop.py:make", "--steps", 0], "expected 1 or more for --every and --steps"),
+        (["loop.py:make", "--runs", 3], "needs --explain or --control"),
+        (["loop.py:make", "--explain", "loop.py:make"], "more than one workload or loop is given"),
         (["--explain", "loop.py:make", "--replicas", 4], "leave out --replicas"),
         ([], "no training was named"),
         (["loop.py:make", "--with", "steps"], "expected key=value"),
-        (["loop.py:make", "--output", "nowhere/x.html"], "no such folder"),
+        (["loop.py:make", "--output", "nowhere/x.html"], "its folder does not exist"),
     ],
 )
 def test_bad_input_is_one_line(ran, words, said):
@@ -125,7 +130,7 @@ def test_bad_input_is_one_line(ran, words, said):
 def test_a_workload_that_is_no_training_leaves_nothing_behind(ran):
     done = in_process("noise", "digits-cnn", "--quiet", "--store", "none.sqlite", cwd=ran[0])
     assert done.returncode == 2
-    assert "expected one that trains" in done.stderr
+    assert "expected a training" in done.stderr
     assert not (ran[0] / "none.sqlite").exists()
 
 
@@ -135,50 +140,52 @@ def result(ran):
     folder = ran[0]
     spec = ReplicaSpec(f"{folder}/loop.py:make")
     with ReplicaStore(folder / "s.sqlite") as store:
-        return read_noise(Question(spec, (Switches(), Switches.parse("algo+impl")), 3), store)
+        return read_noise(NoiseQuestion(spec, (Switches(), Switches.parse("algo+impl")), 3), store)
 
 
 def test_limits_that_say_nothing_are_not_told():
     def of(estimate, low, high):
         return Interval(estimate, low, high, 0.95, 3, "")
 
-    assert limits(of(0.0, 0.0, greatest_sd(3)), 100, greatest_sd(3)) == "0 [0, –]"
-    assert limits(of(0.0, 0.0, math.inf)) == "0 [0, –]"
-    assert limits(of(1.25, 0.8, math.inf)) == "1.25 [0.80, –]"
-    assert limits(of(0.3, 0.1, 1.0), 100, 1.0) == "30 [10, –]"
-    assert limits(of(0.3, 0.1, 0.9), 100, 1.0) == "30 [10, 90]"
-    assert limits(of(0.0, 0.0, 0.3), 100, 1.0) == "0 [0, 30]"
+    assert interval_text(of(0.0, 0.0, max_possible_sd(3)), 100, max_possible_sd(3)) == "0 [0, –]"
+    assert interval_text(of(0.0, 0.0, math.inf)) == "0 [0, –]"
+    assert interval_text(of(1.25, 0.8, math.inf)) == "1.25 [0.80, –]"
+    assert interval_text(of(0.3, 0.1, 1.0), 100, 1.0) == "30 [10, –]"
+    assert interval_text(of(0.3, 0.1, 0.9), 100, 1.0) == "30 [10, 90]"
+    assert interval_text(of(0.0, 0.0, 0.3), 100, 1.0) == "0 [0, 30]"
 
 
 def test_the_headline_where_nothing_varies(result):
     same = result.variants[0]
-    other = replace(same, name="threads=2", partings=(0, 0, 0))
+    other = replace(same, name="threads=2", divergence_steps=(0, 0, 0))
     alike = replace(result, variants=(same, replace(same, name="onednn=off")))
-    assert headline(alike) == "Runs with the same switches do not differ: they end in the same bits"
+    assert headline(alike) == "Runs with the same switches do not differ: their final states are bit-identical"
     for more, named in (((), "threads=2"), (("race=2",), "threads=2 and race=2"), (("a", "b"), "threads=2, a and b")):
         found = headline(replace(result, variants=(same, other, *(replace(other, name=name) for name in more))))
-        assert found == f"Replicas of each variant end in the same bits; {named} in other bits than the clean twin"
+        assert (
+            found == f"The replicas of each variant are bit-identical; replicas of {named} differ from the clean twin"
+        )
 
 
 def test_a_training_without_a_name_is_told_by_its_file(result):
     assert "loop.py:make" not in headline(result)
     nameless = replace(result, workload="custom")
     assert "Two runs of loop.py:make with" in headline(nameless)
-    assert page(report(nameless))["title"] == "Run-to-run variation of loop.py:make"
+    assert template_values(report(nameless))["title"] == "Run-to-run variation of loop.py:make"
     assert "Two runs of made:up with" in headline(replace(nameless, spec={"workload": "made:up"}))
 
 
 def test_steps_count_from_zero_in_the_figure(result):
-    axis = figures(result)["parting"]["layout"]["xaxis"]
-    assert axis["title"]["text"] == "step, from 0"
+    axis = plots_by_place(result)["parting"]["layout"]["xaxis"]
+    assert axis["title"]["text"] == "step, counted from 0"
     assert dict(zip(axis["ticktext"], axis["tickvals"], strict=True)) == {"0": 1, "1": 2, "2": 3, "5": 6}
-    assert figures(result)["parting"]["data"][0]["x"][0] == result.curves[0].steps[0] + 1
+    assert plots_by_place(result)["parting"]["data"][0]["x"][0] == result.curves[0].steps[0] + 1
 
 
 def test_many_replicas_are_not_said_to_be_few(result):
     found = replace(result, variants=tuple(replace(one, n=10) for one in result.variants))
     assert not any("fewer than" in line for line in findings(found))
-    fixed = replace(result, variants=(replace(result.variants[0], fixed=True),))
+    fixed = replace(result, variants=(replace(result.variants[0], is_deterministic=True),))
     assert not any("fewer than" in line for line in findings(fixed))  # three runs of one thing are enough
 
 
@@ -186,6 +193,9 @@ def test_a_p_value_near_the_level_says_so(result):
     last = result.variants[1]
     (group, *rest) = last.groups
     for corrected, said in ((0.049, True), (0.052, True), (0.03, False), (0.07, False)):
-        groups = (replace(group, name="here", corrected=corrected, error_p=0.001), *rest)
+        groups = (replace(group, name="here", corrected=corrected, p_standard_error=0.001), *rest)
         found = replace(result, variants=(replace(last, groups=groups),))
-        assert ("ALGO+IMPL: here: p = 0.05 within its Monte-Carlo error" in list(findings(found))) == said
+        assert (
+            "ALGO+IMPL: significance is uncertain for here: p is within its Monte-Carlo error of 0.05"
+            in list(findings(found))
+        ) == said

@@ -6,7 +6,7 @@ from unsilent.cli.progress import make_observer
 def test_counts_are_written_as_in_the_table(capsys):
     with make_observer(quiet=False, plain=True) as observer:
         observer.planned(1000, 12000)
-    assert capsys.readouterr().err == "12,000 trials, 1,000 of them stored already\n"
+    assert capsys.readouterr().err == "12,000 trials, 1,000 of them already stored\n"
 
 
 def test_one_is_one_and_replicas_are_named(capsys):
@@ -16,7 +16,7 @@ def test_one_is_one_and_replicas_are_named(capsys):
         observer.planned(1, 30)
     with make_observer(quiet=True, plain=True, noun="replica") as observer:
         observer.planned(1, 30)
-    assert capsys.readouterr().err == "1 replica\n30 replicas, 1 of them stored already\n"
+    assert capsys.readouterr().err == "1 replica\n30 replicas, 1 of them already stored\n"
 
 
 def test_slow_trials_have_a_rate(capsys, monkeypatch):

@@ -38,7 +38,7 @@ def test_trials_of_every_kind(digits, store, trial, kind):
     assert done.returncode == 0, done.stderr
     told = traced(store, trial, "--log", "log.txt", cwd=digits)
     check_log(digits / "log.txt", told["stored"]["faults"][0])
-    assert (told["schema"], told["same"], told["trace"]["schema"]) == ("unsilent/replay/1", True, "unsilent/trace/1")
+    assert (told["schema"], told["same"], told["trace"]["schema"]) == ("unsilent/replay/1", True, "unsilent/trace/2")
     (fault,) = told["trace"]["faults"]
     assert fault["site"].startswith(f"{kind}:")
     rows = told["trace"]["rows"]
@@ -76,7 +76,7 @@ def check_log(log, fault):
 def test_the_table_and_the_page(stored):
     done = in_process("replay", stored, "first/x1/0", *MINE, "--trace")
     assert done.returncode == 0, done.stderr
-    assert "first/x1/0 ended the same" in done.stdout
+    assert "first/x1/0 ended as stored" in done.stdout
     assert "first#addmm.0" in done.stdout
     assert "Report: s-first-x1-0.trace.html" in done.stdout
     page = (stored.parent / "s-first-x1-0.trace.html").read_text()
@@ -113,7 +113,7 @@ def test_a_transient_fault_is_traced_in_its_batch(tiny):
         assert told["trace"]["rows"][0]["changed"] == 1
         refused = in_process("replay", "t.sqlite", f"first/x1/{k}", *MINE, "--trace", "--batch", 1 - step)
         assert refused.returncode == 2
-        assert f"acts in batch {1 - step}; it acts in {step}" in refused.stderr
+        assert f"acts in batch {1 - step}; expected one of: {step}" in refused.stderr
 
 
 @pytest.mark.claim
@@ -133,11 +133,11 @@ def test_a_fault_of_a_list_is_traced(tiny):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("-o", "x.html"), "only --trace has that: leave out --output"),
-    (("--batch", 0), "only --trace has that: leave out --batch"),
+    (("-o", "x.html"), "only used with --trace: leave out --output"),
+    (("--batch", 0), "only used with --trace: leave out --batch"),
     (("--trace", "--output", "s.sqlite"), "would overwrite the store"),
     (("--trace", "--output", "s.html"), "s.html is the report of s.sqlite"),
-    (("--trace", "--output", "nowhere/x.html"), "no such folder"),
+    (("--trace", "--output", "nowhere/x.html"), "its folder does not exist"),
 ])  # fmt: skip
 def test_mistakes_take_one_line(stored, words, said):
     done = in_process("replay", stored, "first/x1/0", *MINE, *words)

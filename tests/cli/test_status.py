@@ -35,8 +35,8 @@ def test_a_folder_lists_its_stores(folder):
     code, out, err = told(folder)
     assert (code, err) == (0, "")
     assert [block.split(":")[0] for block in out.split("\n\n")] == ["floor.sqlite", "pvf.sqlite", "training.sqlite"]
-    assert "pvf.sqlite: pvf of tiny.py:make\n  240 of 240 trials, complete\n  found: A " in out
-    assert "training.sqlite: training of tiny\n  16 of 16 trials, complete\n  found: " in out
+    assert "pvf.sqlite: pvf of tiny.py:make\n  240 of 240 trials, complete\n  result: A " in out
+    assert "training.sqlite: training of tiny\n  16 of 16 trials, complete\n  result: " in out
     assert "floor.sqlite: noise of tiny" in out
 
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_read_is_said(folder):
     blocks = out.split("\n\n")
     assert "cannot be read" in blocks[0]
     assert "damaged" in blocks[0]
-    assert "this is no store of unsilent pvf, training or noise" in blocks[1]
+    assert "this is not a store of unsilent pvf, training or noise" in blocks[1]
     assert "complete" in blocks[2]
 
 
@@ -70,3 +70,12 @@ def test_mistakes_are_one_line(folder, tmp_path):
     assert err == "unsilent: error: there is no store nothing.sqlite; check the name\n"
     (tmp_path / "empty").mkdir()
     assert told(folder, "empty") == (0, "no store in empty\n", "")
+
+
+@pytest.mark.parametrize(("part", "trials"), [(1, 3), (2, 2)])
+def test_a_part_of_a_campaign_is_complete_by_itself(folder, part, trials):
+    words = ("--at", "first.weight", "--trials", 5, "--shard", f"{part}/2", "--store", "part.sqlite")
+    assert in_process("pvf", "tiny.py:make", *words, cwd=folder).returncode == 0
+    out = told(folder, "part.sqlite")[1]
+    assert f"\n  {trials} of {trials} trials of part {part}/2, complete\n" in out
+    assert "continue with" not in out

@@ -30,7 +30,7 @@ def parsed(text):
 
 def trials(path):
     with TrainingStore(path) as store:
-        return {row.trial: row.content() for row in store.rows()}
+        return {row.trial: row.reproducible_values() for row in store.rows()}
 
 
 def campaign(folder):
@@ -58,7 +58,7 @@ def copied(ran, tmp_path):
 
 def test_json_has_everything(ran):
     folder, found = ran
-    assert found["schema"] == "unsilent/training/1"
+    assert found["schema"] == "unsilent/training/2"
     assert (found["workload"], found["n"], found["steps"]) == ("tiny", 16, 12)
     assert set(found["classes"]) == {str(outcome) for outcome in TrainingOutcome}
     assert sum(found["classes"].values()) == 16
@@ -72,7 +72,7 @@ def test_json_has_everything(ran):
         "seeds": 20,
     }
     assert len(found["points"]) == 16
-    assert 0 < found["cost"]["steps"] <= found["cost"]["bound"] < 1
+    assert 0 < found["cost"]["steps"] <= found["cost"]["steps_without_early_end"] < 1
     assert found["report"] == "s.html"
     assert shlex.split(found["command"])[:3] == ["unsilent", "training", "faulty_loop.py:make"]
     assert len([t for t in trials(folder / "s.sqlite") if t.target == "random"]) == 16
@@ -136,7 +136,7 @@ def test_a_campaign_goes_on_and_is_extended(copied):
 def test_another_question_in_the_same_file_is_refused(copied):
     done = in_process("training", *ASK, "--seed", 3, "--quiet", cwd=copied)
     assert done.returncode == 2
-    assert "holds another campaign (seed: 0 there, 3 now)" in done.stderr
+    assert "holds another campaign (seed: 0 in the store, 3 now)" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -163,7 +163,7 @@ def test_an_example_is_run_again_with_the_same_bits(copied):
     words = ("replay", "s.sqlite", found["trial"], "--workload", *LOOP[:3])
     told = in_process(*words, cwd=copied)
     assert told.returncode == 0, told.stderr
-    assert told.stdout.startswith(f"{found['trial']} ended the same\n{found['class']} (from the campaign)\n")
+    assert told.stdout.startswith(f"{found['trial']} ended as stored\n{found['class']} (from the campaign)\n")
     assert parsed(in_process(*words, "--json", cwd=copied).stdout) == found
 
 
@@ -174,10 +174,10 @@ def test_an_example_made_by_hand(tmp_path):
     done = in_process(*ask, "--example", "immediate-nan", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("made:immediate-nan/x/")
-    assert " ended the same\nimmediate-nan (made by hand" in done.stdout
+    assert " ended as stored\nimmediate-nan (made by hand" in done.stdout
     told = parsed(in_process(*ask, "--example", "immediate-nan", "--json", cwd=tmp_path).stdout)
     assert (told["class"], told["made_by_hand"], told["same"]) == ("immediate-nan", True, True)
-    assert (told["stored"]["test"], told["stored"]["losses"]) == (None, [None])
+    assert (told["stored"]["test_accuracy"], told["stored"]["losses"]) == (None, [None])
 
 
 @pytest.mark.claim
@@ -217,7 +217,7 @@ def test_a_training_that_does_not_come_back_is_refused(tmp_path):
     write_loop(tmp_path)
     done = in_process("training", *LOOP, "--with", "loose=unseeded", "--trials", 2, "--quiet", cwd=tmp_path)
     assert done.returncode == 2
-    assert "does not come back bit for bit" in done.stderr
+    assert "is not restored bit for bit" in done.stderr
     assert "unsilent noise --explain" in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -249,9 +249,9 @@ def test_a_trial_under_the_guard_is_replayed_without_a_class(copied):
     trial = next(str(trial) for trial in trials(copied / "g.sqlite") if trial.target.startswith("guarded:"))
     done = in_process("replay", "g.sqlite", trial, "--workload", *LOOP[:3], cwd=copied)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{trial} ended the same\ninjection: ")
+    assert done.stdout.startswith(f"{trial} ended as stored\ninjection: ")
     refused = in_process("replay", "g.sqlite", trial, "--workload", *LOOP[:3], "--trace", cwd=copied)
-    assert "trials of unsilent training are replayed without that: leave out --trace" in refused.stderr
+    assert "not available for trials of unsilent training: leave out --trace" in refused.stderr
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_reports_of_two_runs_are_equal_where_they_are_canonical(copied):
 def test_user_code_is_not_run_unasked(copied):
     done = in_process("replay", "s.sqlite", "random/x/0", cwd=copied)
     assert done.returncode == 2
-    assert "to run it again add --workload faulty_loop.py:make" in done.stderr
+    assert "used only if the command names them too; add --workload faulty_loop.py:make" in done.stderr
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------------
@@ -297,21 +297,22 @@ MISTAKES = [
     (["train-resnet", "--seed", -1], "--seed is -1"),
     (["train-resnet", "--per", "layer", "--margin", 2], "margin is 2.0; expected a share"),
     (["train-resnet", "--confidence", 2], "confidence is 2.0; expected a share between 0 and 1"),
-    (["train-resnet", "--replicas", 5], "--replicas is 5; a floor at level 0.05 needs at least 20"),
-    (["train-resnet", "--noise", "control"], "--noise control is the same run each time"),
-    (["train-resnet", "--noise", "algo"], "has other seeds (init, order, augment, dropout), which are the second floor"),
+    (["train-resnet", "--replicas", 5], "--replicas is 5; a noise floor at level 0.05 needs at least 20"),
+    (["train-resnet", "--noise", "control"], "--noise control does not vary between runs"),
+    (["train-resnet", "--noise", "algo"], "varies seeds (init, order, augment, dropout), but every campaign "
+     "already has a noise floor of seeds"),
     (["train-resnet", "--noise", "treads"], "did you mean 'threads"),
     (["train-resnet", "--per", "layer", "--phase", "fwd"], "--per corrupts parameters and optimizer state"),
     (["train-resnet", "--per", "layer", "--accelerator", "nvdla"], "--per corrupts parameters and optimizer state"),
     (["train-resnet", "--with", "steps"], "expected key=value"),
-    (["train-resnet", "--output", "nowhere/x.html"], "no such folder"),
+    (["train-resnet", "--output", "nowhere/x.html"], "its folder does not exist"),
     (["train-resnet", "--jobs", 0], "--jobs is 0"),
     (["train-resnet", "--jobs", 2, "--executor", "serial"], "--executor serial runs one job"),
     (["train-resnet", "--executor", "thread"], "unknown executor 'thread'"),
     (["train-resnet", "--deadline", -1], "--deadline is -1"),
-    (["train-resnet", "--ray", "here:1", "--executor", "serial"], "leave one of them out"),
-    (["--file", "inj.csv"], "give its images: --data CIFAR.npz"),
-    (["train-resnet", "--file", "inj.csv", "--data", "x.npz"], "a published injection says what is corrupted"),
+    (["train-resnet", "--ray", "here:1", "--executor", "serial"], "leave out --ray or --executor"),
+    (["--file", "inj.csv"], "needs the images of its training; add --data CIFAR.npz"),
+    (["train-resnet", "--file", "inj.csv", "--data", "x.npz"], "a published injection, which already defines the fault"),
     (["--file", "inj.csv", "--data", "x.npz", "--trials", 3], "--trials"),
 ]  # fmt: skip
 
@@ -331,10 +332,10 @@ def test_mistakes_are_one_line(tmp_path, words, said):
     ("words", "said"),
     [
         (["--layer", "blok1"], "unknown layer with products"),
-        (["--layer", "conv", "--phase", "grad_in"], "no product of conv has phase grad_in"),
+        (["--layer", "conv", "--phase", "grad_in"], "no convolution or matrix product of conv has phase grad_in"),
         (["--accelerator", "nvdia"], "unknown accelerator 'nvdia'; did you mean 'nvdla'"),
-        (["--accelerator", "nvdla", "--fault", "RD"], "--accelerator and --fault both say"),
-        (["--fault", "bitflip", "--value", "set:value=1"], "--value says what elements become"),
+        (["--accelerator", "nvdla", "--fault", "RD"], "--accelerator and --fault both choose the fault models"),
+        (["--fault", "bitflip", "--value", "set:value=1"], "--value and --fault bitflip both set what elements become"),
         (["--per", "layers"], "unknown --per 'layers'"),
         (["--per", "layer", "--fault", "zero", "--fault", "bitflip"], "give one --fault"),
     ],
@@ -350,7 +351,7 @@ def test_mistakes_that_show_in_the_training_are_one_line(tmp_path, words, said):
 def test_a_workload_that_does_not_train(tmp_path):
     done = in_process("training", "digits-cnn", "--quiet", cwd=tmp_path)
     assert done.returncode == 2
-    assert "expected one that trains" in done.stderr
+    assert "expected a training" in done.stderr
     assert not list(tmp_path.glob("*training*.sqlite"))
 
 

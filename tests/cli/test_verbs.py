@@ -47,7 +47,7 @@ def test_the_same_command_again_runs_no_trial(campaign):
     folder, _ = campaign
     done = in_process("pvf", "tiny.py:make", "--trials", 40, "--flips", "1,8", "--store", "s.sqlite", cwd=folder)
     assert done.returncode == 0
-    assert "240 trials, 240 of them stored already" in done.stderr
+    assert "240 trials, 240 of them already stored" in done.stderr
     assert "Report: s.html" in done.stdout
 
 
@@ -75,7 +75,7 @@ def test_every_trial_replays_the_same(campaign):
     for trial in ("first/x1/0", "last/x8/39"):
         done = in_process("replay", "s.sqlite", trial, "--workload", "tiny.py:make", cwd=folder)
         assert done.returncode == 0, done.stderr
-        assert f"{trial} ended the same" in done.stdout
+        assert f"{trial} ended as stored" in done.stdout
     told = json.loads(
         in_process("replay", "s.sqlite", "norm/x8/3", "--workload", "tiny.py:make", "--json", cwd=folder).stdout
     )
@@ -92,7 +92,9 @@ def test_a_row_that_was_changed_replays_differently(campaign, tmp_path):
     copy = folder / "changed.sqlite"
     copy.write_bytes((folder / "s.sqlite").read_bytes())
     with closing(sqlite3.connect(copy)) as db, db:
-        db.execute("UPDATE trial SET codes = ? WHERE target = 'first' AND k = 0", (zlib.compress(b"\x02" * 14),))
+        db.execute(
+            "UPDATE trial SET outcome_codes = ? WHERE target = 'first' AND k = 0", (zlib.compress(b"\x02" * 14),)
+        )
     done = in_process("replay", copy, "first/x1/0", "--workload", "tiny.py:make", cwd=folder)
     assert done.returncode == 1
     assert "ENDED DIFFERENTLY" in done.stdout
@@ -181,6 +183,7 @@ def test_gates_hold_the_upper_limit(campaign, limit, code):
     )
     assert done.returncode == code
     assert done.stderr.count("assertion failed: last at") == 2 * code
+    assert ("assertions hold: last<=" in done.stderr) == (not code)
 
 
 def test_listings():

@@ -10,36 +10,36 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Ge, Lt
 
-from unsilent.campaigns.codec import RUN, StoredRow
+from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import SEED
-from unsilent.campaigns.spec import Json, Means, Runner, TrialId, campaign_hash, trial_seed
+from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.campaigns.store import Store
 from unsilent.interval import Interval
-from unsilent.options import INTERNAL, RUNS, Option
-from unsilent.report.model import Column, Report, Row, Section, Table
+from unsilent.options import NOT_AN_OPTION, WORKLOAD_PANEL, Option
+from unsilent.report.model import Column, Report, Section, Table, TableRow
 
 
 @dataclass(frozen=True)
 class PiSpec:
     """What is asked: how many points a trial throws."""
 
-    points: Annotated[int, Option("Points of a trial.", RUNS)] = 100
+    points: Annotated[int, Option("Points of a trial.", WORKLOAD_PANEL)] = 100
     seed: Annotated[int, SEED] = 0
-    workload: Annotated[str, INTERNAL] = "pi"
-    options: Annotated[tuple[tuple[str, str], ...], INTERNAL] = ()
-    flips: Annotated[tuple[int | None, ...], INTERNAL] = (None,)
-    threads: Annotated[int, INTERNAL] = 1
-    device: Annotated[str, INTERNAL] = "cpu"
-    enumerated: Annotated[bool, INTERNAL] = False
-    study: Annotated[str, INTERNAL] = "pi"
+    workload: Annotated[str, NOT_AN_OPTION] = "pi"
+    options: Annotated[tuple[tuple[str, str], ...], NOT_AN_OPTION] = ()
+    flips: Annotated[tuple[int | None, ...], NOT_AN_OPTION] = (None,)
+    threads: Annotated[int, NOT_AN_OPTION] = 1
+    device: Annotated[str, NOT_AN_OPTION] = "cpu"
+    is_enumerated: Annotated[bool, NOT_AN_OPTION] = False
+    study: Annotated[str, NOT_AN_OPTION] = "pi"
 
     def to_json(self) -> Json:
         return asdict(self)
 
     identity = to_json
 
-    def make_runner(self, told: object, means: Means) -> Runner:
+    def make_runner(self, told: object, worker_settings: WorkerSettings) -> Runner:
         return PiRunner(self)
 
 
@@ -72,15 +72,15 @@ class PiRow(StoredRow):
 
     trial: TrialId
     inside: Annotated[int, Ge(0)]
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN] = 0.0
-    worker: Annotated[int, RUN] = 0
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    worker: Annotated[int, RUN_SPECIFIC] = 0
 
 
 class PiRunner:
     """Throws points."""
 
-    pack = 1
-    unproven = 0
+    max_trials_together = 1
+    unverified_row_count = 0
     name = "pi"
 
     def __init__(self, spec: PiSpec) -> None:
@@ -88,7 +88,7 @@ class PiRunner:
         fingerprint = {"numpy": np.__version__}
         self.baseline = PiBaseline(campaign_hash(spec, fingerprint), fingerprint)
 
-    def describe(self) -> PiBaseline:
+    def establish_baseline(self) -> PiBaseline:
         return self.baseline
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[PiRow]:
@@ -96,10 +96,10 @@ class PiRunner:
             rng = np.random.default_rng(trial_seed(self.baseline.campaign, self.spec.seed, trial))
             yield PiRow(trial, int((np.hypot(*rng.random((2, self.spec.points))) < 1).sum()))
 
-    def lost(self, trial: TrialId, ended: object, seconds: float, reason: str) -> PiRow:
+    def lost_trial_row(self, trial: TrialId, ended: object, seconds: float, reason: str) -> PiRow:
         return PiRow(trial, 0, seconds)
 
-    def prove(self) -> None: ...
+    def verify_restored_state(self) -> None: ...
 
 
 PiStore = Store[PiSpec, PiBaseline, PiRow]
@@ -116,14 +116,14 @@ def analyse(store: PiStore, confidence: float = 0.95) -> Interval:
 
 def report(found: Interval) -> Report:
     """One number."""
-    table = Table((Column("what"), Column("pi", "estimate")), (Row(("pi", found)),))
+    table = Table((Column("what"), Column("pi", "estimate")), (TableRow(("pi", found)),))
     headline = f"pi is {found.estimate:.3f}, by {found.n} trials"
     return Report("unsilent/pi/1", "A toy", "Pi", headline, table, sections=(Section("Pi", "", (table,)),))
 
 
 def compare(one: PiStore, other: PiStore, confidence: float = 0.95) -> Report:
     """Two of them."""
-    rows = tuple(Row((name, analyse(store, confidence))) for name, store in (("A", one), ("B", other)))
+    rows = tuple(TableRow((name, analyse(store, confidence))) for name, store in (("A", one), ("B", other)))
     table = Table((Column("what"), Column("pi", "estimate")), rows)
     return Report(
         "unsilent/pi-comparison/1", "A toy", "Pi twice", "Two of pi", table, sections=(Section("Pi", "", (table,)),)
@@ -131,6 +131,6 @@ def compare(one: PiStore, other: PiStore, confidence: float = 0.95) -> Report:
 
 
 PI = Kind(
-    name="pi", application=0x556E7370, spec=PiSpec, baseline=PiBaseline, row=PiRow,
-    analyse=analyse, report=report, compare=compare, about="Estimate pi from random points.",
+    name="pi", application_id=0x556E7370, spec=PiSpec, baseline=PiBaseline, row=PiRow,
+    analyse=analyse, report=report, compare=compare, command_help="Estimate pi from random points.",
 )  # fmt: skip

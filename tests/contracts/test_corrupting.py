@@ -24,7 +24,7 @@ def layouts(dtype):
 
 
 def words(tensor, codec):
-    return np.frombuffer(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes(), codec.word)
+    return np.frombuffer(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes(), codec.word_dtype)
 
 
 def storage(tensor):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pytest
 
 from conftest import TINY
-from unsilent.campaigns import Means, TrialId
+from unsilent.campaigns import TrialId, WorkerSettings
 from unsilent.campaigns.executors import EXECUTORS as NAMES
 from unsilent.campaigns.executors import Executor, make_executor
 from unsilent.outcomes import Outcome
-from unsilent.studies.pvf.spec import CampaignSpec, TrialRow
+from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def fragile():
     return unsilent.Workload(Tiny(), batches(), run=run, name="fragile")
 """
 )
-SPEC = CampaignSpec("fragile.py:fragile", at=("first.*", "last.*"), per="tensor")
+SPEC = PvfSpec("fragile.py:fragile", at=("first.*", "last.*"), per="tensor")
 DEADLY = {TrialId("last.bias", 1, 0): Outcome.CRASH, TrialId("first.bias", 1, 0): Outcome.HANG}
 """The process of a trial that corrupts ``last.bias`` dies, one that corrupts ``first.bias`` never ends."""
 MANY = [TrialId(target, 1, k) for k in range(60) for target in ("first.weight", "last.weight")]
@@ -48,8 +48,8 @@ class Ran(NamedTuple):
     """What one executor gave."""
 
     executor: Executor
-    many: list[TrialRow]
-    deadly: list[TrialRow]
+    many: list[PvfTrialRow]
+    deadly: list[PvfTrialRow]
     spent: list[tuple[float, float]]
 
 
@@ -71,8 +71,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def reference(folder: None) -> dict[TrialId, tuple[object, ...]]:
     """The rows of one process that takes no shortcut."""
-    with make_executor("serial", SPEC, means=Means("plain")) as executor:
-        return {row.trial: row.content() for batch in executor.run(MANY) for row in batch}
+    with make_executor("serial", SPEC, worker_settings=WorkerSettings("plain")) as executor:
+        return {row.trial: row.reproducible_values() for batch in executor.run(MANY) for row in batch}
 
 
 @pytest.fixture(scope="module", params=EXECUTORS)
@@ -80,11 +80,11 @@ def ran(request: pytest.FixtureRequest, folder: None) -> Iterator[Ran]:
     if request.param == "ray" and find_spec("ray") is None:
         pytest.skip("ray is not installed")
     with make_executor(request.param, SPEC, jobs=EXECUTORS[request.param], deadline=DEADLINE) as executor:
-        executor.describe()
-        rows, spent = [], [executor.spent()]
+        executor.establish_baseline()
+        rows, spent = [], [executor.seconds_since_last_call()]
         for trials in (MANY, AROUND):
             rows.append([row for batch in executor.run(iter(trials)) for row in batch])
-            spent.append(executor.spent())
+            spent.append(executor.seconds_since_last_call())
         yield Ran(executor, rows[0], rows[1], spent)
     assert not [p for p in children(os.getpid()) if "unsilent" in command_of(p)], "processes were left behind"
 
@@ -99,19 +99,19 @@ def test_the_table_has_all() -> None:
 
 def test_rows_are_the_reference_and_each_comes_once(ran: Ran, reference: dict[TrialId, tuple[object, ...]]) -> None:
     assert sorted(row.trial for row in ran.many) == sorted(MANY)
-    assert {row.trial: row.content() for row in ran.many} == reference
+    assert {row.trial: row.reproducible_values() for row in ran.many} == reference
 
 
 def test_a_crash_and_a_hang_are_outcomes_of_their_trials_alone(ran: Ran) -> None:
     assert sorted(row.trial for row in ran.deadly) == sorted(AROUND)
     for row in ran.deadly:
-        ended = set(row.codes) & {Outcome.CRASH, Outcome.HANG}
+        ended = set(row.outcome_codes) & {Outcome.CRASH, Outcome.HANG}
         assert ended == ({DEADLY[row.trial]} if row.trial in DEADLY else set()), row.trial
 
 
 def test_wall_and_cpu_time_are_told_since_last_asked(ran: Ran) -> None:
     assert all(wall > 0 and cpu > 0 for wall, cpu in ran.spent)
-    _, cpu = ran.executor.spent()
+    _, cpu = ran.executor.seconds_since_last_call()
     assert 0 <= cpu < sum(cpu for _, cpu in ran.spent)
 
 

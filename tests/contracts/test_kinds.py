@@ -27,12 +27,12 @@ from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
-from unsilent.campaigns.replay import check_same
+from unsilent.campaigns.replay import check_same_campaign
 from unsilent.cli.main import run as cli
-from unsilent.cli.options import Output
+from unsilent.cli.typer_options import OutputOptions
 from unsilent.errors import StoreError
-from unsilent.options import INTERNAL, Option, options_of
-from unsilent.studies import registered
+from unsilent.options import NOT_AN_OPTION, Option, options_of
+from unsilent.studies import campaign_kinds
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING
@@ -110,7 +110,7 @@ def refused(capsys, *words):
 
 
 def test_verbs_work_for_a_kind_that_is_registered(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
+    monkeypatch.setattr(campaign_kinds, "KINDS", [*campaign_kinds.KINDS, PI])
     monkeypatch.chdir(tmp_path)
     parts = [run(tmp_path / f"{i}.sqlite", shard=(i, 2)).name for i in (1, 2)]
     assert f"out.sqlite: {TRIALS} trials" in verb(capsys, "merge", *parts, "-o", "out.sqlite")
@@ -130,22 +130,22 @@ def inline():
 
 
 def test_a_trial_of_a_kind_that_is_registered_is_replayed(tmp_path, capsys, monkeypatch, inline):
-    monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
+    monkeypatch.setattr(campaign_kinds, "KINDS", [*campaign_kinds.KINDS, PI])
     monkeypatch.chdir(tmp_path)
     run(tmp_path / "a.sqlite", 5)
     words = ("replay", "a.sqlite", "square/x/3")
-    assert "opens no file by itself; to run it again add --workload pi" in refused(capsys, *words)
+    assert "are used only if the command names them too; add --workload pi" in refused(capsys, *words)
     words = (*words, "--workload", "pi")
     with Store("a.sqlite", PI) as store:
         inside = store.row(TrialId("square", None, 3)).inside
-    assert verb(capsys, *words) == f"square/x/3 ended the same\ninside: {inside}\n"
+    assert verb(capsys, *words) == f"square/x/3 ended as stored\ninside: {inside}\n"
     for more in (("--trace",), ("--log", "x.txt")):
-        assert f"trials of unsilent pi are replayed without that: leave out {more[0]}" in refused(capsys, *words, *more)
+        assert f"not available for trials of unsilent pi: leave out {more[0]}" in refused(capsys, *words, *more)
     with closing(sqlite3.connect("a.sqlite")) as db, db:
         db.execute("UPDATE trial SET inside = inside + 1, seconds = 9, worker = 9 WHERE k = 3")
     assert cli(list(words)) == 1
     verdict, *_, last = capsys.readouterr().out.splitlines()
-    assert verdict == "square/x/3 ENDED DIFFERENTLY (inside)"
+    assert verdict == "square/x/3 ENDED DIFFERENTLY THAN STORED (inside)"
     assert last == f"inside: {inside + 1} stored, {inside} now"
     assert cli([*words, "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
@@ -155,14 +155,16 @@ def test_a_trial_of_a_kind_that_is_registered_is_replayed(tmp_path, capsys, monk
 
 def test_a_campaign_that_is_another_now_is_not_replayed(tmp_path):
     with Store(run(tmp_path / "a.sqlite", 3), PI) as store:
-        found = store.description
-        check_same(store, SPEC, found)
-        with pytest.raises(StoreError, match="a.sqlite was made with another points, numpy; a bit-exact replay needs"):
-            check_same(store, PiSpec(points=51), replace(found, fingerprint={"numpy": "0"}))
+        found = store.baseline
+        check_same_campaign(store, SPEC, found)
+        with pytest.raises(
+            StoreError, match="a.sqlite differs from this replay in points, numpy; a bit-exact replay needs"
+        ):
+            check_same_campaign(store, PiSpec(points=51), replace(found, fingerprint={"numpy": "0"}))
 
 
 def test_reports_of_two_runs_are_equal_where_they_are_canonical(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
+    monkeypatch.setattr(campaign_kinds, "KINDS", [*campaign_kinds.KINDS, PI])
     monkeypatch.chdir(tmp_path)
     for name in ("a.sqlite", "b.sqlite"):
         run(tmp_path / name)
@@ -170,7 +172,7 @@ def test_reports_of_two_runs_are_equal_where_they_are_canonical(tmp_path, capsys
         one, two = (verb(capsys, "report", name, *more, "--json", "--canonical") for name in ("a.sqlite", "b.sqlite"))
         assert one == two
         assert "sqlite" not in one
-    assert "only --json has that: leave out --canonical" in refused(capsys, "report", "a.sqlite", "--canonical")
+    assert "only used with --json: leave out --canonical" in refused(capsys, "report", "a.sqlite", "--canonical")
 
 
 # -- options ------------------------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ ASKS = {
 
 @pytest.fixture(params=ASKS)
 def asks(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(registered, "KINDS", [*registered.KINDS, PI])
+    monkeypatch.setattr(campaign_kinds, "KINDS", [*campaign_kinds.KINDS, PI])
     monkeypatch.chdir(tmp_path)
     Path("tiny.py").write_text(TINY)
     write_loop(tmp_path)
@@ -212,17 +214,17 @@ def told(*words):
 
 
 def test_every_field_is_an_option_or_marked_as_none(asks):
-    for cls in (*asks[0].options, Output):
+    for cls in (*asks[0].option_classes, OutputOptions):
         hints = typing.get_type_hints(cls, include_extras=True)
         for field in fields(cls):
             marks = getattr(hints[field.name], "__metadata__", ())
-            assert any(isinstance(mark, Option) or mark == INTERNAL for mark in marks), (cls, field.name)
+            assert any(isinstance(mark, Option) or mark == NOT_AN_OPTION for mark in marks), (cls, field.name)
 
 
 def test_help_has_all_options_in_their_panels(asks):
     shown = told(asks[0].name, "--help")
-    for option in options_of(*asks[0].options, Output).values():
-        assert f"{option.option.panel}:" in shown or option.option.missing
+    for option in options_of(*asks[0].option_classes, OutputOptions).values():
+        assert f"{option.option.panel}:" in shown or option.option.missing_error
         assert f"{option.flag} " in shown
     assert told("--help").count(f"\n  {asks[0].name} ") == 1
 
@@ -237,7 +239,7 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(asks):
     assert sum(row["trials"] for row in found["results"]) == trials
     assert found["seconds"] == found["cpu_seconds"] == pytest.approx(trials * found["golden_seconds"])
     shown = told(kind.name, *words, "--dry-run", "--quiet")
-    assert f"{trials} trials would run: at most about" in shown
+    assert f"{trials} trials would run, in at most about" in shown
     assert found["store"] in shown.replace("\n", " ")
     for option in options_of(kind.spec).values():
         assert option.flag in shown
@@ -259,8 +261,8 @@ def test_a_file_asks_the_same_as_a_command_line_which_wins(asks):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("seeed = 1", "unknown key of ask.toml 'seeed'; did you mean 'seed'?"),
-        ("config = 'ask.toml'", "unknown key of ask.toml 'config'"),
+        ("seeed = 1", "unknown key in ask.toml: 'seeed'; did you mean 'seed'?"),
+        ("config = 'ask.toml'", "unknown key in ask.toml: 'config'"),
         ("seed = 'one'", "ask.toml: seed is 'one'; expected a whole number"),
         ("seed = 1.5", "ask.toml: seed is 1.5; expected a whole number"),
         ("seed = 1979-05-27", "expected a whole number"),
@@ -295,7 +297,7 @@ def test_a_dry_run_counts_what_is_stored(asks):
     assert (found["trials"], found["stored"], before) == (8, 5, Path("a.sqlite").read_bytes())
     other = in_process(*ask, "--seed", 1, "--dry-run")
     assert (other.returncode, other.stdout) == (2, "")
-    assert "holds another campaign (seed: 0 there, 1 now)" in other.stderr
+    assert "holds another campaign (seed: 0 in the store, 1 now)" in other.stderr
 
 
 @pytest.mark.parametrize("asks", ["pvf"], indirect=True)
@@ -303,7 +305,7 @@ def test_a_dry_run_says_the_most_that_a_precision_can_take(asks):
     ask = ("pvf", "tiny.py:make", "--rel", "20%", "--trials", 1000, "--quiet", "--dry-run")
     found = json.loads(told(*ask, "--json"))
     assert {row["target"]: row["trials"] for row in found["results"]} == dict.fromkeys(("first", "norm", "last"), 1000)
-    assert "decided during the campaign" in told(*ask).replace("\n", " ")
+    assert "the campaign chooses the number of trials of each target" in told(*ask).replace("\n", " ")
     gate = in_process(*ask, "--assert", "lost<=0.5")
     assert (gate.returncode, gate.stdout) == (2, "")
     assert "did you mean 'last'" in gate.stderr
@@ -311,7 +313,7 @@ def test_a_dry_run_says_the_most_that_a_precision_can_take(asks):
 
 @pytest.mark.parametrize("name", ["pvf", "training", "noise"])
 def test_a_function_takes_the_options_of_its_verb(name):
-    options = {option.argument: option.default for option in options_of(*ASKS[name][0].options).values()}
+    options = {option.python_name: option.default for option in options_of(*ASKS[name][0].option_classes).values()}
     own = dict(inspect.signature(getattr(unsilent, name)).parameters)
     assert own.keys() - options.keys() == {"store", "observer"}
     for parameter, default in options.items():
@@ -391,6 +393,6 @@ def held(path):
         return 0
     try:
         with Store(path, PI) as store:
-            return len(store.done())
+            return len(store.stored_trial_ids())
     except StoreError:  # not written yet
         return 0

@@ -15,7 +15,7 @@ from unsilent.faults import fault_model
 from unsilent.sites import Parameters
 from unsilent.statistics import bounded_mean
 from unsilent.studies.pvf.runner import TrialRunner
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 
 
 def convnet() -> nn.Module:
@@ -29,9 +29,9 @@ def test_a_corrupted_model_runs_any_number_of_batches():
     """PyTorchFI: a second forward of the same corrupted model raises IndexError."""
     model = convnet()
     workload = unsilent.Workload(model, [torch.randn(2, 1, 4, 4) for _ in range(5)])
-    runner = TrialRunner(CampaignSpec("here", flips=(1,)), workload)
+    runner = TrialRunner(PvfSpec("here", flips=(1,)), workload)
     row = runner.run(TrialId("0", 1, 0))
-    assert len(row.codes) == 10
+    assert len(row.outcome_codes) == 10
     assert row.error == ""
 
 
@@ -44,7 +44,7 @@ def test_every_layer_type_and_one_dimensional_weights_are_corrupted():
         *(f"param:{n}" for n, b in model.named_buffers() if b.is_floating_point()),
     }
     with unsilent.inject(model, "param:1.weight[2]", bit=30) as receipt:
-        assert receipt.hits == 1
+        assert receipt.verified_elements == 1
         model(torch.randn(1, 1, 4, 4))
 
 

@@ -101,7 +101,7 @@ def test_bits_are_as_before(text: str, dtype: str) -> None:
     for faults in draws(parameters, text):
         corrupted |= {f.site for f in faults}
         with parameters.inject(faults) as receipt:
-            assert receipt.hits == receipt.asked == sum(len(f) for f in faults)
+            assert receipt.verified_elements == receipt.requested_elements == sum(len(f) for f in faults)
             during = snapshot(model)
             untouched = {n for n in before if f"param:{n}" not in {f.site for f in faults}} - {"again"}
             assert all(during[n] == before[n] for n in untouched), "memory was changed that no fault names"

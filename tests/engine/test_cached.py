@@ -244,7 +244,7 @@ def end(run: Callable[[], Any]) -> Any:
 
 
 def draw(engine: PlainEngine, addresses: Sequence[str], trials: int) -> list[tuple[Fault, ...]]:
-    regions = engine.regions(addresses)
+    regions = engine.select_regions(addresses)
     models = [m for m in map(fault_model, FAULTS) if all(m.capacity((r,)) for r in regions)] or [fault_model("bitflip")]
     return [
         models[k % len(models)].draw(regions if k % 3 else (regions[k % len(regions)],), np.random.default_rng(k))
@@ -302,8 +302,8 @@ def test_what_cannot_be_seen_is_found_out_and_run_plainly() -> None:
     workload = unsilent.Workload(seeded(Hidden()), vectors(), judge="tolerance")
     fast, plain = make_engine(workload), make_engine(workload, engine="plain")
     assert isinstance(fast, CachedEngine)
-    assert "something other than operations" in fast.reasons[0]
-    assert "2 of 2 batches run plainly" in fast.notes[0]
+    assert "something other than operations" in fast.fallback_reasons[0]
+    assert "2 of 2 batches run completely for every trial" in fast.notes[0]
     assert compare(fast, plain, draw(plain, ["param:*"], 20)) > 5
 
 
@@ -317,7 +317,7 @@ def test_a_model_that_cannot_be_recorded_runs_plainly_and_says_why() -> None:
     workload = unsilent.Workload(seeded(Growing()), vectors(), judge="tolerance")
     fast, plain = make_engine(workload), make_engine(workload, engine="plain")
     assert isinstance(fast, CachedEngine)
-    assert fast.reasons == dict.fromkeys((0, 1), "(root)#add.0 changes the size of memory that is in use")
+    assert fast.fallback_reasons == dict.fromkeys((0, 1), "(root)#add.0 changes the size of existing memory")
     assert (
         compare(
             fast,
@@ -351,10 +351,10 @@ def test_changed_weights_are_noticed_and_recorded_again() -> None:
 def test_numbers_from_nowhere_are_told_with_the_operation_that_meets_them() -> None:
     engine = make_engine(unsilent.Workload(seeded(Numbers()), vectors(), judge="tolerance"))
     assert isinstance(engine, CachedEngine)
-    for why in engine.reasons.values():
-        assert "numbers that no operation made come into it, first read by (root)#add.0" in why
+    for why in engine.fallback_reasons.values():
+        assert "the model uses numbers that no operation computed, first read by (root)#add.0" in why
         assert "after Python read a tensor ((root)#numpy)" in why
-    assert len(engine.reasons) == len(vectors())
+    assert len(engine.fallback_reasons) == len(vectors())
 
 
 def test_a_memory_budget_below_the_minimum_says_how_much_is_needed() -> None:
@@ -368,7 +368,7 @@ def test_values_that_are_not_held_are_made_again(share: float) -> None:
     workload = unsilent.Workload(seeded(Convolutions()), [numbers(8, 3, 16, 16)], judge="tolerance", run=logits)
     fast, plain = make_engine(workload), make_engine(workload, engine="plain")
     assert isinstance(fast, CachedEngine)
-    room = fast.plan.minimum + int(share * (fast.plan.wanted - fast.plan.minimum))
+    room = fast.plan.minimum + int(share * (fast.plan.unlimited_bytes - fast.plan.minimum))
     tight = make_engine(workload, memory=room)
     assert isinstance(tight, CachedEngine)
     held = sum(v.untyped_storage().nbytes() for v in tight.replayers[0].kept.values())  # type: ignore[union-attr]
@@ -414,7 +414,7 @@ def test_a_wrong_shortcut_is_found_by_the_proof() -> None:
     fast.ledger.costs.clear()  # the plain run would be as cheap for so small a model
     try:
         list(fast.trials(trials))
-        with pytest.raises(UnsilentError, match="shortcuts gave other bits"):
+        with pytest.raises(UnsilentError, match="shortcuts returned other bits"):
             fast.check_intact()
     finally:
         last.kwargs, last.args = {}, original

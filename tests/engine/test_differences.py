@@ -56,13 +56,13 @@ def test_random_numbers_are_named_where_they_are_drawn():
 
 def test_a_counter_in_python():
     count = itertools.count()
-    why = "which Python gives other numbers in each run (a counter, an order?)"
+    why = "which Python calls with other arguments in each run, maybe from a counter or a changing order"
     assert found(between(lambda x: x.relu() + next(count) * 1e-3)) == f"'middle#add.0', {why}"
 
 
 def test_a_counter_too_small_to_change_the_bits_is_seen_too():
     count = itertools.count()
-    assert found(between(lambda x: x + 1e-30 * next(count))).startswith("'middle#add.0', which Python gives")
+    assert found(between(lambda x: x + 1e-30 * next(count))).startswith("'middle#add.0', which Python calls with")
 
 
 def test_an_order_that_is_another_each_time():
@@ -80,14 +80,14 @@ def test_an_order_that_is_another_each_time():
         parts = {Part(i, 10 + sign * i) for i in range(5)}
         return sum(x[:, part.index] for part in parts)[:, None].expand(-1, 5)
 
-    assert found(between(total)).startswith("'middle#select.0', which Python gives other numbers")
+    assert found(between(total)).startswith("'middle#select.0', which Python calls with other arguments")
 
 
 def test_noise_from_numpy():
     generator = np.random.default_rng(0)
     noisy = between(lambda x: x.relu() + torch.from_numpy(generator.standard_normal(5).astype(np.float32)))
     said = found(noisy)
-    assert said.startswith("'middle#add.0', which reads a tensor that differs and that no operation made")
+    assert said.startswith("'middle#add.0', which reads a tensor that differs. No recorded operation computed it")
 
 
 def test_a_constant_made_of_a_random_number():
@@ -121,7 +121,7 @@ def test_runs_of_different_length():
         "'last#addmm.0', which is followed by nothing in one run and by '(run)#exp.0' in the other"
     )
     assert first_difference(lambda: x.exp() if next(runs) % 2 else x.cos(), model) == (
-        "its beginning, which is '(run)#cos.0' in one run and '(run)#exp.0' in the other"
+        "the first operation, which is '(run)#cos.0' in one run and '(run)#exp.0' in the other"
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from unsilent.engine.digests import digest_unordered
-from unsilent.engine.tracing.flow import Flow
+from unsilent.engine.tracing.flow import DataflowRecorder
 
 
 class Net(nn.Module):
@@ -35,11 +35,11 @@ def watched(foreach):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)
     x = torch.randn(5, 2, 4, 4, generator=torch.Generator().manual_seed(1))
-    flow = Flow(model)
+    flow = DataflowRecorder(model)
     torch.manual_seed(7)
     with flow:
         step(model, optimizer, x)
-    return model, x, flow.met
+    return model, x, flow.recorded_operations
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -65,9 +65,9 @@ def test_attention_draws_only_with_dropout():
     def drawn(p):
         layer = nn.MultiheadAttention(8, 2, dropout=p, batch_first=True)
         x = torch.randn(2, 5, 8)
-        with (flow := Flow(layer)):
+        with (flow := DataflowRecorder(layer)):
             layer(x, x, x, need_weights=False)[0].sum().backward()
-        return any(m.draws for m in flow.met)
+        return any(m.draws for m in flow.recorded_operations)
 
     assert not drawn(0.0)
     assert drawn(0.3)

@@ -11,7 +11,7 @@ from torch import nn
 
 import unsilent
 from unsilent.engine import PlainEngine
-from unsilent.engine.lookups import Lookups
+from unsilent.engine.embedding_lookups import EmbeddingLookupCounter
 from unsilent.errors import UsageError, UserCodeError
 from unsilent.outcomes import Outcome
 
@@ -68,12 +68,12 @@ def test_a_model_that_changes_its_buffers_is_refused():
 
 
 def test_an_output_without_tensors_is_refused():
-    with pytest.raises(UsageError, match="holds no tensor"):
+    with pytest.raises(UsageError, match="expected at least one tensor in it"):
         engine(lambda m, b: "text")
 
 
 def test_a_judge_that_does_not_fit_is_refused_before_any_trial():
-    with pytest.raises(UsageError, match="one score a sample"):
+    with pytest.raises(UsageError, match="one score per sample"):
         engine(judge="threshold")
 
 
@@ -131,7 +131,7 @@ def test_lookups_are_counted_by_row(bag):
 
     ids = torch.tensor([[0, 0, 5], [1, 5, 5]])
     made = engine(model=Model(), data=[ids])
-    with Lookups(made.parameters) as lookups:
+    with EmbeddingLookupCounter(made.parameters) as lookups:
         made.workload.run(made.model, ids)
     assert lookups.counts["table.weight"].tolist() == [2, 1, 0, 0, 0, 3]
 

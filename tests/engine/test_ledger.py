@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from unsilent.engine.ledger import COMPARED, ENOUGH, Ledger
+from unsilent.engine.trial_costs import COMPARED, ENOUGH, TrialCosts
 
 KEY = ("param:a", 0)
 
 
-def ledger(shortcut: float, plain: float = 1.0, guess: float = 1.0, trials: int = 400) -> tuple[Ledger, list[bool]]:
+def ledger(shortcut: float, plain: float = 1.0, guess: float = 1.0, trials: int = 400) -> tuple[TrialCosts, list[bool]]:
     """A ledger after trials of one class whose ways cost so much, and which of them ran plainly."""
-    found, plainly = Ledger([guess]), []
+    found, plainly = TrialCosts([guess]), []
     for _ in range(trials):
-        plainly.append(found.skips(KEY))
+        plainly.append(found.is_plain_run_due(KEY))
         if plainly[-1]:
             found.add_plain(KEY, plain)
         else:
@@ -41,7 +41,7 @@ def test_a_near_shortcut_is_compared_with_plain_runs_made_among_the_trials() -> 
 
 
 def test_the_first_trial_of_a_class_is_no_measure() -> None:
-    found = Ledger([1.0])
+    found = TrialCosts([1.0])
     found.add(KEY, 100.0)
     for _ in range(ENOUGH):
         found.add(KEY, 0.4)
@@ -50,7 +50,7 @@ def test_the_first_trial_of_a_class_is_no_measure() -> None:
 
 def test_trials_that_fail_on_the_tape_are_held_against_their_own_plain_runs() -> None:
     """A trial that raises early is cheap plainly, and only its own plain run says so."""
-    found = Ledger([1.0])
+    found = TrialCosts([1.0])
     for _ in range(ENOUGH + 1):
         found.add(KEY, 0.6, plain=0.1)
     assert found.prefers_plain(KEY)
@@ -69,5 +69,5 @@ def test_a_shortcut_that_is_well_below_is_not_compared_class_by_class() -> None:
     assert sum(plainly) <= COMPARED + 3
     for key in (("param:b", 0), ("param:c", 0)):
         for _ in range(20):
-            assert not found.skips(key)
+            assert not found.is_plain_run_due(key)
             found.add(key, 0.6)

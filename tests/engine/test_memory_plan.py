@@ -13,22 +13,29 @@ from torch import nn
 
 import unsilent
 from unsilent.engine import PlainEngine
-from unsilent.engine.available import UNKNOWN, free_memory
+from unsilent.engine.available import UNKNOWN, available_memory_bytes
 from unsilent.engine.cached import CachedEngine
-from unsilent.engine.memory import _Graph, _sources, default_budget, held_anyway, parameter_bytes, plan_memory
+from unsilent.engine.fault_propagation import PropagationStart, costs, propagate_faults, set_weights
+from unsilent.engine.memory_plan import (
+    _Graph,
+    _sources,
+    default_budget,
+    minimum_memory,
+    parameter_fault_weights,
+    plan_memory,
+)
 from unsilent.engine.plain import same_outputs
-from unsilent.engine.reach import Source, costs, reach, weigh
-from unsilent.engine.replay import Replayer
 from unsilent.engine.tape import Node, Tape, Value
-from unsilent.engine.values import Window
+from unsilent.engine.tape_replay import Replayer
+from unsilent.engine.tape_values import StorageWindow
 from unsilent.errors import UsageError
-from unsilent.sizes import human_bytes, parse_bytes, read_bytes
+from unsilent.sizes import as_byte_count, human_bytes, parse_bytes
 
 # -- synthetic tapes ---------------------------------------------------------------------------------------------------
 
 
 def window(value):
-    return Window(value, torch.float32, (1,), (1,), 0)
+    return StorageWindow(value, torch.float32, (1,), (1,), 0)
 
 
 def tape_of(operations, constants=()):
@@ -51,8 +58,8 @@ def tape_of(operations, constants=()):
             if not back:
                 tape.by_storage[found[-1]] = found[-1]
         node = Node(index, f"n#{index}", print, (), {}, (), tuple(map(window, found)))
-        node.seconds, node.made = seconds, (value(index, nbytes),)
-        made.append(node.made[0])
+        node.seconds, node.new_values = seconds, (value(index, nbytes),)
+        made.append(node.new_values[0])
         tape.nodes.append(node)
         for read in sorted(set(found)):
             tape.values[read].readers.append(index)
@@ -75,43 +82,43 @@ EVERYTHING = 1 << 60
 
 def remake_seconds(tape, keep, operations=0.0):
     """Expected seconds in which one trial makes golden values again, when those of ``keep`` are held."""
-    sources, odds = _sources(tape, parameter_bytes(tape), operations)
-    again = _Graph(tape).demand(reach(tape, sources).needed, set(keep))[1]
-    return float(weigh(again, odds) @ costs(tape))
+    sources, odds = _sources(tape, parameter_fault_weights(tape), operations)
+    again = _Graph(tape).demand(propagate_faults(tape, sources).needed, set(keep))[1]
+    return float(set_weights(again, odds) @ costs(tape))
 
 
 def cost(tapes, plan, **more):
-    return sum(remake_seconds(tape, keep, **more) for tape, keep in zip(tapes, plan.keep, strict=True))
+    return sum(remake_seconds(tape, keep, **more) for tape, keep in zip(tapes, plan.kept_values, strict=True))
 
 
 @given(TAPES, st.lists(st.floats(0, 1), min_size=2, max_size=6), st.sampled_from([0.0, 0.3]))
 def test_a_plan_fits_and_a_larger_budget_never_costs_more(tapes, shares, operations):
     full = plan_memory(tapes, EVERYTHING, operations=operations)
-    assert full.held == full.wanted >= full.minimum == sum(map(held_anyway, tapes))
+    assert full.held == full.unlimited_bytes >= full.minimum == sum(map(minimum_memory, tapes))
     assert cost(tapes, full, operations=operations) == 0
     last = None
     for share in sorted([0, *shares]):
-        budget = full.minimum + int(share * (full.wanted - full.minimum))
+        budget = full.minimum + int(share * (full.unlimited_bytes - full.minimum))
         plan = plan_memory(tapes, budget, operations=operations)
-        kept = sum(tape.values[v].nbytes for tape, keep in zip(tapes, plan.keep, strict=True) for v in keep)
+        kept = sum(tape.values[v].nbytes for tape, keep in zip(tapes, plan.kept_values, strict=True) for v in keep)
         assert plan.held == plan.minimum + kept <= budget
-        assert (plan.minimum, plan.wanted) == (full.minimum, full.wanted)
+        assert (plan.minimum, plan.unlimited_bytes) == (full.minimum, full.unlimited_bytes)
         now = cost(tapes, plan, operations=operations)
         if last is not None:
-            assert all(a <= b for a, b in zip(last[0].keep, plan.keep, strict=True))
+            assert all(a <= b for a, b in zip(last[0].kept_values, plan.kept_values, strict=True))
             assert now <= last[1] + 1e-12
         last = plan, now
-    assert plan_memory(tapes, full.wanted, operations=operations) == full
-    if full.wanted > full.minimum:
-        assert plan_memory(tapes, full.wanted - 1, operations=operations).held < full.held
+    assert plan_memory(tapes, full.unlimited_bytes, operations=operations) == full
+    if full.unlimited_bytes > full.minimum:
+        assert plan_memory(tapes, full.unlimited_bytes - 1, operations=operations).held < full.held
 
 
 @given(st.builds(tape_of, OPERATIONS), st.floats(0, 1))
 def test_the_expected_cost_is_what_trials_cost(tape, share):
     """Against one obvious simulation of every fault: walk the tape, ask for what is clean, make it again recursively."""
     full = plan_memory([tape], EVERYTHING)
-    (keep,) = plan_memory([tape], int(share * full.wanted)).keep
-    law = parameter_bytes(tape)
+    (keep,) = plan_memory([tape], int(share * full.unlimited_bytes)).kept_values
+    law = parameter_fault_weights(tape)
     expected = 0.0
     for corrupted, weight in law.items():
         dirty, again = {corrupted}, set()
@@ -127,7 +134,7 @@ def test_the_expected_cost_is_what_trials_cost(tape, share):
             if dirty.intersection(node.values):
                 for read in set(node.values) - dirty:
                     ask(read)
-                dirty.update(node.made)
+                dirty.update(node.new_values)
         expected += weight / sum(law.values()) * sum(tape.nodes[n].seconds for n in again)
     assert remake_seconds(tape, keep) == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
@@ -135,15 +142,15 @@ def test_the_expected_cost_is_what_trials_cost(tape, share):
 @given(st.lists(st.sets(st.integers(0, 40)), max_size=30), st.lists(st.floats(0, 1), min_size=41, max_size=41))
 def test_sets_of_faults_are_weighed_like_sets(sets, weights):
     bits = [sum(1 << m for m in s) for s in sets]
-    assert weigh(bits, weights) == pytest.approx([sum(weights[m] for m in s) for s in sets])
+    assert set_weights(bits, weights) == pytest.approx([sum(weights[m] for m in s) for s in sets])
 
 
 def test_a_value_is_compared_only_where_nothing_else_is_open():
     # n0 -> n1 -> n2, n3 adds the results of n0 and n2: inside of the branch a comparison ends nothing.
     tape = tape_of([((1, 0), 8, 1.0), ((1,), 8, 1.0), ((1,), 8, 1.0), ((1, 3), 8, 1.0)])
-    made = [n.made[0] for n in tape.nodes]
-    found = reach(tape, [Source(nodes=(0,)), Source(nodes=(1,))])
-    assert [found.cut[v] for v in made] == [0b01, 0b10, 0b10, 0b11]
+    made = [n.new_values[0] for n in tape.nodes]
+    found = propagate_faults(tape, [PropagationStart(nodes=(0,)), PropagationStart(nodes=(1,))])
+    assert [found.may_end_at[v] for v in made] == [0b01, 0b10, 0b10, 0b11]
     assert [found.ran[n] for n in range(4)] == [0b01, 0b11, 0b11, 0b11]
     assert found.needed[made[0]] == 0b10  # by n1, and as the other side of the sum
 
@@ -151,7 +158,7 @@ def test_a_value_is_compared_only_where_nothing_else_is_open():
 def test_what_is_dear_to_make_again_is_held_and_what_is_cheap_is_not():
     operations = [((1, 0), 100, 1.0), ((1,), 100, 1e-6), ((1, 0), 100, 1.0), ((1,), 100, 1e-6), ((1, 0), 100, 1.0)]
     tape = tape_of(operations)
-    (keep,) = plan_memory([tape], 200).keep
+    (keep,) = plan_memory([tape], 200).kept_values
     assert remake_seconds(tape, keep) < 1e-3  # one of each pair: the second is made from the first
 
 
@@ -159,15 +166,15 @@ def test_the_budget_is_shared_between_tapes():
     cheap = tape_of([((1, 0), 500, 1e-6), ((1, 0), 500, 1e-6)])
     dear = tape_of([((1, 0), 400, 1.0), ((1, 0), 400, 1.0)])
     plan = plan_memory([cheap, dear], 900)
-    assert plan.keep[0] == frozenset()
-    assert len(plan.keep[1]) == 2
+    assert plan.kept_values[0] == frozenset()
+    assert len(plan.kept_values[1]) == 2
 
 
 def test_batches_of_one_shape_are_planned_alike():
     tapes = [tape_of([((1, 0), 100, 1e-3)] * 30) for _ in range(8)]
     full = plan_memory(tapes, EVERYTHING)
-    plan = plan_memory(tapes, full.wanted // 2)
-    assert max(map(len, plan.keep)) - min(map(len, plan.keep)) <= 1
+    plan = plan_memory(tapes, full.unlimited_bytes // 2)
+    assert max(map(len, plan.kept_values)) - min(map(len, plan.kept_values)) <= 1
 
 
 def test_a_budget_below_the_minimum_is_told_in_one_line():
@@ -186,10 +193,10 @@ def test_a_budget_of_several_workers_is_told_as_the_whole():
         "give at least 10 KiB"
     )
     with pytest.raises(UsageError, match=said):
-        plan_memory([tape], 6000, sharers=2)
-    assert plan_memory([tape], parse_bytes("10 KiB"), sharers=2).held == 5120
+        plan_memory([tape], 6000, worker_count=2)
+    assert plan_memory([tape], parse_bytes("10 KiB"), worker_count=2).held == 5120
     with pytest.raises(UsageError, match="2 batches need 10 KiB for .*; give at least 30 KiB"):
-        plan_memory([tape, tape_of([((1,), 8, 1.0)], constants=(5120,))], 6000, sharers=3)
+        plan_memory([tape, tape_of([((1,), 8, 1.0)], constants=(5120,))], 6000, worker_count=3)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +204,7 @@ def test_a_budget_of_several_workers_is_told_as_the_whole():
     [(None, None), (7, 7), (np.int64(8), 8), (2e9, 2_000_000_000), ("2GB", 2_000_000_000), ("1KiB", 1024)],
 )
 def test_bytes_are_given_as_numbers_or_texts(value, number):
-    found = read_bytes(value)
+    found = as_byte_count(value)
     assert found == number
     assert type(found) is type(number)
 
@@ -215,7 +222,7 @@ def test_what_is_no_number_of_bytes_is_refused_before_anything_runs(value):
 def test_a_tape_without_operations_needs_nothing():
     tape = Tape()
     plan = plan_memory([tape, tape_of([((1,), 8, 0.0)])], 0)  # nor does it matter that nobody measured
-    assert plan.keep == (frozenset(), frozenset())
+    assert plan.kept_values == (frozenset(), frozenset())
     assert remake_seconds(tape, ()) == 0
     assert plan_memory([], 0).held == 0
 
@@ -224,7 +231,7 @@ def test_five_thousand_operations_are_planned_quickly():
     tape = tape_of([((1, 0) if i % 3 else (1, 7), 1 + i % 11 * 100, 1e-5 * (1 + i % 5)) for i in range(5000)])
     full = plan_memory([tape], EVERYTHING)
     start = time.process_time()
-    plan_memory([tape], full.wanted // 20)
+    plan_memory([tape], full.unlimited_bytes // 20)
     assert time.process_time() - start < 10  # about 0.3 s; a quadratic algorithm takes minutes
 
 
@@ -266,17 +273,17 @@ def test_bits_do_not_depend_on_what_is_held(engines, share):
     plain, cached = engines
     tapes = [r.tape for r in cached.replayers]
     full = plan_memory(tapes, EVERYTHING)
-    assert 0 < full.minimum < full.wanted
-    plan = plan_memory(tapes, full.minimum + int(share * (full.wanted - full.minimum)))
-    for batch, (tape, keep) in enumerate(zip(tapes, plan.keep, strict=True)):
+    assert 0 < full.minimum < full.unlimited_bytes
+    plan = plan_memory(tapes, full.minimum + int(share * (full.unlimited_bytes - full.minimum)))
+    for batch, (tape, keep) in enumerate(zip(tapes, plan.kept_values, strict=True)):
         replayer = Replayer(tape)
         with torch.no_grad():
-            replayer.fill(keep.__contains__)
+            replayer.run_golden(keep.__contains__)
         assert sum(h.untyped_storage().nbytes() for h in replayer.kept.values()) == sum(
             tape.values[v].nbytes for v in keep
         )
         cached.replayers[batch] = replayer
-    diverged, changed = cached.diverged, 0
+    diverged, changed = cached.diverged_count, 0
     rng = np.random.default_rng(1)
     for region in plain.parameters.select("param:*"):
         for text in ("bitflip", "set:value=3"):
@@ -286,7 +293,7 @@ def test_bits_do_not_depend_on_what_is_held(engines, share):
                 assert same_outputs(expected, cached.output(batch, faults)), (region.site, text)
                 changed += not same_outputs(expected, plain.golden[batch])
     assert changed > 50
-    assert cached.diverged == diverged
+    assert cached.diverged_count == diverged
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
@@ -322,7 +329,7 @@ def test_what_is_no_number_of_bytes_is_refused(text):
 @given(st.integers(0, 1 << 52))
 def test_bytes_are_told_in_three_digits(number):
     assert parse_bytes(human_bytes(number)) == pytest.approx(number, rel=0.0051)
-    assert parse_bytes(human_bytes(number, up=True)) >= number
+    assert parse_bytes(human_bytes(number, round_up=True)) >= number
     digits = human_bytes(number).split()[0]
     assert len(digits.replace(".", "")) <= 4
     assert "e" not in digits
@@ -339,21 +346,21 @@ def files(root, **contents):
 
 
 def test_free_memory_respects_control_groups(tmp_path):
-    assert free_memory(tmp_path) is None
+    assert available_memory_bytes(tmp_path) is None
     files(tmp_path, proc__meminfo="MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
-    assert free_memory(tmp_path) == 4000 * 1024
+    assert available_memory_bytes(tmp_path) == 4000 * 1024
     (tmp_path / "proc/self").mkdir()
     (tmp_path / "proc/self/cgroup").write_text("0::/jobs/mine\n")
     group = tmp_path / "sys/fs/cgroup/jobs"
     (group / "mine").mkdir(parents=True)
     (group / "mine/memory.max").write_text("max\n")
     (group / "mine/memory.current").write_text("5\n")
-    assert free_memory(tmp_path) == 4000 * 1024
+    assert available_memory_bytes(tmp_path) == 4000 * 1024
     (group / "memory.max").write_text("1000000\n")
     (group / "memory.current").write_text("700000\n")
-    assert free_memory(tmp_path) == 300_000
+    assert available_memory_bytes(tmp_path) == 300_000
     (group / "memory.stat").write_text("anon 3\ninactive_file 100000\n")
-    assert free_memory(tmp_path) == 400_000
+    assert available_memory_bytes(tmp_path) == 400_000
 
 
 def test_free_memory_knows_the_first_version_of_control_groups(tmp_path):
@@ -362,12 +369,12 @@ def test_free_memory_knows_the_first_version_of_control_groups(tmp_path):
     folder.mkdir(parents=True)
     (folder / "memory.limit_in_bytes").write_text("2000000\n")
     (folder / "memory.usage_in_bytes").write_text("2500000\n")
-    assert free_memory(tmp_path) == 0
+    assert available_memory_bytes(tmp_path) == 0
     (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert free_memory(tmp_path) == 4000 * 1024
+    assert available_memory_bytes(tmp_path) == 4000 * 1024
 
 
 def test_a_quarter_of_free_memory_is_the_default():
-    free = free_memory()
+    free = available_memory_bytes()
     assert free is None or 0 < default_budget("cpu") <= free // 2
     assert default_budget(torch.device("meta")) == UNKNOWN

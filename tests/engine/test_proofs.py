@@ -15,10 +15,10 @@ from exactness.listening import insist
 from unsilent.engine import PlainEngine, make_engine
 from unsilent.engine.cached import CachedEngine
 from unsilent.engine.plain import same_outputs
-from unsilent.engine.replay import Replayer
+from unsilent.engine.tape_replay import Replayer
+from unsilent.engine.tape_values import Diverged, Holders
 from unsilent.engine.validation_sample import ValidationSamples
-from unsilent.engine.values import Diverged, Holders
-from unsilent.engine.walk import Start
+from unsilent.engine.walk import TrialEntry
 from unsilent.errors import UnsilentError
 from unsilent.faults import Fault
 
@@ -54,7 +54,7 @@ def made(batches: int = 1) -> CachedEngine:
     """An engine that takes every shortcut it has, by its own leave or not."""
     engine = make_engine(workload(batches))
     assert isinstance(engine, CachedEngine)
-    assert not engine.reasons
+    assert not engine.fallback_reasons
     insist(engine)
     return engine
 
@@ -92,7 +92,7 @@ def nothing(replayer: Replayer, found: Holders) -> Holders:
 
 def one_bit(replayer: Replayer, found: Holders) -> Holders:
     """One bit of the output the other way."""
-    value = replayer.tape.leaves[0][1].value
+    value = replayer.tape.output_tensors[0][1].value
     holder = found.get(value, replayer.golden(value)).clone()
     holder.view(torch.int32).flatten()[3] ^= 1
     return {**found, value: holder}
@@ -107,7 +107,7 @@ class Break:
         self.calls: list[int] = []
         run = Replayer.run
 
-        def wrapper(replayer: Replayer, starts: Sequence[Start], packed: bool = True) -> list[Holders | Diverged]:
+        def wrapper(replayer: Replayer, starts: Sequence[TrialEntry], packed: bool = True) -> list[Holders | Diverged]:
             self.calls.append(len(starts))
             found = run(replayer, starts, packed)
             if not when(replayer, len(starts)):
@@ -145,7 +145,7 @@ def test_a_wrong_tape_is_found(
     engine, many = made(), trials(kind, masked)
     Break(monkeypatch, wrong)
     run(engine, many)
-    with pytest.raises(UnsilentError, match="shortcuts gave other bits"):
+    with pytest.raises(UnsilentError, match="shortcuts returned other bits"):
         engine.check_intact()
 
 
@@ -156,7 +156,7 @@ def test_a_tape_that_is_wrong_in_company_alone_is_found(monkeypatch: pytest.Monk
     alone(engine, many)
     engine.check_intact()
     packed(engine, many)
-    with pytest.raises(UnsilentError, match="shortcuts gave other bits"):
+    with pytest.raises(UnsilentError, match="shortcuts returned other bits"):
         engine.check_intact()
 
 
@@ -166,7 +166,7 @@ def test_a_tape_that_is_wrong_for_lone_trials_is_found(monkeypatch: pytest.Monke
     packed(engine, many)
     engine.check_intact()
     alone(engine, many)
-    with pytest.raises(UnsilentError, match="shortcuts gave other bits"):
+    with pytest.raises(UnsilentError, match="shortcuts returned other bits"):
         engine.check_intact()
 
 
@@ -176,7 +176,7 @@ def test_each_batch_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     packed(engine, [*trials("op", False, step=0), *trials("op", False, step=2)])
     engine.check_intact()
     packed(engine, trials("param", masked=False))
-    with pytest.raises(UnsilentError, match="shortcuts gave other bits"):
+    with pytest.raises(UnsilentError, match="shortcuts returned other bits"):
         engine.check_intact()
 
 
@@ -199,7 +199,7 @@ def test_one_wrong_kind_among_right_ones_is_found_in_the_end(
                 alone(engine, trials("op", state))
             engine.check_intact()
 
-    with pytest.raises(UnsilentError, match="shortcuts gave other bits"):
+    with pytest.raises(UnsilentError, match="shortcuts returned other bits"):
         proofs(40)
 
 
@@ -208,11 +208,11 @@ def test_a_tape_that_fails_where_it_did_not_is_found(monkeypatch: pytest.MonkeyP
     engine = made()
     packed(engine, trials("op", masked=False))
 
-    def failing(replayer: Replayer, starts: Sequence[Start], packed: bool = True) -> list[Holders | Diverged]:
+    def failing(replayer: Replayer, starts: Sequence[TrialEntry], packed: bool = True) -> list[Holders | Diverged]:
         raise error
 
     monkeypatch.setattr(Replayer, "run", failing)
-    with pytest.raises(UnsilentError, match="shortcuts gave other bits"):
+    with pytest.raises(UnsilentError, match="shortcuts returned other bits"):
         engine.check_intact()
 
 
@@ -233,8 +233,8 @@ def test_every_trial_is_as_likely_to_be_a_witness() -> None:
         for place in range(4):
             witnesses.add(0, company, place, True)
         (witness,) = witnesses.take()
-        counted[witness.place] += 1
-        assert witness.faults is company[witness.place]
+        counted[witness.group_index] += 1
+        assert witness.faults is company[witness.group_index]
         assert not list(witnesses.take())
     assert all(abs(n - rounds / 4) < rounds / 16 for n in counted.values())
     assert len(counted) == 4
@@ -251,6 +251,6 @@ def test_every_kind_of_trial_is_a_witness_now_and_then() -> None:
         witnesses.add(1, company, 0, True)
         taken = list(witnesses.take())
         assert sorted(w.batch for w in taken) == [0, 1]
-        found.update((w.batch, len(w.company), w.place) for w in taken)
+        found.update((w.batch, len(w.group_faults), w.group_index) for w in taken)
     assert found[1, 2, 0] == 200
     assert min(found[0, 2, 0], found[0, 2, 1], found[0, 1, 0]) > 30

@@ -8,9 +8,9 @@ from torch import nn
 
 import unsilent
 from unsilent.engine import make_engine
-from unsilent.engine.screening import screen
+from unsilent.engine.risk_scores import score_parameters
 from unsilent.studies.pvf.runner import TrialRunner
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 
 
 class Tables(nn.Module):
@@ -33,7 +33,7 @@ def test_what_is_never_looked_up_or_multiplied_by_zero_scores_nothing() -> None:
     engine = made(Tables(), torch.tensor([1, 2, 5]))
     versions = [p._version for p in engine.model.parameters()]
     state = torch.random.get_rng_state()
-    scores, note = screen(engine)
+    scores, note = score_parameters(engine)
     assert note == ""
     rows = scores["table.weight"].reshape(20, 4).sum(1)
     assert set(np.flatnonzero(rows)) == {1, 2, 5}
@@ -50,7 +50,7 @@ def test_the_score_is_that_of_differences() -> None:
     model = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
     x = torch.randn(5, 3, dtype=torch.float64)
     engine = made(model, x)
-    scores, _ = screen(engine)
+    scores, _ = score_parameters(engine)
     with torch.random.fork_rng():
         torch.manual_seed(0x5EED)
         signs = [torch.randint(0, 2, (5, 2)).double() * 2 - 1 for _ in range(2)]
@@ -65,7 +65,7 @@ def test_without_gradients_magnitudes_are_left() -> None:
             return super().forward(x).argmax(1)
 
     engine = made(Chooses(4, 3), torch.randn(6, 4))
-    scores, note = screen(engine)
+    scores, note = score_parameters(engine)
     assert "magnitudes alone" in note
     np.testing.assert_allclose(scores["weight"], engine.model.weight.detach().abs().reshape(-1).numpy())
 
@@ -73,7 +73,7 @@ def test_without_gradients_magnitudes_are_left() -> None:
 def test_risky_elements_are_a_stratum_of_their_own() -> None:
     torch.manual_seed(3)
     workload = unsilent.Workload(Tables(), [torch.tensor([1, 2, 5])], judge="tolerance")
-    runner = TrialRunner(CampaignSpec("tables", strata="risk"), workload)
+    runner = TrialRunner(PvfSpec("tables", strata="risk"), workload)
     targets = runner.targets
     assert abs(sum(t.share for t in targets.values()) - 1) < 1e-12
     risky = targets["table/exponent-top/risky"]

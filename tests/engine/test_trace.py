@@ -18,14 +18,14 @@ from oracles import trace_oracle as oracle
 from unsilent.engine import trace_step
 from unsilent.engine.trace import trace
 from unsilent.errors import InjectionError, UsageError
+from unsilent.fault_trace import BEFORE_FIRST_ROW
 from unsilent.faults import fault_model
-from unsilent.faults.drawn import Draw
-from unsilent.sites.training.step import Step
-from unsilent.traced import BEFORE
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.training.step import StepInjection
 
 
 def draw(site, value=7.5, **more):
-    return Draw(site, fault_model(f"set:value={value}"), **more)
+    return UnresolvedFault(site, fault_model(f"set:value={value}"), **more)
 
 
 class Net(nn.Module):
@@ -63,7 +63,7 @@ def by_label(found, micro_step=0):
 
 
 def changed(found):
-    return [found.rows[i].label for i in found.changed]
+    return [found.rows[i].label for i in found.changed_rows]
 
 
 def nothing_left(model):
@@ -189,10 +189,10 @@ def trained(optimizer="sgd", steps=2, times=1, **settings):
 def test_a_wrong_weight_gradient_reaches_that_weight_alone(name):
     model, optimizer, step = trained(name)
     found = trace_step(model, [optimizer], step, [draw("op:fc2#addmm.0/grad_wt/out", seed=3)])
-    names = {found.rows[i].name for i in found.changed}
+    names = {found.rows[i].name for i in found.changed_rows}
     assert changed(found)[0] == "fc2.weight > accumulated"
     assert all(n.startswith("fc2.weight") for n in names)
-    assert {found.rows[i].phase for i in found.changed} == {"bwd", "update"}
+    assert {found.rows[i].phase for i in found.changed_rows} == {"bwd", "update"}
     assert found.rows[found.faults[0].row].name == "fc2#addmm.0"
     owners = {row.name.partition("#")[0] for row in found.rows if row.phase == "update"}
     assert owners == {n for n, _ in model.named_parameters()}
@@ -202,8 +202,8 @@ def test_a_wrong_input_gradient_reaches_what_lies_below():
     model, optimizer, step = trained()
     found = trace_step(model, [optimizer], step, [draw("op:fc2#addmm.0/grad_in/out")])
     below = ("fc1", "norm", "(root)#tanh.0", "drop")
-    assert all(found.rows[i].name.startswith(below) for i in found.changed)
-    updated = {found.rows[i].name.partition("#")[0] for i in found.changed if found.rows[i].phase == "update"}
+    assert all(found.rows[i].name.startswith(below) for i in found.changed_rows)
+    updated = {found.rows[i].name.partition("#")[0] for i in found.changed_rows if found.rows[i].phase == "update"}
     assert {"fc1.weight", "norm.weight", "norm.bias"} <= updated
 
 
@@ -215,9 +215,9 @@ def test_what_is_run_again_is_told_apart(again):
     found = trace_step(model, [optimizer], step, [draw("op:fc2#addmm.0/fwd/out", occurrence=1)])
     place = found.rows[found.faults[0].row]
     assert (place.label, place.phase) == ("fc2#addmm.0", "recomputed")
-    assert not any(found.rows[i].phase == "fwd" for i in found.changed)
+    assert not any(found.rows[i].phase == "fwd" for i in found.changed_rows)
     golden = trace_step(model, [optimizer], step, [])
-    assert not list(golden.changed)
+    assert not list(golden.changed_rows)
     assert {r.label for r in plain.rows if r.phase == "fwd"} == {r.label for r in golden.rows if r.phase == "fwd"}
 
 
@@ -261,7 +261,7 @@ def test_faults_in_memory_and_updates_have_their_place(site, label):
     found = trace_step(model, [optimizer], step, [draw(site)])
     row = found.faults[0].row
     if label is None:
-        assert row == BEFORE
+        assert row == BEFORE_FIRST_ROW
     else:
         assert (found.rows[row].phase if label == "bwd" else found.rows[row].label) == label
     assert changed(found)
@@ -285,10 +285,12 @@ def same(one, two):
 def test_state_is_as_before_and_dropout_the_same_in_all_runs(name):
     model, optimizer, step = trained(name, drop=0.5)
     before = bits(model, optimizer)
-    assert not list(trace_step(model, [optimizer], step, []).changed)
+    assert not list(trace_step(model, [optimizer], step, []).changed_rows)
     assert same(before, bits(model, optimizer))
     found = trace_step(model, [optimizer], step, [draw("op:fc3#addmm.0/fwd/out")])
-    assert not any(row.name.startswith("drop") and row.phase == "fwd" for i in found.changed for row in [found.rows[i]])
+    assert not any(
+        row.name.startswith("drop") and row.phase == "fwd" for i in found.changed_rows for row in [found.rows[i]]
+    )
     assert same(before, bits(model, optimizer))
     nothing_left(model)
 
@@ -329,7 +331,7 @@ def test_schedulers_are_put_back():
         step()
         scheduler.step()
 
-    found = trace_step(model, [optimizer], both, [draw("op:fc3#addmm.0/fwd/out")], others=[scheduler])
+    found = trace_step(model, [optimizer], both, [draw("op:fc3#addmm.0/fwd/out")], stateful_objects=[scheduler])
     assert changed(found)
     assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 0.1)
 
@@ -340,7 +342,7 @@ def test_a_traced_run_has_the_bits_of_one_that_is_not():
         model, optimizer, step = trained("adam", drop=0.3)
         twin, twins, twin_step = trained("adam", drop=0.3)
         torch.manual_seed(5)
-        with Step(twin, faults, [twins]):
+        with StepInjection(twin, faults, [twins]):
             twin_step()
         want = bits(twin, twins)
         left = []
@@ -350,7 +352,7 @@ def test_a_traced_run_has_the_bits_of_one_that_is_not():
             model.load_state_dict(fresh.state_dict())
             optimizer.load_state_dict(other.state_dict())
             torch.manual_seed(5)
-            with Step(model, faults if faulty else [], [optimizer]), tracer:
+            with StepInjection(model, faults if faulty else [], [optimizer]), tracer:
                 step()
             if faulty:
                 left.append(bits(model, optimizer))
@@ -492,11 +494,14 @@ def test_runs_that_part_are_compared_up_to_there():
         model(one).backward()
 
     found = trace_step(model, [], step, [draw("op:first#addmm.0/fwd/out", value=1e9)])
-    assert found.parting.row == len(found.rows)
-    assert (found.parting.golden, found.parting.faulty) == ("small#addmm.0", "(root)#exp.0")
+    assert found.divergence.row == len(found.rows)
+    assert (found.divergence.golden, found.divergence.faulty) == ("small#addmm.0", "(root)#exp.0")
     assert [row.label for row in found.rows][:2] == ["first#addmm.0", "(root)#abs.0"]
     assert changed(found)[0] == "first#addmm.0"
-    assert found.parting.text == "the runs diverge: golden continues with small#addmm.0, faulty with (root)#exp.0"
+    assert (
+        found.divergence.text
+        == "the runs diverge: the golden run continues with small#addmm.0, the faulty run with (root)#exp.0"
+    )
 
 
 def test_another_shape_is_told_and_the_trace_goes_on():
@@ -507,7 +512,7 @@ def test_another_shape_is_told_and_the_trace_goes_on():
         torch.masked_select(y, y > 1e6).sum()
 
     found = trace_step(model, [], step, [draw("op:(root)#addmm.0/fwd/out", value=1e9)])
-    assert found.parting is not None  # nothing selected: no output at all, so one row less
+    assert found.divergence is not None  # nothing selected: no output at all, so one row less
 
     def some():
         y = model(torch.ones(2, 4))
@@ -515,8 +520,8 @@ def test_another_shape_is_told_and_the_trace_goes_on():
 
     found = trace_step(model, [], some, [draw("op:(root)#addmm.0/fwd/out", value=1e9)])
     row = by_label(found)["(run)#masked_select.0"]
-    assert (row.shape, row.other, row.share) == ((8,), "float32[7]", 1)
-    assert found.parting is None
+    assert (row.shape, row.faulty_type, row.share) == ((8,), "float32[7]", 1)
+    assert found.divergence is None
     assert changed(found)[-1] == "(run)#sum.0"
 
 
@@ -528,9 +533,9 @@ def test_a_faulty_run_that_raises_is_compared_up_to_there():
         model(torch.tensor([1, 2])).sum().backward()
 
     found = trace_step(model, [], step, [draw("op:0#embedding.0/fwd/first", value=99)])
-    assert found.parting.error.startswith("IndexError: index out of range")
-    assert (found.parting.row, found.parting.golden, found.rows) == (0, "0#embedding.0", ())
-    assert found.parting.text.startswith("the faulty run raised IndexError")
+    assert found.divergence.error.startswith("IndexError: index out of range")
+    assert (found.divergence.row, found.divergence.golden, found.rows) == (0, "0#embedding.0", ())
+    assert found.divergence.text.startswith("the faulty run raised IndexError")
     nothing_left(model)
 
 
@@ -538,9 +543,9 @@ def test_mistakes_are_told():
     model, optimizer, step = trained()
     with pytest.raises(UsageError, match="unknown module with operations in this step 'fc9'"):
         trace_step(model, [optimizer], step, [draw("op:fc9#addmm.0/fwd/out")])
-    with pytest.raises(InjectionError, match="occurrence 1"):
+    with pytest.raises(InjectionError, match="no call 1"):
         trace_step(model, [optimizer], step, [draw("op:fc2#addmm.0/fwd/out", occurrence=1)])
-    with pytest.raises(UsageError, match="did not enter the tracer"):
+    with pytest.raises(UsageError, match="did not enter its tracer"):
         trace(model, lambda faulty, tracer: step())
     with pytest.raises(ZeroDivisionError):  # a golden run that raises is no result
         trace_step(model, [optimizer], lambda: 1 / 0, [])
@@ -551,7 +556,7 @@ def test_a_job_of_several_ranks_is_refused(monkeypatch):
     model, _, step = trained()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(UsageError, match="several ranks cannot be traced"):
+    with pytest.raises(UsageError, match="possible only in a job with one rank"):
         trace(model, lambda faulty, tracer: step())
 
 

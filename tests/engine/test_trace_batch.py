@@ -10,8 +10,8 @@ from torch import nn
 from sites.subjects import subjects
 from unsilent.engine import PlainEngine, trace_batch
 from unsilent.errors import InjectionError
+from unsilent.fault_trace import BEFORE_FIRST_ROW
 from unsilent.faults import Fault, fault_model
-from unsilent.traced import BEFORE
 from unsilent.workloads import Workload
 
 
@@ -29,17 +29,17 @@ def cnn():
 
 def drawn(engine, address, step=None, model="bitflip:bits=30", seed=1):
     """One fault at an address, in batch ``step``."""
-    regions = [r for r in engine.regions([address]) if r.step == step]
+    regions = [r for r in engine.select_regions([address]) if r.step == step]
     return fault_model(model).draw(regions, np.random.default_rng(seed))
 
 
 def changed(found):
-    return [found.rows[i].label for i in found.changed]
+    return [found.rows[i].label for i in found.changed_rows]
 
 
 SITES = {
-    "param:conv.weight": ("conv#convolution.0", BEFORE),
-    "input:0": ("conv#convolution.0", BEFORE),
+    "param:conv.weight": ("conv#convolution.0", BEFORE_FIRST_ROW),
+    "input:0": ("conv#convolution.0", BEFORE_FIRST_ROW),
     "op:conv#convolution.0/fwd/out": ("conv#convolution.0", 0),
     "op:norm#native_batch_norm.0/fwd/first": ("norm#native_batch_norm.0", 1),
     "op:head#addmm.0/fwd/second": ("head#addmm.0", None),
@@ -63,14 +63,14 @@ def test_every_kind_of_fault_is_traced(cnn, site):
 
 
 def test_operations_have_the_names_of_the_survey(cnn):
-    names = {r.site.removeprefix("op:").removesuffix("/fwd/out") for r in cnn.regions(["op:*"])}
+    names = {r.site.removeprefix("op:").removesuffix("/fwd/out") for r in cnn.select_regions(["op:*"])}
     assert {row.name for row in trace_batch(cnn, 0, []).rows} == names
 
 
 def test_no_fault_changes_nothing(cnn):
     found = trace_batch(cnn, 0, [])
     assert len(found.rows) > 5
-    assert (changed(found), found.faults, found.parting, found.runs) == ([], (), None, 3)
+    assert (changed(found), found.faults, found.divergence, found.runs) == ([], (), None, 3)
 
 
 def test_a_fault_of_another_batch_is_not_there(cnn):
@@ -92,7 +92,7 @@ def test_the_cache_of_a_generation(at):
     found = trace_batch(engine, 0, faults)
     assert changed(found)
     assert found.faults[0].row is None
-    before = {row.label for row in found.rows[: next(found.changed)]}
+    before = {row.label for row in found.rows[: next(found.changed_rows)]}
     assert any("transformer.h.0" in label for label in before)  # the calls before that one are golden
     engine.check_intact()
 
@@ -127,7 +127,7 @@ def test_a_run_that_raises():
     torch.manual_seed(1)
     engine = PlainEngine(Workload(Picky().eval(), [torch.ones(2, 4)], name="picky"))
     found = trace_batch(engine, 0, drawn(engine, "fc.bias", model="set:value=1e9"))
-    assert found.parting.error == "ArithmeticError: too large"
-    assert found.parting.golden == "(root)#mul.0"
+    assert found.divergence.error == "ArithmeticError: too large"
+    assert found.divergence.golden == "(root)#mul.0"
     assert changed(found)[0] == "fc#addmm.0"
     engine.check_intact()

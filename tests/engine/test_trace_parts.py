@@ -12,8 +12,8 @@ from oracles.trace_oracle import numbers
 from unsilent.engine.digests import digest
 from unsilent.engine.tracing import comparing
 from unsilent.engine.tracing.comparing import change
+from unsilent.fault_trace import OutputDifference
 from unsilent.faults import codec
-from unsilent.traced import Change
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 SPECIAL = (0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 5e-324, 1e308, -1e308)
@@ -25,9 +25,9 @@ def test_numbers_are_those_of_a_loop(dtype, data):
     layout = codec(dtype)
     length = data.draw(st.integers(1, 12))
     words = st.lists(st.integers(0, 2**layout.bits - 1), min_size=length, max_size=length)
-    one, two = (np.array(data.draw(words), dtype=layout.word) for _ in range(2))
+    one, two = (np.array(data.draw(words), dtype=layout.word_dtype) for _ in range(2))
     keep = data.draw(st.lists(st.booleans(), min_size=length, max_size=length))
-    two = np.where(keep, one, two).astype(layout.word)
+    two = np.where(keep, one, two).astype(layout.word_dtype)
     tensors = [torch.from_numpy(w.view(f"i{w.itemsize}").copy()).view(getattr(torch, dtype)) for w in (one, two)]
     with np.errstate(all="ignore"):
         n, relative, absolute, from_zero, nonfinite = 0, None, None, 0, 0
@@ -51,7 +51,7 @@ def test_numbers_are_those_of_a_loop(dtype, data):
 def test_zeros_and_nans_are_told_by_their_bits():
     golden = torch.tensor([0.0, float("nan"), 1.0, float("inf"), 2.0])
     faulty = torch.tensor([-0.0, float("nan"), float("nan"), 1.0, 2.0])
-    assert change(golden, faulty) == Change(changed=3, relative=None, absolute=0.0, from_zero=0, nonfinite=1)
+    assert change(golden, faulty) == OutputDifference(changed=3, relative=None, absolute=0.0, from_zero=0, nonfinite=1)
 
 
 def test_a_ratio_is_at_most_the_largest_number():
@@ -64,12 +64,12 @@ def test_a_ratio_is_at_most_the_largest_number():
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
 def test_integers_have_a_share_alone(dtype):
     golden, faulty = torch.tensor([0, 1, 0, 1]).to(dtype), torch.tensor([0, 1, 1, 0]).to(dtype)
-    assert change(golden, faulty) == Change(changed=2)
+    assert change(golden, faulty) == OutputDifference(changed=2)
 
 
 def test_complex_numbers_count_once():
     golden, faulty = torch.tensor([1 + 2j, 3 + 4j]), torch.tensor([2 + 1j, 3 + 4j])
-    assert change(golden, faulty) == Change(changed=1, relative=1.0, absolute=1.0)
+    assert change(golden, faulty) == OutputDifference(changed=1, relative=1.0, absolute=1.0)
 
 
 def test_chunks_join(monkeypatch):

@@ -41,7 +41,7 @@ def draw(regions, text="bitflip", seed=0):
 
 
 def region(engine, address, step):
-    (found,) = [r for r in engine.regions([address]) if r.step == step]
+    (found,) = [r for r in engine.select_regions([address]) if r.step == step]
     return found
 
 
@@ -96,7 +96,7 @@ def test_a_fault_that_reaches_no_output_is_masked_and_one_that_is_golden_is_not_
 
 
 def test_memory_and_run_can_be_corrupted_together_by_hand(engine):
-    memory = draw(engine.regions(["last.bias"]), "set:value=7")
+    memory = draw(engine.select_regions(["last.bias"]), "set:value=7")
     fault = draw([region(engine, "op:last", 1)], "set:value=-7")
     with torch.no_grad():
         engine.model.last.bias[int(memory[0].elements[0])], kept = 7.0, engine.model.last.bias.clone()
@@ -119,9 +119,9 @@ def moved(fault, **changes):
 def test_a_fault_that_does_not_land_ends_the_trial_with_its_site(engine):
     (fault,) = draw([region(engine, "op:last", 1)])
     for wrong, why in (
-        (moved(fault, site="op:last#addmm.4/fwd/out"), "no operation of that name ran"),
+        (moved(fault, site="op:last#addmm.4/fwd/out"), "no operation with the name of the site ran"),
         (moved(fault, step=0), r"the fault is for float32\[2, 3\], found float32\[4, 3\]"),
-        (moved(fault, step=3), "acts in batch 3, the workload has 3"),
+        (moved(fault, step=3), "acts in batch 3, but the workload has 3 batches"),
         (moved(fault, dtype="float64"), "the fault is for float64"),
         (moved(fault, site="input:1"), "no such input"),
     ):
@@ -148,9 +148,9 @@ def test_a_way_that_an_earlier_fault_has_closed_is_no_error_but_one_that_never_w
     assert torch.isinf(engine.output(0, [cause, lost])[0, 0])
     never = moved(lost, site="op:(root)#exp.0/fwd/out")  # golden has no such operation, the faulty run has
     assert engine.trial([cause, never]).codes.size == 2
-    with pytest.raises(InjectionError, match="no operation of that name ran"):
+    with pytest.raises(InjectionError, match="no operation with the name of the site ran"):
         engine.trial([never])
-    with pytest.raises(InjectionError, match="no operation of that name ran"):
+    with pytest.raises(InjectionError, match="no operation with the name of the site ran"):
         engine.trial([cause, moved(lost, site="op:(root)#sin.0/fwd/out")])
 
 
@@ -160,19 +160,19 @@ def test_a_generation_is_corrupted_in_its_cache():
             gpt(), [torch.randint(0, 39, (2, 4), generator=seeded(2))], run=generate, judge="exact-sequence"
         )
     )
-    found = engine.regions(["kv:1"])
+    found = engine.select_regions(["kv:1"])
     assert {(r.site, r.occurrence) for r in found} == {(f"kv:1/{e}", t) for e in ("key", "value") for t in (1, 2)}
     faults = draw([found[0]], "set:value=nan")
     assert (engine.trial(faults).codes >= Outcome.BENIGN).any()
-    with pytest.raises(InjectionError, match="call 9 was not made"):
+    with pytest.raises(InjectionError, match="call 9 did not happen"):
         engine.trial([moved(faults[0], occurrence=9)])
     engine.check_intact()
 
 
 def test_parameters_and_runs_do_not_mix_in_one_selection(engine):
     with pytest.raises(UsageError, match="run two campaigns"):
-        engine.regions(["op:*", "last.*"])
-    with pytest.raises(UsageError, match="there only while the model runs"):
+        engine.select_regions(["op:*", "last.*"])
+    with pytest.raises(UsageError, match="exists only while the model runs"):
         Parameters(engine.model).select("op:last")
     with pytest.raises(UsageError, match="give a param: fault"):
         Parameters(engine.model).inject(draw([region(engine, "op:last", 0)]))
@@ -185,8 +185,8 @@ def test_a_run_whose_bits_change_when_it_is_watched_is_refused():
         return model(batch) + _len_torch_dispatch_stack()
 
     engine = PlainEngine(unsilent.Workload(Net(), batches(), run=run))
-    with pytest.raises(UsageError, match="other bits while operations are watched"):
-        engine.regions(["op:*"])
+    with pytest.raises(UsageError, match="observing operations changes the bits of the output"):
+        engine.select_regions(["op:*"])
 
 
 def test_random_draws_are_those_of_the_golden_run():

@@ -64,7 +64,7 @@ def enough(regions: Sequence[Region], least: int) -> int:
 
 
 def draw(regions: Sequence[Region], trials: int, seed: int) -> list[Trial]:
-    """``trials`` trials; from one trial per region on (see `enough`), every region is hit on its own."""
+    """``trials`` trials; from one trial per region on (see `check_replica_count`), every region is hit on its own."""
     rng = np.random.default_rng([seed, 1])
     order = rng.permutation(len(regions))
     found = [one(regions[i], k, rng) for k, i in enumerate(order[:trials])] if trials >= len(regions) else []
@@ -113,9 +113,9 @@ def _text(name: str, region: Region, rng: np.random.Generator) -> str:
     if name == "infinity":
         return f"set:value={'-inf' if rng.integers(2) else 'inf'}" if layout.has_inf else "set:value=nan"
     if name == "nan":  # any payload, quiet or signalling, either sign
-        payload = int(rng.integers(1, 1 << layout.mantissa)) if layout.has_inf else 0
+        payload = int(rng.integers(1, 1 << layout.mantissa_bits)) if layout.has_inf else 0
         sign = int(rng.integers(2)) << (layout.bits - 1)
-        return f"set:value={layout.nonfinite | payload | sign:#x}"
+        return f"set:value={layout.smallest_nonfinite_word | payload | sign:#x}"
     return "bitflip:bits=0-1" if name == "low" else name
 
 

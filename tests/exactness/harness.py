@@ -101,7 +101,7 @@ class Comparison:
         indices = [f"param:{name}" for name in self.engine.parameters.index_buffers] if kind == "param" else []
         try:
             with one_thread():
-                found = self.engine.regions((*KINDS[kind], *indices))
+                found = self.engine.select_regions((*KINDS[kind], *indices))
         except UsageError:
             if kind == "param":
                 raise

@@ -18,7 +18,7 @@ def insist(engine: Any) -> None:
     """Take away the engine's choice by measured time between a shortcut and a plain run: here the shortcut is on trial."""
     if type(engine).__name__ != "CachedEngine":
         return
-    for name in ("prefers_plain", "skips"):
+    for name in ("prefers_plain", "is_plain_run_due"):
         assert callable(getattr(engine.ledger, name, None)), (
             f"ledger.{name} is gone; find what chooses the plain run now"
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from exactness.here import Table, numbers
-from unsilent.engine.partial import Blocks, candidates
+from unsilent.engine.partial import BlockwiseOperation, candidates
 
 TABLE = Table()
 PARAM = {"param": 24}
@@ -92,15 +92,15 @@ class Plain(nn.Module):
 
 @pytest.fixture(autouse=True)
 def always_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks are used wherever their bits agree, whatever the clock says."""
-    agrees = Blocks.agrees
+    """BlockwiseOperation are used wherever their bits agree, whatever the clock says."""
+    agrees = BlockwiseOperation.agrees
 
-    def wrapper(self: Blocks, *args: Any) -> bool:
+    def wrapper(self: BlockwiseOperation, *args: Any) -> bool:
         agreed = agrees(self, *args)
         self.seconds = 0.0
         return agreed
 
-    monkeypatch.setattr(Blocks, "agrees", wrapper)
+    monkeypatch.setattr(BlockwiseOperation, "agrees", wrapper)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -109,7 +109,7 @@ def test_blocks_give_the_bits_of_the_plain_run(name: str) -> None:
     found.check()
     assert found.changed >= found.trials / 3
     assert found.corrupted == found.sites
-    assert not engine.reasons
+    assert not engine.fallback_reasons
     (replayer,) = engine.replayers
     assert replayer is not None
     assert candidates(replayer.tape), "the trap has no operation that could go in blocks"

@@ -28,7 +28,7 @@ def on(address: str, *texts: str, trials: int = 6) -> Any:
 
     def directed(engine: PlainEngine) -> Sequence[Trial]:
         rng = np.random.default_rng(3)
-        regions = engine.regions([address])
+        regions = engine.select_regions([address])
         return [Trial(t, fault_model(t).draw(regions, rng)) for t in texts for _ in range(trials)]
 
     return directed

@@ -22,7 +22,7 @@ from unsilent.engine import PlainEngine, make_engine
 from unsilent.engine.cached import CachedEngine
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault
-from unsilent.outcomes.base import Verdict
+from unsilent.outcomes.base import JudgeVerdict
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,7 @@ def test_a_trap_gives_the_bits_of_the_plain_run(name: str) -> None:
 
 def test_a_tensor_of_zeros_without_memory_is_no_site() -> None:
     workload = TABLE["tangents"].make()
-    sites = [r.site for r in make_engine(workload, engine="plain").regions(["op:*"])]
+    sites = [r.site for r in make_engine(workload, engine="plain").select_regions(["op:*"])]
     assert "op:first#addmm.0/fwd/out" in sites
     assert not [s for s in sites if "zerotensor" in s]
 
@@ -119,14 +119,14 @@ class TwoOutputs(Base):
         return {"main": super().forward(x), "side": self.side(x)}
 
 
-def writing_judge(golden: dict[str, Tensor], faulty: dict[str, Tensor], batch: Tensor) -> Verdict:
+def writing_judge(golden: dict[str, Tensor], faulty: dict[str, Tensor], batch: Tensor) -> JudgeVerdict:
     """Scales the faulty output in place, which is its own in the plain engine."""
     if faulty is not golden:
         for value in faulty.values():
             value.mul_(1.01)
     off = sum((faulty[k] / (1.01 if faulty is not golden else 1.0) - golden[k]).abs().amax(1) for k in golden)
     assert isinstance(off, Tensor)
-    return Verdict((off > 0.5).numpy(), off.double().numpy())
+    return JudgeVerdict((off > 0.5).numpy(), off.double().numpy())
 
 
 @pytest.mark.parametrize("kind", ["param:*", "op:*", "input:*"])
@@ -138,7 +138,7 @@ def test_a_judge_that_writes_into_the_faulty_output_gives_the_rows_of_the_plain_
     fast, plain = make_engine(make()), PlainEngine(make())
     assert isinstance(fast, CachedEngine)
     insist(fast)
-    trials = [t.faults for t in draw(plain.regions([kind]), 40, SEED)]
+    trials = [t.faults for t in draw(plain.select_regions([kind]), 40, SEED)]
     assert run(fast, trials) == rows(plain, trials)
     fast.check_intact()
 
@@ -184,7 +184,7 @@ def model() -> Base:
 
 
 def trials_of(engine: PlainEngine, kind: str) -> list[tuple[Fault, ...]]:
-    found: list[Trial] = draw(engine.regions([kind]), 12, SEED)
+    found: list[Trial] = draw(engine.select_regions([kind]), 12, SEED)
     return [t.faults for t in found]
 
 

@@ -166,7 +166,9 @@ def odd_nans(engine: PlainEngine) -> Sequence[Trial]:
     """A NaN with a payload, of either sign, at every operation."""
     rng = np.random.default_rng(2)
     models = [fault_model(text) for text in ("set:value=0x7fc1", "set:value=0xff85", "set:value=0x7f81,count=4")]
-    return [Trial(str(m), m.draw((r,), rng)) for r in engine.regions(["op:*"]) for m in models if m.capacity((r,))]
+    return [
+        Trial(str(m), m.draw((r,), rng)) for r in engine.select_regions(["op:*"]) for m in models if m.capacity((r,))
+    ]
 
 
 @TABLE.trap((8, 16), (3, 16), trials=OPS, directed=odd_nans, dtype=torch.bfloat16)
@@ -266,7 +268,7 @@ def test_rows_give_the_bits_of_the_plain_run(name: str) -> None:
     found.check()
     assert found.changed >= found.trials / (3 * len(engine.batches))
     if name in NEVER_REFUSED:
-        assert not engine.reasons
+        assert not engine.fallback_reasons
         assert found.shared > found.trials / 3
 
 
@@ -275,7 +277,7 @@ def test_a_layer_norm_runs_on_rows() -> None:
     found.check()
     (replayer,) = engine.replayers
     assert replayer is not None
-    sizes = {n.name.partition("#")[2]: replayer.rows.sizes.get(n.index) for n in replayer.tape.nodes}
+    sizes = {n.name.partition("#")[2]: replayer.row_plan.sizes.get(n.index) for n in replayer.tape.nodes}
     assert sizes["native_layer_norm.0"]
     assert sizes["gelu.0"]
     assert sizes["addmm.0"]

@@ -146,7 +146,7 @@ def test_a_bit_is_drawn_once_for_a_block_and_a_value_for_each_element():
 
 
 def test_a_tile_needs_a_whole_tensor():
-    with pytest.raises(UsageError, match="tile=2x2 needs a whole tensor, but 'w' has a selection"):
+    with pytest.raises(UsageError, match="tile=2x2 needs a whole tensor, but only some elements of 'w' are selected"):
         drawn("zero:tile=2x2", Region("w", "int8", (4, 4), np.arange(4)), 0)
 
 

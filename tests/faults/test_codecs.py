@@ -19,14 +19,14 @@ def words_of(name, n=4096):
     """Every word of a narrow dtype; random and special ones of a wide dtype."""
     bits = codec(name).bits
     if bits <= 16:
-        return np.arange(1 << bits, dtype=codec(name).word)
+        return np.arange(1 << bits, dtype=codec(name).word_dtype)
     special = [0, 1, (1 << bits) - 1, 1 << (bits - 1), (1 << (bits - 1)) - 1]
     drawn = (
         np.random.default_rng(7).integers(0, 1 << bits, n, dtype=np.uint64, endpoint=False)
         if bits < 64
         else (np.random.default_rng(7).integers(0, 2**64 - 1, n, dtype=np.uint64, endpoint=True))
     )
-    return np.concatenate([np.array(special, dtype=np.uint64), drawn]).astype(codec(name).word)
+    return np.concatenate([np.array(special, dtype=np.uint64), drawn]).astype(codec(name).word_dtype)
 
 
 def as_torch(name, words):
@@ -36,7 +36,7 @@ def as_torch(name, words):
 
 
 def from_torch(tensor, name):
-    return tensor.view(VIEWS[codec(name).bits // 8]).numpy().view(codec(name).word)
+    return tensor.view(VIEWS[codec(name).bits // 8]).numpy().view(codec(name).word_dtype)
 
 
 def same_or_nan(name, found, expected):
@@ -142,10 +142,10 @@ def test_integers_round_and_saturate(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fields(name):
-    assert [codec(name).field(i) for i in range(codec(name).bits)] == oracle.fields(name)
+    assert [codec(name).field_of_bit(i) for i in range(codec(name).bits)] == oracle.fields(name)
     for outside in (-1, codec(name).bits):
         with pytest.raises(UsageError, match=f"outside {name}"):
-            codec(name).field(outside)
+            codec(name).field_of_bit(outside)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,18 +167,18 @@ def test_fields(name):
 )
 def test_positions(name, text):
     expected = tuple(sorted(oracle.named_bits(name, text)))
-    assert codec(name).matching(text) == expected
+    assert codec(name).selected_bits(text) == expected
     if expected:
-        assert codec(name).positions(text) == expected
+        assert codec(name).require_bits(text) == expected
     else:
         with pytest.raises(UsageError, match=f"no bit of {name}.*0-{codec(name).bits - 1}"):
-            codec(name).positions(text)
+            codec(name).require_bits(text)
 
 
 @pytest.mark.parametrize("text", ["", "expnent", "64", "-1", "5-3", "1.5", "0x3", "sign+", "99999999999999999999", "٣"])
 def test_bits_that_cannot_be(text):
     with pytest.raises(UsageError) as caught:
-        codec("float32").positions(text)
+        codec("float32").require_bits(text)
     assert "\n" not in str(caught.value)
 
 
@@ -186,12 +186,12 @@ def test_close_names_are_suggested():
     with pytest.raises(UsageError, match="did you mean 'bfloat16'"):
         codec("bfloat61")
     with pytest.raises(UsageError, match="did you mean 'exponent'"):
-        codec("float32").positions("expnent")
+        codec("float32").require_bits("expnent")
 
 
 def test_shapes_are_kept():
     for name in NAMES:
         for shape in ((), (0,), (2, 3)):
-            words = np.zeros(shape, codec(name).word)
+            words = np.zeros(shape, codec(name).word_dtype)
             assert codec(name).decode(words).shape == shape
             assert codec(name).encode(np.zeros(shape)).shape == shape

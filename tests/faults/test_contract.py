@@ -15,7 +15,7 @@ import pytest
 from conftest import few
 from oracles import faults_oracle as oracle
 from unsilent.errors import UsageError
-from unsilent.faults import CODECS, FAULT_MODELS, LAWS, Fault, Region, fault_model
+from unsilent.faults import CODECS, FAULT_MODELS, SAMPLING_LAWS, Fault, Region, fault_model
 
 SHAPES = ((), (1,), (37,), (5, 9))
 SEEDS = range(2)
@@ -209,11 +209,11 @@ def slots_of(row, region):
     """(slots, places where a placement may start) of a region, counted the slow way."""
     ways = row.ways(region.dtype, math.prod(region.shape))
     if row.block is not None:
-        return math.ceil(region.size / row.block[0]) * ways
+        return math.ceil(region.eligible_count / row.block[0]) * ways
     if row.run is None:
-        return region.size * ways
+        return region.eligible_count * ways
     span = (row.run[0] - 1) * row.run[1] + 1
-    return max(0, region.size - span + 1) * ways
+    return max(0, region.eligible_count - span + 1) * ways
 
 
 def check(row, region, fault):
@@ -228,11 +228,13 @@ def check(row, region, fault):
     assert len(fault) == len(elements) > 0
 
     layout = CODECS[fault.dtype]
-    tensor = np.random.default_rng(5).integers(0, 2**64, region.numel, np.uint64, endpoint=False).astype(layout.word)
+    tensor = (
+        np.random.default_rng(5).integers(0, 2**64, region.numel, np.uint64, endpoint=False).astype(layout.word_dtype)
+    )
     kept = tensor.copy()
     source = tensor[fault.operands] if fault.operation == "copy_from" else None
     after = fault.apply(tensor[fault.elements], source)
-    assert after.dtype == layout.word
+    assert after.dtype == layout.word_dtype
     np.testing.assert_array_equal(tensor, kept)
     rows = zip(elements, tensor[fault.elements].tolist(), after.tolist(), fault.operands.tolist(), strict=True)
     corrupted = [Corrupted(fault.dtype, e, b, a, o) for e, b, a, o in rows]
@@ -275,7 +277,7 @@ def test_contract(row, dtype):
             if row.run is None and row.block is None:
                 assert model.capacity(regions) == slots
             placements = 1 if row.run or row.block or row.rate else model.count
-            for law in LAWS if not row.rate else ["per-element"]:
+            for law in SAMPLING_LAWS if not row.rate else ["per-element"]:
                 for seed in SEEDS:
                     if slots < placements:
                         with pytest.raises(UsageError) as caught:

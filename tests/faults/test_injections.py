@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.errors import UsageError
-from unsilent.faults import injections
-from unsilent.faults.injections import (
+from unsilent.faults import isca23_injections
+from unsilent.faults.isca23_injections import (
     KEYS,
     OPERANDS,
-    Injection,
+    PublishedInjection,
     injection_text,
     parse_injection,
     read_injection,
@@ -45,8 +45,8 @@ def test_what_is_read():
     found = parse_injection(GOOD, "x.csv")
     assert (found.phase, found.layer, found.operand) == ("grad_in", "basicblock_3_basic_1_conv1", "out")
     assert found.positions.tolist() == [[5, 0, 1, 16], [5, 0, 1, 17], [5, 0, 1, 18]]
-    assert found.words.view(np.float32).tolist() == [np.float32(2.5e17), -1.0, 0.5]
-    assert found.place("inj_pos", 1) == "x.csv, row 8, column 3"
+    assert found.value_words.view(np.float32).tolist() == [np.float32(2.5e17), -1.0, 0.5]
+    assert found.file_position("inj_pos", 1) == "x.csv, row 8, column 3"
 
 
 def test_numbers_keep_their_text(tmp_path):
@@ -64,7 +64,7 @@ def test_line_endings_blank_lines_and_order_are_normalised(tmp_path, end):
     found = read_injection(file)
     assert injection_text(found) == GOOD
     assert found == parse_injection(GOOD, "y")
-    assert found.place("seed") == "a.csv, row 1, column 2"
+    assert found.file_position("seed") == "a.csv, row 1, column 2"
 
 
 @given(
@@ -79,8 +79,10 @@ def test_line_endings_blank_lines_and_order_are_normalised(tmp_path, end):
     st.floats(1e-9, 1.0),
 )
 def test_any_injection_comes_back(victims, fmodel, worker, rate):
-    values = tuple(repr(v) if fmodel in injections.FLIPS or np.isfinite(v) else "1.0" for v in victims.values())
-    made = Injection("densenet", "fwrd_inject", fmodel, worker, "conv_3", 1, 2, tuple(victims), values, repr(rate), 9)
+    values = tuple(repr(v) if fmodel in isca23_injections.FLIPS or np.isfinite(v) else "1.0" for v in victims.values())
+    made = PublishedInjection(
+        "densenet", "fwrd_inject", fmodel, worker, "conv_3", 1, 2, tuple(victims), values, repr(rate), 9
+    )
     text = injection_text(made)
     assert parse_injection(text, "x") == made
     assert injection_text(parse_injection(text, "x")) == text
@@ -91,7 +93,7 @@ WRONG = {
         GOOD.replace("fmodel", "fmodle"),
         "x.csv, row 3, column 1: unknown key 'fmodle'; did you mean 'fmodel'?",
     ),
-    "doubled": (GOOD + "seed,1\n", "row 12, column 1: seed is there twice, first in row 11"),
+    "doubled": (GOOD + "seed,1\n", "row 12, column 1: seed appears twice, first in row 11"),
     "missing": (changed("seed", None), "row 11, column 1: seed not found; expected model, stage"),
     "empty": ("", "row 1, column 1: model, stage"),
     "three parts": (
@@ -114,7 +116,7 @@ WRONG = {
     "huge index": (changed("inj_pos", f"inj_pos,{10**30}/0/1/16"), "row 8, column 2: inj_pos is '1000"),
     "twice": (
         changed("inj_pos", "inj_pos,1/1/1/1,2/2/2/2,1/1/1/1"),
-        "row 8, column 4: inj_pos is '1/1/1/1'; expected another",
+        "row 8, column 4: inj_pos is '1/1/1/1'; expected an element other",
     ),
     "no position": (changed("inj_pos", "inj_pos"), "row 8, column 2: inj_pos has no value"),
     "empty position": (changed("inj_pos", "inj_pos,"), "row 8, column 2: index has 1 parts, expected 4"),
@@ -130,9 +132,12 @@ WRONG = {
     ),
     "not finite": (
         changed("inj_values", "inj_values,1,nan,3"),
-        "row 9, column 3: nan is not finite; N16_RD makes finite values",
+        "row 9, column 3: nan is not finite; expected a finite value, because N16_RD",
     ),
-    "beyond float32": (changed("inj_values", "inj_values,1,2,1e39"), "row 9, column 4: 1e39 is beyond float32"),
+    "beyond float32": (
+        changed("inj_values", "inj_values,1,2,1e39"),
+        "row 9, column 4: 1e39 is outside the range of float32",
+    ),
     "long value": (changed("inj_values", "inj_values,1,2," + "1" * 300), "row 9, column 4: inj_values is '111"),
     "stage": (changed("stage", "stage,backward"), "row 2, column 2: unknown stage 'backward'"),
     "fault model": (changed("fmodel", "fmodel,RDX"), "row 3, column 2: unknown fault model 'RDX'; did you mean 'RD'?"),
@@ -140,7 +145,10 @@ WRONG = {
         changed("model", "model,resnet50"),
         "row 1, column 2: unknown model 'resnet50'; did you mean 'resnet18'?",
     ),
-    "worker": (changed("target_worker", "target_worker,8"), "row 4, column 2: target_worker is '8'; expected 0 to 7"),
+    "worker": (
+        changed("target_worker", "target_worker,8"),
+        "row 4, column 2: target_worker is '8'; expected the number of a worker, 0 to 7",
+    ),
     "negative": (
         changed("target_epoch", "target_epoch,-1"),
         "row 6, column 2: target_epoch is '-1'; expected no negative number",
@@ -149,7 +157,7 @@ WRONG = {
         changed("target_step", "target_step,1.5"),
         "row 7, column 2: target_step is '1.5'; expected whole numbers",
     ),
-    "surplus field": (changed("seed", "seed,1,2"), "row 11, column 3: seed is '2'; expected nothing"),
+    "surplus field": (changed("seed", "seed,1,2"), "row 11, column 3: seed is '2'; expected no second value"),
     "no value": (changed("seed", "seed"), "row 11, column 2: seed has no value"),
     "rate": (
         changed("learning_rate", "learning_rate,inf"),
@@ -159,7 +167,7 @@ WRONG = {
     "layer": (changed("target_layer", "target_layer,a b_grad_in"), "row 5, column 2: target_layer is 'a b_grad_in'"),
     "no gradient": (
         changed("target_layer", "target_layer,conv1"),
-        "row 5, column 2: target_layer is 'conv1'; expected a name with",
+        "row 5, column 2: target_layer is 'conv1'; expected a name ending in",
     ),
     "gradient in forward": (changed("stage", "stage,fwrd_inject"), "row 5, column 2: target_layer is 'basic"),
     "quotes": (GOOD.replace("seed", '"seed"'), "row 11, column 1: unknown key '\"seed\"'"),
@@ -184,14 +192,14 @@ def test_files_that_are_none(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="cannot read"):
         read_injection(tmp_path)
     file.write_bytes(b"model,\xff\xfe")
-    with pytest.raises(UsageError, match="no text in UTF-8"):
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
         read_injection(file)
     file.write_bytes(GOOD.encode())
-    monkeypatch.setattr(injections, "LARGEST", len(GOOD) - 1)
+    monkeypatch.setattr(isca23_injections, "MAX_FILE_BYTES", len(GOOD) - 1)
     with pytest.raises(UsageError, match="is larger than"):
         read_injection(file)
-    monkeypatch.setattr(injections, "LARGEST", len(GOOD))
-    monkeypatch.setattr(injections, "MOST", 2)
+    monkeypatch.setattr(isca23_injections, "MAX_FILE_BYTES", len(GOOD))
+    monkeypatch.setattr(isca23_injections, "MAX_ROW_FIELDS", 2)
     with pytest.raises(UsageError, match="row 8, column 4: more than 2 fields"):
         read_injection(file)
 
@@ -231,4 +239,4 @@ def test_the_18_fault_models_and_what_they_corrupt():
     assert sorted(first) == ["INPUT", "INPUT_16", "N64_INPUT", "N64_INPUT_16", "N64_INPUT_GLB"]
     second = [name for name, operand in OPERANDS.items() if operand == "second"]
     assert sorted(second) == ["N64_WT", "N64_WT_16", "N64_WT_GLB", "WT", "WT_16"]
-    assert sorted(injections.FLIPS) == ["INPUT", "INPUT_16", "RBFLIP", "WT", "WT_16"]
+    assert sorted(isca23_injections.FLIPS) == ["INPUT", "INPUT_16", "RBFLIP", "WT", "WT_16"]

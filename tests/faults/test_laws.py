@@ -36,8 +36,8 @@ def corrupted_bits(faults):
 
 
 def draws(text, regions, n, law="per-element", seed=1):
-    model, rng, people = fault_model(text), np.random.default_rng(seed), Population(regions)
-    return [model.draw(people, rng, law) for _ in range(n)]
+    model, rng, population = fault_model(text), np.random.default_rng(seed), Population(regions)
+    return [model.draw(population, rng, law) for _ in range(n)]
 
 
 MIXED = [
@@ -61,7 +61,7 @@ def test_per_tensor_is_uniform_over_tensors_first():
     wanted = {}
     for r in MIXED:
         for e in range(r.numel) if r.elements is None else r.elements.tolist():
-            wanted |= {(r.site, e, b): 1 / 3 / r.size / r.codec.bits for b in range(r.codec.bits)}
+            wanted |= {(r.site, e, b): 1 / 3 / r.eligible_count / r.codec.bits for b in range(r.codec.bits)}
     fits(counts, wanted)
 
 
@@ -95,7 +95,7 @@ def one_by_one(weights, k):
 def test_repeated_draws_match_enumeration(k, race, monkeypatch):
     monkeypatch.setattr(sampling, "_RACE", race)
     regions = [Region("a", "float32", (4,)), Region("b", "float32", (1,)), Region("c", "float32", (2,))]
-    weights = {(r.site, e, 31): 1 / 3 / r.size for r in regions for e in range(r.size)}
+    weights = {(r.site, e, 31): 1 / 3 / r.eligible_count for r in regions for e in range(r.eligible_count)}
     drawn = draws(f"bitflip:bits=sign,count={k}", regions, 4000, "per-tensor")
     fits(Counter(frozenset(corrupted_bits(f)) for f in drawn), one_by_one(weights, k))
 
@@ -121,9 +121,11 @@ def test_counts_by_group_match_enumeration(race, monkeypatch):
     """One slot as heavy as the ten others together: it is the first in half of all draws."""
     monkeypatch.setattr(sampling, "_RACE", race)
     rng, slots, weight = np.random.default_rng(0), np.array([1, 10]), np.array([10.0, 1.0])
-    first = Counter(int(sampling.successive(rng, slots, weight, 1)[0]) for _ in range(60_000 if race == 0 else 15_000))
+    first = Counter(
+        int(sampling.successive_sample_counts(rng, slots, weight, 1)[0]) for _ in range(60_000 if race == 0 else 15_000)
+    )
     fits(first, {0: 0.5, 1: 0.5})
-    second = Counter(int(sampling.successive(rng, slots, weight, 2)[0]) for _ in range(5_000))
+    second = Counter(int(sampling.successive_sample_counts(rng, slots, weight, 2)[0]) for _ in range(5_000))
     fits(second, {1: 1 / 2 + 1 / 2 * 10 / 19, 0: 1 / 2 * 9 / 19})
 
 
@@ -214,7 +216,7 @@ def test_random_is_uniform_over_finite_words(dtype):
 @given(total=st.integers(1, 200), data=st.data())
 def test_distinct(total, data):
     k = data.draw(st.integers(0, total))
-    found = sampling.distinct(np.random.default_rng(k), total, k)
+    found = sampling.draw_distinct(np.random.default_rng(k), total, k)
     assert found.dtype == np.int64
     assert found.tolist() == sorted(set(found.tolist()))
     assert found.size == k
@@ -229,12 +231,12 @@ def test_distinct(total, data):
 def test_successive_counts_add_up(groups, share, seed):
     slots, weight = np.array([g[0] for g in groups]), np.array([g[1] for g in groups])
     k = int(share * slots.sum())
-    taken = sampling.successive(np.random.default_rng(seed), slots, weight, k)
+    taken = sampling.successive_sample_counts(np.random.default_rng(seed), slots, weight, k)
     assert taken.sum() == k
     assert (taken <= slots).all()
     assert (taken >= 0).all()
 
 
 def test_a_rate_has_no_per_tensor_law():
-    with pytest.raises(UsageError, match=r"rate=0\.5 corrupts every slot alike"):
+    with pytest.raises(UsageError, match=r"rate=0\.5 corrupts each element or bit with the same probability"):
         draws("bitflip:rate=0.5", MIXED, 1, "per-tensor")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from faults.test_record import faults
 from unsilent.errors import UsageError
 from unsilent.faults import Fault, Region
-from unsilent.faults.lists import Tensors, files, kind_of_list, read_entries, read_file, resolve
+from unsilent.faults.lists import ModelTensors, files, kind_of_list, read_entries, read_list_bytes, resolve_entry
 from unsilent.faults.lists.pickled import NotAnArray, read_array
 
 SHAPES = {"first": (4, 2, 3, 3), "deep": (2, 3, 2, 2, 2), "body.last": (3, 5)}
@@ -28,7 +28,7 @@ REGIONS = [
     Region("op:first#convolution.0/fwd/out", "float32", (6, 4, 5, 5), None, 1),
     Region("kv:0/key", "float32", (2, 2), None, 0, 3),
 ]
-MODEL = Tensors(
+MODEL = ModelTensors(
     {(r.site, r.step, r.occurrence): r for r in REGIONS},
     {f"{name}.weight": f"{name}.weight" for name in KINDS} | {"head.weight": "body.last.weight"},
     {"flags.weight": "bool, torch.strided"},
@@ -42,7 +42,7 @@ ALFI = "pytorchalfi:rnd_mode=weights,rnd_value_type=bitflip,layer_types=conv2d+f
 def read(content, how=None, name="LIST"):
     """Every trial of a list, resolved."""
     content = content.encode() if isinstance(content, str) else content
-    return [resolve(entry, MODEL, name) for entry in read_entries(content, name, how)]
+    return [resolve_entry(entry, MODEL, name) for entry in read_entries(content, name, how)]
 
 
 def error(content, how=None, name="LIST"):
@@ -78,16 +78,16 @@ def test_scifi_by_flat_position_and_by_coordinates():
     [
         ("0,frist,0,0", "LIST line 2, Layer: unknown layer 'frist'; did you mean 'first'? Known: body.last, count, deep"),
         ("0,flags,0,0", "LIST line 2, Layer: 'flags.weight' cannot be corrupted: bool"),
-        ("0,first,72,0", "LIST line 2, TensorIndex: 72 is outside of 'first.weight' of shape [4, 2, 3, 3]; expected 0-71"),
-        ('0,first,"(0, 2, 0, 0)",0', "TensorIndex: 2 is outside of 'first.weight' of shape [4, 2, 3, 3]; expected 0-1"),
-        ('0,first,"(0, 2)",0', "LIST line 2, TensorIndex: 2 coordinates are given, 'first.weight' has shape [4, 2, 3, 3]"),
+        ("0,first,72,0", "LIST line 2, TensorIndex: 72 is outside 'first.weight' of shape [4, 2, 3, 3]; expected 0-71"),
+        ('0,first,"(0, 2, 0, 0)",0', "TensorIndex: 2 is outside 'first.weight' of shape [4, 2, 3, 3]; expected 0-1"),
+        ('0,first,"(0, 2)",0', "LIST line 2, TensorIndex: 2 coordinates are given, but 'first.weight' has shape [4, 2, 3, 3]"),
         ('0,first,"()",0', "LIST line 2, TensorIndex: found '()'; expected a position like 17"),
         ('0,first,"(-1, 0, 0, 0)",0', "expected a position like 17"),
         ("0,first,-1,0", "LIST line 2, TensorIndex: found '-1'"),
         ("0,first,1.5,0", "LIST line 2, TensorIndex: found '1.5'"),
         ("0,first,__import__('os'),0", "LIST line 2, TensorIndex: found"),
-        ("0,first,0,32", "LIST line 2, Bit: bit 32 is outside of float32; 'first.weight' has bits 0-31"),
-        ("0,half,0,16", "LIST line 2, Bit: bit 16 is outside of float16; 'half.weight' has bits 0-15"),
+        ("0,first,0,32", "LIST line 2, Bit: bit 32 is outside float32; 'first.weight' has bits 0-31"),
+        ("0,half,0,16", "LIST line 2, Bit: bit 16 is outside float16; 'half.weight' has bits 0-15"),
         ("0,first,0,x", "LIST line 2, Bit: found 'x'; expected the number of a bit"),
         ("0,first,0,²", "LIST line 2, Bit: found '\\xb2'; expected the number of a bit"),
         ("a,first,0,0", "LIST line 2, Injection: found 'a'; expected a whole number"),
@@ -105,9 +105,9 @@ def test_scifi_that_cannot_be(row, said):
 
 def test_scifi_headers():
     neurons = 'Injection,LayerName,LayerIndex,FeatureMapIndex,Value\n0,first,0,"[(0, 1, 2)]","[0.5]"\n'
-    assert "LIST line 1: this is a list of neuron faults" in error(neurons)
+    assert "LIST line 1: this list of neuron faults does not contain the faulty values" in error(neurons)
     assert "LIST line 1: found the header 'Injection,Layer,Bit'; expected" in error("Injection,Layer,Bit\n0,first,0\n")
-    assert "it is no text" in error(SCIFI.encode() + b"0,\xff,0,0\n")
+    assert "it is not text" in error(SCIFI.encode() + b"0,\xff,0,0\n")
 
 
 # -- PyTorchALFI -----------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_alfi_numbers_and_several_faults_an_image():
     assert "LIST column 0-1, row 6 (value): element 69 of 'param:first.weight' is set twice" in error(
         npy(columns(CONV, CONV)), f"{numbers},max_faults_per_image=2"
     )
-    assert "LIST: has 3 columns; max_faults_per_image=2 does not divide them" in error(
+    assert "LIST: has 3 columns, which is not a multiple of max_faults_per_image=2" in error(
         npy(columns(CONV, CONV, CONV)), f"{ALFI},max_faults_per_image=2"
     )
 
@@ -177,19 +177,20 @@ def test_alfi_numbers_and_several_faults_an_image():
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        ((9, *CONV[1:]), "column 0, row 0 (layer): there is no layer 9; of conv2d, fcc the model has 4: 0 first, 1 body.last"),
+        ((9, *CONV[1:]), "column 0, row 0 (layer): there is no layer 9; the model has 4 layers of kind conv2d, fcc: "
+         "0 first, 1 body.last"),
         ((-1, *CONV[1:]), "column 0, row 0 (layer): found -1; expected 0 or more"),
-        ((0, 4, *CONV[2:]), "column 0, row 1 (k): 4 is outside of 'first.weight' of shape [4, 2, 3, 3]; expected 0-3"),
+        ((0, 4, *CONV[2:]), "column 0, row 1 (k): 4 is outside 'first.weight' of shape [4, 2, 3, 3]; expected 0-3"),
         ((*CONV[:2], 2, *CONV[3:]), "column 0, row 2 (channel): 2 is outside"),
         ((*CONV[:5], 3, 0), "column 0, row 5 (width): 3 is outside"),
-        ((1, -1, -1, -1, 3, 0, 0), "column 0, row 4 (height): 3 is outside of 'body.last.weight' of shape [3, 5]; expected 0-2"),
-        ((*CONV[:3], 0, *CONV[4:]), "row 5 (width): 5 coordinates are given, 'first.weight' has shape [4, 2, 3, 3]"),
-        ((0, -1, -1, -1, 0, 0, 0), "row 5 (width): 2 coordinates are given, 'first.weight'"),
+        ((1, -1, -1, -1, 3, 0, 0), "column 0, row 4 (height): 3 is outside 'body.last.weight' of shape [3, 5]; expected 0-2"),
+        ((*CONV[:3], 0, *CONV[4:]), "row 5 (width): 5 coordinates are given, but 'first.weight' has shape [4, 2, 3, 3]"),
+        ((0, -1, -1, -1, 0, 0, 0), "row 5 (width): 2 coordinates are given, but 'first.weight'"),
         ((0, -1, 1, -1, 0, 0, 0), "column 0, row 1 (k): found -1; expected 0 or more"),
         ((*CONV[:4], -1, 0, 0), "column 0, row 4 (height): found -1"),
-        ((*CONV[:-1], 32), "column 0, row 6 (value): found 32; expected a bit from 0, the sign, to 31"),
-        ((*CONV[:-1], -1), "found -1 (-1: the bit was drawn while it ran)"),
-        ((2, -1, -1, -1, 0, 0, 0), "column 0, row 6 (value): 'half.weight' is float16; such a bit is one of a float32"),
+        ((*CONV[:-1], 32), "column 0, row 6 (value): found 32; expected a bit from 0 (the sign) to 31"),
+        ((*CONV[:-1], -1), "found -1 (-1: the bit was drawn during the run)"),
+        ((2, -1, -1, -1, 0, 0, 0), "column 0, row 6 (value): 'half.weight' is float16; expected float32 for such a bit"),
     ],
 )  # fmt: skip
 def test_alfi_that_cannot_be(column, said):
@@ -199,7 +200,7 @@ def test_alfi_that_cannot_be(column, said):
 def test_alfi_matrices_that_are_none():
     sound = columns(CONV)
     assert (
-        "looks like a matrix of PyTorchALFI, which does not say what it means; add --faults-as pytorchalfi:"
+        "looks like a matrix of PyTorchALFI, which does not contain its settings; add --faults-as pytorchalfi:"
         in error(npy(sound))
     )
     assert "add --faults-as pytorchalfi:" in error(pickle.dumps(sound))
@@ -215,7 +216,7 @@ def test_alfi_matrices_that_are_none():
     assert "holds no fault" in error(npy(np.zeros((7, 0))), ALFI)
     assert "holds complex128; expected whole numbers" in error(npy(np.zeros((7, 1), complex)), ALFI)
     assert "expected the matrix as a pickle" in error(SCIFI, ALFI)
-    assert "by its name it holds neuron faults" in error(
+    assert "the file name says neuron faults" in error(
         npy(sound), ALFI, "runs/LeNet_test_random_sbf_neurons_inj_1_fault_locs.bin"
     )
     numbers = ALFI.replace("bitflip", "number").replace("fcc", "conv3d+fcc")
@@ -227,16 +228,19 @@ def test_alfi_matrices_that_are_none():
     [
         (
             "pytorchalfi",
-            "give rnd_mode, rnd_value_type, layer_types as in its scenario file, like --faults-as pytorchalfi:",
+            "give rnd_mode, rnd_value_type, layer_types from its scenario file, like --faults-as pytorchalfi:",
         ),
-        ("pytorchalfi:rnd_mode=weights,rnd_value_type=bitflip", "give layer_types as in"),
-        (ALFI.replace("weights", "neurons"), "neuron faults name a place in a batch and not the images in it"),
+        ("pytorchalfi:rnd_mode=weights,rnd_value_type=bitflip", "give layer_types from"),
+        (
+            ALFI.replace("weights", "neurons"),
+            "neuron faults name a position in a batch but not the images of the batch",
+        ),
         (ALFI.replace("weights", "wieghts"), "unknown rnd_mode 'wieghts'; did you mean 'weights'"),
         (ALFI.replace("bitflip", "stuckat_1"), "unknown rnd_value_type 'stuckat_1'. Known: bitflip, number."),
         (ALFI.replace("conv2d", "conv1d"), "unknown kind in layer_types 'conv1d'; did you mean"),
         (f"{ALFI},max_faults_per_image=0", "expected 1 or more"),
         ("pytorch-alfi", "unknown format of a list of faults 'pytorch-alfi'; did you mean 'pytorchalfi'"),
-        ("sci-fi:bit=3", "unknown parameter of format of a list of faults 'sci-fi' 'bit'"),
+        ("sci-fi:bit=3", "unknown parameter of format of a list of faults 'sci-fi': 'bit'"),
     ],
 )
 def test_formats_that_cannot_be(how, said):
@@ -299,7 +303,7 @@ def test_other_pickles_are_refused_and_nothing_runs(name, tmp_path, monkeypatch)
     with pytest.raises(NotAnArray):
         read_array(HOSTILE[name])
     said = error(HOSTILE[name], ALFI)
-    assert "is not loaded, for that could run code; where you trust it: numpy.save(" in said
+    assert "so loading it could run code; if you trust the file, convert it: numpy.save(" in said
     assert not list(tmp_path.iterdir())
 
 
@@ -324,7 +328,7 @@ def test_damaged_npy_is_told(at, noise):
 def test_a_npy_that_claims_to_be_huge():
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (7, 10**12)})
-    assert "is no sound .npy file" in error(file.getvalue() + bytes(56), ALFI)
+    assert "is not a valid .npy file" in error(file.getvalue() + bytes(56), ALFI)
     assert "holds no fault" in error(file.getvalue().replace(b"1000000000000", b"0            "), ALFI)
 
 
@@ -371,13 +375,13 @@ def test_own_round_trip(written):
     if not named:
         return
     regions = {(f.site, None, None): Region(f.site, f.dtype, f.shape) for f in named}
-    model = Tensors(regions, {f.site.removeprefix("param:"): f.site.removeprefix("param:") for f in named})
+    model = ModelTensors(regions, {f.site.removeprefix("param:"): f.site.removeprefix("param:") for f in named})
     for text, trials in (
         (lines(*(f.to_json() for f in named)), [(f,) for f in named]),
         (lines([f.to_json() for f in named]), [tuple(named)]),
         (lines({"faults": [f.to_json() for f in named]}), [tuple(named)]),
     ):
-        assert [resolve(e, model, "LIST") for e in read_entries(text.encode(), "LIST")] == trials
+        assert [resolve_entry(e, model, "LIST") for e in read_entries(text.encode(), "LIST")] == trials
 
 
 @pytest.mark.parametrize(
@@ -387,28 +391,32 @@ def test_own_round_trip(written):
         ("[" * 100_000, "LIST line 2: cannot be read as JSON ("),
         ('{"version": ' + "9" * 5000 + "}", "LIST line 2: cannot be read as JSON ("),
         ("7", "LIST line 2: found 7; expected a fault record, or a list of them"),
-        ("[]", "LIST line 2: corrupts nothing; leave the line out"),
-        ('{"faults": []}', "LIST line 2: corrupts nothing"),
-        ('{"faults": {"digest": "x", "elements": 9000}}', "LIST line 2: only a digest of this fault was stored"),
-        ('{"faults": 3}', "LIST line 2: its faults are 3; expected a list"),
-        ('{"spec": 1, "trials": [3]}', "LIST line 2, trial 1: its faults are None"),
+        ("[]", "LIST line 2: the list of faults is empty; leave the line out"),
+        ('{"faults": []}', "LIST line 2: the list of faults is empty"),
+        (
+            '{"faults": {"digest": "x", "elements": 9000}}',
+            "LIST line 2: this fault is too large for a store",
+        ),
+        ('{"faults": 3}', "LIST line 2: faults is 3; expected a list"),
+        ('{"spec": 1, "trials": [3]}', "LIST line 2, trial 1: faults is None"),
         (record(site="param:nowhere"), "LIST line 2, site: unknown parameter 'nowhere'"),
         (record(site="param:body.lats.weight"), "did you mean 'body.last.weight'?"),
         (record(site="param:flags.weight"), "LIST line 2, site: 'flags.weight' cannot be corrupted: bool"),
-        (record(dtype="float16", operands=["0x4000"]), "the fault is for float16[3, 5], the workload has float32[3, 5] there"),
-        (record(shape=[5, 3]), "the fault is for float32[5, 3], the workload has float32[3, 5]"),
+        (record(dtype="float16", operands=["0x4000"]),
+         "the fault is for float16[3, 5], but 'param:body.last.weight' of the workload is float32[3, 5]"),
+        (record(shape=[5, 3]), "the fault is for float32[5, 3], but 'param:body.last.weight' of the workload is float32[3, 5]"),
         (record(elements=[15]), "LIST line 2: fault record: elements is 15; expected a list of at least one position in 0-14"),
         (record(operands=["0x4000"]), "LIST line 2: fault record: operands is '0x4000'"),
         (record(operation="xro"), "did you mean 'xor'"),
-        (record(rank=1), "LIST line 2: rank is 1, which a campaign on param: sites cannot keep to; leave it out"),
-        (record(first_step=0), "LIST line 2: first_step is 0, which a campaign on param: sites cannot"),
-        (record(phase="bwd"), "LIST line 2: phase is 'bwd', which"),
-        (record(step=2), "LIST line 2, step: batch 2 is not there; the workload has 2, counted from 0"),
-        ([record(step=0), record(step=1)], "LIST line 2: its faults act in several batches"),
-        ([record(), record(site="param:head.weight")], "LIST line 2: names 'param:body.last.weight' twice"),
+        (record(rank=1), "LIST line 2: rank is 1, but a campaign on param: sites does not support rank; leave it out"),
+        (record(first_step=0), "LIST line 2: first_step is 0, but a campaign on param: sites does not"),
+        (record(phase="bwd"), "LIST line 2: phase is 'bwd', but"),
+        (record(step=2), "LIST line 2, step: there is no batch 2; the workload has 2 batches, counted from 0"),
+        ([record(step=0), record(step=1)], "LIST line 2: the faults of one line act in several batches"),
+        ([record(), record(site="param:head.weight")], "LIST line 2: names 'param:body.last.weight' in two records"),
         (record(site="op:first"), "LIST line 2: cannot read site 'op:first'"),
-        (record(site="op:first#convolution.0/fwd/out"), "lacks step: in which evaluation it acts"),
-        (record(site="kv:0/key", step=0), "lacks occurrence: in which evaluation it acts"),
+        (record(site="op:first#convolution.0/fwd/out"), "lacks step, needed to tell in which evaluation it acts"),
+        (record(site="kv:0/key", step=0), "lacks occurrence, needed to tell in which evaluation it acts"),
         (record(site="op:first#convolution.1/fwd/out", step=0), "site: unknown site 'op:first#convolution.1/fwd/out'; did you"),
         (record(site="op:first#convolution.0/fwd/out", step=5), "convolution.0/fwd/out' is not in batch 5; it is in 0, 1"),
         (record(site="kv:0/key", step=0, occurrence=1), "is not in batch 0 at call 1; it is in 0"),
@@ -426,29 +434,29 @@ def test_own_lines_that_cannot_be(line, said):
 
 @pytest.mark.parametrize("content", ["", "\n \n", "hello", "PK\x03\x04", "trial,target,flips\n"])
 def test_what_is_no_list_is_told(content):
-    assert "holds no fault" in error(content) or "is no list of faults that is known" in error(content)
+    assert "holds no fault" in error(content) or "is not a known list of faults" in error(content)
 
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="cannot read the list of faults .*: No such file"):
-        read_file(str(tmp_path / "none"))
+        read_list_bytes(str(tmp_path / "none"))
     with pytest.raises(UsageError, match="cannot read the list of faults .*: Is a directory"):
-        read_file(str(tmp_path))
+        read_list_bytes(str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is not a regular file"):
-        read_file(str(tmp_path / "pipe"))
+        read_list_bytes(str(tmp_path / "pipe"))
     with pytest.raises(UsageError, match="is not a regular file"):
-        read_file("/dev/zero")
+        read_list_bytes("/dev/zero")
 
 
 def test_limits(tmp_path, monkeypatch):
     path = tmp_path / "list.jsonl"
     path.write_text(lines(*[record()] * 4))
     monkeypatch.setattr(files, "MOST_FAULTS", 3)
-    assert "LIST line 4: there are more than 3 faults" in error(path.read_bytes())
+    assert "LIST line 4: the list has more than 3 faults" in error(path.read_bytes())
     monkeypatch.setattr(files, "MOST_BYTES", 100)
     with pytest.raises(UsageError, match="is larger than"):
-        read_file(str(path))
+        read_list_bytes(str(path))
 
 
 def test_the_kind_of_a_list(tmp_path):

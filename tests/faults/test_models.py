@@ -51,7 +51,7 @@ def test_text(text, canonical, count, counted):
     model = fault_model(text)
     assert model.text == canonical
     assert fault_model(canonical) == model
-    assert (model.count, model.counted) == (count, counted)
+    assert (model.count, model.has_explicit_count) == (count, counted)
 
 
 def test_with_count():
@@ -63,9 +63,9 @@ def test_with_count():
         with pytest.raises(UsageError, match="=0; expected 1 or more"):
             fault_model(text).with_count(0)
     for text in ("block=16", "block=16,cycles=any", "tile=2x3"):
-        with pytest.raises(UsageError, match=f"{text} says which elements are corrupted; leave it out to ask for 4"):
+        with pytest.raises(UsageError, match=f"{text} already chooses the elements; leave it out to corrupt 4"):
             fault_model(f"zero:{text}").with_count(4)
-    with pytest.raises(UsageError, match=r"rate=0\.5 draws how many"):
+    with pytest.raises(UsageError, match=r"rate=0\.5 draws the number of corrupted elements"):
         fault_model("bitflip:rate=0.5").with_count(4)
 
 
@@ -81,10 +81,10 @@ def test_with_count():
         ("bitflip:rate=1.5", "rate=1.5; expected a probability"),
         ("bitflip:rate=-1e-9", "rate=-1e-09"),
         ("bitflip:rate=nan", "rate=nan"),
-        ("bitflip:rate=0.1,count=2", "count and rate contradict"),
-        ("zero:run=3,count=2", "count and run contradict"),
-        ("zero:run=3,stride=2", "run and stride contradict"),
-        ("zero:stride=2", "stride=2 needs count"),
+        ("bitflip:rate=0.1,count=2", "count and rate exclude each other"),
+        ("zero:run=3,count=2", "count and run exclude each other"),
+        ("zero:run=3,stride=2", "run and stride exclude each other"),
+        ("zero:stride=2", "stride=2 also needs count"),
         ("zero:run=0", "run=0"),
         ("zero:count=3,stride=0", "stride=0"),
         ("bitflip:bits=expnent", "unknown bit class 'expnent'; did you mean 'exponent'"),
@@ -98,10 +98,10 @@ def test_with_count():
         ("zero:block=4,cycles=0", "cycles=0; expected 1 or more"),
         ("zero:block=4,cycles=many", "cycles='many'; expected a number of blocks, or any"),
         ("zero:cycles=4", "cycles=4 needs block"),
-        ("zero:block=4,run=4", "run and block contradict"),
-        ("zero:block=4,count=4", "count and block contradict"),
-        ("zero:block=4,tile=2x2", "block and tile contradict"),
-        ("zero:cycles=4,tile=2x2", "cycles and tile contradict"),
+        ("zero:block=4,run=4", "run and block exclude each other"),
+        ("zero:block=4,count=4", "count and block exclude each other"),
+        ("zero:block=4,tile=2x2", "block and tile exclude each other"),
+        ("zero:cycles=4,tile=2x2", "cycles and tile exclude each other"),
         ("zero:tile=16", "tile='16'; expected ROWSxCOLUMNS"),
         ("zero:tile=0x8", "rows of the tile=0"),
         ("zero:tile=8x0", "columns of the tile=0"),
@@ -132,7 +132,7 @@ def test_text_that_cannot_be(text, message):
         ("burst:length=9", "needs a dtype with 9 adjacent bits among bits=all; found 'bias' (int8"),
         ("set:value=nan", "needs a dtype that can hold nan"),
         ("set:value=0x100", "needs a dtype that can hold 0x100"),
-        ("zero:run=9", "run=9 spans 9 elements of one tensor, but the largest, 'bias', has 8"),
+        ("zero:run=9", "run=9 spans 9 elements of one tensor, but the largest tensor, 'bias', has 8"),
         ("zero:count=3,stride=4", "spans 9 elements"),
         ("multibit:flips=9", "needs a dtype with 9 bits among bits=all; found 'bias' (int8"),
     ],
@@ -162,8 +162,13 @@ def test_nothing_to_corrupt():
 
 def test_regions():
     region = Region("w", "bfloat16", (2, 3, 4), np.array([5, 0]))
-    assert (region.size, region.numel, region.bits, region.codec.name) == (2, 24, 32, "bfloat16")
-    assert Region("s", "float64", ()).bits == 64
+    assert (region.eligible_count, region.numel, region.eligible_bit_count, region.codec.name) == (
+        2,
+        24,
+        32,
+        "bfloat16",
+    )
+    assert Region("s", "float64", ()).eligible_bit_count == 64
     with pytest.raises(UsageError, match="element 24 is outside 'w', which has 24"):
         Region("w", "int8", (2, 3, 4), np.array([3, 24]))
     with pytest.raises(UsageError, match="element -1"):
@@ -177,7 +182,7 @@ def test_regions():
         Region("w", "int8", (2,), np.array([True, False]))
     with pytest.raises(UsageError, match="unknown dtype"):
         Region("w", "bool", (2,))
-    with pytest.raises(UsageError, match="'bias' is among the regions twice"):
+    with pytest.raises(UsageError, match="'bias' appears twice in the regions"):
         Population([BIAS, Region("bias", "int8", (8,))])
     assert draw("bitflip:rate=0.5", Region("w", "int8", (4,), np.array([], dtype=np.int64)), BIAS)[0].site == "bias"
 

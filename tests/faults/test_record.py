@@ -42,7 +42,7 @@ def faults(draw):
         operands = np.array(draw(st.lists(st.floats(allow_nan=False), min_size=n, max_size=n)))
     else:
         words = st.integers(0, (1 << layout.bits) - 1)
-        operands = np.array(draw(st.lists(words, min_size=n, max_size=n)), dtype=layout.word)
+        operands = np.array(draw(st.lists(words, min_size=n, max_size=n)), dtype=layout.word_dtype)
     numbers = st.none() | st.integers(0, 2**63 - 1)
     moment = {k: draw(numbers) for k in ("step", "micro_step", "occurrence")}
     return Fault(

@@ -62,7 +62,7 @@ def trained(guarded: bool) -> list[torch.Tensor]:
     optimizer = torch.optim.Adam(model.parameters())
     batches = list(torch.randn(30, 8, 16, device="cuda"))
     guard = Guard(model, optimizer, strict=True) if guarded else None
-    for i, x in guard.over(enumerate(batches)) if guard else enumerate(batches):
+    for i, x in guard.iterate(enumerate(batches)) if guard else enumerate(batches):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()

@@ -115,7 +115,7 @@ def test_late_readings_and_validation_within_an_epoch(tmp_path, when):
     golden = fit(tmp_path, **arguments)
     # A clipped gradient is not large; NaN is.
     value = float("nan")
-    saved = fit(tmp_path, corrupts=[when], guarded=True, value=value, options={"late": True}, **arguments)
+    saved = fit(tmp_path, corrupts=[when], guarded=True, value=value, options={"delayed_check": True}, **arguments)
     assert same(saved, golden)
     assert [a.step for a in saved[3].alarms] == [when]
 
@@ -143,9 +143,9 @@ def test_a_fault_that_stays_stops_the_training(tmp_path):
 
 
 def test_what_cannot_be_guarded_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="accumulate_grad_batches is 2; GuardCallback expects 1"):
+    with pytest.raises(UsageError, match="accumulate_grad_batches is 2; expected 1, because GuardCallback"):
         fit(tmp_path, guarded=True, accumulate_grad_batches=2)
-    with pytest.raises(UsageError, match="guarded already"):
+    with pytest.raises(UsageError, match="already guarded"):
         fit(tmp_path, guarded=True, callbacks=[GuardCallback()])
 
     class Manual(Module):
@@ -153,5 +153,5 @@ def test_what_cannot_be_guarded_is_refused(tmp_path):
 
     trainer = lightning.Trainer(accelerator="cpu", logger=False, callbacks=[GuardCallback()], enable_checkpointing=False,
                                 enable_model_summary=False)  # fmt: skip
-    with pytest.raises(UsageError, match="optimizes by hand"):
+    with pytest.raises(UsageError, match="optimizes manually"):
         trainer.fit(Manual("adam", "step"), torch.utils.data.DataLoader(data(), batch_size=8))

@@ -77,13 +77,15 @@ def test_a_planted_fault_leaves_nothing(tmp_path, arguments):
 def test_late_readings_are_settled_before_an_evaluation(tmp_path, when):
     arguments = {"eval_strategy": "steps", "eval_steps": 10}
     golden, _ = train(tmp_path, **arguments)
-    saved, guard = train(tmp_path, Corrupted([when], float("nan")), guarded=True, options={"late": True}, **arguments)
+    saved, guard = train(
+        tmp_path, Corrupted([when], float("nan")), guarded=True, options={"delayed_check": True}, **arguments
+    )
     assert all(torch.equal(a, b) for a, b in zip(golden, saved, strict=True))
     assert [a.step for a in guard.alarms] == [when]
 
 
 def test_a_second_callback_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="guarded already"):
+    with pytest.raises(UsageError, match="already guarded"):
         train(tmp_path, guarded=True, twice=True)
 
 
@@ -107,6 +109,6 @@ def test_a_guard_is_not_put_around_another(tmp_path):
 
     with pytest.raises(GuardStop):
         guard.step(broken)
-    with pytest.raises(UsageError, match="guarded already"):
+    with pytest.raises(UsageError, match="already guarded"):
         Guard(model, optimizer)
     guard.close()

@@ -53,10 +53,10 @@ def train(guarded=False, corrupts=(), where=None, value=1e12, late=None):
     model.module[4].weight.register_hook(spoil)
     generator = torch.Generator().manual_seed(dist.get_rank())
     batches = [torch.randn(6, 4, generator=generator) for _ in range(STEPS)]
-    guard = Guard(model, optimizer, late=late) if guarded else None
+    guard = Guard(model, optimizer, delayed_check=late) if guarded else None
     begun, ended = 0, "done"
     try:
-        for x in guard.over(batches) if guard else batches:
+        for x in guard.iterate(batches) if guard else batches:
             now = last and begun in corrupts
             begun += 1
             optimizer.zero_grad()
@@ -80,7 +80,7 @@ def unlike(ranks):
     optimizer = torch.optim.Adam(model.parameters())
     guard = Guard(model, optimizer, ranks=ranks)
     try:
-        for x in guard.over([torch.ones(1, 2)] * 3):
+        for x in guard.iterate([torch.ones(1, 2)] * 3):
             model(x).sum().backward()
             optimizer.step()
     except UnsilentError as error:

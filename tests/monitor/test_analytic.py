@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from unsilent.errors import UsageError
-from unsilent.monitor import Analytic, Guard, GuardStop
+from unsilent.monitor import AnalyticBounds, Guard, GuardStop
 
 BATCH, SIDE = 16, 6
 
@@ -47,20 +47,20 @@ def train(optimizer_of, steps=15, bounds=None, fault=None, model=None):
 
 
 def bounds_of(guard):
-    return guard._bounds._fixed_by_name
+    return guard._magnitudes.bounds._fixed_by_name
 
 
 def test_partial_sums_of_every_layer():
-    adam = bounds_of(train(torch.optim.Adam, 1, Analytic()))
+    adam = bounds_of(train(torch.optim.Adam, 1, AnalyticBounds()))
     sums = {"conv.weight": 9, "conv.bias": 9, "norm.weight": 9, "norm.bias": 9, "back.weight": 36, "fc.weight": 36, "fc.bias": 36,
             "back.bias": 36}  # fmt: skip
     wanted = {f"{name}/exp_avg": 20 * (n / BATCH) ** 0.5 for name, n in sums.items()}
     wanted |= {f"{name}/exp_avg_sq": 400 * n / BATCH for name, n in sums.items()}
     assert adam == pytest.approx(wanted)
-    sgd = bounds_of(train(lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9), 1, Analytic(terms=BATCH * 36)))
+    sgd = bounds_of(train(lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9), 1, AnalyticBounds(loss_terms=BATCH * 36)))
     assert sgd["fc.weight/momentum_buffer"] == pytest.approx(10 * 20 / (BATCH * 36) ** 0.5)
     # A buffer of scaled gradients is no sum of gradients.
-    rms = bounds_of(train(lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.9), 1, Analytic()))
+    rms = bounds_of(train(lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.9), 1, AnalyticBounds()))
     assert {name.rpartition("/")[2] for name in rms} == {"square_avg"}
 
 
@@ -76,7 +76,7 @@ def test_micro_batches_count_together_and_tied_weights_too():
 
     model = Tied()
     optimizer = torch.optim.Adam(model.parameters())
-    with contextlib.closing(Guard(model, optimizer, bounds=Analytic())) as guard:
+    with contextlib.closing(Guard(model, optimizer, bounds=AnalyticBounds())) as guard:
 
         def step():
             for _ in range(2):
@@ -94,14 +94,14 @@ def test_the_alarm_names_the_rule():
     early = (3, "conv.weight", 1e6)  # calibrated bounds do not hold yet
     with pytest.raises(GuardStop, match="step 10"):  # by now it is too late to undo
         train(torch.optim.Adam, fault=early)
-    guard = train(torch.optim.Adam, bounds=Analytic(), fault=early)
+    guard = train(torch.optim.Adam, bounds=AnalyticBounds(), fault=early)
     (alarm,) = guard.alarms
     assert (alarm.rule, alarm.step, alarm.tensor) == ("analytic", 3, "conv.weight/exp_avg")
     assert alarm.bound == pytest.approx(15)
     assert str(alarm).endswith("beyond its bound 15 (analytic)")
-    (alarm,) = train(torch.optim.Adam, bounds=Analytic(), fault=(13, "scale", 1e6)).alarms
+    (alarm,) = train(torch.optim.Adam, bounds=AnalyticBounds(), fault=(13, "scale", 1e6)).alarms
     assert (alarm.rule, alarm.tensor) == ("calibrated", "scale/exp_avg")
-    (alarm,) = train(torch.optim.Adam, bounds=Analytic(), fault=(3, "scale", float("nan"))).alarms
+    (alarm,) = train(torch.optim.Adam, bounds=AnalyticBounds(), fault=(3, "scale", float("nan"))).alarms
     assert alarm.rule == "not finite"
     (alarm,) = train(torch.optim.Adam, bounds={"scale/exp_avg": 5.0}, fault=(3, "scale", 1e3)).alarms
     assert alarm.rule == "fixed"
@@ -116,7 +116,7 @@ def test_what_cannot_be_measured_is_refused():
         def forward(self, x):
             return (x.mean((1, 2, 3))[:, None, None] * self.w).expand(-1, 3, 2)
 
-    with pytest.raises(UsageError, match="none was seen"):
-        train(torch.optim.Adam, 1, Analytic(), model=Own())
-    with pytest.raises(UsageError, match="the mean of 0 terms"):
-        Analytic(0)
+    with pytest.raises(UsageError, match="but none ran"):
+        train(torch.optim.Adam, 1, AnalyticBounds(), model=Own())
+    with pytest.raises(UsageError, match="loss_terms is 0"):
+        AnalyticBounds(0)

@@ -13,7 +13,7 @@ from conftest import few
 from monitor.segments import executed_again
 from unsilent.errors import UsageError
 from unsilent.monitor import Guard, GuardStop
-from unsilent.monitor.guard import EVERY
+from unsilent.monitor.guard import SNAPSHOT_INTERVAL
 
 STEPS = 40
 # Loops here count the iterations that were begun, to know where to inject; the count is not put back, which a guard reports.
@@ -69,7 +69,7 @@ def run(name, faults=(), guarded=True, **options):
     try:
         for _ in range(2):
             loader = Loader()
-            for x, y in guard.over(loader) if guard else loader:
+            for x, y in guard.iterate(loader) if guard else loader:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
                 for when, where, value in faults:
@@ -99,19 +99,19 @@ def test_a_clean_run_has_the_bits_of_an_unguarded_one_and_no_alarm(golden, name)
     state, guard, begun = run(name)
     assert same(state, golden[name])
     assert (guard.alarms, guard.recoveries, begun) == ([], 0, STEPS)
-    assert guard.spent.steps == STEPS
-    assert guard.spent.check > 0
-    assert guard.spent.snapshot > 0
+    assert guard.overhead.steps == STEPS
+    assert guard.overhead.check > 0
+    assert guard.overhead.snapshot > 0
 
 
 @pytest.mark.parametrize("name", few(MAKE, "adamw", "sgd"))
-@pytest.mark.parametrize("every", few([1, EVERY], EVERY))
+@pytest.mark.parametrize("every", few([1, SNAPSHOT_INTERVAL], SNAPSHOT_INTERVAL))
 @pytest.mark.parametrize("value", [1e6, -1e17, float("inf"), float("nan")])
 @pytest.mark.parametrize(
     ("when", "where"), [(25, "fc.weight"), (13, "conv.weight"), (20, "statistic"), (39, "fc.bias")]
 )
 def test_a_transient_fault_leaves_nothing(golden, name, every, value, when, where):
-    state, guard, begun = run(name, [(when, where, value)], every=every)
+    state, guard, begun = run(name, [(when, where, value)], snapshot_interval=every)
     assert same(state, golden[name])
     assert guard.recoveries == 1
     (alarm,) = guard.alarms
@@ -125,22 +125,22 @@ def test_a_transient_fault_leaves_nothing(golden, name, every, value, when, wher
 def test_a_step_that_is_read_late_is_undone_all_the_same(golden, name, when):
     """Read after the next step, or when the loop ends: the oldest state is still the one before the fault."""
     for value, where in [(float("nan"), "fc.weight"), (float("inf"), "statistic")]:
-        state, guard, begun = run(name, [(when, where, value)], late=True)
+        state, guard, begun = run(name, [(when, where, value)], delayed_check=True)
         assert same(state, golden[name])
         (alarm,) = guard.alarms
         assert alarm.step == when
-        assert STEPS + 2 <= begun <= STEPS + 4 * EVERY
-        assert guard.spent.steps == STEPS
+        assert STEPS + 2 <= begun <= STEPS + 4 * SNAPSHOT_INTERVAL
+        assert guard.overhead.steps == STEPS
 
 
 def test_late_and_at_once_learn_the_same_and_stop_alike(golden):
-    state, guard, _ = run("adam", late=True)
+    state, guard, _ = run("adam", delayed_check=True)
     assert same(state, golden["adam"])
     assert not guard.alarms
     at_once = run("adam", [(25, "fc.weight", 1e9)])[1].alarms[0]
-    assert run("adam", [(25, "fc.weight", 1e9)], late=True)[1].alarms[0] == at_once
+    assert run("adam", [(25, "fc.weight", 1e9)], delayed_check=True)[1].alarms[0] == at_once
     with pytest.raises(GuardStop) as raised:
-        run("sgd", [(n, "fc.weight", 1e9) for n in range(15, 60)], late=True)
+        run("sgd", [(n, "fc.weight", 1e9) for n in range(15, 60)], delayed_check=True)
     assert raised.value.first.step == 15
 
 
@@ -150,7 +150,7 @@ def test_steps_that_are_functions_are_settled_before_they_are_saved():
         torch.manual_seed(0)
         model = nn.Linear(3, 1)
         optimizer = torch.optim.Adam(model.parameters())
-        guard, hits = Guard(model, optimizer, late=True), []
+        guard, hits = Guard(model, optimizer, delayed_check=True), []
 
         def step(optimizer=optimizer, model=model, hits=hits, fault=fault):
             optimizer.zero_grad()
@@ -163,9 +163,9 @@ def test_steps_that_are_functions_are_settled_before_they_are_saved():
         for _ in range(15):
             guard.step(step)
         assert not guard.alarms
-        guard.settle()
+        guard.check_pending_steps()
         assert len(guard.alarms) == (fault is not None)
-        guard.settle()
+        guard.check_pending_steps()
         ends.append([p.detach().clone() for p in model.parameters()])
         guard.close()
     assert same(*ends)
@@ -191,7 +191,7 @@ def test_two_faults_apart_and_one_that_stays(golden):
     assert same(state, golden["sgd"])
     assert guard.recoveries == 2
     permanent = [(n, "fc.weight", 1e9) for n in range(15, 60)]
-    with pytest.raises(GuardStop, match="again after going back 8 iterations") as raised:
+    with pytest.raises(GuardStop, match="although the last 8 iterations ran again") as raised:
         run("sgd", permanent)
     assert raised.value.exit_code == 17
     assert raised.value.first.step == 15
@@ -205,12 +205,14 @@ def test_small_faults_pass(golden):
 
 
 def test_bounds_and_places_are_options(golden):
-    state, guard, _ = run("adam", [(25, "fc.weight", 50.0)], bounds={"fc.weight/exp_avg": 1.0}, where="file")
+    state, guard, _ = run(
+        "adam", [(25, "fc.weight", 50.0)], bounds={"fc.weight/exp_avg": 1.0}, snapshot_location="file"
+    )
     assert same(state, golden["adam"])
     assert guard.recoveries == 1
     assert guard.alarms[0].bound == 1.0
     alarms = []
-    run("adam", [(25, "fc.weight", 1e9)], on_alarm=alarms.append, where="host", gradients=False)
+    run("adam", [(25, "fc.weight", 1e9)], on_alarm=alarms.append, snapshot_location="host", snapshot_gradients=False)
     assert len(alarms) == 1
     assert "reaches" in str(alarms[0])
 
@@ -219,23 +221,23 @@ def test_what_cannot_be_guarded_is_refused():
     model = Net()
     optimizer = torch.optim.Adam(model.parameters())
     guard = Guard(model, optimizer)
-    with pytest.raises(UsageError, match="guarded already"):
+    with pytest.raises(UsageError, match="already guarded"):
         Guard(model, optimizer)
-    with pytest.raises(UsageError, match="this Adam is guarded already"):
+    with pytest.raises(UsageError, match="this Adam is already guarded"):
         Guard(nn.Sequential(model), optimizer)
     guard.close()
     Guard(model, [optimizer]).close()
-    with pytest.raises(UsageError, match="expected all, alone, or a process group"):
+    with pytest.raises(UsageError, match="expected 'all', 'alone' or a process group"):
         Guard(model, optimizer, ranks="some")
     with pytest.raises(UsageError, match="needs a torch optimizer"):
         Guard(model, None)
     plain = nn.Linear(2, 2)
     sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
     guard = Guard(plain, sgd)
-    batches = guard.over([torch.ones(1, 2)] * 2)
+    batches = guard.iterate([torch.ones(1, 2)] * 2)
     plain(next(batches)).sum().backward()
     sgd.step()
-    with pytest.raises(UsageError, match="SGD remembers no gradients"):
+    with pytest.raises(UsageError, match="SGD keeps no momentum or moments"):
         next(batches)
 
 
@@ -314,7 +316,7 @@ def test_a_guard_that_learnt_has_the_bounds_of_one_that_saw_the_steps():
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=STEPS)
     learner = Reading(model, optimizer)
     for _ in range(2):
-        for x, y in learner.over(Loader()):
+        for x, y in learner.iterate(Loader()):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
@@ -323,10 +325,10 @@ def test_a_guard_that_learnt_has_the_bounds_of_one_that_saw_the_steps():
     learner.close()
     fresh = Guard(model, optimizer)
     fresh.learn(names, np.array(rows[:25]))
-    fresh._look()
-    passed = fresh._bounds.passed(np.where(np.array(names) == "fc.weight/exp_avg", 1e8, 0.0))
+    fresh._magnitudes.update_watched_tensors(lambda: False)
+    passed = fresh._magnitudes.bounds.first_exceeded(np.where(np.array(names) == "fc.weight/exp_avg", 1e8, 0.0))
     assert passed.bound == seen.alarms[0].bound
-    with pytest.raises(UsageError, match="expected .steps, names., every name once"):
+    with pytest.raises(UsageError, match="expected .steps, names., with every name once"):
         fresh.learn(names, np.zeros((3, 2)))
     with pytest.raises(UsageError, match="infinite or negative"):
         fresh.learn(["a"], np.array([[np.inf]]))

@@ -27,7 +27,7 @@ class Parts:
         self.faulty = faulty
 
     def over(self, batches=None):
-        return self.guard.over(enumerate(zip(X, Y, strict=True) if batches is None else batches))
+        return self.guard.iterate(enumerate(zip(X, Y, strict=True) if batches is None else batches))
 
     def backward(self, x, y, extra=0.0):
         ((self.model(x) - y).square().mean() + extra).backward()
@@ -137,7 +137,7 @@ def schedules_outside(parts):
     for i, (x, y) in enumerate(zip(X, Y, strict=True)):
         parts.guard.step(lambda i=i, x=x, y=y: parts.update(i, x, y))
         schedule.step()
-    parts.guard.settle()
+    parts.guard.check_pending_steps()
 
 
 def zeroes_outside(parts):
@@ -148,15 +148,15 @@ def zeroes_outside(parts):
     for i, (x, y) in enumerate(zip(X, Y, strict=True)):
         parts.optimizer.zero_grad()
         parts.guard.step(step, i, x, y)
-    parts.guard.settle()
+    parts.guard.check_pending_steps()
 
 
 EXACT = (freezes, unfreezes, stops_statistics, has_a_flag, adds_a_group)
 SAID = {
     drops_once: "parameter group 0 had lr",
-    makes_a_schedule_late: "StepLR was made after the loop began",
+    makes_a_schedule_late: "StepLR was created after the loop began",
     changes_a_batch_once: "a batch was changed in place",
-    draws_now_and_then: "ended with other bits",
+    draws_now_and_then: "from the same state gave other bits",
     schedules_outside: "StepLR last_epoch was",
     zeroes_outside: r"zero_grad\(\) outside of the step",
 }
@@ -189,9 +189,9 @@ def test_what_cannot_be_done_again_is_said(loop, every):
     if (loop, every) == (makes_a_schedule_late, 1):
         faulty = 39
     with pytest.warns(RepeatabilityWarning, match=SAID[loop]):
-        ran(loop, faulty, every=every)
+        ran(loop, faulty, snapshot_interval=every)
     with pytest.raises(NotRepeatable, match=SAID[loop]):
-        ran(loop, faulty, every=every, strict=True)
+        ran(loop, faulty, snapshot_interval=every, strict=True)
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -205,9 +205,9 @@ def test_a_loop_that_is_left_while_steps_are_executed_again(strict):
                 break
     if strict:
         with pytest.raises(NotRepeatable, match="the loop was left while"):
-            parts.guard.settle()
+            parts.guard.check_pending_steps()
     else:
-        parts.guard.settle()
+        parts.guard.check_pending_steps()
     parts.guard.close()
 
 
@@ -236,9 +236,9 @@ def test_what_cannot_be_kept_is_refused_in_one_line():
         Guard(model, torch.optim.Adam(model.parameters()))
     model = nn.Embedding(5, 2, sparse=True)
     optimizer = torch.optim.SparseAdam(model.parameters())
-    guard = Guard(model, optimizer, every=1)
+    guard = Guard(model, optimizer, snapshot_interval=1)
     with pytest.raises(UsageError, match="sparse"):  # noqa: PT012
-        for n in guard.over(range(4)):
+        for n in guard.iterate(range(4)):
             optimizer.zero_grad(set_to_none=False)
             model(torch.tensor([n])).sum().backward()
             optimizer.step()

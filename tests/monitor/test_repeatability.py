@@ -31,7 +31,7 @@ class Training:
         self._pending, self._done = ({faulty} if guarded else set()), []
 
     def over(self, batches):
-        return batches if self.guard is None else self.guard.over(batches)
+        return batches if self.guard is None else self.guard.iterate(batches)
 
     def update(self, x):
         self.optimizer.zero_grad()
@@ -148,7 +148,7 @@ EXACT = [
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("loop", EXACT)
 def test_a_recovered_loop_ends_with_the_bits_of_a_fault_free_one(loop, late):
-    faulty = ran(loop, True, late=late, strict=True)
+    faulty = ran(loop, True, delayed_check=late, strict=True)
     assert faulty.guard.recoveries == 1
     assert same(faulty, ran(loop, False))
     faulty.guard.close()
@@ -198,27 +198,27 @@ NOT_EXACT = {
     enumerated_outside: r"parameter group 0 had lr=.* \(give Guard the scheduler",
     in_place: "the model received other inputs",
     hidden_generator: "the model received other inputs",
-    hidden_noise: "ended with other bits",
+    hidden_noise: "from the same state gave other bits",
 }
 
 
-@pytest.mark.filterwarnings("ignore:variables of the loop are not put back")
+@pytest.mark.filterwarnings("ignore:variables of the loop are not restored")
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("loop", NOT_EXACT)
 def test_a_loop_that_cannot_be_repeated_is_reported_with_its_cause(loop, late):
     with pytest.warns(RepeatabilityWarning, match=NOT_EXACT[loop]):
-        faulty = ran(loop, True, late=late)
+        faulty = ran(loop, True, delayed_check=late)
     assert not same(faulty, ran(loop, False))
     with pytest.raises(NotRepeatable, match=NOT_EXACT[loop]):
-        ran(loop, True, late=late, strict=True)
+        ran(loop, True, delayed_check=late, strict=True)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_number_that_goes_on_counting_is_named_and_no_error(strict):
     with pytest.warns(
-        RepeatabilityWarning, match=r"variables of the loop are not put back: i was .* guard\.over\(enumerate"
+        RepeatabilityWarning, match=r"variables of the loop are not restored: i was .* guard\.iterate\(enumerate"
     ):
-        faulty = ran(slow_schedule, True, strict=strict, every=1)
+        faulty = ran(slow_schedule, True, strict=strict, snapshot_interval=1)
     assert not same(faulty, ran(slow_schedule, False))
 
 
@@ -258,12 +258,12 @@ def test_a_generator_that_is_handed_in_is_put_back():
 
 def test_a_generator_that_cannot_be_put_back_is_named():
     training = Training(False)
-    with pytest.raises(UsageError, match=r"random\.SystemRandom cannot be read and put back"):
+    with pytest.raises(UsageError, match=r"random\.SystemRandom cannot be saved and restored"):
         Guard(training.model, training.optimizer, random.SystemRandom())
     guard = Guard(training.model, training.optimizer)
     chance = random.SystemRandom()
     with pytest.warns(RepeatabilityWarning, match="chance: the state of the random generator random.SystemRandom"):  # noqa: PT031
-        for _ in guard.over(range(2)):
+        for _ in guard.iterate(range(2)):
             training.update(X[[chance.randrange(64) for _ in range(8)]])
     guard.close()
 
@@ -281,7 +281,7 @@ def test_a_stop_leaves_the_oldest_state_kept(caplog):
     assert stop.value.first.step == FAULTY
     assert all(map(torch.equal, training.bits(), states[oldest_kept(FAULTY)]))
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    assert "The oldest state kept was put back" in caplog.text
+    assert "The oldest kept state was restored" in caplog.text
 
 
 def test_a_recovery_is_one_line_in_the_log(caplog):
@@ -295,7 +295,7 @@ def test_a_recovery_is_one_line_in_the_log(caplog):
 
 @pytest.mark.parametrize("way", ["settle", "context"])
 def test_the_last_step_before_a_break_is_checked(way):
-    training = Training(True, late=True)
+    training = Training(True, delayed_check=True)
     for number, x in training.over(enumerate(X.repeat(3, 1).split(8))):
         before = training.bits()
         training.update(x)
@@ -303,7 +303,7 @@ def test_the_last_step_before_a_break_is_checked(way):
             break
     with pytest.raises(GuardStop, match="the loop was left"):  # noqa: PT012
         if way == "settle":
-            training.guard.settle()
+            training.guard.check_pending_steps()
         else:
             with training.guard:
                 pass
@@ -314,7 +314,7 @@ def test_the_last_step_before_a_break_is_checked(way):
 def test_after_the_warm_up_nan_is_called_not_finite():
     training = Training(False)
     guard = Guard(training.model, training.optimizer)
-    for number, x in guard.over(enumerate(X.repeat(3, 1).split(8))):
+    for number, x in guard.iterate(enumerate(X.repeat(3, 1).split(8))):
         training.update(x)
         if number == 15 and not guard.alarms:
             training.optimizer.state[training.model[0].weight]["exp_avg"][0, 0] = float("nan")
@@ -331,7 +331,7 @@ def test_parameters_and_signs_of_second_moments_are_watched():
             clean.update(x)
         training = Training(False)
         with Guard(training.model, training.optimizer, strict=True) as guard:
-            for number, x in guard.over(enumerate(X.repeat(3, 1).split(8))):
+            for number, x in guard.iterate(enumerate(X.repeat(3, 1).split(8))):
                 training.update(x)
                 if number == FAULTY and not guard.alarms:
                     plant(training.model, training.optimizer)
@@ -343,7 +343,11 @@ def test_a_closed_guard_is_refused_and_closing_twice_is_not():
     training = Training(True)
     training.guard.close()
     training.guard.close()
-    for use in (lambda: next(training.guard.over([1])), lambda: training.guard.step(print), training.guard.settle):
+    for use in (
+        lambda: next(training.guard.iterate([1])),
+        lambda: training.guard.step(print),
+        training.guard.check_pending_steps,
+    ):
         with pytest.raises(UsageError, match="this guard is closed"):
             use()
 
@@ -353,7 +357,7 @@ def test_settle_inside_the_loop_is_refused():
     with pytest.raises(UsageError, match="inside the loop"):  # noqa: PT012
         for x in training.over(X.split(8)):
             training.update(x)
-            training.guard.settle()
+            training.guard.check_pending_steps()
     training.guard.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from unsilent.monitor import guard_training
 from unsilent.workloads import load_training
-from unsilent.workloads.trainings.snapshots import first_difference
+from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 
 STEPS = 47
 """The second epoch of the images begins with step 42."""
@@ -21,7 +21,7 @@ def test_a_corrupted_workload_ends_as_one_that_was_not(name, late):
     for _ in range(STEPS):
         workload.step(golden)
     assert golden.epoch == (0 if "chargpt" in name else 1)
-    guard, pending = guard_training(state, late=late), {41, 44}
+    guard, pending = guard_training(state, delayed_check=late), {41, 44}
 
     def step():
         before = state.step
@@ -35,7 +35,7 @@ def test_a_corrupted_workload_ends_as_one_that_was_not(name, late):
     losses = []
     while state.step < STEPS:
         losses.append(guard.step(step).loss)
-    guard.settle()
+    guard.check_pending_steps()
     guard.close()
     assert len(guard.alarms) == 2
-    assert first_difference(workload.snapshot(golden), workload.snapshot(state)) is None
+    assert first_snapshot_difference(workload.snapshot(golden), workload.snapshot(state)) is None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent import UsageError
-from unsilent.outcomes import Outcome, decide, judge
+from unsilent.outcomes import Outcome, judge, judge_by_decision
 from unsilent.outcomes.classify import classify, sample_count
 
 
@@ -114,7 +114,7 @@ def test_a_users_function_and_a_decision_are_judges():
         0,
         3,
     ]
-    assert decide(lambda out: out > 3)(g, f, None).incorrect.tolist() == [False, True]
+    assert judge_by_decision(lambda out: out > 3)(g, f, None).incorrect.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_a_users_function_and_a_decision_are_judges():
     [
         ("top1", torch.zeros(3), "does not fit an output of shape"),
         ("top1", torch.zeros(3, 1), "two or more classes"),
-        ("top1", torch.zeros(3, 4, 5), "one row of classes a sample"),
+        ("top1", torch.zeros(3, 4, 5), "one row of class scores per sample"),
         ("topk:k=5", torch.zeros(3, 4), "k is 5, but the output has 4 classes"),
         ("topk:k=0", None, "expected 1 or more"),
-        ("threshold", torch.zeros(3, 2), "one score a sample"),
+        ("threshold", torch.zeros(3, 2), "one score per sample"),
         ("next-token", torch.zeros(3, 2), "needs 3 dimensions"),
         ("top1", "text", "needs a tensor"),
         ("top_1", None, "did you mean 'top1'"),
-        ("topk:n=3", None, "unknown parameter of judge 'topk' 'n'"),
+        ("topk:n=3", None, "unknown parameter of judge 'topk': 'n'"),
         ("topk:k=many", None, "expected a value of type int"),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_judge_that_does_not_fit_says_so_in_one_line(text, output, message):
 
 
 def test_a_function_that_answers_wrongly_is_refused():
-    with pytest.raises(UsageError, match="one value a sample"):
+    with pytest.raises(UsageError, match="one value per sample"):
         judge(lambda g, f, b: torch.zeros(2, 2, dtype=torch.bool))(0, 0, None)
 
 
@@ -178,7 +178,7 @@ def test_nonfinite_counts_anywhere_in_a_nested_output():
 def test_detections_are_judged_image_by_image():
     golden = [{"boxes": torch.zeros(2, 4)}, {"boxes": torch.zeros(3, 4)}]
     faulty = [{"boxes": torch.zeros(2, 4)}, {"boxes": torch.zeros(1, 4)}]
-    count = decide(lambda out: np.array([len(o["boxes"]) for o in out]))
+    count = judge_by_decision(lambda out: np.array([len(o["boxes"]) for o in out]))
     assert [Outcome(c).name for c in classify(count, golden, faulty, None, 2).codes] == ["MASKED", "SDC"]
 
 
@@ -219,7 +219,9 @@ def test_a_users_judge_may_answer_in_any_dtype(dtype):
         assert found.incorrect.tolist() == [False, True, True]
         assert found.severity.dtype == np.float64
         assert found.severity.tolist() == wanted
-    assert decide(lambda out: out)(severity, torch.tensor(amounts[::-1]).to(dtype), None).incorrect.tolist() == [
+    assert judge_by_decision(lambda out: out)(
+        severity, torch.tensor(amounts[::-1]).to(dtype), None
+    ).incorrect.tolist() == [
         True,
         False,
         True,

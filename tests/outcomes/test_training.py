@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.errors import UsageError
-from unsilent.outcomes.training import Ending, Thresholds, TrainingOutcome, averaged, judge_ending
+from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, averaged, classify_training
 
 STEPS = 200
-GOLDEN = Ending(np.full(STEPS, 0.8), np.full(STEPS, 0.5), 0.75)
+GOLDEN = TrainingCurves(np.full(STEPS, 0.8), np.full(STEPS, 0.5), 0.75)
 
 
 def ended(*metric, test=0.75, losses=None, **more):
     """The last value goes on to the end."""
     curve = np.full(STEPS, float(metric[-1]))
     curve[: len(metric)] = metric
-    return Ending(curve, np.full(STEPS, 0.5) if losses is None else np.asarray(losses, float), test, **more)
+    return TrainingCurves(curve, np.full(STEPS, 0.5) if losses is None else np.asarray(losses, float), test, **more)
 
 
 def lost(step):
@@ -46,27 +46,27 @@ def lost(step):
     ],
 )
 def test_each_class(faulty, word):
-    assert judge_ending(GOLDEN, faulty) == word
+    assert classify_training(GOLDEN, faulty) == word
 
 
 def test_the_published_slow_sample_is_slow():
     """ResNet-18 on CIFAR-10, fault at epoch 7 step 35 (training-accuracy column of the artifact's expected results)."""
     sample = ended(0.563, 0.459, 0.313, 0.263, 0.188, 0.2, test=0.438)
-    golden = Ending(np.full(STEPS, 0.563), np.full(STEPS, 1.0), 0.832)
-    assert judge_ending(golden, sample) == TrainingOutcome.SLOW_DEGRADE
+    golden = TrainingCurves(np.full(STEPS, 0.563), np.full(STEPS, 1.0), 0.832)
+    assert classify_training(golden, sample) == TrainingOutcome.SLOW_DEGRADE
 
 
 def test_what_fault_free_runs_do_as_well_is_no_harm():
     for faulty in (ended(0.8, 0.8, 0.7, 0.6), ended(0.8, test=0.5), ended(0.8, test=0.9)):
-        assert judge_ending(GOLDEN, faulty, beyond_noise=False) == TrainingOutcome.MASKED_BENIGN
-    assert judge_ending(GOLDEN, lost(0), beyond_noise=False) == TrainingOutcome.IMMEDIATE_NAN
+        assert classify_training(GOLDEN, faulty, beyond_noise=False) == TrainingOutcome.MASKED_BENIGN
+    assert classify_training(GOLDEN, lost(0), beyond_noise=False) == TrainingOutcome.IMMEDIATE_NAN
 
 
 def test_thresholds_are_settings():
     low = ended(0.8, 0.79, 0.78, 0.77)
-    assert judge_ending(GOLDEN, low) == "slow-degrade"
-    assert judge_ending(GOLDEN, low, Thresholds(gap=0.05)) == "masked-benign"
-    assert judge_ending(GOLDEN, ended(0.8, 0.1), Thresholds(drop=0.9)) == "slow-degrade"
+    assert classify_training(GOLDEN, low) == "slow-degrade"
+    assert classify_training(GOLDEN, low, Thresholds(gap=0.05)) == "masked-benign"
+    assert classify_training(GOLDEN, ended(0.8, 0.1), Thresholds(drop=0.9)) == "slow-degrade"
     for bad in ({"gap": -0.1}, {"drop": float("nan")}, {"short_term": 0}):
         with pytest.raises(UsageError, match="expected more than 0"):
             Thresholds(**bad)
@@ -93,5 +93,5 @@ def test_the_moving_mean_is_one(values, window):
 def test_any_curve_has_a_class(metric, test):
     curve = np.array(metric)
     with np.errstate(all="ignore"):
-        found = judge_ending(GOLDEN, Ending(curve, np.full(len(curve), 0.5), test))
+        found = classify_training(GOLDEN, TrainingCurves(curve, np.full(len(curve), 0.5), test))
     assert found in set(TrainingOutcome)

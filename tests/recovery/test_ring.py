@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unsilent.errors import UsageError
-from unsilent.recovery import Ring
+from unsilent.recovery import SnapshotRing
 
 
 class Net(nn.Module):
@@ -77,7 +77,7 @@ def test_states_come_back_bit_for_bit(name, where):
     parts = training(name)
     model, optimizer, scheduler = parts
     torch.set_printoptions(precision=20, threshold=10**6)
-    ring = Ring(model, [optimizer], [scheduler], where=where)
+    ring = SnapshotRing(model, [optimizer], [scheduler], snapshot_location=where)
     seen = []
     for _ in range(4):
         ring.keep()
@@ -87,7 +87,7 @@ def test_states_come_back_bit_for_bit(name, where):
     with torch.no_grad():
         for tensor in tensors:
             tensor.fill_(float("nan") if tensor.is_floating_point() else 7)
-    ring.back(2)
+    ring.restore_snapshot(2)
     assert bits(*parts) == seen[2]
     assert all(a is b for a, b in zip(tensors, [*model.parameters(), *model.buffers()], strict=True))
     step(*parts)
@@ -98,28 +98,28 @@ def test_states_come_back_bit_for_bit(name, where):
 
 def test_the_first_state_comes_back_without_optimizer_state_and_gradients():
     parts = training("adam")
-    ring = Ring(parts[0], [parts[1]])
+    ring = SnapshotRing(parts[0], [parts[1]])
     ring.keep()
     step(*parts)
-    ring.back()
+    ring.restore_snapshot()
     assert not parts[1].state
     assert all(p.grad is None for p in parts[0].parameters())
 
 
 def test_channels_last_weights_keep_their_layout():
     parts = training("adam", torch.channels_last)
-    ring = Ring(parts[0], [parts[1]])
+    ring = SnapshotRing(parts[0], [parts[1]])
     ring.keep()
     before, strides = bits(*parts)[:4], [p.stride() for p in parts[0].parameters()]
     step(*parts)
-    ring.back()
+    ring.restore_snapshot()
     assert bits(*parts)[:4] == before
     assert [p.stride() for p in parts[0].parameters()] == strides
 
 
 def test_memory_is_used_again():
     parts = training("adam")
-    ring = Ring(parts[0], [parts[1]])
+    ring = SnapshotRing(parts[0], [parts[1]])
     for _ in range(4):
         step(*parts)
         ring.keep()
@@ -138,18 +138,20 @@ def test_memory_is_used_again():
 def test_what_cannot_be_is_refused(monkeypatch):
     model, optimizer, scheduler = training("adam")
     with pytest.raises(UsageError, match="Known: device, file, host"):
-        Ring(model, [optimizer], where="tape")
+        SnapshotRing(model, [optimizer], snapshot_location="tape")
     with pytest.raises(UsageError, match="list has no state_dict"):
-        Ring(model, [optimizer], [[scheduler]])
-    ring = Ring(model, [optimizer])
-    with pytest.raises(UsageError, match="the ring holds 0 states"):
-        ring.back()
+        SnapshotRing(model, [optimizer], [[scheduler]])
+    ring = SnapshotRing(model, [optimizer])
+    with pytest.raises(UsageError, match="the ring holds 0 snapshots"):
+        ring.restore_snapshot()
     size = sum(p.numel() * 4 for p in model.parameters())
     # Room for one state, which is not enough.
-    monkeypatch.setattr("unsilent.recovery.ring.free_memory", lambda: size + 1000)
+    monkeypatch.setattr("unsilent.recovery.ring.available_memory_bytes", lambda: size + 1000)
     with pytest.raises(
-        UsageError, match=r"the ring needs .* on cpu \(2 x .*\), where .* is free; keep it in a file \(where='file'\)"
+        UsageError,
+        match=r"the snapshots need .* on cpu \(2 x .*\), but .* is free; "
+        r"keep the snapshots in a file \(snapshot_location='file'\)",
     ):
         ring.keep()
-    Ring(model, [optimizer], depth=1).keep()
-    Ring(model, [optimizer], where="file").keep()
+    SnapshotRing(model, [optimizer], snapshot_count=1).keep()
+    SnapshotRing(model, [optimizer], snapshot_location="file").keep()

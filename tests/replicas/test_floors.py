@@ -10,8 +10,8 @@ from unsilent.errors import UsageError
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.floors import Floor
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.statistics.floor import judge
-from unsilent.statistics.nulls import Measure
+from unsilent.statistics.floor import noise_verdict
+from unsilent.statistics.null_distribution import Measure
 
 WITHIN = Switches.parse("within")
 
@@ -23,38 +23,38 @@ def stored(tmp_path_factory):
     spec = ReplicaSpec(f"{folder}/loop.py:make")
     runner = ReplicaRunner(spec)
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
-        store.bind(spec, runner.describe())
-        store.add(map(runner.run, [Replica(Switches(), 0), *(Replica(WITHIN, n) for n in range(21))]))
+        store.bind_campaign(spec, runner.establish_baseline())
+        store.add_rows(map(runner.run, [Replica(Switches(), 0), *(Replica(WITHIN, n) for n in range(21))]))
     with ReplicaStore(folder / "s.sqlite") as store:
         yield store
 
 
 def test_comparisons_are_differences_from_the_twin(stored):
     floor = Floor(stored, WITHIN)
-    null = floor.null(range(20))
-    assert (null.n, null.twin) == (20, "control/0")
-    row = stored.whole(Replica(WITHIN, 3))
-    twin = stored.whole(Replica(Switches(), 0))
-    found = null.compared[3]
+    null = floor.null_comparisons(range(20))
+    assert (null.n, null.clean_twin) == (20, "control/0")
+    row = stored.row_with_weights(Replica(WITHIN, 3))
+    twin = stored.row_with_weights(Replica(Switches(), 0))
+    found = null.clean_comparisons[3]
     assert found.run == "within/3"
-    assert found.source == "within"
+    assert found.noise_source == "within"
     assert found.values["loss"] == row.loss - twin.loss
-    a, b = (r.flat.astype(np.float64) / np.linalg.norm(r.flat.astype(np.float64)) for r in (row, twin))
+    a, b = (r.flat_weights.astype(np.float64) / np.linalg.norm(r.flat_weights.astype(np.float64)) for r in (row, twin))
     assert found.values["unit"] == pytest.approx(np.linalg.norm(a - b), rel=1e-6)
     assert not found.same_bits
 
 
 def test_a_run_is_judged_by_them(stored):
     floor = Floor(stored, WITHIN)
-    last = stored.whole(Replica(WITHIN, 20))
-    measures = [Measure("loss", margin=10.0), Measure("unit", margin=2.0, distance=True)]
-    verdict = judge(floor.compared(last), floor.null(range(20)), measures, level=0.05)
+    last = stored.row_with_weights(Replica(WITHIN, 20))
+    measures = [Measure("loss", margin=10.0), Measure("unit", margin=2.0, is_distance=True)]
+    verdict = noise_verdict(floor.compare_with_twin(last), floor.null_comparisons(range(20)), measures, level=0.05)
     assert verdict.n == 20
     assert verdict.word in ("masked", "detectable")
-    with pytest.raises(UsageError, match="only runs of one source"):
-        judge(floor.compared(floor.twin), floor.null(range(20)), measures, level=0.05)
+    with pytest.raises(UsageError, match="only runs with the same noise source"):
+        noise_verdict(floor.compare_with_twin(floor.twin), floor.null_comparisons(range(20)), measures, level=0.05)
 
 
 def test_what_is_not_there_is_said(stored):
     with pytest.raises(UsageError, match="replica within/21 is not stored"):
-        Floor(stored, WITHIN).null(range(30))
+        Floor(stored, WITHIN).null_comparisons(range(30))

@@ -16,10 +16,10 @@ from hostile_stores import loosened
 from replicas.subjects import LOOP
 from unsilent.errors import StoreError, UsageError
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, StepTraceId, Switches
-from unsilent.replicas.kind import AskedFor
+from unsilent.replicas.kind import ReplicaRequest
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.replicas.step_trace import asked_by
-from unsilent.studies.noise.study import Question, asked_of, looks_at, read_noise
+from unsilent.replicas.step_trace import replica_or_step_trace
+from unsilent.studies.noise.study import NoiseQuestion, read_noise, steps_to_trace, stored_question
 
 WITHIN = Switches.parse("within")
 NESTED = "[" * 100_000 + "]" * 100_000
@@ -68,8 +68,8 @@ RIGHT = {
     "trial.loss": {"null", "half", "negative", "greatest", "infinite"},
     "trial.metrics": {"object", "object with too much"},
     "trial.notes": {"list"},
-    "trial.finals": {"list"},
-    "trial.seen": {"empty text"},
+    "trial.final_hashes": {"list"},
+    "trial.step_trace_json": {"empty text"},
     "trial.seconds": {"half", "greatest"},
     "trial.worker": {"negative", "greatest"},
     "usage.seconds": {"half"},
@@ -79,8 +79,8 @@ RIGHT = {
 COLUMNS = {
     "campaign": ("hash", "spec", "description"),
     "trial": (
-        "target", "flips", "k", "losses", "hashes", "finals", "loss", "metrics", "predictions", "weights", "dtype", "notes",
-        "seen", "seconds", "worker",
+        "target", "flips", "k", "losses", "hashes", "final_hashes", "loss", "metrics", "predictions", "weights", "dtype", "notes",
+        "step_trace_json", "seconds", "worker",
     ),
     "record": ("value",),
     "usage": ("seconds", "cpu_seconds"),
@@ -93,13 +93,13 @@ def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "loop.py").write_text(LOOP)
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("steps", "4"),))
-    asked, runner = Question(spec, (Switches(), WITHIN), replicas=3), ReplicaRunner(spec)
+    asked, runner = NoiseQuestion(spec, (Switches(), WITHIN), replicas=3), ReplicaRunner(spec)
     with ReplicaStore(folder / "s.sqlite", write=True) as store:
-        store.bind(spec, trained := runner.describe())
-        store.note_asked(AskedFor(tuple(map(str, asked.variants)), asked.replicas))
-        store.add(map(runner.run, dict.fromkeys(asked.wanted(trained))))
-        store.add(map(runner.trace_step, dict.fromkeys(looks_at(asked, store))))
-        store.note_usage(1.0, 2.0)
+        store.bind_campaign(spec, trained := runner.establish_baseline())
+        store.record_request(ReplicaRequest(tuple(map(str, asked.variants)), asked.replicas))
+        store.add_rows(map(runner.run, dict.fromkeys(asked.planned_runs(trained))))
+        store.add_rows(map(runner.trace_step, dict.fromkeys(steps_to_trace(asked, store))))
+        store.add_session_seconds(1.0, 2.0)
     return folder / "s.sqlite"
 
 
@@ -107,15 +107,15 @@ def read_all(path):
     """Everything that can be asked of a store."""
     with ReplicaStore(path) as store:
         for row in store.rows():
-            if isinstance(look := asked_by(row.trial), StepTraceId):
-                store.seen(look)
-        asked_of(store)
-        store.usage()
+            if isinstance(look := replica_or_step_trace(row.trial), StepTraceId):
+                store.find_step_trace(look)
+        stored_question(store)
+        store.total_session_seconds()
 
 
 def read_study(path):
     with ReplicaStore(path) as store:
-        return read_noise(asked_of(store), store)
+        return read_noise(stored_question(store), store)
 
 
 def changed(sound, tmp_path, change, *values):
@@ -128,7 +128,7 @@ def changed(sound, tmp_path, change, *values):
 
 def test_the_sound_store_is_read(sound):
     read_all(sound)
-    assert [v.distinct for v in read_study(sound).variants] == [1, 3]
+    assert [v.distinct_final_states for v in read_study(sound).variants] == [1, 3]
 
 
 PLACES = [f"{table}.{column}" for table, own in COLUMNS.items() for column in own]
@@ -171,7 +171,8 @@ def test_arrays_have_the_length_that_the_training_gives(sound, tmp_path, column)
     for count in (0, 1, 3, 5, 49, 51):
         path = changed(sound, tmp_path, f"UPDATE trial SET {column} = ? WHERE rowid = 1", packed(b"\0" * 8 * count))
         with pytest.raises(
-            StoreError, match=f"trial control/x/0: ({column} has an impossible length|an array is cut or too)"
+            StoreError,
+            match=rf"trial control/x/0: (the array {column} has \d+ bytes, but its trial needs \d+|an array is truncated or too)",
         ):
             read_all(path)
 
@@ -183,23 +184,23 @@ def test_hashes_are_as_many_as_every_gives(sound, tmp_path, every):
         spec = replace(store.spec, every=every)
     runner = ReplicaRunner(spec)
     with ReplicaStore(tmp_path / "s.sqlite", write=True) as store:
-        store.bind(spec, runner.describe())
-        store.add([runner.run(Replica(Switches(), 0))])
-        assert len(store.twin().hashes) == {1: 4, 3: 2, 4: 1, 5: 1}[every]
+        store.bind_campaign(spec, runner.establish_baseline())
+        store.add_rows([runner.run(Replica(Switches(), 0))])
+        assert len(store.clean_twin().hashes) == {1: 4, 3: 2, 4: 1, 5: 1}[every]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"steps": 5}, "losses has an impossible length"),
-        ({"steps": 0}, "impossible numbers"),
-        ({"parameters": 7}, "an array is cut or too long"),
-        ({"labels": [1, 2**80]}, "description cannot be read|impossible labels"),
-        ({"labels": []}, "impossible numbers"),
-        ({"groups": {"a": "ff"}}, "a group of other samples"),
-        ({"groups": {"a": "x" * 14}}, "a group of other samples"),
-        ({"fingerprint": {"a": "b"}}, "not the one that its spec makes"),
-        ({"streams": [1]}, "description cannot be read"),
+        ({"steps": 5}, r"the array losses has \d+ bytes, but its trial needs \d+"),
+        ({"steps": 0}, "invalid numbers"),
+        ({"parameters": 7}, "an array is truncated or too long"),
+        ({"labels": [1, 2**80]}, "description cannot be read|invalid labels"),
+        ({"labels": []}, "invalid numbers"),
+        ({"groups": {"a": "ff"}}, "a group that does not fit its samples"),
+        ({"groups": {"a": "x" * 14}}, "a group that does not fit its samples"),
+        ({"fingerprint": {"a": "b"}}, "its campaign hash does not match its spec"),
+        ({"effective_streams": [1]}, "description cannot be read"),
     ],
 )
 def test_what_is_told_of_a_training_is_checked(sound, tmp_path, change, said):
@@ -215,7 +216,9 @@ def test_what_is_told_of_a_training_is_checked(sound, tmp_path, change, said):
 )
 def test_a_target_that_is_no_run_is_refused(sound, tmp_path, target):
     path = changed(sound, tmp_path, "UPDATE trial SET target = ? WHERE target = 'within' AND k = 1", target)
-    with pytest.raises(StoreError, match="its campaign has no trial|array|at no step"):
+    with pytest.raises(
+        StoreError, match="which does not belong to its campaign|array|a step that its training does not have"
+    ):
         read_all(path)
 
 
@@ -223,12 +226,12 @@ def test_runs_that_evaluate_other_samples_are_not_stored(sound, monkeypatch):
     with ReplicaStore(sound) as store:
         runner = ReplicaRunner(store.spec)
     evaluate = runner.workload.evaluate
-    runner.describe()
+    runner.establish_baseline()
 
     def few_samples(self, state):
         found = evaluate(state)
         return replace(found, predictions=found.predictions[:3], labels=found.labels[:3], groups={})
 
     monkeypatch.setattr(type(runner.workload), "evaluate", few_samples)
-    with pytest.raises(UsageError, match="3 predictions where 50 samples are held out"):
+    with pytest.raises(UsageError, match="3 predictions; expected 50, one per held-out sample"):
         list(runner.run_all([Replica(Switches(), 0).trial]))

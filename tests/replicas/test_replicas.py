@@ -15,7 +15,7 @@ import pytest
 
 from replicas.subjects import LOOP
 from unsilent.campaigns.observer import Silent
-from unsilent.campaigns.spec import Means, RunAlone
+from unsilent.campaigns.spec import DeferredTrial, WorkerSettings
 from unsilent.errors import StoreError, UnsilentError, UsageError
 from unsilent.replicas import Replica, ReplicaSpec, ReplicaStore, Switches, run_replicas
 from unsilent.replicas.runner import ReplicaRunner
@@ -49,7 +49,7 @@ def stored(folder):
 def content(path):
     """All that is stored of runs but time and worker."""
     with ReplicaStore(path) as store:
-        return {row.replica: (row.bits, row.content(), row.weights) for row in store.rows()}
+        return {row.replica: (row.bitwise_results, row.reproducible_values(), row.weights) for row in store.rows()}
 
 
 def test_rows_hold_what_the_training_gives(stored):
@@ -58,7 +58,7 @@ def test_rows_hold_what_the_training_gives(stored):
     state = workload.start(Seeds(**Replica(Switches.parse("algo"), 1).seeds(0)))
     losses = [workload.step(state).loss for _ in range(workload.steps)]
     with ReplicaStore(path) as store:
-        row, trained = store.whole(Replica(ALGO, 1)), store.description
+        row, trained = store.row_with_weights(Replica(ALGO, 1)), store.baseline
     assert row.losses.tolist() == losses
     assert row.hashes.shape == (8,)
     assert row.predictions.tolist() == workload.evaluate(state).predictions.tolist()
@@ -66,12 +66,12 @@ def test_rows_hold_what_the_training_gives(stored):
     flat = np.concatenate([p.detach().numpy().ravel() for p in state.model.parameters()])
     assert row.weights == flat.tobytes()
     masks = workload.evaluate(state).groups
-    assert {name: mask.tolist() for name, mask in trained.masks.items()} == {n: list(m) for n, m in masks.items()}
+    assert {name: mask.tolist() for name, mask in trained.group_masks.items()} == {n: list(m) for n, m in masks.items()}
 
 
 def test_clean_twins_agree_and_switches_change_bits(stored):
     with ReplicaStore(stored[1]) as store:
-        finals = {name: [r.final for r in store.of(Switches.parse(name), 2)]
+        finals = {name: [r.final_state_hash for r in store.runs_with_switches(Switches.parse(name), 2)]
                   for name in ("control", "algo", "within", "isa=default")}  # fmt: skip
     assert len(set(finals["control"])) == 1
     assert len(set(finals["isa=default"])) == 1
@@ -125,26 +125,26 @@ def _count(path):
 def test_another_training_is_another_one(folder):
     spec = ReplicaSpec(f"{folder}/loop.py:make")
     runner = ReplicaRunner(spec)
-    training = runner.describe().campaign
-    assert ReplicaRunner(spec).describe().campaign == training
-    assert ReplicaRunner(replace(spec, seed=1)).describe().campaign != training
+    training = runner.establish_baseline().campaign
+    assert ReplicaRunner(spec).establish_baseline().campaign == training
+    assert ReplicaRunner(replace(spec, seed=1)).establish_baseline().campaign != training
     (folder / "edited").mkdir()
     (folder / "edited" / "loop.py").write_text(LOOP + "\n# edited\n")
     edited = replace(spec, workload=f"{folder}/edited/loop.py:make")
-    assert ReplicaRunner(edited).describe().campaign != training
+    assert ReplicaRunner(edited).establish_baseline().campaign != training
     with pytest.MonkeyPatch.context() as patch:  # what user code reads by itself, and what libraries choose kernels by
         patch.setenv("SUBJECT_SCALE", "2")
-        assert ReplicaRunner(spec).describe().campaign != training
+        assert ReplicaRunner(spec).establish_baseline().campaign != training
         patch.delenv("SUBJECT_SCALE")
         patch.setenv("MKL_CBWR", "COMPATIBLE")
-        assert ReplicaRunner(spec).describe().campaign != training
+        assert ReplicaRunner(spec).establish_baseline().campaign != training
     assert ReplicaRunner(replace(spec, steps=3)).run(ASKED[0]).losses.shape == (3,)
 
 
 def test_settings_are_put_back_and_each_switch_is_applied(folder):
     import torch
 
-    from unsilent.replicas.runner import applied
+    from unsilent.replicas.runner import apply_switches
 
     def settings():
         return (
@@ -155,7 +155,7 @@ def test_settings_are_put_back_and_each_switch_is_applied(folder):
     before = settings()
     seen = {}
     for name in ("control", "threads=2", "race=2", "onednn", "cudnn-benchmark", "tf32", "nondeterministic"):
-        with applied(Switches.parse(name)):
+        with apply_switches(Switches.parse(name)):
             seen[name] = settings()
         assert settings() == before
     assert seen["control"] == (1, True, True, False, False, False)
@@ -170,9 +170,9 @@ def test_settings_are_put_back_and_each_switch_is_applied(folder):
 def test_a_worker_that_dies_is_told_with_its_replica(folder):
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("dies", "yes"),))
     with ReplicaStore(folder / "dies.sqlite", write=True) as store:
-        with pytest.raises(UnsilentError, match=r"replica control/0 ended its process.*what was stored is safe"):
+        with pytest.raises(UnsilentError, match=r"replica control/0 ended its process.*stored results are safe"):
             run_replicas(spec, lambda trained: ASKED, store)
-        assert store.description.name == "tiny"
+        assert store.baseline.name == "tiny"
     assert not os.path.exists(folder / "dies.sqlite.lock")
 
 
@@ -180,7 +180,7 @@ def test_a_run_that_hangs_is_ended(folder):
     spec = ReplicaSpec(f"{folder}/loop.py:make", (("dies", "never"),))
     with (
         ReplicaStore(folder / "hangs.sqlite", write=True) as store,
-        pytest.raises(UsageError, match=r"replica control/0 was not over before the deadline.*--deadline"),
+        pytest.raises(UsageError, match=r"replica control/0 did not end before the deadline.*--deadline"),
     ):
         run_replicas(spec, lambda trained: ASKED, store, deadline=8)
 
@@ -189,10 +189,10 @@ def test_threads_of_two_runs_do_not_share_processors(folder):
     """A run of two threads beside another takes a hundred times as long on two processors: they wait busily for each other."""
     wide, narrow = Replica(Switches.parse("threads=2"), 0).trial, Replica(Switches(), 0).trial
     spec = ReplicaSpec(f"{folder}/loop.py:make")
-    first, second = ReplicaRunner(spec, Means(jobs=2)).run_all([wide, narrow])
-    assert first == RunAlone(wide, "")
+    first, second = ReplicaRunner(spec, WorkerSettings(jobs=2)).run_all([wide, narrow])
+    assert first == DeferredTrial(wide, "")
     assert second.trial == narrow
-    (row,) = ReplicaRunner(spec, Means(jobs=2)).run_all([wide], alone=True)
+    (row,) = ReplicaRunner(spec, WorkerSettings(jobs=2)).run_all([wide], alone=True)
     assert row.trial == wide
     (row,) = ReplicaRunner(spec).run_all([wide])
     assert row.trial == wide
@@ -207,7 +207,7 @@ def test_a_store_of_something_else_is_refused(stored, folder):
     from unsilent.studies.pvf.kind import PvfStore
 
     with pytest.raises(
-        StoreError, match="holds a campaign of unsilent noise; unsilent pvf needs a store of its own campaigns"
+        StoreError, match="holds a campaign of unsilent noise; unsilent pvf can only use stores of its own campaigns"
     ):
         PvfStore(path)
 

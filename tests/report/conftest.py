@@ -8,7 +8,7 @@ import pytest
 from unsilent.report.heat import HeatMap
 from unsilent.statistics import Interval, bounded_mean
 from unsilent.statistics.comparing import difference, ratio
-from unsilent.studies.pvf.comparison import Change, ComparedRow, Comparison, Estimated
+from unsilent.studies.pvf.comparison import CampaignDifference, ComparedRow, Comparison, DifferenceOrRatio
 from unsilent.studies.pvf.records import LookupRow, PvfResult, PvfRow
 
 HOSTILE = (
@@ -270,12 +270,12 @@ def make_compared(a, b, p=0.5, paired=False, alpha=0.05):
     return ComparedRow(
         a=a,
         b=b,
-        difference=Estimated(apart.estimate, apart.low, apart.high),
-        ratio=Estimated(times.estimate, times.low, times.high),
+        difference=DifferenceOrRatio(apart.estimate, apart.low, apart.high),
+        ratio=DifferenceOrRatio(times.estimate, times.low, times.high),
         p=p,
-        adjusted=p,
+        adjusted_p=p,
         differs=p is not None and p < alpha,
-        paired=paired,
+        is_paired=paired,
         method=apart.method,
     )
 
@@ -286,7 +286,10 @@ def make_comparison(a, b, rows=None, **more):
         pairs = enumerate(zip(a.rows, b.rows, strict=True))
         rows = [make_compared(r, s, p=0.5 if i % 3 else 0.001, paired=i % 2 == 1) for i, (r, s) in pairs]
     fields = {
-        "changes": (Change("dtype", "float32", "bfloat16"), Change("weights", "3f" * 16, "a0" * 16)),
+        "changes": (
+            CampaignDifference("dtype", "float32", "bfloat16"),
+            CampaignDifference("weights", "3f" * 16, "a0" * 16),
+        ),
         "only_a": (),
         "only_b": (),
         "command": "unsilent report pvf.sqlite other.sqlite",
@@ -319,7 +322,7 @@ def comparisons(demo, hostile, corners):
     """Name -> comparison: an ordinary one, a hostile one, and the corners."""
     found = {name: make_comparison(one, softer(one)) for name, one in {"demo": demo, **corners}.items()}
     bad = HOSTILE[1]
-    changes = tuple(Change(name, name, name) for name in HOSTILE)
+    changes = tuple(CampaignDifference(name, name, name) for name in HOSTILE)
     found["hostile"] = make_comparison(
         hostile,
         softer(hostile),

@@ -33,7 +33,7 @@ def write_html(found, path, **more):
 
 
 def figures(found):
-    return report_page.figures(report_of(found))
+    return report_page.figures_by_place(report_of(found))
 
 
 def to_json(found, **more):

@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 
 from report.test_report_html import BROWSER, Page, check_harmless, opened
-from unsilent.interval import PART
+from unsilent.interval import PART_OF_LIST
 from unsilent.render.report_page import report_html, write_report
 from unsilent.render.report_terminal import render_report
 from unsilent.report.estimates import limits_text
-from unsilent.studies.pvf.card import Card, CardRow, ordered, report
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.card import CardRow, PvfCard, ordered, report
+from unsilent.studies.pvf.spec import PvfSpec
 
 PLAIN = ("level", "target", "parent", "flips", "estimate", "low", "high", "n", "silent")
 
@@ -25,14 +25,14 @@ def make_card(names=("emb", "top"), bad=None, flips=(1, 8), **more):
     rows += [row("component", name, "", f) for f in flips for name in names]
     rows += [row("layer", f"{name}.0", name, 1) for name in names]
     texts = {k: bad or k for k in ("measure", "command", "campaign", "judge", "unit", "device", "dtype", "sha256")}
-    spec = CampaignSpec(bad or "dlrm", flips=flips, fault=bad or "bitflip")
+    spec = PvfSpec(bad or "dlrm", flips=flips, fault=bad or "bitflip")
     fields = {
         **texts, "schema": "unsilent-pvf-card", "version": 1, "spec": spec, "confidence": 0.95,
         "samples": 2048, "batches": 2, "trials": 3000, "threads": 1, "notes": (bad or "mind this",),
         "info": {bad or "data": bad or "clicks"}, "versions": {bad or "torch": bad or "2.13.0"},
         "fingerprint": dict.fromkeys(("weights", "inputs", "golden", "code"), bad or "3f" * 16),
     }  # fmt: skip
-    return Card(**{**fields, "rows": tuple(rows), **more})
+    return PvfCard(**{**fields, "rows": tuple(rows), **more})
 
 
 def text_of(card, plain=False, width=120):
@@ -71,14 +71,14 @@ def test_both_show_all_of_it():
 
 def test_the_command_is_one_line_to_copy():
     command = "unsilent pvf dlrm --with rows=2048 --fault bitflip:bits=exponent --seed 0 --trials 500 --dtype bfloat16"
-    assert f"again: {command}\n" in text_of(make_card(command=command), width=60)
+    assert f"repeat with: {command}\n" in text_of(make_card(command=command), width=60)
 
 
 def test_exact_rows_have_no_interval():
     rows = tuple(replace(row, low=0.02, high=0.02, method="exhaustive") for row in make_card().rows)
     card = make_card(rows=rows)
     for told in (text_of(card), " ".join(Page(report_html(report(card))).text.split())):
-        assert "rows are exact: every fault was tried" in told
+        assert "all rows are exact, because every fault was tried" in told
         assert "% intervals" not in told
         assert "[2" not in told
         assert told.count("exact") > len(rows)
@@ -127,9 +127,12 @@ def test_browser_shows_it_without_a_word(hostile_names, tmp_path):
 
 def test_what_the_limits_are_is_said_of_each_kind():
     drawn = make_card().rows[0]
-    exact, part = replace(drawn, low=0.02, high=0.02), replace(drawn, method=f"Gaffke, {PART}")
+    exact, part = replace(drawn, low=0.02, high=0.02), replace(drawn, method=f"Gaffke, {PART_OF_LIST}")
     assert limits_text([drawn], 0.95) == "95 % intervals"
-    assert limits_text([exact], 0.95) == "rows are exact: every fault was tried"
-    bounds = "bounds: what the other faults of the list could make of it"
+    assert limits_text([exact], 0.95) == "all rows are exact, because every fault was tried"
+    bounds = "for partly run fault lists, bounds that allow any outcome of the remaining faults"
     assert limits_text([part], 0.95) == bounds
-    assert limits_text([drawn, exact, part], 0.9) == f"90 % intervals; {bounds}; exact where every fault was tried"
+    assert (
+        limits_text([drawn, exact, part], 0.9)
+        == f"90 % intervals; {bounds}; rows are exact where every fault was tried"
+    )

@@ -7,7 +7,7 @@ import pytest
 from report.showing import figures, render_html, write_html
 from report.test_report_html import BROWSER, Page, check_harmless, opened
 from unsilent.errors import UsageError
-from unsilent.render.pages import is_ours
+from unsilent.render.pages import is_unsilent_page
 from unsilent.studies.pvf.comparison_report import LOOKS, forest
 from unsilent.studies.pvf.report import BARS
 
@@ -40,7 +40,7 @@ def test_everything_is_there(comparisons):
         "Zou and Donner",
         "Holm",
         "at most 5 %",
-        "is paired" if not any(r.paired for r in demo.rows) else "rows are paired",
+        "is paired" if not any(r.is_paired for r in demo.rows) else "rows are paired",
     ):
         assert wanted in told, wanted
     assert len([t for t, _ in page.tags if t == "tr"]) > len(demo.rows)
@@ -100,12 +100,12 @@ def test_many_rows_leave_the_most_surprising(comparison, compared, result, row):
     names = figures(found)["forest-0"]["layout"]["yaxis"]["ticktext"]
     assert names == [f"t{i}" for i in range(20, 60)]
     assert len(names) == BARS
-    assert f"The {BARS} least like chance are drawn" in Page(render_html(found)).text
+    assert f"The {BARS} rows with the smallest p values are drawn" in Page(render_html(found)).text
 
 
 def test_it_is_written_like_a_report(comparisons, tmp_path):
     path = write_html(comparisons["demo"], tmp_path / "c.html")
-    assert is_ours(path)
+    assert is_unsilent_page(path)
     with pytest.raises(UsageError, match="choose another path"):
         write_html(comparisons["demo"], tmp_path / "no" / "c.html")
 

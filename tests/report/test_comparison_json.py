@@ -23,7 +23,7 @@ def test_has_what_the_design_promises(comparisons):
             "level",
             "parent",
             "flips",
-            "paired",
+            "is_paired",
             "p",
             "p_adjusted",
             "differs",

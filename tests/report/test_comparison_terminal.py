@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from report.showing import render_html, text_of
 from report.test_report_html import Page
-from unsilent.report.text import chance, factor, signed
-from unsilent.studies.pvf.comparison_report import how_many, pairing
+from unsilent.report.text import p_value_text, ratio_text, signed
+from unsilent.studies.pvf.comparison_report import difference_counts_text, paired_rows_text
 
 
 def test_plain_is_stable(comparison, compared, result, row, no_trial):
@@ -19,8 +19,8 @@ def test_plain_is_stable(comparison, compared, result, row, no_trial):
     assert text_of(found, plain=True, width=60).splitlines() == [
         "# No difference is shown in PVF of the whole model at 1 flip: A 1.5 %, B 1.6 %, +0.1 points [-1.2, +1.3].",
         "# parameter vulnerability factor (PVF), bitflip: B (b.sqlite, dlrm) against A (pvf.sqlite, dlrm)",
-        "# After correction, 1 of 1 component rows differ (points): `emb` x1 +4.0.",
-        "# only B has new (layer x1)",
+        "# After correction for multiple comparisons, 1 of 1 component rows differ (points): `emb` x1 +4.0.",
+        "# only in B: new (layer x1)",
         "# mind this",
         "level      target  parent  flips  a      a_n  b      b_n  estimate  low        high       n    ratio"
         "    ratio_low  ratio_high  p       b_is    paired",
@@ -30,8 +30,8 @@ def test_plain_is_stable(comparison, compared, result, row, no_trial):
         "    0          inf         -       -       no",
         "model      model   -       1      0.015  500  0.016  500  0.001     -0.012     0.0127047  500  1.066"
         "67  0.261917   4.04486     0.7     -       no",
-        "# unit sample, judge top1, law per-element, per component",
-        "# not the same: dtype (float32, bfloat16), weights (3f3f3f3f, a0a0a0a0)",
+        "# unit sample, judge top1, law per-element, targets per component",
+        "# A and B also differ in: dtype (float32, bfloat16), weights (3f3f3f3f, a0a0a0a0)",
         "# component: 1 of 1 rows differ; model: 0 of 1 rows differ (p after Holm's correction for the rows of a level)",
         "# 95 % intervals, B - A in percentage points; no row is paired: A and B have different faults",
     ]
@@ -57,7 +57,7 @@ def test_columns_that_have_no_room_are_told(comparisons):
     for width, room in ((80, False), (200, True)):
         text = text_of(comparisons["demo"], width=width)
         assert ("B / A" in text.split("B - A")[1].splitlines()[0]) == room
-        assert ("no room for B / A, its interval: widen the terminal, or --plain\n" in text) != room
+        assert ("columns that do not fit: B / A, its interval; widen the terminal, or use --plain\n" in text) != room
 
 
 def test_exact_rows_and_bounds_are_no_intervals(comparison, compared, result, row):
@@ -74,13 +74,13 @@ def test_exact_rows_and_bounds_are_no_intervals(comparison, compared, result, ro
 
     exact, part = of("whole list", 0.0), of("difference (Zou & Donner), part of a list", 0.005)
     for told in (" ".join(text_of(exact).split()), Page(render_html(exact)).text):
-        assert "ows are exact: every fault was tried" in told
+        assert "ll rows are exact, because every fault was tried" in told
         assert "% intervals" not in told
         assert "exact" in told
         assert "[+4" not in told
     assert "1.5 % against 1 %, +0.5 points.\n" in text_of(exact, width=300)
     for told in (" ".join(text_of(part).split()), Page(render_html(part)).text):
-        assert "bounds: what the other faults of the list could make of it" in told
+        assert "or partly run fault lists, bounds that allow any outcome of the remaining faults" in told
         assert "% intervals" not in told
 
 
@@ -94,7 +94,7 @@ def test_names_are_not_markup(comparisons):
 
 def test_itself(comparisons):
     text = text_of(comparisons["same"])
-    assert "Every trial of A and B is the same: all differences are 0." in text
+    assert "A and B have the same trials with the same outcomes, so every difference is 0." in text
     assert "every row is paired" in text
     assert "higher" not in text
     assert "not the same" not in text
@@ -105,23 +105,25 @@ def test_layers_least_like_chance_come_first(comparisons, comparison, compared, 
     rows = [compared(r, r, p=(i + 1) / 60) for i, r in enumerate(layers)]
     text = text_of(comparison(result(layers), result(layers), rows[::-1]))
     named = [
-        line.split()[0] for line in text[text.index("least like chance") :].splitlines() if re.match(r" *l[0-9]", line)
+        line.split()[0]
+        for line in text[text.index("with the smallest p values") :].splitlines()
+        if re.match(r" *l[0-9]", line)
     ]
     assert named == [f"l{i:02}" for i in range(20)]
     assert "and 30 more in the report" in text
-    assert how_many(comparison(result(layers), result(layers), rows)) == "layer: 2 of 50 rows differ"
+    assert difference_counts_text(comparison(result(layers), result(layers), rows)) == "layer: 2 of 50 rows differ"
 
 
 def test_pairing_is_told(comparisons):
     demo = comparisons["demo"]
-    paired = sum(r.paired for r in demo.rows)
-    assert pairing(demo).startswith(f"{paired} of {len(demo.rows)} rows are paired")
-    assert text_of(demo).count(" yes") >= sum(r.paired for r in demo.rows if r.level in ("component", "model"))
+    paired = sum(r.is_paired for r in demo.rows)
+    assert paired_rows_text(demo).startswith(f"{paired} of {len(demo.rows)} rows are paired")
+    assert text_of(demo).count(" yes") >= sum(r.is_paired for r in demo.rows if r.level in ("component", "model"))
 
 
 def test_numbers_as_text():
     assert signed(0.5, -0.5, 1.0).limits == "[-50, +100]"
     assert signed(None, -1, 1).estimate == "no trial"
     assert signed(0.02, 0.02, 0.02).limits == "exact"
-    assert (factor(2.004, 1.002, 4.009).limits, factor(None, 0.0, float("inf")).estimate) == ("[1.0, 4.1]", "–")
-    assert [chance(p) for p in (None, 1.0, 0.0123, 0.5, 1e-9)] == ["–", "1", "0.013", "0.50", "<0.0001"]
+    assert (ratio_text(2.004, 1.002, 4.009).limits, ratio_text(None, 0.0, float("inf")).estimate) == ("[1.0, 4.1]", "–")
+    assert [p_value_text(p) for p in (None, 1.0, 0.0123, 0.5, 1e-9)] == ["–", "1", "0.013", "0.50", "<0.0001"]

@@ -16,9 +16,9 @@ import pytest
 
 from report.showing import figures, render_html, report_of, write_html
 from unsilent.errors import UsageError
-from unsilent.render.pages import as_script, is_ours
+from unsilent.render.pages import is_unsilent_page, json_for_script
 from unsilent.report.heat import HeatMap
-from unsilent.studies.pvf.analysis import MIXED
+from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON
 from unsilent.version import __version__
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -60,7 +60,10 @@ class Page(html.parser.HTMLParser):
 def check_harmless(page):
     """Nothing is fetched, nothing is a handler, and scripts are those that belong here: one, or three with figures."""
     for tag, attributes in page.tags:
-        assert not set(attributes) & {"src", "href", "srcset", "action", "xlink:href", "background"}, (tag, attributes)
+        elsewhere = {
+            name: value for name, value in attributes.items() if not (name == "href" and value.startswith("#"))
+        }
+        assert not set(elsewhere) & {"src", "href", "srcset", "action", "xlink:href", "background"}, (tag, attributes)
         assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
     assert page.count("script") == (3 if ("id", "figure-data") in page.attributes else 1)
     assert not page.count("img")
@@ -140,7 +143,7 @@ def test_hover_and_labels_hold_no_markup_of_names(hostile):
 
 
 def test_as_script_cannot_leave_its_element():
-    text = as_script({"</script><!--": "\u2028&<>"})
+    text = json_for_script({"</script><!--": "\u2028&<>"})
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == {"</script><!--": "\u2028&<>"}
 
@@ -185,22 +188,22 @@ def test_unwritable_places_are_one_line(demo, tmp_path):
 
 def test_knows_its_own_files(demo, hostile, tmp_path):
     for name, study in (("a", demo), ("b", hostile)):
-        assert is_ours(write_html(study, tmp_path / name))
+        assert is_unsilent_page(write_html(study, tmp_path / name))
     page = (tmp_path / "a").read_text(encoding="utf-8")
     assert f'<meta name="generator" content="Unsilent {__version__}">' in page
     other = tmp_path / "other.html"
     for text in ("", "<!doctype html><p>Unsilent", "x" * 4096 + page, page[:30]):
         other.write_text(text, encoding="utf-8")
-        assert not is_ours(other), text[:40]
+        assert not is_unsilent_page(other), text[:40]
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "none", tmp_path / "pipe", tmp_path / ("x" * 300), "a\0b"):
-        assert not is_ours(path)
+        assert not is_unsilent_page(path)
 
 
 def test_says_how_to_make_it_again(demo):
-    assert "this command makes the same numbers again" in render_html(demo)
+    assert "this command reproduces these numbers" in render_html(demo)
     call = replace(demo, command="unsilent.pvf(workload, trials=500, seed=7)")
-    assert "this Python call makes the same numbers again" in render_html(call)
+    assert "this Python call reproduces these numbers" in render_html(call)
 
 
 def test_table_keeps_what_matters_in_sight(result, row):
@@ -224,8 +227,8 @@ def test_table_keeps_what_matters_in_sight(result, row):
 
 
 def test_no_fit_for_mixed_widths(result, row):
-    page = Page(render_html(result([row("a"), row("b", width_share=0.5)]), fit_per_bit=1e-4))
-    assert page.text.count(MIXED) == 2  # in the table, and below it
+    page = Page(render_html(result([row("a"), row("b", widest_share_of_bits=0.5)]), fit_per_bit=1e-4))
+    assert page.text.count(MIXED_WIDTHS_REASON) == 2  # in the table, and below it
 
 
 def test_heat_map_of_one_row_has_a_bar_that_fits(demo):
@@ -244,11 +247,11 @@ def test_every_dtype_has_its_map_on_one_scale(corners, demo):
     assert "bit 5 (value)" in tokens["data"][0]["text"][0][58]
     assert floats["data"][0]["zmin"] == tokens["data"][0]["zmin"]
     page = Page(render_html(corners["mixed"]))
-    counts = [found.trials for found in corners["mixed"].heat_maps]
-    assert f"From the {sum(counts):,} trials that flipped exactly one bit" in page.text
+    counts = [found.total_trials for found in corners["mixed"].heat_maps]
+    assert f"Computed from the {sum(counts):,} trials that flipped exactly one bit" in page.text
     assert f"float32 {counts[0]:,} trials" in page.text
     assert f"int64 {counts[1]:,} trials" in page.text
-    assert "Every dtype has a map of its own" not in Page(render_html(demo)).text
+    assert "Each dtype has its own map" not in Page(render_html(demo)).text
 
 
 def test_a_scale_of_colours_has_two_ends(corners):
@@ -277,7 +280,7 @@ def test_faults_of_a_run_are_judged_on_the_one_batch_they_corrupt(result, row):
 
 def test_counts_that_are_not_weighted_are_called_so(result, row):
     rows = [row("a"), row("model", "model")]
-    said = "plain sums, PVF and the shares silent and due weigh every target"
+    said = "plain sums; PVF and the shares silent and due weight each target"
     assert said not in Page(render_html(result(rows))).text
     assert said in Page(render_html(result([*rows, row("b")]))).text
 
@@ -313,6 +316,7 @@ def test_browser_draws_it_without_a_word(name, demo, hostile, corners, tmp_path)
     page = Page(text)
     assert not page.count("img")
     links = [value for _, a in page.tags for name, value in a.items() if name in ("href", "xlink:href", "src")]
+    links = [link for link in links if not link.startswith("#")]  # of the table of contents
     assert all(link.startswith("data:image/png;base64,") for link in links)  # the heat map is an image
     assert len(links) == sum(figure.startswith("heat") for figure in drawn)
 

@@ -10,14 +10,14 @@ import pytest
 from report.showing import render_html
 from unsilent.errors import UsageError
 from unsilent.report.heat import HeatMap, heat_figure
-from unsilent.studies.pvf.analysis import MIXED, check_rate, fit_rows, surprise
-from unsilent.studies.pvf.records import itself, main_level, name_of, pooled
+from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON, check_rate, fit_rows, fit_versus_pvf_text
+from unsilent.studies.pvf.records import components_with_own_layer, is_pooled, main_level, row_label
 from unsilent.studies.pvf.report import (
     BARS,
     SERIES,
     curves,
-    due_split,
-    outcome_split,
+    due_shares_by_row,
+    outcome_shares_by_row,
     split_rows,
 )
 from unsilent.studies.pvf.words import headline as sentence
@@ -39,7 +39,7 @@ def test_curves_group_by_target_and_keep_zero(result, row, no_trial):
 
 def test_curves_keep_the_most_vulnerable(result, row):
     found = curves(result([row(f"l{i}", "layer", estimate=i / 100, high=0.5) for i in range(12)]))
-    assert (found.drawn, found.left_out) == (SERIES - 1, 12 - SERIES + 1)
+    assert (found.target_count, found.left_out) == (SERIES - 1, 12 - SERIES + 1)
     assert list(found.series) == [f"l{i}" for i in range(5, 12)]
     assert found.flips == [1]
 
@@ -47,9 +47,11 @@ def test_curves_keep_the_most_vulnerable(result, row):
 def test_splits_add_up(result, row, no_trial):
     made = row("a", units=100, masked=80, benign=10, sdc=6, due=4, due_kinds={"nonfinite": 3, "hang": 1})
     study = result([made, no_trial("b"), row("c", estimate=0.0), row("model", "model")])
-    assert outcome_split(study)[0][1] == {"masked": 80, "benign": 10, "sdc": 6, "due": 4}
-    assert [of.target for of, _ in outcome_split(study)] == ["a", "c"]
-    assert [(of.target, counts) for of, counts in due_split(study)] == [("a", {"sdc": 6, "nonfinite": 3, "hang": 1})]
+    assert outcome_shares_by_row(study)[0][1] == {"masked": 80, "benign": 10, "sdc": 6, "due": 4}
+    assert [of.target for of, _ in outcome_shares_by_row(study)] == ["a", "c"]
+    assert [(of.target, counts) for of, counts in due_shares_by_row(study)] == [
+        ("a", {"sdc": 6, "nonfinite": 3, "hang": 1})
+    ]
 
 
 def test_splits_are_limited_and_counted(result, row):
@@ -70,7 +72,7 @@ def test_heat_reads_from_the_sign_bit():
     assert [text.rpartition(" ")[2] for text in trace["text"][0]] == ["8", "2", "0", "4"]
     assert [note["text"] for note in layout["annotations"]] == ["sign", "exponent", "mantissa"]
     assert [shape["x0"] for shape in layout["shapes"]] == [0.5, 1.5]
-    assert heat.trials == 14
+    assert heat.total_trials == 14
 
 
 def test_headline_claims_a_difference_only_where_intervals_separate(result, row):
@@ -82,7 +84,7 @@ def test_headline_claims_a_difference_only_where_intervals_separate(result, row)
     )
     overlap = sentence(result([replace(low, joint_high=0.26), high]))
     assert overlap.endswith(
-        "[25, 38]; intervals that hold for all components at once overlap: ranking them needs more trials."
+        "[25, 38]; the order of the components is not established (joint intervals overlap): run more trials."
     )
     zero = sentence(result([replace(low, estimate=0.0, low=0.0, high=0.01, joint_high=0.02), high]))
     assert zero.endswith("— at least 12 times `embedding` (< 1.0 %).")
@@ -99,7 +101,7 @@ def test_headline_of_what_was_tried_completely(result, row):
         "A random single-bit flip in `top` makes an output wrong with probability 31 % — at least 15 times `emb` (2 %)."
     )
     alike = sentence(result([exact("top", 0.25), exact("emb", 0.25)]))
-    assert alike.endswith("makes an output wrong with probability 25 %, and so it is in every component.")
+    assert alike.endswith("makes an output wrong with probability 25 %, and the same holds for every component.")
 
 
 def test_headline_of_a_list_that_was_run_in_part(result, row):
@@ -107,11 +109,11 @@ def test_headline_of_a_list_that_was_run_in_part(result, row):
     spec = {"fault": "list f.jsonl", "spec": {"faults": "f.jsonl"}}
     rows = [row("top", estimate=0.31, low=0.2, high=0.7, **part), row("emb", estimate=0.0, low=0.0, high=0.5, **part)]
     assert sentence(result(rows, **spec)) == (
-        "A fault of the `list f.jsonl` in `top` made an output wrong with probability 31 %, 20 to 70 % once all faults of the "
-        "list are tried; the rest of the list decides which component is highest."
+        "A fault of the `list f.jsonl` in `top` made an output wrong with probability 31 % (probability over the whole "
+        "list: 20 to 70 %); which component is highest depends on the faults of the list that were not tried."
     )
     assert sentence(result([replace(rows[1], level="model")], **spec)) == (
-        "A fault of the `list f.jsonl` made no output wrong in 500 trials, 0 to 50 % once all faults of the list are tried."
+        "A fault of the `list f.jsonl` made no output wrong in 500 trials (probability over the whole list: 0 to 50 %)."
     )
 
 
@@ -158,30 +160,32 @@ def test_fit_by_hand(result, row, no_trial):
     empty = row("empty", estimate=0.0, low=0.0, high=0.004, bits=1000)
     found = fit_rows(result([mlp, empty, no_trial("b", bits=10), table, row("mlp", flips=4)]), 1e-4)
     assert [f.row.target for f in found] == ["table", "mlp", "b", "empty"]
-    assert [f.raw for f in found] == pytest.approx([1e5, 100, 1e-3, 0.1])
+    assert [f.unmasked_fit for f in found] == pytest.approx([1e5, 100, 1e-3, 0.1])
     first = found[0]
     assert (first.estimate, first.low, first.high) == pytest.approx((100, 50, 200))
     assert found[1].estimate == pytest.approx(10)
     assert found[2].estimate is None
-    assert surprise(found) == (
+    assert fit_versus_pvf_text(found) == (
         "table has more FIT than mlp although its PVF is lower: it holds 1,000 times as many bits."
     )
     unsure = fit_rows(result([mlp, replace(table, joint_high=0.06)]), 1e-4)
-    assert surprise(unsure) == ""
-    assert surprise(fit_rows(result([mlp, empty]), 1e-4)) == ""
+    assert fit_versus_pvf_text(unsure) == ""
+    assert fit_versus_pvf_text(fit_rows(result([mlp, empty]), 1e-4)) == ""
 
 
 def test_no_fit_where_elements_have_several_widths(result, row):
     """PVF is uniform over elements, a rate per bit over bits: with several widths the product means nothing."""
-    mixed = row("mixed", width_share=0.98, bits=10**9)
-    found = fit_rows(result([mixed, row("a", width_share=0.995), row("model", "model", width_share=0.6)]), 1e-4)
+    mixed = row("mixed", widest_share_of_bits=0.98, bits=10**9)
+    found = fit_rows(
+        result([mixed, row("a", widest_share_of_bits=0.995), row("model", "model", widest_share_of_bits=0.6)]), 1e-4
+    )
     assert [(f.row.target, f.estimate is None, f.reason) for f in found] == [
         ("a", False, ""),
-        ("mixed", True, MIXED),
-        ("model", True, MIXED),
+        ("mixed", True, MIXED_WIDTHS_REASON),
+        ("model", True, MIXED_WIDTHS_REASON),
     ]
     assert (found[1].low, found[1].high, found[1].text.estimate) == (None, None, "–")
-    assert surprise(found) == ""
+    assert fit_versus_pvf_text(found) == ""
 
 
 @pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf])
@@ -199,7 +203,7 @@ def test_fit_needs_single_flips(result, row):
 
 
 def test_fit_of_values_of_a_run_is_refused():
-    with pytest.raises(UsageError, match="values of a run have no rate per bit of memory"):
+    with pytest.raises(UsageError, match="a fault rate of memory, but the targets are values computed in a run"):
         check_rate(1e-4, transient=True)
     assert check_rate(1e-4) == 1e-4
 
@@ -208,10 +212,10 @@ def test_what_happens_in_a_component_itself_is_told_from_the_component(result, r
     rows = [row("block"), row("block", "layer", "block"), row("block.conv", "layer", "block")]
     rows += [row("head"), row("head", "layer", "head")]
     study = result(rows)
-    own = itself(rows)
-    assert [name_of(r, own) for r in rows] == ["block", "block (itself)", "block.conv", "head", "head"]
-    assert pooled(study)
-    assert not pooled(result([row("a"), row("a", flips=4), row("model", "model")]))
+    own = components_with_own_layer(rows)
+    assert [row_label(r, own) for r in rows] == ["block", "block (itself)", "block.conv", "head", "head"]
+    assert is_pooled(study)
+    assert not is_pooled(result([row("a"), row("a", flips=4), row("model", "model")]))
 
 
 def test_main_level(result, row):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from report.showing import to_json
-from unsilent.strictjson import strict
+from unsilent.strictjson import as_json_values
 from unsilent.studies.pvf.report import SCHEMA
 
 TOP_KEYS = {"schema", "command", "spec", "seed", "seconds", "cpu_seconds", "store", "versions", "results"}
@@ -58,7 +58,7 @@ def test_rows_without_trials_and_rates(corners):
     ],
 )
 def test_strict(value, expected):
-    assert strict(value) == expected
+    assert as_json_values(value) == expected
 
 
 def test_spec_is_complete(demo):
@@ -74,6 +74,6 @@ def test_spec_is_complete(demo):
 
 
 def test_fit_of_mixed_widths_is_null(result, row):
-    fit = to_json(result([row("a"), row("b", width_share=0.5)]), fit_per_bit=1e-4)["fit"]
+    fit = to_json(result([row("a"), row("b", widest_share_of_bits=0.5)]), fit_per_bit=1e-4)["fit"]
     assert [f["reason"] for f in fit] == [None, "mixed element widths"]
     assert (fit[1]["estimate"], fit[1]["low"], fit[1]["high"]) == (None, None, None)

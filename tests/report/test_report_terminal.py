@@ -7,8 +7,8 @@ import pytest
 from report.showing import render_html, text_of
 from report.test_report_html import Page
 from unsilent.errors import UsageError
-from unsilent.studies.pvf.analysis import MIXED
-from unsilent.studies.pvf.records import TOP
+from unsilent.studies.pvf.analysis import MIXED_WIDTHS_REASON
+from unsilent.studies.pvf.records import MOST_LAYERS_SHOWN
 
 
 def test_plain_is_stable(result, row, no_trial):
@@ -30,7 +30,7 @@ def test_plain_is_stable(result, row, no_trial):
     ]
     assert text_of(result(rows, notes=("mind this",)), plain=True, width=60).splitlines() == [
         "# A random single-bit flip in `top mlp` makes an output wrong with probability 0.31 % [0.18, 0.46]; "
-        "intervals that hold for all components at once overlap: ranking them needs more trials.",
+        "the order of the components is not established (joint intervals overlap): run more trials.",
         "# dlrm: parameter vulnerability factor (PVF), bitflip at param:*",
         "# mind this",
         "level      target   parent  flips  estimate  low     high      n     sdc  due  silent  deciding",
@@ -39,9 +39,9 @@ def test_plain_is_stable(result, row, no_trial):
         "component  none     -       1      -         0       1         0     0    0    -       0",
         "model      model    -       1      0.002     0.001   0.003     2000  1    1    0.5     0",
         "# 6,000 trials on 2,048 samples in 2 batches, AUC 0.7931; unit sample, judge top1, law per-element, seed 7",
-        "# 95 % intervals, n counts faults, differences rest on joint intervals",
-        "# in rows over several targets counts of outcomes are plain sums, PVF and the shares silent and due weigh every target "
-        "by its share of the law",
+        "# 95 % intervals, n counts faults, comparisons use joint intervals",
+        "# rows that combine several targets: counts of outcomes are plain sums; PVF and the shares silent and due "
+        "weight each target by its probability under the sampling law",
         "# 93.4 s (3 min CPU) on cpu, float32",
     ]
 
@@ -52,16 +52,19 @@ def test_limits_are_named_for_what_they_are(result, row):
     exact = row("b", estimate=0.01766, low=0.01766, high=0.01766, method="exhaustive")
     part = row("c", estimate=0.1, low=0.05, high=0.6, method="part of a list")
     cases = {
-        "rows are exact: every fault was tried, n counts": [exact],
-        "; exact where every fault was tried, n counts": [exact, drawn],
-        "bounds: what the other faults of the list could make of it, n counts": [part],
-        "bounds: what the other faults of the list could make of it; exact where every": [part, exact],
-        "95 % intervals, n counts faults, differences rest on joint intervals": [drawn],
+        "all rows are exact, because every fault was tried, n counts": [exact],
+        "; rows are exact where every fault was tried, n counts": [exact, drawn],
+        "for partly run fault lists, bounds that allow any outcome of the remaining faults, n counts": [part],
+        "for partly run fault lists, bounds that allow any outcome of the remaining faults; rows are exact where every": [
+            part,
+            exact,
+        ],
+        "95 % intervals, n counts faults, comparisons use joint intervals": [drawn],
     }
     for said, rows in cases.items():
         told, page = text_of(result(rows), width=300), Page(render_html(result(rows))).text
         assert said in told
-        assert said.partition(", n counts")[0].lstrip("r;") in page
+        assert said.partition(", n counts")[0].lstrip("a;") in page
         assert ("intervals" in told) == (drawn in rows)
         for text in (told, page):
             assert ("95 %" in text) == (drawn in rows)
@@ -78,10 +81,10 @@ def test_limits_are_named_for_what_they_are(result, row):
 
 def test_heat_maps_of_all_faults_do_not_rest_on_few(demo):
     def lead(found):
-        return Page(render_html(found)).text.partition("palest: trials, and no wrong output.")[2][:50]
+        return Page(render_html(found)).text.partition("Palest colour: trials, but no wrong output.")[2][:50]
 
     rows = tuple(replace(r, low=r.estimate, high=r.estimate) for r in demo.rows)
-    assert "Cells rest on few trials" in lead(demo)
+    assert "Each cell rests on few trials" in lead(demo)
     assert "few trials" not in lead(replace(demo, rows=rows))
 
 
@@ -104,7 +107,7 @@ def test_rich_table(demo):
 
 def test_many_layers_stay_readable(corners):
     text = text_of(corners["deep"])
-    assert text.count("encoder.layers") == TOP
+    assert text.count("encoder.layers") == MOST_LAYERS_SHOWN
     assert "and 180 more in the report" in text
     assert text_of(corners["deep"], plain=True).count("encoder.layers") == 200
 
@@ -137,11 +140,15 @@ def test_a_wrong_rate_is_refused(demo):
 
 
 def test_no_fit_for_mixed_widths(result, row):
-    study = result([row("a"), row("quantised", width_share=0.7), row("model", "model", width_share=0.9)])
+    study = result(
+        [row("a"), row("quantised", widest_share_of_bits=0.7), row("model", "model", widest_share_of_bits=0.9)]
+    )
     text = text_of(study, fit_per_bit=1e-4, width=80)
     assert "no FIT for quantised, model: mixed element widths" in text
     table = text[text.index("Failures per") :]
-    assert [line.split()[4:] for line in table.splitlines() if "– " in line] == [["–", *MIXED.split()]] * 2
+    assert [line.split()[4:] for line in table.splitlines() if "– " in line] == [
+        ["–", *MIXED_WIDTHS_REASON.split()]
+    ] * 2
     lines = text_of(study, plain=True, fit_per_bit=1e-4).splitlines()
     assert [line.split()[-3:] for line in lines if line.startswith("model")] == [["-"] * 3]
     assert all(line.startswith(("# ", "level ", "component ", "model ")) for line in lines)
@@ -172,12 +179,12 @@ def test_a_component_of_one_layer_is_said_once(result, row):
     assert text_of(result(rows), plain=True).count(" head ") == 3
     other = text_of(result([row("head"), row("head", "layer", "head", n=7), row("model", "model")]))
     assert other[other.index("Layers") :].count("head") == 2
-    many = [row(f"l{i}", "layer", "body", estimate=0.01 + i / 1000) for i in range(TOP + 1)]
+    many = [row(f"l{i}", "layer", "body", estimate=0.01 + i / 1000) for i in range(MOST_LAYERS_SHOWN + 1)]
     assert "and 1 more in the report" in text_of(result([row("body"), *many]))
 
 
 def test_operations_of_a_component_itself_are_named_so(result, row):
-    rows = [row("block"), row("block", "layer", "block", n=7), row("block.conv", "layer", "block"), row("m", "model")]
+    rows = [row("block"), row("block", "layer", "block", n=70), row("block.conv", "layer", "block"), row("m", "model")]
     text = text_of(result(rows))
     layers = text[text.index("Layers") :]
     named = [line.split("  ")[0].strip() or line.strip().split("  ")[0] for line in layers.splitlines()]

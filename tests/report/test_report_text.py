@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.report.text import (
-    amount,
-    clean,
-    counted,
-    distinct,
-    folded,
+    break_name,
+    count_text,
+    duration_text,
+    escape_unprintable,
+    estimate_text,
     listed,
-    part,
-    seconds,
-    share,
+    number_text,
+    percent_text,
+    share_of_estimate_text,
     short,
-    shown,
+    shorten_distinct,
     signed,
 )
 
@@ -42,19 +42,19 @@ from unsilent.report.text import (
     ],
 )
 def test_shown(estimate, low, high, text):
-    found = shown(estimate, low, high)
+    found = estimate_text(estimate, low, high)
     assert (found.estimate, found.low, found.high) == text
 
 
 def test_shown_scales_to_large_numbers():
-    found = shown(12345.6, 9876.5, 15432.1, scale=1.0)
+    found = estimate_text(12345.6, 9876.5, 15432.1, scale=1.0)
     assert (found.estimate, found.low, found.high) == ("12,300", "9,800", "15,500")
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_limits_are_rounded_outwards(a, b, c):
     low, estimate, high = sorted((a, b, c))
-    found = shown(estimate, low, high)
+    found = estimate_text(estimate, low, high)
     if low == high:  # exact, told to four digits
         assert float(found.low.replace(",", "")) == pytest.approx(100 * low, rel=1e-3)
         return
@@ -69,10 +69,10 @@ def test_limits_are_rounded_outwards(a, b, c):
 def test_rounding_changes_an_estimate_by_a_fortieth_at_most(estimate, below, above):
     low, high = estimate * below, estimate + (1 - estimate) * above
     if low < high:
-        told = float(shown(estimate, low, high).estimate)
+        told = float(estimate_text(estimate, low, high).estimate)
         assert told == pytest.approx(100 * estimate, rel=0.0251)
         assert float(signed(-estimate, -high, -low).estimate) == pytest.approx(-100 * estimate, rel=0.0251)
-        assert float(part(1.0, estimate, low, high)) == pytest.approx(100 * estimate, rel=0.0251)
+        assert float(share_of_estimate_text(1.0, estimate, low, high)) == pytest.approx(100 * estimate, rel=0.0251)
 
 
 def test_no_digits_beyond_the_interval():
@@ -80,14 +80,14 @@ def test_no_digits_beyond_the_interval():
     for power in range(-4, 0):
         for lead in (1.0, 2.0, 3.6, 7.0, 9.9):
             half = lead * 10.0**power
-            text = shown(0.5, 0.5 - half / 2, 0.5 + half / 2).estimate
+            text = estimate_text(0.5, 0.5 - half / 2, 0.5 + half / 2).estimate
             decimals = len(text.partition(".")[2])
             assert decimals == 0 or 10.0**-decimals >= 100 * half / 2 / 36, (half, text)
 
 
 def test_clean_shows_what_would_act():
-    assert clean("a\nb\x1b[31m\u202e\u200b\ud800") == "a\\x0ab\\x1b[31m\\u202e\\u200b\\ud800"
-    assert clean("überlänge.层") == "überlänge.层"
+    assert escape_unprintable("a\nb\x1b[31m\u202e\u200b\ud800") == "a\\x0ab\\x1b[31m\\u202e\\u200b\\ud800"
+    assert escape_unprintable("überlänge.层") == "überlänge.层"
 
 
 def test_short_keeps_both_ends():
@@ -97,41 +97,41 @@ def test_short_keeps_both_ends():
 
 def test_distinct_drops_what_all_share():
     names = [f"encoder.layers.{i}.attention.weight" for i in range(3)]
-    assert distinct(names, 20) == ["…0…", "…1…", "…2…"]
-    assert distinct(names, 80) == names
-    assert len(set(distinct([f"{'x' * 50}.{i}.y" for i in range(12)], 12))) == 12
-    assert distinct(["a" * 30, "a" * 30], 10) == [short("a" * 30, 10)] * 2
-    assert distinct([], 5) == []
+    assert shorten_distinct(names, 20) == ["…0…", "…1…", "…2…"]
+    assert shorten_distinct(names, 80) == names
+    assert len(set(shorten_distinct([f"{'x' * 50}.{i}.y" for i in range(12)], 12))) == 12
+    assert shorten_distinct(["a" * 30, "a" * 30], 10) == [short("a" * 30, 10)] * 2
+    assert shorten_distinct([], 5) == []
 
 
 def test_small_texts():
-    assert [counted(1, "batch"), counted(2, "batch"), counted(2048, "sample")] == [
+    assert [count_text(1, "batch"), count_text(2, "batch"), count_text(2048, "sample")] == [
         "1 batch",
         "2 batches",
         "2,048 samples",
     ]
     assert listed("abcd", limit=2) == "a, b and 2 more"
-    assert (share(1 / 3), share(None)) == ("33 %", "–")
-    assert [seconds(s) for s in (1.234, 300, 7200)] == ["1.23 s", "5 min", "2 h"]
-    assert [amount(v) for v in (6880000.0, 0.01284, 0.0, 1e-9)] == ["6,880,000", "0.0128", "0", "1e-09"]
-    assert math.isclose(float(amount(123.4)), 123)
+    assert (percent_text(1 / 3), percent_text(None)) == ("33 %", "–")
+    assert [duration_text(s) for s in (1.234, 300, 7200)] == ["1.23 s", "5 min", "2 h"]
+    assert [number_text(v) for v in (6880000.0, 0.01284, 0.0, 1e-9)] == ["6,880,000", "0.0128", "0", "1e-09"]
+    assert math.isclose(float(number_text(123.4)), 123)
 
 
 def test_folded_breaks_where_names_part():
-    assert folded("layers.10.self_attention", 12) == ["layers.10.", "self_", "attention"]
-    assert folded("stem.conv/v1", 10) == ["stem.", "conv/v1"]
-    assert folded("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
-    assert folded("", 10) == [""]
+    assert break_name("layers.10.self_attention", 12) == ["layers.10.", "self_", "attention"]
+    assert break_name("stem.conv/v1", 10) == ["stem.", "conv/v1"]
+    assert break_name("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
+    assert break_name("", 10) == [""]
 
 
 @given(st.text(max_size=60), st.integers(1, 30))
 def test_folded_loses_nothing(name, width):
-    lines = folded(name, width)
+    lines = break_name(name, width)
     assert "".join(lines) == name
     assert max(map(len, lines)) <= width
 
 
 def test_part_keeps_the_digits_of_the_whole():
-    assert part(0.25, 0.02, 0.01, 0.03) == "0.5"
-    assert part(0.0, 0.02, 0.01, 0.03) == "0"
-    assert part(1e-6, 0.5, 0.4, 0.6) == "0.00005"
+    assert share_of_estimate_text(0.25, 0.02, 0.01, 0.03) == "0.5"
+    assert share_of_estimate_text(0.0, 0.02, 0.01, 0.03) == "0"
+    assert share_of_estimate_text(1e-6, 0.5, 0.4, 0.6) == "0.00005"

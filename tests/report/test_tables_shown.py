@@ -13,21 +13,21 @@ from report.test_report_html import Page, check_harmless
 from unsilent.render.report_json import report_json
 from unsilent.render.report_page import report_html
 from unsilent.render.report_terminal import render_report
-from unsilent.report.model import Column, Report, Row, Section, Shown, Table
+from unsilent.report.model import Column, Report, Section, Table, TableRow, TextCell
 
 WORDY = "largest value written by the fault, as a multiple of what was usual in that tensor"
 TABLE = Table(
     (
-        Column("group", left=True),
+        Column("group", left_aligned=True),
         Column("share %"),
         Column("second moment of all trials"),
         Column("median", priority=1),
         Column("trials", "number", priority=2),
-        Column("what it is", left=True),
+        Column("what it is", left_aligned=True),
     ),
     (
-        Row(("encoder.layers.10.attention", "0.31 [0.18, 0.46]", "2.25 [0.91, 4.13]", "100…never", 500, WORDY)),
-        Row(("head", "< 0.39", "–", "3", 7, "nothing")),
+        TableRow(("encoder.layers.10.attention", "0.31 [0.18, 0.46]", "2.25 [0.91, 4.13]", "100…never", 500, WORDY)),
+        TableRow(("head", "< 0.39", "–", "3", 7, "nothing")),
     ),
     title="Groups",
 )
@@ -59,13 +59,13 @@ def test_words_are_whole_and_lines_fit(width):
 
 def test_names_without_blanks_are_folded_behind_their_dots():
     name = "encoder.layers.10.self_attention.out_projection.weight"
-    table = replace(TABLE, rows=(Row((name, *TABLE.rows[0].cells[1:])),))
+    table = replace(TABLE, rows=(TableRow((name, *TABLE.rows[0].cells[1:])),))
     lines = [line.split()[0] for line in shown(table).splitlines() if line.strip()]
     assert {"encoder.layers.10.", "self_attention.", "out_projection.weight"} <= set(lines)
 
 
 def test_a_table_of_pairs_has_no_head():
-    table = Table((Column(""), Column("", left=True)), (Row(("what", WORDY)),), "Pairs")
+    table = Table((Column(""), Column("", left_aligned=True)), (TableRow(("what", WORDY)),), "Pairs")
     text = shown(table)
     assert "─" not in text
     assert text.splitlines()[2:4] == ["", "Pairs"]
@@ -74,37 +74,39 @@ def test_a_table_of_pairs_has_no_head():
 
 
 def test_a_title_is_as_wide_as_the_terminal():
-    title = "sd of the error of a group, and what a random group of its size has"
-    assert f"\n{title}\n" in shown(Table((Column("a"),), (Row(("b",)),), title))
+    title = "sd of the error of a group, and the sd of a random group of that size"
+    assert f"\n{title}\n" in shown(Table((Column("a"),), (TableRow(("b",)),), title))
 
 
 def test_what_makes_it_again_is_one_line_to_copy():
     command = "unsilent pvf dlrm " + " ".join(f"--with key{i}=value" for i in range(9))
-    assert f"\nagain: {command}\n" in shown(again=command, width=40)
-    assert f"\n# again: {command}\n" in shown(again=command, plain=True, width=40)
-    page = Page(report_html(report(again=f"{command} '<b>'")))
+    assert f"\nrepeat with: {command}\n" in shown(repeat_command=command, width=40)
+    assert f"\n# repeat with: {command}\n" in shown(repeat_command=command, plain=True, width=40)
+    page = Page(report_html(report(repeat_command=f"{command} '<b>'")))
     check_harmless(page)
     assert f"{command} '<b>'" in page.text
 
 
 def test_bars_go_from_end_to_end():
-    rows = tuple(Row((name, Shown(name, bar=bar))) for name, bar in (("a", (0.25, 0.5)), ("b", (1, 1)), ("c", None)))
+    rows = tuple(
+        TableRow((name, TextCell(name, bar=bar))) for name, bar in (("a", (0.25, 0.5)), ("b", (1, 1)), ("c", None))
+    )
     text = report_html(report(Table((Column("x"), Column("y")), rows)))
     bars = re.findall(r'<rect x="([\d.]+)" width="([\d.]+)"', text)
     assert bars == [("25.00", "25.00"), ("100.00", "0.60")]
 
 
 def test_a_study_may_give_results_of_its_own():
-    told = report_json(report(data={"results": {"a": 1}}))
+    told = report_json(report(further_json={"results": {"a": 1}}))
     assert json.loads(json.dumps(told)) == {"schema": "unsilent/x/1", "results": {"a": 1}}
     assert report_json(report())["results"] == []
 
 
 def test_names_are_only_names_in_any_cell():
-    columns = tuple(Column(name, left=i % 2 == 0) for i, name in enumerate(HOSTILE))
-    table = Table(columns, (Row(HOSTILE), Row(tuple(map(Shown, HOSTILE)))), HOSTILE[1], long=True)
+    columns = tuple(Column(name, left_aligned=i % 2 == 0) for i, name in enumerate(HOSTILE))
+    table = Table(columns, (TableRow(HOSTILE), TableRow(tuple(map(TextCell, HOSTILE)))), HOSTILE[1], sortable=True)
     for width in (30, 80, 300):
-        text = shown(table, width=width, findings=HOSTILE, again=HOSTILE[0], notes=HOSTILE)
+        text = shown(table, width=width, findings=HOSTILE, repeat_command=HOSTILE[0], notes=HOSTILE)
         assert "\x1b" not in text
         assert "\u202e" not in text
-    check_harmless(Page(report_html(report(table, findings=HOSTILE, again=HOSTILE[0], notes=HOSTILE))))
+    check_harmless(Page(report_html(report(table, findings=HOSTILE, repeat_command=HOSTILE[0], notes=HOSTILE))))

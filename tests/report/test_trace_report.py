@@ -10,22 +10,37 @@ from rich.console import Console
 
 from report.conftest import HOSTILE
 from report.test_report_html import BROWSER, Page, check_harmless, opened
-from unsilent.render.pages import is_ours
-from unsilent.render.report_page import figures as figures_of
+from unsilent.fault_trace import (
+    BEFORE_FIRST_ROW,
+    PHASES,
+    FaultTrace,
+    OperationDivergence,
+    OutputDifference,
+    TracedFault,
+    TraceRow,
+)
+from unsilent.render.pages import is_unsilent_page
+from unsilent.render.report_page import figures_by_place as figures_of
 from unsilent.render.report_page import report_html, write_report
 from unsilent.render.report_terminal import render_report
-from unsilent.studies.traces import report
-from unsilent.studies.traces.figures import (
+from unsilent.studies.propagation_report import report
+from unsilent.studies.propagation_report.plots import (
     LOOKS,
     PHASE_NAMES,
-    marks,
+    changed_share_figure,
+    faults_by_row,
+    phase_segments,
     relative_figure,
-    segments,
-    share_figure,
     share_text,
 )
-from unsilent.studies.traces.report import MOST, ROWS, Gap, folded_rows, headline, worst
-from unsilent.traced import BEFORE, PHASES, Change, Parting, Placed, Trace, TraceRow
+from unsilent.studies.propagation_report.report import (
+    MOST,
+    ROWS,
+    OmittedRows,
+    headline,
+    rows_to_show,
+    worst_change_sentences,
+)
 
 
 def row(name="fc#addmm.0", changed=0, phase="fwd", **more):
@@ -36,16 +51,16 @@ def row(name="fc#addmm.0", changed=0, phase="fwd", **more):
         "dtype": "float32",
         "shape": (4, 25),
         "elements": 100,
-        "other": "",
+        "faulty_type": "",
     }
     numbers = {key: more.pop(key) for key in ("relative", "absolute", "from_zero", "nonfinite") if key in more}
     numbers = {"relative": 0.5, "absolute": 2.0, **numbers} if changed else numbers
-    return TraceRow(name=name, phase=phase, change=Change(changed, **numbers), **fields | more)
+    return TraceRow(name=name, phase=phase, change=OutputDifference(changed, **numbers), **fields | more)
 
 
 def trace(*rows, fault=0, **more):
-    return Trace(
-        tuple(rows), (Placed("op:fc#addmm.0/fwd/out", "op:fc#addmm.0/fwd/out xor 0x1", fault, 1),), runs=3, **more
+    return FaultTrace(
+        tuple(rows), (TracedFault("op:fc#addmm.0/fwd/out", "op:fc#addmm.0/fwd/out xor 0x1", fault, 1),), runs=3, **more
     )
 
 
@@ -58,10 +73,10 @@ def step(forward=40, backward=80, update=20, first=10):
     return trace(*rows, fault=first)
 
 
-HOSTILE_TRACE = Trace(
+HOSTILE_TRACE = FaultTrace(
     tuple(row(f"{name}#add.0", 5, PHASES[i % 5], kernel=name if i % 2 else "") for i, name in enumerate(HOSTILE)),
-    tuple(Placed(f"op:{name}#add.0/fwd/out", name, i) for i, name in enumerate(HOSTILE)),
-    Parting(len(HOSTILE), HOSTILE[0], HOSTILE[1], HOSTILE[2]),
+    tuple(TracedFault(f"op:{name}#add.0/fwd/out", name, i) for i, name in enumerate(HOSTILE)),
+    OperationDivergence(len(HOSTILE), HOSTILE[0], HOSTILE[1], HOSTILE[2]),
     3,
     HOSTILE,
 )
@@ -69,15 +84,15 @@ CORNERS = {
     "step": step(),
     "hostile": HOSTILE_TRACE,
     "nothing": trace(row(), row("act#relu.0")),
-    "no rows": trace(fault=None, parting=Parting(0, "fc#addmm.0", "", "IndexError: out of range")),
-    "no fault": Trace((row(),), (), None, 3),
-    "before": trace(row(), row("a#b.0", 3), fault=BEFORE),
+    "no rows": trace(fault=None, divergence=OperationDivergence(0, "fc#addmm.0", "", "IndexError: out of range")),
+    "no fault": FaultTrace((row(),), (), None, 3),
+    "before": trace(row(), row("a#b.0", 3), fault=BEFORE_FIRST_ROW),
     "integers": trace(row(changed=3, relative=None, absolute=None, dtype="int64")),
     "nan": trace(
         row(changed=100, relative=None, absolute=None, nonfinite=100), row("x#y.0", 1, from_zero=1, relative=None)
     ),
     "huge": trace(row(changed=1, relative=1.7976931348623157e308), row("x#y.0", 1, relative=5e-324)),
-    "shape": trace(row(changed=100, other="float32[3]")),
+    "shape": trace(row(changed=100, faulty_type="float32[3]")),
 }
 
 
@@ -92,7 +107,7 @@ def shown(found, width=100, plain=False):
 
 def test_what_is_unchanged_is_folded():
     rows = [row("a#x.0"), row("b#x.0"), row("c#x.0", 7), row("d#x.0"), row("e#x.0", 9)]
-    assert folded_rows(trace(*rows, fault=2)) == [Gap(2, 0), 2, Gap(1, 0), 4]
+    assert rows_to_show(trace(*rows, fault=2)) == [OmittedRows(2, 0), 2, OmittedRows(1, 0), 4]
     text = shown(trace(*rows, fault=2))
     assert "… 2 outputs unchanged" in text
     assert "… 1 output unchanged" in text
@@ -101,7 +116,7 @@ def test_what_is_unchanged_is_folded():
 
 
 def test_a_row_that_a_fault_corrupts_is_shown_golden_or_not():
-    assert folded_rows(trace(row("a#x.0"), row("b#x.0"), row("c#x.0", 1), fault=0)) == [0, Gap(1, 0), 2]
+    assert rows_to_show(trace(row("a#x.0"), row("b#x.0"), row("c#x.0", 1), fault=0)) == [0, OmittedRows(1, 0), 2]
 
 
 @pytest.mark.parametrize("changed", [0.02, 0.3, 0.5, 0.9, 1.0])
@@ -110,12 +125,12 @@ def test_never_more_lines_than_fit(count, changed):
     chance = random.Random(count)
     rows = [row(f"m{i}#x.0", int(chance.random() < changed)) for i in range(count)]
     found = trace(*rows, fault=count // 2)
-    lines = folded_rows(found)
+    lines = rows_to_show(found)
     assert len(lines) <= MOST
     assert count // 2 in lines
-    covered = [line.rows if isinstance(line, Gap) else 1 for line in lines]
+    covered = [line.rows if isinstance(line, OmittedRows) else 1 for line in lines]
     assert sum(covered) == count
-    seen = sum(line.changed if isinstance(line, Gap) else rows[line].change.changed > 0 for line in lines)
+    seen = sum(line.changed if isinstance(line, OmittedRows) else rows[line].change.changed > 0 for line in lines)
     assert seen == sum(r.change.changed > 0 for r in rows)
     differing = [i for i, r in enumerate(rows) if r.change.changed]
     if differing:
@@ -126,8 +141,8 @@ def test_never_more_lines_than_fit(count, changed):
 
 def test_many_faults_do_not_fill_the_table():
     rows = [row(f"m{i}#x.0", i % 2) for i in range(400)]
-    found = Trace(tuple(rows), tuple(Placed("op:a", "a", i) for i in range(0, 400, 3)), runs=3)
-    assert len(folded_rows(found)) <= MOST
+    found = FaultTrace(tuple(rows), tuple(TracedFault("op:a", "a", i) for i in range(0, 400, 3)), runs=3)
+    assert len(rows_to_show(found)) <= MOST
     assert "and 130 faults more" in shown(found)
 
 
@@ -159,10 +174,14 @@ def test_headlines():
     )
     assert headline(CORNERS["before"]) == "the fault changed 1 of 2 outputs of operations: at a#b.0"
     assert headline(step()) == "the fault changed 130 of 140 outputs of operations: first m10#add.0, last m19#add.0"
-    assert headline(CORNERS["no rows"]) == "nothing could be compared: the runs part at once"
-    assert headline(CORNERS["no fault"]) == "there was no fault, and nothing differs in 1 output"
-    assert list(worst(CORNERS["no rows"])) == ["the faulty run raised IndexError: out of range, before fc#addmm.0"]
-    assert list(worst(CORNERS["nan"])) == ["NaN or infinity first at fc#addmm.0: 100 of 100 elements"]
+    assert headline(CORNERS["no rows"]) == "nothing could be compared: the runs diverge before the first output"
+    assert headline(CORNERS["no fault"]) == "no fault was injected, and none of 1 output differs from the golden run"
+    assert list(worst_change_sentences(CORNERS["no rows"])) == [
+        "the faulty run raised IndexError: out of range, before fc#addmm.0"
+    ]
+    assert list(worst_change_sentences(CORNERS["nan"])) == [
+        "NaN or infinity first appears at fc#addmm.0, in 100 of 100 elements"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +201,7 @@ def points(figure, name):
 
 def test_every_row_is_one_point():
     found = step()
-    drawn = share_figure(found)
+    drawn = changed_share_figure(found)
     seen = sorted(x for t in drawn["data"] for x in t["x"] if x is not None)
     assert seen == list(range(len(found.rows)))
     for phase in ("fwd", "bwd", "update"):
@@ -197,23 +216,23 @@ def test_every_row_is_one_point():
 
 def test_phases_are_divided_and_the_fault_is_marked():
     found = step()
-    assert [(s.phase, s.first, s.last) for s in segments(found.rows)] == [
+    assert [(s.phase, s.first, s.last) for s in phase_segments(found.rows)] == [
         ("fwd", 0, 39),
         ("bwd", 40, 119),
         ("update", 120, 139),
     ]
-    lines = [s for s in share_figure(found)["layout"]["shapes"] if s["type"] == "line"]
+    lines = [s for s in changed_share_figure(found)["layout"]["shapes"] if s["type"] == "line"]
     assert [s["x0"] for s in lines] == [39.5, 119.5, 10.0]
     assert lines[-1]["line"]["dash"] == "dot"
-    (word,) = share_figure(found)["layout"]["annotations"]
+    (word,) = changed_share_figure(found)["layout"]["annotations"]
     assert (word["text"].strip(), word["x"]) == ("fault", 10.0)
-    before = share_figure(CORNERS["before"])["layout"]["shapes"]
+    before = changed_share_figure(CORNERS["before"])["layout"]["shapes"]
     assert [s["x0"] for s in before] == [-0.5]
 
 
 def test_a_place_that_is_not_known_is_the_first_change():
-    assert list(marks(trace(row(), row("a#b.0", 1), fault=None))) == [1]
-    assert list(marks(trace(row(), fault=None))) == [BEFORE]
+    assert list(faults_by_row(trace(row(), row("a#b.0", 1), fault=None))) == [1]
+    assert list(faults_by_row(trace(row(), fault=None))) == [BEFORE_FIRST_ROW]
 
 
 @pytest.mark.parametrize("name", CORNERS)
@@ -235,7 +254,7 @@ def test_everything_lies_within_its_axis(name):
 def test_what_has_no_ratio_lies_above():
     drawn = relative_figure(CORNERS["nan"])
     assert points(drawn, "NaN or infinity")["x"] == [0]
-    assert points(drawn, "from 0 alone")["x"] == [1]
+    assert points(drawn, "only changes from 0")["x"] == [1]
     assert relative_figure(CORNERS["integers"]) is None
     assert relative_figure(CORNERS["nothing"]) is None
 
@@ -258,7 +277,7 @@ def test_hostile_names_are_only_text():
 def test_every_corner_renders(name, tmp_path):
     info = (CORNERS[name], "a step", (("workload", "tiny"),))
     path = write_report(report(*info), tmp_path / "t.html")
-    assert is_ours(path)
+    assert is_unsilent_page(path)
     page = Page(path.read_text())
     check_harmless(page)
     for one in [r for r in info[0].rows if r.change.changed][:50]:
@@ -268,7 +287,7 @@ def test_every_corner_renders(name, tmp_path):
 def test_a_long_trace_has_its_first_rows_and_says_so():
     rows = [row(f"m{i}#x.0", 1) for i in range(ROWS + 5)]
     page = Page(report_html(report(trace(*rows), "x")))
-    assert "5 more that differ are in the figures" in " ".join(page.text.split())
+    assert "5 more outputs that differ are only in the figures" in " ".join(page.text.split())
     assert page.count("tr") == ROWS + 2 + 1
 
 
@@ -276,7 +295,7 @@ def test_json_is_plain():
     told = json.loads(json.dumps(HOSTILE_TRACE.to_json(), allow_nan=False))
     assert [r["name"] for r in told["rows"]] == [r.name for r in HOSTILE_TRACE.rows]
     assert (told["rows"][0]["changed"], told["rows"][0]["share"], told["rows"][0]["shape"]) == (5, 0.05, [4, 25])
-    assert told["parting"]["text"] == HOSTILE_TRACE.parting.text
+    assert told["parting"]["text"] == HOSTILE_TRACE.divergence.text
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")

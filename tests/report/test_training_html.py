@@ -23,24 +23,24 @@ from report.test_training_info import (
     result,
 )
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.render.pages import is_ours
-from unsilent.render.report_page import figures as figures_of
+from unsilent.render.pages import is_unsilent_page
+from unsilent.render.report_page import figures_by_place as figures_of
 from unsilent.render.report_page import report_html, write_report
-from unsilent.studies.training.conditions import LEAST, MOST, conditions_figure, drawn
-from unsilent.studies.training.figures import (
+from unsilent.studies.training.necessary_conditions import LEAST, MOST, conditions_figure, points_to_plot
+from unsilent.studies.training.plots import (
     LOOKS,
     ROWS,
     THIN,
     classes_figure,
-    decades,
+    log_axis_ticks,
     loss_figure,
     metric_figure,
-    parts_figure,
     peaks,
     thinned,
+    training_pvf_figure,
 )
-from unsilent.studies.training.records import Point
-from unsilent.studies.training.report import SHAPES, facts, numbers, report
+from unsilent.studies.training.records import ConditionPoint
+from unsilent.studies.training.report import SHAPES, facts, key_numbers, report
 
 
 def render_training_html(found):
@@ -72,9 +72,10 @@ def test_everything_is_there():
     page = Page(render_training_html(EVERYTHING))
     check_harmless(page)
     for wanted in (
-        "has the highest estimate", "What foretells harm", "Training PVF", "Under the guard", "How to read it", "c0ffee",
+        "has the highest training PVF", "Which values precede harm", "Training PVF", "Under the guard", "How to read this report",
+        "c0ffee",
         "unsilent training train-toy", "torch 2.13.0", "a toy", "latent harm", "random/x/3: RD at op:conv", "grad_wt",
-        "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within", "classes not observed (each at most 3.7 %)",
+        "steps 20 to 99", "up to 1", "README of He et al.", "sharp_within", "classes not observed (share of each at most 3.7 %)",
         "seed of the faults",
     ):  # fmt: skip
         assert wanted in page.text or wanted.capitalize() in page.text, wanted
@@ -115,12 +116,12 @@ def test_hostile_names_are_only_text():
 
 
 def test_numbers_at_the_head():
-    told = {term: (text, small) for term, text, small in numbers(result())}
+    told = {term: (text, small) for term, text, small in key_numbers(result())}
     assert told["different"] == ("26 %", "[17, 36]")
     assert told["harmful"] == ("20 %", "[12, 30]")
     assert told["cost of a trial"] == ("40 %", "of a run's steps")
-    assert {term: text for term, text, _ in numbers(CORNERS["parts"])}["largest training PVF"] == "4.5 %"
-    assert ("latent", "< 53 %", "") in numbers(CORNERS["all nan"])
+    assert {term: text for term, text, _ in key_numbers(CORNERS["parts"])}["largest training PVF"] == "4.5 %"
+    assert ("latent", "< 53 %", "") in key_numbers(CORNERS["all nan"])
 
 
 def test_facts_name_what_was_asked():
@@ -145,7 +146,7 @@ def test_groups_of_one_are_not_drawn_and_of_many_the_worst():
     many = figures(CORNERS["many"])["group-0"]
     assert many["layout"]["yaxis"]["ticktext"][0] == "layer59"
     assert len(many["layout"]["yaxis"]["ticktext"]) == ROWS
-    assert "the 24 most harmful are drawn" in Page(render_training_html(CORNERS["many"])).text
+    assert "only the 24 most harmful are drawn" in Page(render_training_html(CORNERS["many"])).text
 
 
 def test_a_curve_lies_at_its_steps():
@@ -185,7 +186,7 @@ def test_long_curves_are_thinned_without_losing_peaks_or_ends():
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 0.2), (-2.0, 1.0), (-3.0, 37.0), (-300.0, 308.0)])
 def test_decades_are_few_and_ascending(low, high):
-    ticks = decades(low, high)
+    ticks = log_axis_ticks(low, high)
     assert len(ticks["tickvals"]) == len(ticks["ticktext"])
     assert ticks["tickvals"] == sorted(ticks["tickvals"])
     assert 1 <= sum(low <= math.log10(t) <= high for t in ticks["tickvals"]) <= 10
@@ -193,16 +194,16 @@ def test_decades_are_few_and_ascending(low, high):
 
 def test_conditions_stand_at_their_ratios_and_edges():
     some = (
-        Point("random/x/1", "low-test", (10.0, 1e4, 1e3)),
-        Point("random/x/2", "masked-benign", (0.0, None, 0.5)),
-        Point("random/x/3", "immediate-nan", (math.inf, 1.0, None)),
+        ConditionPoint("random/x/1", "low-test", (10.0, 1e4, 1e3)),
+        ConditionPoint("random/x/2", "masked-benign", (0.0, None, 0.5)),
+        ConditionPoint("random/x/3", "immediate-nan", (math.inf, 1.0, None)),
     )
     found = conditions_figure(some)
     at = {t["name"]: (t["x"][0], t["y"][0]) for t in found["data"]}
     assert at["low-test 1"] == (4.0, 3.0)  # the larger of both moments, in decades
     x, y = found["layout"]["xaxis"], found["layout"]["yaxis"]
     ends = dict(zip(x["ticktext"], x["tickvals"], strict=True))
-    assert at["masked-benign 1"][0] == pytest.approx(ends["0, none"], abs=0.2)
+    assert at["masked-benign 1"][0] == pytest.approx(ends["0, missing"], abs=0.2)
     assert at["immediate-nan 1"][0] == pytest.approx(ends["∞, NaN"], abs=0.2)
     assert at["immediate-nan 1"][1] < math.log10(0.5)
     assert "∞, NaN" not in y["ticktext"]
@@ -224,22 +225,22 @@ def test_one_kind_alone_is_drawn_by_class(name, title):
     for row, trace in enumerate(found["data"]):
         assert all(abs(y - row) < 0.5 for y in trace["y"])
     assert conditions_figure(CORNERS["nothing watched"].points) is None
-    assert "What foretells harm" not in Page(render_training_html(CORNERS["nothing watched"])).text
+    assert "Which values precede harm" not in Page(render_training_html(CORNERS["nothing watched"])).text
 
 
 def test_of_many_masked_trials_some_are_drawn_of_others_all():
     counts = {"masked-benign": 2 * MOST + 1, "low-test": 300}
     many = points(counts, (0.5, LEAST / 10, 0.2))
-    kept = drawn(many)
+    kept = points_to_plot(many)
     assert sum(p.outcome == "low-test" for p in kept) == 300
     assert MOST / 2 < sum(p.outcome == "masked-benign" for p in kept) <= MOST
     names = [t["name"] for t in conditions_figure(many)["data"]]
     assert names == [f"masked-benign {2 * MOST + 1:,}", "low-test 300"]  # the legend counts all
-    assert f"some {MOST} are drawn" in Page(render_training_html(result(points=many))).text
+    assert f"At most {MOST} of the masked trials are drawn" in Page(render_training_html(result(points=many))).text
 
 
 def test_parts_have_a_row_each_and_a_series_for_each_kind():
-    found = parts_figure(parts())
+    found = training_pvf_figure(parts())
     assert found["layout"]["yaxis"]["ticktext"] == ["stem", "head"]
     params, optim, none = found["data"]
     assert (params["name"], params["x"]) == ("param", [0.045])
@@ -270,7 +271,7 @@ def test_the_table_of_groups_has_a_column_for_each_class_seen():
 
 def test_the_page_is_written_whole(tmp_path):
     path = write_report(report(EVERYTHING), tmp_path / "t.html")
-    assert is_ours(path)
+    assert is_unsilent_page(path)
     assert path.stat().st_size < 6_000_000
 
 

@@ -16,34 +16,34 @@ from unsilent.render.report_page import report_html
 from unsilent.render.report_terminal import render_report
 from unsilent.statistics.comparing import difference, joint_differences
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.comparison import SAME, compare, comparison_report
-from unsilent.studies.training.conditions import FACTORS
-from unsilent.studies.training.kind import Floors, FloorValues
+from unsilent.studies.training.comparison import SETTINGS_THAT_MUST_MATCH, compare_training_results, comparison_report
+from unsilent.studies.training.kind import NoiseFloors, ReplicaDifferences
+from unsilent.studies.training.necessary_conditions import FACTORS
 from unsilent.studies.training.records import (
-    Caught,
     ClassShare,
-    Condition,
+    ConditionPoint,
     Contrast,
-    Cost,
-    Curve,
-    Group,
-    GuardFound,
-    Part,
-    Point,
+    ExampleCurve,
+    GuardDetection,
+    GuardResult,
+    NecessaryCondition,
+    TrainingPvfRow,
     TrainingResult,
+    TrialCost,
+    TrialGroup,
 )
 from unsilent.studies.training.report import GROUPS, report
 from unsilent.studies.training.sentences import (
-    BRIEF,
+    BRIEF_OUTCOME_TEXTS,
+    OUTCOME_TEXTS,
     SOURCES,
-    TOLD,
+    count_and_rate_text,
     counts_text,
     findings,
     headline,
-    how,
-    of_all,
     ordered_groups,
     rate,
+    training_method_lines,
 )
 
 PLAIN = ["group", "target", "measure", "estimate", "low", "high", "n"]
@@ -62,7 +62,7 @@ def group(name, counts):
     apart = sum(different(outcome, c) for outcome, c in counts.items())
     harm = sum(c for outcome, c in counts.items() if TrainingOutcome(outcome).harmful)
     latent = sum(c for outcome, c in counts.items() if TrainingOutcome(outcome).latent)
-    return Group(name, n, counts, *(clopper_pearson(k, n) for k in (apart, harm, latent)))
+    return TrialGroup(name, n, counts, *(clopper_pearson(k, n) for k in (apart, harm, latent)))
 
 
 def classes(counts):
@@ -80,15 +80,19 @@ def curve(outcome="low-test", step=50, ran=None, **more):
     losses = [1 / (k + 1) for k in range(ran)]
     if "nan" in outcome:
         losses[-1] = None
-    fields = {"trial": "random/x/3", "told": f"RD at op:conv#convolution.0/fwd/out, step {step}", "test": 0.2}
+    fields = {
+        "trial": "random/x/3",
+        "trial_description": f"RD at op:conv#convolution.0/fwd/out, step {step}",
+        "test_accuracy": 0.2,
+    }
     fields |= {"metric": (0.5,) * own, "golden": tuple(np.linspace(0.6, 0.9, whole)), "losses": tuple(losses)}
-    return Curve(outcome, step=step, **fields | more)
+    return ExampleCurve(outcome, step=step, **fields | more)
 
 
 def condition(kind="any", factor=100.0, counts=(15, 0, 4, 80)):
     hit, missed, false, clear = counts
     shares = (clopper_pearson(hit, hit + missed), clopper_pearson(clear, clear + false))
-    return Condition(kind, factor, *counts, *shares, 0, 0, clopper_pearson(hit, hit + missed + 5))
+    return NecessaryCondition(kind, factor, *counts, *shares, 0, 0, clopper_pearson(hit, hit + missed + 5))
 
 
 def points(counts, ratios=(0.8, 0.9, 0.7)):
@@ -98,7 +102,7 @@ def points(counts, ratios=(0.8, 0.9, 0.7)):
         for k in range(count):
             own = tuple(None if r is None else r * 10.0**k for r in ratios) if TrainingOutcome(name).latent else ratios
             own = (ratios[0] and math.inf, *ratios[1:]) if "nan" in name else own
-            found.append(Point(f"random/x/{k}", name, (None, None, None) if name == "crashed" else own))
+            found.append(ConditionPoint(f"random/x/{k}", name, (None, None, None) if name == "crashed" else own))
     return tuple(found)
 
 
@@ -108,13 +112,13 @@ def contrast(one=(3, 60), other=(10, 40), name="harmful"):
 
 
 def caught(name, n, within, identical=None):
-    return Caught(name, n, within, within if identical is None else identical, clopper_pearson(within, n))
+    return GuardDetection(name, n, within, within if identical is None else identical, clopper_pearson(within, n))
 
 
 def guarded():
     sizes = (caught("up to 1", 0, 0), caught("1 to 100", 5, 1), caught("above 100", 15, 15))
     alarms = {"exp_avg_sq of stem": 14, "running_var of bn": 2}
-    return GuardFound(
+    return GuardResult(
         1e4,
         caught("all different", 25, 17),
         caught("all harmful", 20, 16, 15),
@@ -130,7 +134,7 @@ def guarded():
 def parts():
     def one(name, what, n, failures):
         shares = (clopper_pearson(failures, n), clopper_pearson(2 * failures, n))
-        return Part(f"{what}:{name}", what, name, 1000, n, failures, *shares)
+        return TrainingPvfRow(f"{what}:{name}", what, name, 1000, n, failures, *shares)
 
     return (one("stem", "param", 200, 9), one("stem", "optim", 200, 0), one("head", "param", 0, 0))
 
@@ -145,19 +149,19 @@ def result(counts=None, **more):
         "optimizer": (group("Adam", counts),),
     }
     spread = tuple(np.linspace(-0.01, 0.02, 20))
-    floor = FloorValues("within", spread, spread, (0.01,) * 20, (False,) * 20, 10, (0.1,) * 20)
+    floor = ReplicaDifferences("within", spread, spread, (0.01,) * 20, (False,) * 20, 10, (0.1,) * 20)
     fields = {
         "workload": "train-toy", "command": "unsilent training train-toy", "spec": {"seed": 3, "horizon": None},
         "campaign": "c0ffee", "store": "s.sqlite", "steps": STEPS, "samples": 450, "parameters": 5090,
         "optimizers": ("Adam", "Adam"),
         "golden_test": 0.95, "golden_seconds": 5.0, "confidence": 0.95, "thresholds": Thresholds(),
-        "floors": Floors(floor, replace(floor, switches="init+order", accuracy=tuple(np.linspace(-0.03, 0.02, 20)))),
+        "floors": NoiseFloors(floor, replace(floor, switches="init+order", accuracy=tuple(np.linspace(-0.03, 0.02, 20)))),
         "level": 0.05,
-        "n": sum(counts.values()), "classes": classes(counts), "whole": group("all", counts), "groups": groups,
+        "n": sum(counts.values()), "classes": classes(counts), "all_trials": group("all", counts), "groups": groups,
         "contrasts": (contrast(),), "curves": tuple(curve(name) for name, k in counts.items() if k and name != "crashed"),
         "conditions": tuple(condition(kind, factor) for kind in ("first", "second", "moving", "any") for factor in FACTORS),
         "points": points(counts), "parts": (), "margin": 0.02,
-        "cost": Cost(0.4, 0.5, 0.35, 1800.0, {"end": 70, "same-bits": 20, "not-finite": 10}), "guard": None, "seconds": 90.0,
+        "cost": TrialCost(0.4, 0.5, 0.35, 1800.0, {"end": 70, "same-bits": 20, "not-finite": 10}), "guard": None, "seconds": 90.0,
         "cpu_seconds": 170.0, "versions": {"torch": "2.13.0"}, "info": {"description": "a toy"}, "notes": (),
     }  # fmt: skip
     return TrainingResult(**fields | more)
@@ -166,7 +170,7 @@ def result(counts=None, **more):
 def with_floors(**changed):
     """Both floors with something else in each."""
     floors = result().floors
-    return Floors(*(replace(floor, **changed) for floor in (floors.implementation, floors.seeds)))
+    return NoiseFloors(*(replace(floor, **changed) for floor in (floors.implementation, floors.seeds)))
 
 
 def hostile():
@@ -175,14 +179,14 @@ def hostile():
     return result(
         workload=names[0], command=names[1], store=names[2], optimizers=tuple(names), notes=tuple(names),
         groups={name: tuple(group(other, counts) for other in names) for name in ("layer", "phase", "fault model", names[0])},
-        curves=tuple(curve(trial=name, told=name, made=True) for name in names),
-        points=tuple(Point(name, "low-test", (1.0, math.inf, 5.0)) for name in names),
-        parts=tuple(Part(name, name, name, 1, 10, 1, *[clopper_pearson(1, 10)] * 2) for name in names),
+        curves=tuple(curve(trial=name, trial_description=name, is_handcrafted=True) for name in names),
+        points=tuple(ConditionPoint(name, "low-test", (1.0, math.inf, 5.0)) for name in names),
+        parts=tuple(TrainingPvfRow(name, name, name, 1, 10, 1, *[clopper_pearson(1, 10)] * 2) for name in names),
         contrasts=(replace(contrast(), first=names[0], second=names[1], name=names[2]),),
         conditions=(condition(), condition(kind=names[0])),
         guard=replace(guarded(), sizes=tuple(caught(name, 2, 1) for name in names), alarms=dict.fromkeys(names, 1)),
         versions={name: name for name in names}, info={names[0]: names[1], "settings": {names[2]: names[3]}},
-        cost=Cost(0.4, 0.5, 0.35, 1800.0, dict.fromkeys(names, 1)), spec={"seed": names[0], "horizon": {"steps": names[1]}},
+        cost=TrialCost(0.4, 0.5, 0.35, 1800.0, dict.fromkeys(names, 1)), spec={"seed": names[0], "horizon": {"steps": names[1]}},
         floors=with_floors(switches=names[0]), campaign=names[4],
     )  # fmt: skip
 
@@ -197,10 +201,12 @@ CORNERS = {
     "moving alone": result(points=points(MIXED, (None, None, 0.7))),
     "nothing watched": result(points=points(MIXED, (None, None, None)), conditions=()),
     "zeros": result(points=points(MIXED, (0.0, 0.0, 0.0))),
-    "extremes": result(points=(Point("a", "low-test", (5e-324, 0.0, 1.7e308)), Point("b", "improved", (math.inf,) * 3))),
+    "extremes": result(
+        points=(ConditionPoint("a", "low-test", (5e-324, 0.0, 1.7e308)), ConditionPoint("b", "improved", (math.inf,) * 3))
+    ),
     "parts": result(parts=parts(), groups={"phase": (group("param", MIXED), group("optim", MIXED))}),
     "guard": result(guard=guarded()),
-    "same floors": result(floors=with_floors(same=(True,) * 20)),
+    "same floors": result(floors=with_floors(identical_to_twin=(True,) * 20)),
     "short": result(curves=(curve("slow-degrade", STEPS - 1), curve("immediate-nan", STEPS - 1, 1), curve("improved"))),
     "horizon": result(spec={"horizon": {"steps": 30}}),
     "many": result(groups={"layer": tuple(group(f"layer{k}", {"low-test": k, "masked-benign": 50}) for k in range(60))}),
@@ -218,11 +224,11 @@ def to_json(found):
 
 
 def text_of(found):
-    return " ".join([headline(found), *findings(found), *how(found)])
+    return " ".join([headline(found), *findings(found), *training_method_lines(found)])
 
 
 def test_every_class_is_told():
-    assert set(TOLD) == set(BRIEF) == set(TrainingOutcome)
+    assert set(OUTCOME_TEXTS) == set(BRIEF_OUTCOME_TEXTS) == set(TrainingOutcome)
     assert set(SOURCES) == set(Thresholds.__dataclass_fields__)
     found = result(dict.fromkeys(CLASSES, 1))
     for name in CLASSES:
@@ -232,10 +238,11 @@ def test_every_class_is_told():
 def test_the_headline_counts_harm_and_latent_harm():
     assert headline(result()) == (
         "20 % [12, 30] of 100 faulty training runs of train-toy were harmful, 15 % [8, 24] silently (no error raised); "
-        "26 % [17, 36] ended different"
+        "26 % [17, 36] ended different from the fault-free run"
     )
     assert headline(CORNERS["all masked"]) == (
-        "Of 40 faulty training runs of train-toy none were harmful (at most 8.9 %), none ended different"
+        "Of 40 faulty training runs of train-toy none were harmful (upper limit 8.9 %), and none ended different from the "
+        "fault-free run"
     )
     assert "none of them silently" in headline(CORNERS["all nan"])
 
@@ -244,19 +251,19 @@ def test_nothing_seen_has_an_upper_limit():
     assert rate(clopper_pearson(0, 100)) == "none (at most 3.7 %)"
     assert rate(clopper_pearson(100, 100)) == "all (at least 96.3 %)"
     assert rate(clopper_pearson(0, 0)) == "no trial"
-    assert of_all(clopper_pearson(0, 1)) == "none of 1 trial (at most 98 %)"
-    assert of_all(clopper_pearson(10, 100)) == "10 of 100 trials, 10 % [4, 18]"
+    assert count_and_rate_text(clopper_pearson(0, 1)) == "none of 1 trial (at most 98 %)"
+    assert count_and_rate_text(clopper_pearson(10, 100)) == "10 of 100 trials, 10 % [4, 18]"
     absent = next(line for line in findings(result()) if line.startswith("classes not observed"))
     assert (
         absent
-        == "classes not observed (each at most 3.7 %): short-term-nan, sharp-degrade, sharp-slow-degrade, improved"
+        == "classes not observed (share of each at most 3.7 %): short-term-nan, sharp-degrade, sharp-slow-degrade, improved"
     )
 
 
 def test_latent_harm_is_told_apart_from_what_shows_itself():
     told = list(findings(result()))
     assert told[0] == (
-        "different, beyond implementation noise: 26 of 100 trials, 26 % [17, 36]; harmful, beyond the noise of seeds as well: "
+        "different (beyond implementation noise): 26 of 100 trials, 26 % [17, 36]; harmful (beyond the noise of seeds as well): "
         "20 of 100 trials, 20 % [12, 30]"
     )
     assert told[1].endswith("15 of 100 trials, 15 % [8, 24]: 5×slow-degrade, 10×low-test")
@@ -267,8 +274,8 @@ def test_latent_harm_is_told_apart_from_what_shows_itself():
 @pytest.mark.parametrize(
     ("found", "word"),
     [
-        (contrast((1, 100), (50, 100)), "backward faults did less"),
-        (contrast((50, 100), (1, 100)), "backward faults did more"),
+        (contrast((1, 100), (50, 100)), "the share is lower for backward"),
+        (contrast((50, 100), (1, 100)), "the share is higher for backward"),
         (contrast((5, 100), (5, 100)), "no difference is shown"),
     ],
 )
@@ -278,16 +285,16 @@ def test_a_contrast_says_what_the_interval_supports(found, word):
 
 def test_several_comparisons_say_what_holds_together():
     both = (contrast(), contrast(name="latent"))
-    assert "Zou & Donner, joint over 2 (Bonferroni); rows of a table have limits of their own" in text_of(
+    assert "Zou & Donner, joint over 2 (Bonferroni); limits in a table hold for each row separately" in text_of(
         result(contrasts=both)
     )
     assert "Bonferroni" not in text_of(result(contrasts=()))
 
 
 def test_two_campaigns_are_compared_with_limits_that_hold_together():
-    law = dict.fromkeys(SAME, "the same")
+    law = dict.fromkeys(SETTINGS_THAT_MUST_MATCH, "the same")
     one, other = result(spec=law), result({"masked-bitwise": 40, "slow-degrade": 10}, spec=law)
-    found = compare(one, other)
+    found = compare_training_results(one, other)
     assert [c.name for c in found] == ["different", "harmful", "latent", *(name for name in CLASSES if name in MIXED)]
     told = [((10, 50), (26, 100)), ((10, 50), (20, 100)), ((10, 50), (15, 100))]
     gaps = joint_differences([*told, *[((0, 1), (0, 1))] * (len(found) - 3)])
@@ -297,17 +304,20 @@ def test_two_campaigns_are_compared_with_limits_that_hold_together():
     shown_report = comparison_report(found, one, other)
     out = io.StringIO()
     render_report(shown_report, Console(file=out, width=200), plain=False)
-    assert f"those of B - A hold for all {len(found)} rows together (95 %, Bonferroni)" in out.getvalue()
+    assert f"limits of B - A hold for all {len(found)} rows together (95 %, Bonferroni)" in out.getvalue()
     assert f"joint over {len(found)}" in report_json(shown_report)["method"]
 
 
 def test_conditions_are_told_with_sensitivity_or_not_at_all():
     text = text_of(result())
-    assert "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and in 4 of 84 harmless ones" in text
-    assert "of 20 outcomes latent by implementation noise alone before 15" in text
-    assert "alone: first moment 15, second moment 15, moving statistic 15" in text
+    assert (
+        "came before 15 of 15 latent outcomes (sensitivity 100 % [78, 100]) and occurred in 4 of 84 harmless trials"
+        in text
+    )
+    assert "before 15 of 20 outcomes that are latent when judged by implementation noise alone" in text
+    assert "each kind of large value alone: first moment 15, second moment 15, moving statistic 15" in text
     assert "it is not known what precedes it" in text_of(CORNERS["all masked"])
-    assert "times golden's largest" not in text_of(CORNERS["nothing watched"])
+    assert "times the largest of the fault-free run" not in text_of(CORNERS["nothing watched"])
 
 
 def test_both_floors_are_described():
@@ -320,9 +330,9 @@ def test_both_floors_are_described():
         "noise of seeds: 20 fault-free replicas (switches: init+order) whose held-out accuracy is -3 to +2 points"
         in text
     )
-    assert "at most 5 %, for each trial by itself (20 replicas give 4.8 % at the least)" in text
+    assert "p of at most 5 % (the smallest possible p with 20 replicas is 4.8 %)" in text
     same = text_of(CORNERS["same floors"])
-    assert "ended in the final state of the fault-free twin (golden), so every difference is beyond it" in same
+    assert "ended in the final state of the fault-free twin (golden), so every difference exceeds this noise" in same
     assert "no seed changes this training, so harm is judged by implementation noise alone" in same
     assert "counted as masked after 30 steps inside the fault-free band" in text_of(CORNERS["horizon"])
     assert "horizon" not in text
@@ -331,25 +341,32 @@ def test_both_floors_are_described():
 def test_pvf_and_guard_are_told():
     text = text_of(CORNERS["parts"])
     assert (
-        "Of 3 targets of train-toy stem (param) has the highest estimate: 4.5 % [2.0, 8.4] of 200 corruptions" in text
+        "stem (param) has the highest training PVF of 3 targets of train-toy: 4.5 % [2.0, 8.4] of 200 corruptions"
+        in text
     )
-    assert "exploratory: no order of targets is tested" in text
-    assert "held-out accuracy below 90.00 % (2 points below the worst fault-free replica of either floor)" in text
-    assert "by implementation noise alone, below 92.00 %" in text
+    assert "exploratory: the order of targets is not tested" in text
+    assert "held-out accuracy below 90.00 % (2 points below the worst fault-free replica of either noise floor)" in text
+    assert "that share if the limit comes from implementation noise alone (accuracy below 92.00 %)" in text
     nothing = tuple(replace(p, failures=0, pvf=clopper_pearson(0, p.n)) for p in parts())
     assert headline(result(parts=nothing)).startswith("No corruption of 3 targets")
     text = text_of(CORNERS["guard"])
     assert (
-        "the guard caught 16 of 20 harmful faults, 80 % [56, 95], within two steps; 17 of 25 different trials" in text
+        "within two steps, the guard caught 16 of 20 harmful faults, 80 % [56, 95], and 17 of 25 different trials"
+        in text
     )
-    assert "wrote over 10,000 times the largest value before, it caught all of 15 trials (at least 78 %)" in text
+    assert (
+        "wrote more than 10,000 times the largest value in the tensor before the fault, "
+        "the guard caught all of 15 trials (at least 78 %)" in text
+    )
     assert "15 of 16 ended with a final state identical to the fault-free run" in text
     nobody = text_of(
-        result(guard=replace(guarded(), all=caught("all harmful", 0, 0), largest=caught("wrote more", 0, 0)))
+        result(
+            guard=replace(guarded(), all_harmful=caught("all harmful", 0, 0), large_harmful=caught("wrote more", 0, 0))
+        )
     )
     assert "no harmful fault occurred under the guard; it caught 17 of 25 different trials" in nobody
-    assert "10,000 times the largest value before, it caught" not in nobody
-    assert "2 caught later than that, 1 stopped" in text
+    assert "10,000 times the largest value in the tensor before the fault, the guard caught" not in nobody
+    assert "2 caught later than two steps after the fault, 1 stopped" in text
     assert "alarms: exp_avg_sq of stem 14, running_var of bn 2" in text
 
 
@@ -376,7 +393,10 @@ def test_tables_have_rows_for_what_was_found():
                    "low on held-out data alone", "thresholds: short_term 10"):  # fmt: skip
         assert wanted in text, wanted
     text = shown(CORNERS["many"])
-    assert f"the {GROUPS} most harmful, and {60 - GROUPS} more in the report" in text
+    assert (
+        f"the {GROUPS} most harmful (rows of fewer than 20 trials come last), and {60 - GROUPS} more in the report"
+        in text
+    )
     assert "layer59" in text
     assert "layer3 " not in text
 
@@ -398,7 +418,7 @@ def test_plain_lines_have_every_estimate_and_count():
     assert values["all", "all", "harmful"][::3] == ["0.2", "100"]
     assert values["guard", "all_different", "caught"][::3] == ["0.68", "25"]
     assert values["phase", "fwd", "low-test_trials"] == ["10", "-", "-", "100"]
-    assert values["condition", "moving_above_100", "hit_trials"][0] == "15"
+    assert values["condition", "moving_above_100", "true_positives_trials"][0] == "15"
     assert values["target", "param:stem", "training_pvf"][0] == "0.045"
     assert values["target", "param:head", "training_pvf"] == ["-", "0", "1", "0"]
     assert values["guard_size", "above_100", "caught"][::3] == ["1", "15"]
@@ -409,14 +429,16 @@ def test_plain_lines_have_every_estimate_and_count():
 def test_json_is_strict(name):
     found = CORNERS[name]
     back = json.loads(json.dumps(to_json(found), allow_nan=False))
-    assert back["schema"] == "unsilent/training/1"
+    assert back["schema"] == "unsilent/training/2"
     assert back["classes"] == {g.name: g.n for g in found.classes}
     assert len(back["points"]) == len(found.points)
     assert len(back["curves"]) == len(found.curves)
 
 
 def test_json_tells_what_is_no_number_from_what_is_missing():
-    found = result(points=(Point("a", "immediate-nan", (math.inf, None, 2.0)),), parts=parts(), guard=guarded())
+    found = result(
+        points=(ConditionPoint("a", "immediate-nan", (math.inf, None, 2.0)),), parts=parts(), guard=guarded()
+    )
     told = to_json(found)
     assert told["points"] == [
         {
@@ -426,7 +448,7 @@ def test_json_tells_what_is_no_number_from_what_is_missing():
             "not_finite": ["first"],
         }
     ]
-    assert told["guard"]["late"] == 2
+    assert told["guard"]["late_alarms"] == 2
     assert told["guard"]["faults"][0] == {
         "name": "all different", "kind": "guard", "n": 25, "caught": 17, "identical": 17,
     }  # fmt: skip
@@ -448,16 +470,16 @@ def test_json_tells_what_is_no_number_from_what_is_missing():
 
 
 def test_a_comparison_of_two_stores_has_both_shares():
-    spec = dict.fromkeys(SAME)
+    spec = dict.fromkeys(SETTINGS_THAT_MUST_MATCH)
     one, other = result(spec=spec), result({"masked-benign": 90, "low-test": 10}, spec=spec)
-    found = compare(one, other)
+    found = compare_training_results(one, other)
     assert [c.name for c in found[:3]] == ["different", "harmful", "latent"]
     told = comparison_report(found, one, other)
     rows = {(row["outcome"], row["of"]): row["estimate"] for row in report_json(told)["results"]}
     assert (rows["different", "A"], rows["different", "B"]) == (0.26, 0.19)
     assert (rows["harmful", "A"], rows["harmful", "B"]) == (0.2, 0.1)
     assert rows["different", "B - A"] == pytest.approx(-0.07)
-    assert told.headline == "B has more masked-benign and less masked-bitwise than A"
+    assert told.headline == "B has a larger share of masked-benign and a smaller share of masked-bitwise than A"
     for plain in (False, True):
         file = io.StringIO()
         render_report(told, Console(file=file, width=100), plain)

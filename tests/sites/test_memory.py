@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unsilent.faults import CODECS
-from unsilent.sites.memory import Memory
+from unsilent.sites.memory import TensorMemory
 
 DEVICES = [
     "cpu",
@@ -31,12 +31,12 @@ def tensors(dtype, device):
 @pytest.mark.parametrize("dtype", sorted(CODECS))
 def test_the_torch_path_reads_and_writes_the_same_words(dtype, device):
     for name, tensor in tensors(getattr(torch, dtype), device).items():
-        quick, general = Memory(tensor), Memory(tensor)
+        quick, general = TensorMemory(tensor), TensorMemory(tensor)
         general._array = None  # what a tensor on another device has
         elements = np.unique(np.random.default_rng(1).integers(0, tensor.numel(), 5))
         expected = tensor.detach().cpu().contiguous().flatten()[torch.from_numpy(elements)].view(torch.uint8).numpy()
         before = general.read(elements)
-        assert before.dtype == CODECS[dtype].word
+        assert before.dtype == CODECS[dtype].word_dtype
         assert before.view(np.uint8).tolist() == expected.tolist(), name
         assert quick.read(elements).tolist() == before.tolist()
         digest = quick.hash()
@@ -52,6 +52,6 @@ def test_the_torch_path_reads_and_writes_the_same_words(dtype, device):
 
 def test_reading_gives_a_copy():
     tensor = torch.arange(4.0)
-    words = Memory(tensor).read(np.array([1, 2]))
+    words = TensorMemory(tensor).read(np.array([1, 2]))
     words[:] = 0
     assert tensor.tolist() == [0, 1, 2, 3]

@@ -17,7 +17,7 @@ from sites.subjects import call, generate, gpt, seeded, subjects
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault, fault_model
 from unsilent.faults.naming import parse_site
-from unsilent.sites import Operations, Survey, TransientInjection
+from unsilent.sites import OperationInjector, Survey, TransientInjection
 
 NAMES = ("cnn", "encoder", "fast encoder", "recurrent", "gpt")
 
@@ -64,7 +64,7 @@ def test_a_mode_without_faults_changes_no_bit_and_leaves_nothing(name):
     model, batch, run = subjects()[name]
     with torch.no_grad():
         golden = run(model, batch)
-        with Operations(model, tell=lambda *_: None, operands=("first", "second")):
+        with OperationInjector(model, on_site=lambda *_: None, operands=("first", "second")):
             watched = run(model, batch)
     assert bits(watched) == bits(golden)
     nothing_left(model)
@@ -90,7 +90,7 @@ def test_any_stack_of_layers_gives_the_same_bits_under_the_mode(layers, seed, do
         model, batch = model.double(), batch.double()
     with torch.no_grad():
         golden = model(batch.clone())
-        with Operations(model):
+        with OperationInjector(model):
             assert bits(model(batch.clone())) == bits(golden)
 
 
@@ -101,7 +101,7 @@ def test_every_site_is_hit(name):
     before = bits(batch)
     found = survey(model, batch, run)
     addresses = ["op:*/fwd/*", "input:*"] if name != "gpt" else ["op:*", "input:*", "kv:*"]
-    regions = found.regions(addresses)
+    regions = found.select_regions(addresses)
     assert len(regions) > 3
     for region in regions:
         fault = drawn(region, "bitflip:bits=0")
@@ -109,8 +109,8 @@ def test_every_site_is_hit(name):
         # A corrupted token or position may lie outside of its table: the model then raises, after the hit.
         with contextlib.suppress(IndexError), corrupt, torch.no_grad():
             run(model, corrupt.batch)
-        assert (corrupt.landed, corrupt.missed) == (1, []), region.site
-        assert found.holds(0, fault)
+        assert (corrupt.landed_count, corrupt.missed) == (1, []), region.site
+        assert found.has_site_of(0, fault)
     nothing_left(model)
     assert bits(batch) == before
 
@@ -170,7 +170,7 @@ class Payload(nn.Module):
 def test_nan_payloads_arrive_unchanged(dtype):
     quiet = {4: 0x7FC12345, 8: 0x7FF812345678ABCD, 2: 0x7FC1 if dtype == torch.bfloat16 else 0x7E55}
     x = torch.ones(2, 3, dtype=dtype)
-    region = survey(Payload(), x).regions(["op:(root)#mul.0"])[0]
+    region = survey(Payload(), x).select_regions(["op:(root)#mul.0"])[0]
     fault = drawn(region, f"set:value={quiet[x.element_size()]:#x}")
     got = corrupted(Payload(), x, fault).reshape(-1)
     word = got.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])[int(fault.elements[0])]
@@ -188,7 +188,7 @@ class Views(nn.Module):
 
 
 def test_views_uninitialised_memory_and_what_has_no_codec_are_no_sites():
-    found = survey(Views(), torch.randn(2, 3)).regions(["op:*/fwd/*"])
+    found = survey(Views(), torch.randn(2, 3)).select_regions(["op:*/fwd/*"])
     names = {parse_site(r.site).name.partition("#")[2].partition(".")[0] for r in found}
     assert {"clone", "copy", "mul", "add", "zeros", "sum"} <= names
     assert not names & {"t", "view", "empty_like", "unsqueeze", "slice", "_unsafe_view", "alias", "detach"}
@@ -203,7 +203,7 @@ def test_an_expanded_operand_is_corrupted_once_a_memory_cell():
             return x[:, :1].expand(2, 3) + x
 
     x = torch.arange(6.0).reshape(2, 3)
-    (region,) = survey(Model(), x).regions(["op:(root)#add.0/fwd/first"])
+    (region,) = survey(Model(), x).select_regions(["op:(root)#add.0/fwd/first"])
     assert (region.shape, region.elements.tolist()) == ((2, 3), [0, 3])
     got = corrupted(Model(), x, flip(region.site, (2, 3), 3, bit=31))
     assert got.tolist() == [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]
@@ -215,19 +215,19 @@ def test_runs_in_inference_mode_can_be_corrupted():
             return model(batch)
 
     model, x, _ = subjects()["cnn"]
-    for region in survey(model, x, run).regions(["op:*/fwd/*"]):
+    for region in survey(model, x, run).select_regions(["op:*/fwd/*"]):
         corrupted(model, x, drawn(region), run=run)
 
 
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        (flip("op:(root)#mul.7/fwd/out", (2, 4, 6, 6), 0), "no operation of that name ran"),
+        (flip("op:(root)#mul.7/fwd/out", (2, 4, 6, 6), 0), "no operation with the name of the site ran"),
         (flip("op:(root)#mul.0/fwd/out", (2, 4, 6, 7), 0), r"float32\[2, 4, 6, 7\], found float32\[2, 4, 6, 6\]"),
-        (flip("op:(root)#flatten.0/fwd/out", (2, 4, 6, 6), 0), "no operation of that name"),
+        (flip("op:(root)#flatten.0/fwd/out", (2, 4, 6, 6), 0), "no operation with the name of the site"),
         (flip("op:pool#max_pool2d_with_indices.0/fwd/second", (2, 4, 6, 6), 0), "has no second tensor operand"),
         (flip("op:head#t.0/fwd/out", (54, 5), 0), "a view"),
-        (flip("kv:0/key", (1, 1, 1, 1), 0, occurrence=1), "call 1 was not made"),
+        (flip("kv:0/key", (1, 1, 1, 1), 0, occurrence=1), "call 1 did not happen"),
     ],
 )
 def test_a_fault_that_does_not_land_is_told_with_its_site(fault, why):
@@ -245,11 +245,11 @@ def test_a_fault_that_does_not_land_is_told_with_its_site(fault, why):
 
 def test_an_input_that_is_not_there_is_an_error_at_once():
     model, x, _ = subjects()["cnn"]
-    with pytest.raises(InjectionError, match="input:1: the batch has no such input; it has 0"):
+    with pytest.raises(InjectionError, match="input:1: the batch has no such input; its inputs are 0"):
         TransientInjection(model, x, [flip("input:1", (2, 2, 6, 6), 0)])
     with pytest.raises(InjectionError, match=r"input:0: the fault is for float32\[2\]"):
         TransientInjection(model, x, [flip("input:0", (2,), 0)])
-    with pytest.raises(UsageError, match="at which call"):
+    with pytest.raises(UsageError, match="the fault names no call"):
         TransientInjection(model, x, [flip("kv:0/key", (2,), 0)])
 
 
@@ -283,7 +283,7 @@ def test_inputs_are_corrupted_in_copies_wherever_they_are_nested():
     shared = torch.ones(2, 3)
     batch = {"a": shared[:, ::2], "more": {"x": [torch.zeros(2, 2), torch.zeros(2, 2)], "text": "kept"}}
     run = lambda model, inputs: model(**inputs)  # noqa: E731
-    found = survey(Model(), batch, run).regions(["input:*"])
+    found = survey(Model(), batch, run).select_regions(["input:*"])
     assert [r.site for r in found] == ["input:a", "input:more.x.0", "input:more.x.1"]
     golden = Model()(**batch)
     for region in found:
@@ -295,7 +295,7 @@ def test_inputs_are_corrupted_in_copies_wherever_they_are_nested():
 
 def test_calls_of_the_cache_are_corrupted_as_a_decoder_by_hand_would():
     model, ids = gpt(), torch.randint(0, 39, (2, 4), generator=seeded(2))
-    found = survey(model, ids, generate).regions(["kv:*"])
+    found = survey(model, ids, generate).select_regions(["kv:*"])
     assert {(r.site, r.occurrence, r.shape) for r in found} == {
         (f"kv:{layer}/{entry}", t, (2, 2, 3 + t, 4)) for layer in (0, 1) for entry in ("key", "value") for t in (1, 2)
     }
@@ -331,12 +331,12 @@ def decode(model, ids, fault):
 def test_a_cache_of_tuples_and_one_of_lists_are_known():
     from types import SimpleNamespace
 
-    from unsilent.sites.caches import entries
+    from unsilent.sites.caches import kv_cache_entries
 
     key, value = torch.ones(1), torch.zeros(2)
-    assert entries(((key, value), (None, value))) == {"0/key": key, "0/value": value, "1/value": value}
-    assert entries(SimpleNamespace(key_cache=[key], value_cache=[value])) == {"0/key": key, "0/value": value}
-    assert entries(object()) == {}
+    assert kv_cache_entries(((key, value), (None, value))) == {"0/key": key, "0/value": value, "1/value": value}
+    assert kv_cache_entries(SimpleNamespace(key_cache=[key], value_cache=[value])) == {"0/key": key, "0/value": value}
+    assert kv_cache_entries(object()) == {}
 
 
 @pytest.mark.parametrize(
@@ -352,17 +352,20 @@ def test_a_cache_of_tuples_and_one_of_lists_are_known():
 )
 def test_addresses_of_operations(address, sites):
     model, x, _ = subjects()["cnn"]
-    assert sorted(r.site for r in survey(model, x).regions([address])) == sorted(sites)
+    assert sorted(r.site for r in survey(model, x).select_regions([address])) == sorted(sites)
 
 
 def test_an_index_selects_elements_and_addresses_join():
     model, x, _ = subjects()["cnn"]
     found = survey(model, x)
-    (region,) = found.regions(["op:conv[0,1,:,0]", "op:conv[1]"])
+    (region,) = found.select_regions(["op:conv[0,1,:,0]", "op:conv[1]"])
     assert region.elements.tolist() == [1, 36, 42, 48, 54, 60, 66]
-    (region,) = found.regions(["op:conv[0]", "op:conv"])
+    (region,) = found.select_regions(["op:conv[0]", "op:conv"])
     assert region.elements is None
-    assert [r.site for r in found.regions(["op:conv", "input:0[3]"])] == ["input:0", "op:conv#convolution.0/fwd/out"]
+    assert [r.site for r in found.select_regions(["op:conv", "input:0[3]"])] == [
+        "input:0",
+        "op:conv#convolution.0/fwd/out",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +375,7 @@ def test_an_index_selects_elements_and_addresses_join():
         ("op:conv#conv.0", "unknown operation of 'conv' 'conv#conv.0'; did you mean 'conv#convolution.0'"),
         ("op:nothing*", "matches no operation"),
         ("op:(root)", "3 operations of '(root)' can be corrupted; name one (op:(root)#add.0"),
-        ("op:head#t.0", "'head#t.0' cannot be corrupted at 'out': it gives a view"),
+        ("op:head#t.0", "'head#t.0' cannot be corrupted at 'out': it is a view"),
         (
             "op:conv/bwd/out",
             "unknown phase of an operation 'bwd'; did you mean 'fwd'? Known: fwd, grad_in, grad_wt, optim.",
@@ -381,35 +384,35 @@ def test_an_index_selects_elements_and_addresses_join():
             "op:conv/fwd/fourth",
             "unknown operand of an operation 'fourth'; did you mean 'out'? Known: first, out, second, third.",
         ),
-        ("op:conv/grad_in/out", "phase 'grad_in' is one of a training step; what is corrupted here has fwd alone"),
+        ("op:conv/grad_in/out", "phase 'grad_in' exists only in a training step; the only phase here is fwd"),
         ("op:conv/fwd", "expected op:MODULE#OP.k/PHASE/OPERAND"),
         (
             "op:(root)#add.0/fwd/second",
             "'(root)#add.0' has no second tensor operand that can be corrupted, only out",
         ),
         ("op:pool/fwd/second", "'pool#max_pool2d_with_indices.0' has no second tensor operand"),
-        ("op:", "address 'op:' names nothing; expected op:* or op:layer1.*"),
+        ("op:", "address 'op:' has a kind but no name; expected op:* or op:layer1.*"),
         ("kv:", "expected kv:* or kv:0/key"),
         ("input:", "expected input:* or input:0"),
         ("op:conv[9,9,9,9]", "index [9,9,9,9] is outside"),
         ("input:1", "unknown input '1'. Known: 0."),
-        ("kv:*", "no key/value cache to corrupt: no call of a module is given past_key_values"),
-        ("kv:*", "give --with generate=N, for a workload of your own a run= that calls generate()"),
+        ("kv:*", "no key/value cache to corrupt: no module is called with non-empty past_key_values"),
+        ("kv:*", "add --with generate=N, for your own workload give a run= that calls generate()"),
         ("ip:0", "unknown kind of site 'ip'"),
     ],
 )
 def test_addresses_that_select_nothing_say_what_there_is(address, message):
     model, x, _ = subjects()["cnn"]
     with pytest.raises(UsageError) as error:
-        survey(model, x).regions([address])
+        survey(model, x).select_regions([address])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_layer_of_the_cache_that_is_not_there_is_told_as_one():
     model, batch, run = subjects()["gpt"]
-    with pytest.raises(UsageError, match=r"^unknown cache layer 5; there are 0, 1$"):
-        survey(model, batch, run).regions(["kv:5"])
+    with pytest.raises(UsageError, match=r"^unknown cache layer 5; expected one of 0, 1$"):
+        survey(model, batch, run).select_regions(["kv:5"])
 
 
 def test_operations_are_listed_in_the_order_of_their_numbers():
@@ -420,7 +423,7 @@ def test_operations_are_listed_in_the_order_of_their_numbers():
             return x
 
     with pytest.raises(UsageError) as error:
-        survey(Sums(), torch.ones(2)).regions(["op:(root)#add.77"])
+        survey(Sums(), torch.ones(2)).select_regions(["op:(root)#add.77"])
     listed = str(error.value).partition("Known: ")[2].rstrip(".").split(", ")
     assert listed == [f"(root)#add.{k}" for k in range(12)]
 
@@ -442,18 +445,18 @@ def test_a_component_is_no_address(address, said):
     parts = {"front": ["conv.*", "norm.*"], "head": ["head.*"]}
     engine = PlainEngine(unsilent.Workload(model, [x], components=parts))
     with pytest.raises(UsageError) as error:
-        engine.regions([address])
-    assert "'front' is a component, and components are no addresses; say what is in it, like" in str(error.value)
+        engine.select_regions([address])
+    assert "'front' is a component, which is not an address; address what it contains, like" in str(error.value)
     assert said in str(error.value)
     with pytest.raises(UsageError, match=r"^'head' is a module, not a parameter"):
-        engine.regions(["head"])
+        engine.select_regions(["head"])
 
 
 def test_a_container_points_to_its_children():
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
     with pytest.raises(UsageError, match=r"select those of its children with 'op:0\.\*'"):
-        survey(model, torch.ones(2, 3)).regions(["op:0"])
-    assert len(survey(model, torch.ones(2, 3)).regions(["op:0.*"])) == 2
+        survey(model, torch.ones(2, 3)).select_regions(["op:0"])
+    assert len(survey(model, torch.ones(2, 3)).select_regions(["op:0.*"])) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import unsilent
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault, fault_model
 from unsilent.sites import Parameters
-from unsilent.sites.memory import Memory
+from unsilent.sites.memory import TensorMemory
 
 
 class Odd(nn.Module):
@@ -50,7 +50,7 @@ def test_each_element_of_memory_is_counted_once(model):
     assert set(regions) == {
         f"param:{n}" for n in ("scalar", "vector", "turned", "strided", "tied.weight", "tied.bias", "spread")
     }
-    assert sum(r.size for r in regions.values()) == 1 + 6 + 12 + 10 + 20 + 5 + 3
+    assert sum(r.eligible_count for r in regions.values()) == 1 + 6 + 12 + 10 + 20 + 5 + 3
 
 
 def test_a_tied_weight_goes_by_its_first_name(model):
@@ -70,7 +70,7 @@ def test_partial_overlap_gives_the_rest_only():
     model.register_buffer("first", base[:6])
     model.register_buffer("second", base[4:])
     regions = {r.site: r for r in Parameters(model).select("*")}
-    assert regions["param:first"].size == 6
+    assert regions["param:first"].eligible_count == 6
     assert regions["param:second"].elements.tolist() == [2, 3, 4, 5]
 
 
@@ -98,13 +98,13 @@ def test_one_line_flips_exactly_that_bit(model, address, index):
             tensor.contiguous().view(torch.int32).numpy()[index],
         )
         assert words[0] ^ words[1] == 1 << 30
-        assert (receipt.asked, receipt.hits, receipt.changed_bits) == (1, 1, 1)
+        assert (receipt.requested_elements, receipt.verified_elements, receipt.changed_bits) == (1, 1, 1)
     assert torch.equal(bits(tensor), bits(before))
 
 
 def test_bit_means_every_addressed_element(model):
     with unsilent.inject(model, "param:turned[1,:]", bit=0) as receipt:
-        assert receipt.hits == 3
+        assert receipt.verified_elements == 3
 
 
 def test_expanded_memory_is_one_element_a_row(model):
@@ -132,22 +132,25 @@ def test_nested_injections_come_off_in_order(model):
 
 def test_an_active_injection_cannot_be_entered_twice(model):
     injection = unsilent.inject(model, "param:vector[0]", bit=3)
-    with injection, pytest.raises(InjectionError, match="active already"):
+    with injection, pytest.raises(InjectionError, match="already active"):
         injection.__enter__()
 
 
 def test_undo_that_cannot_restore_is_an_error(model, monkeypatch):
     def leave_without_restoring():
         with unsilent.inject(model, "param:vector[0]", bit=3):
-            monkeypatch.setattr(Memory, "write", lambda *a: None)  # memory that takes nothing any more
+            monkeypatch.setattr(TensorMemory, "write", lambda *a: None)  # memory that takes nothing any more
 
     with pytest.raises(InjectionError, match="undo did not restore"):
         leave_without_restoring()
 
 
 def test_a_fault_that_does_not_land_is_an_error(model, monkeypatch):
-    monkeypatch.setattr(Memory, "write", lambda *a: None)
-    with pytest.raises(InjectionError, match="0 of 1 elements hit"), unsilent.inject(model, "param:vector[0]", bit=3):
+    monkeypatch.setattr(TensorMemory, "write", lambda *a: None)
+    with (
+        pytest.raises(InjectionError, match="0 of 1 elements corrupted"),
+        unsilent.inject(model, "param:vector[0]", bit=3),
+    ):
         pass
 
 
@@ -169,7 +172,7 @@ def test_a_fault_for_another_shape_is_refused(model):
 
 def test_replayed_fault_gives_the_same_bits(model):
     with unsilent.inject(model, "param:*", "bitflip:count=5", seed=4) as first:
-        faults = [Fault.from_json(h.fault.to_json()) for h in first.entries]
+        faults = [Fault.from_json(h.fault.to_json()) for h in first.applied_faults]
         corrupted = Parameters(model).hash()
     with unsilent.inject(model, faults):
         assert Parameters(model).hash() == corrupted
@@ -181,7 +184,7 @@ def test_replayed_fault_gives_the_same_bits(model):
         ("param:vectr", "did you mean 'vector'"),
         ("param:nothing.*", "matches nothing"),
         ("input:0", "does not corrupt input: sites"),
-        ("op:conv*", "may mean many operations"),
+        ("op:conv*", "can match several operations"),
         ("stored:conv", "unknown kind of site 'stored'"),
         ("param:vector[9]", r"index \[9\] is outside 'vector' of shape \[6\]"),
         ("param:vector[a]", r"cannot read index \[a\]"),
@@ -189,7 +192,7 @@ def test_replayed_fault_gives_the_same_bits(model):
         ("param:turned[1,2,3]", "outside"),
         ("param:empty", "cannot be corrupted"),
         ("param:flag", "cannot be corrupted"),
-        ("param:", "names nothing; expected param:\\*"),
+        ("param:", "has a kind but no name; expected param:\\*"),
     ],
 )
 def test_bad_addresses_say_what_is_wrong(model, address, found):
@@ -224,7 +227,7 @@ def test_a_tensor_that_overlaps_itself_is_counted_once():
     model = nn.Module()
     model.register_buffer("windows", torch.arange(8.0).unfold(0, 4, 1))  # [5, 4] over 8 numbers
     (region,) = Parameters(model).select("windows")
-    assert region.size == 8
+    assert region.eligible_count == 8
     with unsilent.inject(model, "param:windows", "bitflip:count=40") as receipt:
         assert receipt.changed_bits == 40
     assert model.windows[0].tolist() == [0, 1, 2, 3]
@@ -235,8 +238,8 @@ def test_an_index_keeps_to_the_elements_a_tensor_owns():
     base = torch.arange(14.0)
     model.register_buffer("first", base[:6])
     model.register_buffer("second", base[2:])
-    assert Parameters(model).select("second[:]")[0].size == 8
-    with pytest.raises(UsageError, match="an earlier parameter owns"):
+    assert Parameters(model).select("second[:]")[0].eligible_count == 8
+    with pytest.raises(UsageError, match="belongs to an earlier parameter"):
         Parameters(model).select("second[0]")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, effective_size, importance, stratified
-from unsilent.statistics.dirichlet import above, quantile
+from unsilent.statistics.dirichlet import dirichlet_mean_quantile, probability_above
 
 SHARES = st.lists(st.integers(0, 8).map(lambda k: k / 8), min_size=1, max_size=40)
 
@@ -25,20 +25,20 @@ def beta_above(one, other, t):
 def test_two_values_are_the_beta_distribution(one, other):
     values, counts = np.array([0.0, 1.0]), np.array([other, one], dtype=float)
     for t in (0.001, 0.02, 0.3, 0.5, 0.9, 0.999):
-        assert above(values, counts, t) == pytest.approx(beta_above(one, other, t), rel=2e-6, abs=1e-12)
+        assert probability_above(values, counts, t) == pytest.approx(beta_above(one, other, t), rel=2e-6, abs=1e-12)
 
 
 def test_the_uniform_mean_of_two_is_uniform():
-    assert above(np.array([2.0, 4.0]), np.array([1.0, 1.0]), 2.5) == pytest.approx(0.75, abs=1e-9)
+    assert probability_above(np.array([2.0, 4.0]), np.array([1.0, 1.0]), 2.5) == pytest.approx(0.75, abs=1e-9)
 
 
 @pytest.mark.parametrize("q", [0.005, 0.025, 0.3, 0.5, 0.975, 0.995])
 def test_quantiles_against_random_weights(q):
     values, counts = np.array([0.0, 0.1, 0.35, 0.8, 1.0]), np.array([60.0, 7.0, 3.0, 2.0, 1.0])
     draws = np.random.default_rng(3).dirichlet(counts, 200_000) @ values
-    found = quantile(values, counts, q)
+    found = dirichlet_mean_quantile(values, counts, q)
     assert (draws <= found).mean() == pytest.approx(q, abs=5 * math.sqrt(q * (1 - q) / draws.size))
-    assert above(values, counts, found) == pytest.approx(1 - q, abs=1e-7)
+    assert probability_above(values, counts, found) == pytest.approx(1 - q, abs=1e-7)
 
 
 @given(counts=st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -217,7 +217,7 @@ def test_one_event_among_many_trials_is_told_exactly(n, q):
     """Three values, two of them almost one: so nearly a beta distribution that it must agree with it."""
     from scipy.stats import beta
 
-    from unsilent.statistics.dirichlet import quantile
+    from unsilent.statistics.dirichlet import dirichlet_mean_quantile
 
-    found = quantile(np.array([0.0, 1e-15, 1.0]), np.array([n - 1.0, 1.0, 1.0]), q)
+    found = dirichlet_mean_quantile(np.array([0.0, 1e-15, 1.0]), np.array([n - 1.0, 1.0, 1.0]), q)
     assert found == pytest.approx(beta.ppf(q, 1, n), abs=1e-6 * beta.std(1, n))

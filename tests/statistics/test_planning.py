@@ -13,7 +13,7 @@ from scipy.stats import poisson
 
 from unsilent.statistics import Stratum, bounded_mean, clopper_pearson, wilson
 from unsilent.statistics.comparing import difference, holm, joint_differences, p_value, paired, ratio
-from unsilent.statistics.interim import confidence_at, share, size_at
+from unsilent.statistics.interim import confidence_at, error_share, size_at
 from unsilent.statistics.planning import allocate, expected_half_width, sample_size
 
 
@@ -77,12 +77,12 @@ def test_a_stratum_without_events_is_looked_at_in_proportion_to_its_weight():
 
 
 def test_a_pilot_without_trials_is_refused():
-    with pytest.raises(ValueError, match="a trial of each stratum"):
+    with pytest.raises(ValueError, match="at least one pilot trial in each stratum"):
         allocate([Stratum.of([])], 0.1)
 
 
 def test_looks_spend_no_more_than_there_is():
-    assert math.fsum(share(i) for i in range(100_000)) == pytest.approx(1, abs=1e-4)
+    assert math.fsum(error_share(i) for i in range(100_000)) == pytest.approx(1, abs=1e-4)
     assert [size_at(i, 100) for i in range(4)] == [100, 150, 225, 338]
     assert confidence_at(0, 0.95) == pytest.approx(0.9625)
 

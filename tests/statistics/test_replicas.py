@@ -12,8 +12,15 @@ from scipy import stats
 
 from unsilent.errors import UsageError
 from unsilent.statistics.distances import distance, weight_distances
-from unsilent.statistics.groups import group_spread, rates
-from unsilent.statistics.replicas import churn, greatest_sd, median_parting, over_pairs, parting, spread
+from unsilent.statistics.groups import class_error_rates, group_spread
+from unsilent.statistics.replica_spread import (
+    churn,
+    first_differing_index,
+    max_possible_sd,
+    mean_over_pairs,
+    median_first_differing_step,
+    spread,
+)
 
 
 def pairs_of(count):
@@ -22,7 +29,7 @@ def pairs_of(count):
 
 def test_spread_is_the_sample_deviation():
     x = np.random.default_rng(0).normal(0.7, 0.02, 12)
-    found = spread(x, most=1.0)
+    found = spread(x, max_difference=1.0)
     assert found.sd.estimate == pytest.approx(np.std(x, ddof=1))
     assert found.range == x.max() - x.min()
     assert found.sd.low < found.sd.estimate < found.sd.high <= 1.0
@@ -31,7 +38,7 @@ def test_spread_is_the_sample_deviation():
 def test_a_spread_of_two_heaps_has_a_width():
     """The jackknife alone has none. Oracle: chi-square quantiles of 9 degrees of freedom from a table."""
     values = [0.7] * 5 + [0.9] * 5
-    found = spread(values, most=1.0).sd
+    found = spread(values, max_difference=1.0).sd
     assert found.estimate == pytest.approx(math.sqrt(0.1 / 9))
     assert found.low == pytest.approx(found.estimate * math.sqrt(9 / 19.0228), rel=1e-4)
     assert found.high == pytest.approx(found.estimate * math.sqrt(9 / 2.70039), rel=1e-4)
@@ -39,7 +46,7 @@ def test_a_spread_of_two_heaps_has_a_width():
     rng = np.random.default_rng(4)
     for count in (4, 6, 10, 20):
         hits = [
-            (lambda sd: sd.low <= 0.1 <= sd.high)(spread(rng.choice([0.7, 0.9], count), most=1.0).sd)
+            (lambda sd: sd.low <= 0.1 <= sd.high)(spread(rng.choice([0.7, 0.9], count), max_difference=1.0).sd)
             for _ in range(400)
         ]
         assert np.mean(hits) > 0.93, count
@@ -50,9 +57,9 @@ def test_a_spread_is_no_greater_than_there_can_be():
     rng = np.random.default_rng(5)
     for count in range(3, 9):
         for _ in range(50):
-            found = spread(rng.integers(0, 2, count), most=1.0).sd
-            assert found.estimate <= found.high <= greatest_sd(count)
-    assert spread([0, 1, 0, 1], most=1.0).sd.estimate == pytest.approx(greatest_sd(4))
+            found = spread(rng.integers(0, 2, count), max_difference=1.0).sd
+            assert found.estimate <= found.high <= max_possible_sd(count)
+    assert spread([0, 1, 0, 1], max_difference=1.0).sd.estimate == pytest.approx(max_possible_sd(4))
     x = rng.exponential(size=8)
     one, scaled = spread(x).sd, spread(x * 1e200).sd
     assert scaled.low == pytest.approx(one.low * 1e200)
@@ -64,8 +71,11 @@ def test_a_limit_far_off_is_none():
     pairs = np.ones((3, 3))
     pairs[0, 1] = pairs[1, 0] = 1e-7
     pairs[0, 2] = pairs[2, 0] = 1e-7
-    assert (over_pairs(pairs).low, over_pairs(pairs).high) == (0.0, math.inf)
-    assert (over_pairs(pairs, most=2.0).low, over_pairs(pairs, most=2.0).high) == (0.0, 2.0)
+    assert (mean_over_pairs(pairs).low, mean_over_pairs(pairs).high) == (0.0, math.inf)
+    assert (mean_over_pairs(pairs, max_difference=2.0).low, mean_over_pairs(pairs, max_difference=2.0).high) == (
+        0.0,
+        2.0,
+    )
 
 
 def test_defect_the_deviation_of_the_published_script_is_too_low():
@@ -84,7 +94,7 @@ def test_defect_fnr_is_a_share_of_the_positives():
     """The published script divides by the negatives."""
     truth = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
     predictions = np.array([[1, 0, 0, 0, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]])
-    found = rates(predictions, truth, positive=1)
+    found = class_error_rates(predictions, truth, positive=1)
     assert found.fnr.tolist() == [3 / 4, 0]
     assert found.recall.tolist() == [1 / 4, 1]
     assert found.fpr.tolist() == [1 / 6, 0]
@@ -92,10 +102,10 @@ def test_defect_fnr_is_a_share_of_the_positives():
 
 def test_rates_of_many_classes_count_others_as_negative():
     truth, predictions = np.array([0, 1, 2, 2]), np.array([[2, 1, 2, 0]])
-    found = rates(predictions, truth, positive=2)
+    found = class_error_rates(predictions, truth, positive=2)
     assert (found.recall[0], found.fpr[0]) == (1 / 2, 1 / 2)
     with pytest.raises(UsageError, match="class 7 has 0 of 4 samples"):
-        rates(predictions, truth, positive=7)
+        class_error_rates(predictions, truth, positive=7)
 
 
 def test_the_jackknife_leaves_out_replicas():
@@ -121,7 +131,7 @@ def test_the_jackknife_of_a_kernel_with_a_sign_has_the_width_of_the_loops():
 
     without = np.array([mean([r for r in range(4) if r != left]) for left in range(4)])
     half = stats.t.ppf(0.975, 3) * np.sqrt(3 / 4 * ((without - without.mean()) ** 2).sum())
-    found = over_pairs(pairs)
+    found = mean_over_pairs(pairs)
     assert (found.estimate, found.low, found.high) == pytest.approx(
         (mean(range(4)), mean(range(4)) - half, mean(range(4)) + half)
     )
@@ -129,7 +139,7 @@ def test_the_jackknife_of_a_kernel_with_a_sign_has_the_width_of_the_loops():
 
 @pytest.mark.parametrize("draw", ["spread", "churn", "distance"])
 def test_intervals_cover_when_replicas_are_resampled(draw):
-    """Five and twenty replicas; docs/floor.md has more, and what fails. Taking pairs as independent covers far less."""
+    """Five and twenty replicas; docs/evidence/noise-floor.md has more. Taking pairs as independent covers far less."""
     rng = np.random.default_rng(3)
 
     def kernel(count):
@@ -142,9 +152,9 @@ def test_intervals_cover_when_replicas_are_resampled(draw):
         x = rng.normal(size=(count, 20)) * np.exp(0.5 * rng.normal(size=(count, 1)))
         return np.linalg.norm(x[:, None] - x, axis=2)
 
-    truth = np.mean([over_pairs(kernel(60)).estimate for _ in range(300)])
+    truth = np.mean([mean_over_pairs(kernel(60)).estimate for _ in range(300)])
     for count in (5, 20):
-        found = [over_pairs(kernel(count)) for _ in range(600)]
+        found = [mean_over_pairs(kernel(count)) for _ in range(600)]
         covered = np.mean([i.low <= truth <= i.high for i in found])
         assert covered > 0.90, (count, covered)
     naive = []
@@ -160,7 +170,7 @@ def test_equal_replicas_still_have_an_upper_limit():
     assert (found.estimate, found.low, found.n) == (0.0, 0.0, 20)
     assert found.high == pytest.approx(1 - 0.025 ** (1 / 10))
     assert spread([0.5] * 5).sd.high == math.inf
-    assert spread([0.5] * 5, most=1.0).sd.high < 1
+    assert spread([0.5] * 5, max_difference=1.0).sd.high < 1
 
 
 def test_one_odd_replica_makes_all_of_the_churn():
@@ -183,8 +193,8 @@ def test_bad_replicas_are_named():
         spread([1.0, 2.0, math.nan])
     with pytest.raises(UsageError, match="give the argmax"):
         churn(np.zeros((3, 4)))
-    with pytest.raises(ValueError, match="order"):
-        over_pairs(np.array([[0, 1, 2], [3, 0, 1], [2, 1, 0.0]]))
+    with pytest.raises(ValueError, match="must be symmetric"):
+        mean_over_pairs(np.array([[0, 1, 2], [3, 0, 1], [2, 1, 0.0]]))
 
 
 def test_few_replicas_are_said_to_be_few():
@@ -200,7 +210,7 @@ def test_distances_against_loops():
         a, b = weights[i].astype(np.float64), weights[j].astype(np.float64)
         assert found.raw[i, j] == found.raw[j, i] == pytest.approx(math.sqrt(sum((a - b) ** 2)))
         unit = math.sqrt(sum((a / np.linalg.norm(a) - b / np.linalg.norm(b)) ** 2))
-        assert found.unit[i, j] == pytest.approx(unit)
+        assert found.normalised[i, j] == pytest.approx(unit)
     assert len(loads) == 4 + 10
     assert 0 < found.mean_unit().low < found.mean_unit().estimate < found.mean_unit().high <= 2
     assert found.mean_raw().estimate == pytest.approx(np.mean([found.raw[p] for p in pairs_of(5)]))
@@ -267,7 +277,7 @@ def test_what_samples_have_in_common_is_found_without_bias():
             x = wrong[:, groups[g.name]]
             n = x.shape[1]
             c = (x.mean(axis=1).var(ddof=1) - x.var(axis=0, ddof=1).sum() / n**2) * n / (n - 1)
-            assert g.common.estimate == pytest.approx(math.sqrt(max(c, 0)), abs=1e-7)
+            assert g.common_sd.estimate == pytest.approx(math.sqrt(max(c, 0)), abs=1e-7)
             found[n].append(c)
     for n, values in found.items():
         assert np.mean(values) == pytest.approx(0.01, abs=4 * np.std(values) / 20), n
@@ -278,7 +288,7 @@ def test_size_alone_is_what_random_groups_have():
     wrong = flips(rng, 10, 120, common=0.1)
     (found,) = group_spread(wrong, {"g": np.arange(120) < 15}, draws=1)
     drawn = [wrong[:, rng.permutation(120)[:15]].mean(axis=1).var(ddof=1) for _ in range(4000)]
-    assert found.by_size**2 == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(4000))
+    assert found.sd_by_size**2 == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(4000))
 
 
 def test_a_sensitive_group_is_found_and_others_are_not():
@@ -288,20 +298,20 @@ def test_a_sensitive_group_is_found_and_others_are_not():
     groups = {"together": np.arange(300) < 40, "rest": (np.arange(300) >= 40) & (np.arange(300) < 80)}
     found = {g.name: g for g in group_spread(wrong, groups, draws=499)}
     assert found["together"].corrected == 2 * found["together"].p == 2 / 500
-    assert found["together"].common.low > 0.1
-    assert found["together"].sd.estimate > 2 * found["together"].by_size
+    assert found["together"].common_sd.low > 0.1
+    assert found["together"].sd.estimate > 2 * found["together"].sd_by_size
     assert found["rest"].p > 0.05
 
 
 def test_groups_of_one_sample_are_refused():
-    with pytest.raises(UsageError, match="group 'lonely' has 1 samples of 4"):
+    with pytest.raises(UsageError, match="group 'lonely' has 1 of 4 samples"):
         group_spread(np.zeros((3, 4), dtype=bool), {"lonely": np.arange(4) == 0})
 
 
 def test_the_parting_point():
-    assert parting([1, 2, 3], [1, 2, 4]) == 2
-    assert parting([], []) is None
-    assert parting([1], [1, 2]) == 1
+    assert first_differing_index([1, 2, 3], [1, 2, 4]) == 2
+    assert first_differing_index([], []) is None
+    assert first_differing_index([1], [1, 2]) == 1
 
 
 def test_median_parting_covers_whatever_the_distribution():
@@ -309,12 +319,15 @@ def test_median_parting_covers_whatever_the_distribution():
     hits = 0
     for _ in range(500):
         steps = [int(s) if s < 500 else None for s in rng.geometric(0.003, 15)]
-        found = median_parting(steps)
+        found = median_first_differing_step(steps)
         hits += found.low <= 231 <= found.high  # median of the geometric law
     assert hits / 500 > 0.93
-    assert (median_parting([1, 2, 3, None]).low, median_parting([1, 2, 3, None]).high) == (0.0, math.inf)
-    assert median_parting([5] * 10).estimate == 5
-    assert median_parting([None] * 10).low == math.inf
+    assert (median_first_differing_step([1, 2, 3, None]).low, median_first_differing_step([1, 2, 3, None]).high) == (
+        0.0,
+        math.inf,
+    )
+    assert median_first_differing_step([5] * 10).estimate == 5
+    assert median_first_differing_step([None] * 10).low == math.inf
 
 
 def test_what_samples_have_in_common_has_an_honest_upper_limit():
@@ -323,17 +336,17 @@ def test_what_samples_have_in_common_has_an_honest_upper_limit():
     one = np.zeros((20, 49))
     one[[3, 5, 11], 7] = 1
     (found,) = group_spread(one, everything, draws=1)
-    assert (found.common.estimate, found.common.low) == (0.0, 0.0)
-    assert found.common.high == pytest.approx(found.sd.high * math.sqrt(49 / 48))
-    assert "equal" not in found.common.method
+    assert (found.common_sd.estimate, found.common_sd.low) == (0.0, 0.0)
+    assert found.common_sd.high == pytest.approx(found.sd.high * math.sqrt(49 / 48))
+    assert "equal" not in found.common_sd.method
     (still,) = group_spread(np.zeros((20, 49)), everything, draws=1)
-    assert "equal" in still.common.method
+    assert "equal" in still.common_sd.method
     rng, hits = np.random.default_rng(12), 0
     for _ in range(300):
         chance = rng.uniform(0.03, 0.1, 49) + 0.03 * rng.choice([-1, 1], (20, 1))
         (found,) = group_spread(rng.random((20, 49)) < chance, everything, draws=1)
-        hits += found.common.low <= 0.03 <= found.common.high
-        assert found.common.high > 0.005
+        hits += found.common_sd.low <= 0.03 <= found.common_sd.high
+        assert found.common_sd.high > 0.005
     assert hits / 300 > 0.93
 
 
@@ -348,7 +361,7 @@ def test_random_groups_are_ranked_as_loops_rank_them():
     assert found.draws == 19_999
     error = math.sqrt(share * (1 - share) / found.draws)
     assert found.p == pytest.approx(share, abs=4 * error + 1e-4)
-    assert found.error_p == pytest.approx(error, rel=0.1)
+    assert found.p_standard_error == pytest.approx(error, rel=0.1)
 
 
 @pytest.mark.claim
@@ -368,6 +381,6 @@ def test_large_tables_are_ranked_in_time():
 def test_a_p_value_at_the_level_is_said_to_be_there():
     wrong = np.random.default_rng(15).random((20, 300)) < 0.2
     (found,) = group_spread(wrong, {"one": np.arange(300) < 30}, draws=999)
-    assert found.error_p == pytest.approx(math.sqrt(found.p * (1 - found.p) / 1000))
-    assert found.unsure(found.corrected + 2.9 * found.error_p)
-    assert not found.unsure(found.corrected + 3.1 * found.error_p)
+    assert found.p_standard_error == pytest.approx(math.sqrt(found.p * (1 - found.p) / 1000))
+    assert found.is_near_level(found.corrected + 2.9 * found.p_standard_error)
+    assert not found.is_near_level(found.corrected + 3.1 * found.p_standard_error)

@@ -16,14 +16,14 @@ import pytest
 
 from conftest import TINY, in_process
 from unsilent.errors import UsageError
-from unsilent.outcomes.tallies import Question
+from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.card import (
     KNOWN,
     MOST_BYTES,
     SCHEMA,
-    Card,
     CardRow,
+    PvfCard,
     card_json,
     card_text,
     is_card,
@@ -31,7 +31,7 @@ from unsilent.studies.pvf.card import (
     read_card,
 )
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 
 WORKLOAD = (
     TINY
@@ -85,13 +85,13 @@ def made(folder):
     done = in_process("pvf", *COMMANDS["plain"], "--store", "made.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     with PvfStore(folder / "made.sqlite") as store:
-        card = make_card(store, Question())
+        card = make_card(store, PvfEstimator())
     return folder / "made.sqlite", card, card_text(card)
 
 
 def contents(path):
     with PvfStore(path) as store:
-        return store.description.campaign, [row.content() for row in store.rows()]
+        return store.baseline.campaign, [row.reproducible_values() for row in store.rows()]
 
 
 QUICK = ("plain", "list")
@@ -123,13 +123,13 @@ def test_the_command_of_a_card_makes_the_same_rows_and_the_same_card(folder, mad
     assert rows == contents(folder / first)[1]
     with PvfStore(folder / again) as store:
         unit, confidence = told["unit"], told["confidence"]
-        assert card_json(make_card(store, Question(unit=unit, confidence=confidence))) == told
+        assert card_json(make_card(store, PvfEstimator(unit=unit, confidence=confidence))) == told
 
 
 def test_it_says_all_that_was_asked_and_found(made):
     path, card, _ = made
     with PvfStore(path) as store:
-        result, description = analyse(store, Question()), store.description
+        result, description = analyse(store, PvfEstimator()), store.baseline
     told = card_json(card)
     assert (told["schema"], told["version"]) == (SCHEMA, 1)
     assert told["fingerprint"] == dict(description.fingerprint)
@@ -151,7 +151,7 @@ def test_it_says_all_that_was_asked_and_found(made):
 
 
 def test_the_checksum_is_that_of_the_canonical_json(made):
-    """As docs/card.md says it, without a line of the product."""
+    """As docs/reference/card.md says it, without a line of the product."""
     told = json.loads(made[2])
     stated = told.pop("sha256")
     text = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -202,14 +202,14 @@ def test_any_change_is_noticed(made, tmp_path):
 @pytest.mark.parametrize("version", [0, 2, "1", 1.0, True, None, [1], 10**40])
 def test_unknown_versions_are_refused_with_those_known(made, tmp_path, version):
     said = refused(tmp_path / "c.json", signed({**json.loads(made[2]), "version": version}))
-    assert f"known are: {', '.join(map(str, KNOWN))}" in said
+    assert f"expected one of: {', '.join(map(str, KNOWN))}" in said
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"", b"{", b"[]", b"{}", b"null", b'"text"', b"\xff\xfe{", b"{" * 100_000, b"[" * 100_000, b'{"a":' * 60_000,
-        b'{"schema": "another"}', b'{"schema": "unsilent/pvf/1"}', b'{"schema": NaN}', b'{"a": 1, "a": 2}', b'{"a": 1e999}',
+        b'{"schema": "another"}', b'{"schema": "unsilent/pvf/2"}', b'{"schema": NaN}', b'{"a": 1, "a": 2}', b'{"a": 1e999}',
         b'{"schema": "\\u001b[31m\\u202e"}', b'{"schema": "\\ud800"}', b'{"a": ' + b"1" * 10_000 + b"}",
         b"SQLite format 3\0", b'{"schema": {"deep": [1, 2, "\n"]}}', b'{"schema":"' + b"x" * 1_000_000 + b'"}',
     ],
@@ -268,7 +268,7 @@ CHANGES = (
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_fitting_checksum_is_not_enough(made, tmp_path, change):
-    assert "no valid PVF card" in refused(tmp_path / "c.json", signed(change(json.loads(made[2]))))
+    assert "not a valid PVF card" in refused(tmp_path / "c.json", signed(change(json.loads(made[2]))))
 
 
 def test_what_is_a_card_and_what_is_a_store(made, tmp_path):
@@ -295,7 +295,7 @@ def test_half_a_campaign_has_no_card(made, tmp_path):
             UsageError, match="174 of 180 planned trials.*finish it first: unsilent pvf .*--store .*part.sqlite"
         ),
     ):
-        make_card(store, Question())
+        make_card(store, PvfEstimator())
 
 
 @pytest.mark.claim
@@ -305,20 +305,20 @@ def test_a_part_is_merged_before_it_has_a_card(folder, made, tmp_path):
         done = in_process("pvf", *words, "--shard", f"{number}/2", "--store", part, "--quiet", cwd=folder)
         assert done.returncode == 0, done.stderr
     with PvfStore(Path(parts[0])) as store, pytest.raises(UsageError) as error:
-        make_card(store, Question())
-    assert "it is part 1 of 2, and done" in str(error.value)
+        make_card(store, PvfEstimator())
+    assert "the store is part 1 of 2; merge it with the other parts first" in str(error.value)
     assert f"unsilent merge {parts[0]} … -o ALL.sqlite" in str(error.value)
     with closing(sqlite3.connect(parts[1])) as db, db:
         db.execute("DELETE FROM trial WHERE k = 29")
     with PvfStore(Path(parts[1])) as store, pytest.raises(UsageError, match="finish it first: .*--shard 2/2 --store"):
-        make_card(store, Question())
+        make_card(store, PvfEstimator())
     done = in_process("pvf", *words, "--shard", "2/2", "--store", parts[1], "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert in_process("merge", *parts, "-o", "all.sqlite", cwd=folder).returncode == 0
     done = in_process("pvf", *words, "--shard", "2/2", "--store", parts[0], "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     with PvfStore(folder / "all.sqlite") as joined, PvfStore(Path(parts[0])) as both, PvfStore(made[0]) as whole:
-        assert make_card(joined, Question()) == make_card(both, Question()) == make_card(whole, Question())
+        assert make_card(joined, PvfEstimator()) == make_card(both, PvfEstimator()) == make_card(whole, PvfEstimator())
 
 
 @pytest.mark.claim
@@ -326,8 +326,8 @@ def test_a_precise_campaign_is_read_as_it_was_planned(folder):
     done = in_process("pvf", "tiny.py:make", "--ci", "9%", "--store", "ci.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     with PvfStore(folder / "ci.sqlite") as store:
-        first = make_card(store, Question())
-        for other in (Question(confidence=0.9), Question(unit="batch")):
+        first = make_card(store, PvfEstimator())
+        for other in (PvfEstimator(confidence=0.9), PvfEstimator(unit="batch")):
             with pytest.raises(
                 UsageError, match=r"was planned for ±9 points at 0.95 per sample.*--confidence 0.95 --unit"
             ):
@@ -336,11 +336,11 @@ def test_a_precise_campaign_is_read_as_it_was_planned(folder):
         done = in_process("pvf", "tiny.py:make", *looser, "--store", "ci.sqlite", "--quiet", cwd=folder)
         assert done.returncode == 0, done.stderr
         with PvfStore(folder / "ci.sqlite") as store:
-            assert make_card(store, Question()) == first, "what runs nothing changes nothing"
+            assert make_card(store, PvfEstimator()) == first, "what runs nothing changes nothing"
     done = in_process("pvf", "tiny.py:make", "--ci", "4%", "--store", "ci.sqlite", "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
     with PvfStore(folder / "ci.sqlite") as store, pytest.raises(UsageError) as error:
-        make_card(store, Question())
+        make_card(store, PvfEstimator())
     assert "was planned for ±9 points at 0.95 per sample, then for ±4 points at 0.95 per sample" in str(error.value)
     assert str(error.value).endswith("unsilent pvf tiny.py:make --seed 0 --ci 0.04 --store NEW.sqlite")
 
@@ -351,7 +351,7 @@ def test_numbers_are_told_to_the_last_bit(made):
         assert float(repr(row["low"])) == row["low"]
 
 
-# -- docs/card.md ------------------------------------------------------------------------------------------------
+# -- docs/reference/card.md ------------------------------------------------------------------------------------------------
 
 TYPES = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list, "null": type(None),
@@ -385,8 +385,8 @@ def fits(schema, value):
 
 @pytest.fixture(scope="module")
 def documented():
-    """The example and the schema of docs/card.md."""
-    text = (Path(__file__).parents[2] / "docs" / "card.md").read_text()
+    """The example and the schema of docs/reference/card.md."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "card.md").read_text()
     return [json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL)]
 
 
@@ -403,8 +403,8 @@ def test_the_documented_schema_is_that_of_the_product(documented, made):
     told = json.loads(made[2])
     assert fits(schema, told)
     for part, kind in (
-        (schema, Card),
-        (schema["properties"]["spec"], CampaignSpec),
+        (schema, PvfCard),
+        (schema["properties"]["spec"], PvfSpec),
         (schema["properties"]["rows"]["items"], CardRow),
     ):
         names = set(kind.__dataclass_fields__)

@@ -18,13 +18,19 @@ from unsilent.campaigns.spec import campaign_hash
 from unsilent.errors import UsageError
 from unsilent.outcomes import tallies
 from unsilent.outcomes.base import Outcome
-from unsilent.outcomes.tallies import Question, Sample, Tally, Weighed
-from unsilent.studies.pvf.comparison import Side, compare, compared_rows, differences_at, shares_faults
+from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
+from unsilent.studies.pvf.comparison import (
+    RowTrials,
+    compare_campaigns,
+    compared_rows,
+    difference_by_confidence,
+    same_faults,
+)
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfRow
 
 UNITS = 20
-QUESTION = Question(unit="sample")
+QUESTION = PvfEstimator(unit="sample")
 
 
 def tally(wrong, units=UNITS):
@@ -37,10 +43,10 @@ def tally(wrong, units=UNITS):
 
 def side(*strata, shared="", units=UNITS, look=None):
     """Strata of (share, wrong samples a trial); with the same ``shared`` text trials have the same faults."""
-    weighed = tuple(Weighed(share, tally(wrong, units)) for share, wrong in strata)
+    weighed = tuple(StratumTally(share, tally(wrong, units)) for share, wrong in strata)
     name = shared or str(id(weighed))
     trials = tuple(tuple(f"{name}{h}/{k}".encode() for k in range(len(w))) for h, (_, w) in enumerate(strata))
-    return Side(Sample(weighed, look), trials)
+    return RowTrials(StratifiedTrials(weighed, look), trials)
 
 
 def row(target="a", level="component", flips=1, n=100):
@@ -67,12 +73,12 @@ def binary(events, n):
 def test_published_example_of_newcombe(monkeypatch):
     """56 of 70 against 48 of 80: +0.2 [0.0524, 0.3339] (Newcombe 1998, method 10: score limits of both)."""
     monkeypatch.setattr(tallies, "WILSON_FROM", 0)
-    found = compared(binary(48, 80), binary(56, 70), Question(unit="sample", interval="wilson"))
+    found = compared(binary(48, 80), binary(56, 70), PvfEstimator(unit="sample", interval="wilson"))
     assert found.difference.estimate == pytest.approx(0.2)
     assert (found.difference.low, found.difference.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
     assert found.ratio.estimate == pytest.approx(56 / 70 / (48 / 80))
     assert found.differs
-    assert not found.paired
+    assert not found.is_paired
 
 
 def bisected(f, low, high):
@@ -102,7 +108,7 @@ TABLES = [((3, 40), (9, 50)), ((0, 40), (5, 50)), ((5, 50), (0, 40)), ((12, 60),
 @pytest.mark.parametrize("confidence", [0.9, 0.99])
 def test_limits_against_an_oracle(a, b, confidence):
     """Zou and Donner's limits: those of ``p - r q`` for r = 1, and the r at which 0 is on their edge."""
-    found = compared(binary(*a), binary(*b), Question(unit="sample", confidence=confidence))
+    found = compared(binary(*a), binary(*b), PvfEstimator(unit="sample", confidence=confidence))
     (p, q), ((pl, ph), (ql, qh)) = (
         (b[0] / b[1], a[0] / a[1]),
         (exact_limits(*b, confidence), exact_limits(*a, confidence)),
@@ -129,7 +135,7 @@ def test_the_p_value_is_where_the_interval_leaves_zero():
     p = compared(a, b).p
     assert 0.001 < p < 0.1
     for level, excluded in ((p * 1.01, True), (p * 0.99, False)):
-        found = compared(a, b, Question(unit="sample", confidence=1 - level)).difference
+        found = compared(a, b, PvfEstimator(unit="sample", confidence=1 - level)).difference
         assert (found.low > 0) == excluded
     assert compared(b, a).p == pytest.approx(p, rel=1e-4)
 
@@ -164,7 +170,7 @@ def test_the_difference_is_covered(rates, sizes):
             side((0.7, drawn(rng, n, rate)), (0.3, drawn(rng, n // 2, rate)))
             for n, rate in zip(sizes, rates, strict=True)
         ]
-        found = differences_at(*sides, QUESTION)(0.95)
+        found = difference_by_confidence(*sides, QUESTION)(0.95)
         missed += not found.low <= truth <= found.high
     assert missed <= most(repeats, 0.05)
 
@@ -181,8 +187,8 @@ def test_paired_differences_are_covered():
             for share, w in strata
         ]
         sides = side(*strata, shared="f"), side(*after, shared="f")
-        assert shares_faults(*sides)
-        found = differences_at(*sides, QUESTION)(0.95)
+        assert same_faults(*sides)
+        found = difference_by_confidence(*sides, QUESTION)(0.95)
         truth = 0.5 * 0.04 - 0.5 * rate * MEAN  # whatever the fault did is gone in half of the trials
         missed += not found.low <= truth <= found.high
     assert missed <= most(repeats, 0.05)
@@ -217,7 +223,7 @@ def test_differences_that_are_there_are_found():
         ]
         results = compared_rows(rows, QUESTION)
         found += results[1].differs and results[1].difference.estimate < 0
-        assert all(r.adjusted >= r.p for r in results)
+        assert all(r.adjusted_p >= r.p for r in results)
     assert found >= 17
 
 
@@ -226,15 +232,15 @@ def test_each_level_has_its_own_correction():
     a, b = binary(3, 60), binary(14, 60)
     rows = [(row(f"{lv}{i}", lv), row(f"{lv}{i}", lv), a, b) for lv in ("component", "layer") for i in range(3)]
     for found in compared_rows(rows, QUESTION):
-        assert found.adjusted == pytest.approx(3 * found.p, rel=1e-9)
+        assert found.adjusted_p == pytest.approx(3 * found.p, rel=1e-9)
 
 
 def test_rows_without_an_estimate_are_neither_called_different_nor_counted():
     a, b = binary(3, 60), binary(20, 60)
     none = side((1.0, []), units=1)
     one, other = compared_rows([(row(), row(), a, b), (row("c"), row("c"), a, none)], QUESTION)
-    assert one.adjusted == one.p
-    assert (other.difference.estimate, other.p, other.adjusted, other.differs) == (None, None, None, False)
+    assert one.adjusted_p == one.p
+    assert (other.difference.estimate, other.p, other.adjusted_p, other.differs) == (None, None, None, False)
     assert other.difference.low < 0 < other.difference.high
 
 
@@ -248,7 +254,7 @@ def test_pairing_is_narrower_and_asks_for_every_fault_to_be_the_same():
     mean = sum(share * (v.mean() - w.mean()) / UNITS for (share, w), (_, v) in zip(before, after, strict=True))
     a, b = side(*before, shared="f"), side(*after, shared="f")
     paired, apart = compared(a, b), compared(a, replace(b, trials=(b.trials[0], (b"other", *b.trials[1][1:]))))
-    assert (paired.paired, apart.paired) == (True, False)
+    assert (paired.is_paired, apart.is_paired) == (True, False)
     for found in (paired, apart):
         assert found.difference.estimate == pytest.approx(mean)
         assert found.difference.low <= mean <= found.difference.high
@@ -256,29 +262,29 @@ def test_pairing_is_narrower_and_asks_for_every_fault_to_be_the_same():
     assert paired.p < apart.p
     assert paired.ratio == apart.ratio
     moved = replace(b, sample=replace(b.sample, strata=tuple(replace(s, share=0.5) for s in b.sample.strata)))
-    assert not compared(a, moved).paired, "other weights"
-    fewer = Side(Sample(b.sample.strata[:1]), b.trials[:1])
-    assert not compared(a, fewer).paired
+    assert not compared(a, moved).is_paired, "other weights"
+    fewer = RowTrials(StratifiedTrials(b.sample.strata[:1]), b.trials[:1])
+    assert not compared(a, fewer).is_paired
 
 
 def test_looks_widen_a_paired_difference_as_well():
     a, b = side((1.0, [0, 20] * 40), shared="f"), side((1.0, [0, 15] * 40), shared="f")
-    late = [replace(s, sample=replace(s.sample, look=3)) for s in (a, b)]
+    late = [replace(s, sample=replace(s.sample, look_number=3)) for s in (a, b)]
     once, looked = compared(a, b).difference, compared(*late).difference
     assert looked.low < once.low < once.estimate == looked.estimate < once.high < looked.high
 
 
 def test_exhausted_rows_are_compared_exactly():
     a, b = (
-        replace(s, sample=replace(s.sample, complete="whole list"))
+        replace(s, sample=replace(s.sample, exhaustive_of="whole list"))
         for s in (side((1.0, [0, 20, 0]), shared="f"), side((1.0, [0, 15, 0]), shared="f"))
     )
     found = compared(a, b)
     assert found.difference.low == found.difference.estimate == found.difference.high == pytest.approx(-5 / 60)
     assert found.differs
     assert found.method == "whole list"
-    assert found.paired
-    assert not compared(a, replace(b, trials=((b"other", *b.trials[0][1:]),))).paired
+    assert found.is_paired
+    assert not compared(a, replace(b, trials=((b"other", *b.trials[0][1:]),))).is_paired
     assert not compared(a, a).differs
 
 
@@ -287,19 +293,19 @@ def test_limits_of_lists_that_were_run_in_part_add_up():
     done = {"a": [1] * 5 + [0] * 15, "b": [1] * 12 + [0] * 4}
     left = {"a": 2, "b": 3}
     a, b = (
-        replace(s, sample=replace(s.sample, left=(left[name],)))
+        replace(s, sample=replace(s.sample, not_run_counts=(left[name],)))
         for name, s in ((name, side((1.0, wrong), units=1, shared="f")) for name, wrong in done.items())
     )
     found = compared(a, b)
-    means = {
+    worker_settings = {
         name: [(sum(wrong) + more) / (len(wrong) + left[name]) for more in range(left[name] + 1)]
         for name, wrong in done.items()
     }
-    assert not found.paired
-    assert found.difference.low == pytest.approx(min(means["b"]) - max(means["a"]))
-    assert found.difference.high == pytest.approx(max(means["b"]) - min(means["a"]))
-    assert found.ratio.low == pytest.approx(min(means["b"]) / max(means["a"]))
-    assert found.ratio.high == pytest.approx(max(means["b"]) / min(means["a"]))
+    assert not found.is_paired
+    assert found.difference.low == pytest.approx(min(worker_settings["b"]) - max(worker_settings["a"]))
+    assert found.difference.high == pytest.approx(max(worker_settings["b"]) - min(worker_settings["a"]))
+    assert found.ratio.low == pytest.approx(min(worker_settings["b"]) / max(worker_settings["a"]))
+    assert found.ratio.high == pytest.approx(max(worker_settings["b"]) / min(worker_settings["a"]))
     assert found.difference.estimate == pytest.approx(12 / 16 - 5 / 20)
     assert found.differs
 
@@ -325,23 +331,23 @@ def stored(path, workload=None, **more):
 def twin(source, path, alter):
     """Another campaign, as of the same model behind some protection, whose trials have the same faults and other ends."""
     with PvfStore(source) as old, PvfStore(path, write=True) as new:
-        print_ = {**old.description.fingerprint, "code": "another"}
+        print_ = {**old.baseline.fingerprint, "code": "another"}
         campaign = campaign_hash(old.spec, print_)
-        new.bind(old.spec, replace(old.description, campaign=campaign, fingerprint=print_))
-        rows = [replace(r, codes=alter(r)) for r in old.rows()]
-        new.note_budget(*old.budget())
-        new.add(rows)
+        new.bind_campaign(old.spec, replace(old.baseline, campaign=campaign, fingerprint=print_))
+        rows = [replace(r, outcome_codes=alter(r)) for r in old.rows()]
+        new.record_budget(*old.largest_budget())
+        new.add_rows(rows)
     return path
 
 
 def protected(row):
     """Every third trial is masked."""
-    return bytes(len(row.codes)) if row.trial.k % 3 == 0 else row.codes
+    return bytes(len(row.outcome_codes)) if row.trial.k % 3 == 0 else row.outcome_codes
 
 
 def together(one, other, question=None):
     with PvfStore(one) as a, PvfStore(other) as b:
-        return compare(a, b, question or Question())
+        return compare_campaigns(a, b, question or PvfEstimator())
 
 
 @pytest.fixture(scope="module")
@@ -352,13 +358,13 @@ def plain(tmp_path_factory):
 @pytest.mark.slow
 def test_shared_faults_are_compared_trial_by_trial(plain, tmp_path):
     found = together(plain, twin(plain, tmp_path / "b.sqlite", protected))
-    assert all(r.paired for r in found.rows)
+    assert all(r.is_paired for r in found.rows)
     with closing(sqlite3.connect(plain)) as db:
         trials = db.execute("SELECT target, flips, k FROM trial").fetchall()
     assert len(trials) == 60 * 2 * 2
     with PvfStore(plain) as store:
-        wrong = {tuple(r.trial): sum(2 <= c <= 6 for c in r.codes) / len(r.codes) for r in store.rows()}
-        shares = {t.name: t.share for t in store.description.targets}
+        wrong = {tuple(r.trial): sum(2 <= c <= 6 for c in r.outcome_codes) / len(r.outcome_codes) for r in store.rows()}
+        shares = {t.name: t.share for t in store.baseline.targets}
     for r in found.rows:
         if r.level == "layer":  # here a component is a layer
             assert (
@@ -383,7 +389,7 @@ def test_one_fault_that_differs_unpairs_only_the_rows_it_counts_in(plain, tmp_pa
         db.execute(
             "UPDATE trial SET faults = replace(faults, '\"operands\"', ' \"operands\"') WHERE target='0' AND flips=3 AND k=7"
         )
-    apart = {(r.level, r.target, r.flips) for r in together(plain, other).rows if not r.paired}
+    apart = {(r.level, r.target, r.flips) for r in together(plain, other).rows if not r.is_paired}
     assert apart == {("component", "0", 3), ("model", "model", 3)}
 
 
@@ -399,7 +405,7 @@ def test_a_store_and_itself_do_not_differ(plain):
 @pytest.mark.slow
 def test_independent_campaigns_are_not_paired(plain, tmp_path):
     found = together(plain, stored(tmp_path / "b.sqlite", make(seed=1)))
-    assert not any(r.paired for r in found.rows)
+    assert not any(r.is_paired for r in found.rows)
     assert not found.identical
     assert {"weights", "inputs", "golden"} <= {c.what for c in found.changes}
     for r in found.rows:
@@ -411,7 +417,7 @@ def test_independent_campaigns_are_not_paired(plain, tmp_path):
 def test_more_trials_of_the_same_campaign_are_no_pairs(plain, tmp_path):
     found = together(plain, stored(tmp_path / "b.sqlite", trials=90))
     assert not found.identical
-    assert not any(r.paired for r in found.rows if r.level == "component")
+    assert not any(r.is_paired for r in found.rows if r.level == "component")
     assert any("the same campaign" in note for note in found.notes)
 
 
@@ -419,14 +425,14 @@ def test_more_trials_of_the_same_campaign_are_no_pairs(plain, tmp_path):
 def test_precise_campaigns_are_compared_by_the_trials_that_count(tmp_path):
     a = stored(tmp_path / "a.sqlite", ci="4%", flips=None, trials=None)
     found = together(a, a)
-    assert all(r.paired for r in found.rows)
+    assert all(r.is_paired for r in found.rows)
     assert all("look" in r.a.method for r in found.rows if r.level != "layer")
     with PvfStore(a) as store:
-        pilots = sum(n for cells in store.records(ROUND)[:1] for cell in cells for n in cell.start.values())
+        pilots = sum(n for cells in store.records(ROUND)[:1] for cell in cells for n in cell.pilot_trials.values())
     model = next(r for r in found.rows if r.level == "model")
     assert model.a.n == found.a.trials_done - pilots
     other = together(a, twin(a, tmp_path / "b.sqlite", protected))
-    assert not any(r.paired for r in other.rows), "without its rounds the twin counts its pilots"
+    assert not any(r.is_paired for r in other.rows), "without its rounds the twin counts its pilots"
 
 
 def test_exhaustive_campaigns_give_exact_differences(tmp_path):
@@ -456,13 +462,13 @@ def test_other_questions_are_refused(plain, tmp_path, more, said):
         together(plain, other)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert "expected two campaigns that ask the same" in str(refused.value)
+    assert "expected two campaigns in which these are the same" in str(refused.value)
 
 
 def test_parameters_and_values_of_a_run_are_refused_in_any_unit(plain, tmp_path):
     other = stored(tmp_path / "b.sqlite", trials=4, at="op:*")
     with pytest.raises(UsageError, match="what is corrupted is parameters in A and values of a run in B"):
-        together(plain, other, Question(unit="batch"))
+        together(plain, other, PvfEstimator(unit="batch"))
 
 
 @pytest.mark.slow
@@ -480,14 +486,15 @@ def test_rows_that_only_one_has_and_other_populations_are_told(plain, tmp_path):
     assert {(r.target, r.level) for r in found.only_a} == {("0", "component"), ("0", "layer")}
     assert found.only_b == ()
     assert any(
-        "A corrupted param:* and B param:2.*" in note or "A corrupted param:* and B 2.*" in note for note in found.notes
+        "into param:* in A and into param:2.* in B" in note or "into param:* in A and into 2.* in B" in note
+        for note in found.notes
     )
 
 
 def test_batches_of_another_size_are_told(plain, tmp_path):
     workload = make()
     bigger = unsilent.Workload(workload.model(), [torch.cat(list(workload.batches()))], judge="top1", name="small")
-    found = together(plain, stored(tmp_path / "b.sqlite", bigger, trials=10), Question(unit="batch"))
+    found = together(plain, stored(tmp_path / "b.sqlite", bigger, trials=10), PvfEstimator(unit="batch"))
     assert any("9 samples in A and 18 in B" in note for note in found.notes)
 
 
@@ -500,6 +507,6 @@ def test_unfinished_campaigns_are_told(plain, tmp_path):
 
 
 def test_the_command_asks_for_the_same_comparison(plain):
-    found = together(plain, plain, Question(unit="batch", confidence=0.9))
+    found = together(plain, plain, PvfEstimator(unit="batch", confidence=0.9))
     assert found.command == f"unsilent report {plain} {plain} --unit batch --confidence 0.9"
     assert found.confidence == 0.9

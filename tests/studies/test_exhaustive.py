@@ -43,10 +43,10 @@ def test_part_of_all_flips_is_a_sample_of_them(workload, truth, tmp_path):  # no
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM trial WHERE k >= 300")
     with PvfStore(path) as store:
-        from unsilent.outcomes.tallies import Question
+        from unsilent.outcomes.tallies import PvfEstimator
         from unsilent.studies.pvf.analysis import analyse
 
-        part = analyse(store, Question())
+        part = analyse(store, PvfEstimator())
     for name in ("first", "norm", "last"):
         exact, got = row(whole, name), row(part, name)
         assert got.low <= exact.estimate <= got.high
@@ -58,7 +58,7 @@ def test_part_of_all_flips_is_a_sample_of_them(workload, truth, tmp_path):  # no
     [
         ({"fault": "zero"}, "tries single bit flips"),
         ({"flips": 2}, "tries single bit flips"),
-        ({"law": "per-tensor"}, "weighs all elements alike"),
+        ({"law": "per-tensor"}, "gives all elements equal weight"),
     ],
 )
 def test_what_cannot_be_exhausted_is_refused(workload, more, words):  # noqa: F811
@@ -76,10 +76,10 @@ def test_every_row_becomes_as_precise_as_asked(workload, truth, sizes, tmp_path)
         assert (got.high - got.low) / 2 <= max(0.2 * got.estimate, 0.005)
         assert abs(got.estimate - exact[name]) < 2.5 * (got.high - got.low) / 2
         assert "look" in got.method
-    assert result.short == ()
+    assert result.imprecise_rows == ()
     assert "--rel" not in result.command
     assert "rel='0.2'" in result.command or "rel=" in result.command
-    even = 3 * Precision(0.0, 0.2).aim(1.0) ** -2 * 3.84 * (1 / min(exact.values()) - 1)
+    even = 3 * Precision(0.0, 0.2).target_half_width(1.0) ** -2 * 3.84 * (1 / min(exact.values()) - 1)
     assert result.trials_done < even
 
 
@@ -94,13 +94,13 @@ def test_more_precision_goes_on_and_less_runs_nothing(workload, tmp_path):  # no
     assert all((r.high - r.low) / 2 <= 0.015 for r in finer.rows if r.level in ("model", "component"))
     with PvfStore(path) as store:
         rounds = store.records(ROUND)
-    assert [bool(cells[0].first) for cells in rounds[:2]] == [False, True]
-    assert all(n == PILOT for cell in rounds[0] for n in cell.start.values())
+    assert [bool(cells[0].first_look_trials) for cells in rounds[:2]] == [False, True]
+    assert all(n == PILOT for cell in rounds[0] for n in cell.pilot_trials.values())
 
 
 @pytest.mark.parametrize(
     ("trials", "said"),
-    [(100, "needs a pilot of [0-9]+ in '[a-z]+' before it can plan"), (10**6, r"needs about [0-9,]{15,} trials")],
+    [(100, "need a pilot of [0-9]+ trials in '[a-z]+' to plan"), (10**6, r"needs about [0-9,]{15,} trials")],
 )
 def test_what_no_budget_reaches_is_one_line(workload, trials, said):  # noqa: F811
     with pytest.raises(UsageError, match=said):
@@ -116,13 +116,13 @@ def test_a_pilot_that_saw_little_does_not_refuse_what_may_do(workload):  # noqa:
 def test_what_the_budget_cannot_reach_is_said_before_it_is_spent(workload, tmp_path):  # noqa: F811
     path = tmp_path / "s.sqlite"
     with pytest.raises(
-        UsageError, match=r"needs about [0-9,]+ trials, --trials allows 600, which give about ±"
+        UsageError, match=r"needs about [0-9,]+ trials, but --trials allows 600, which reach about ±"
     ) as error:
         unsilent.pvf(workload, ci="0.1%", trials=600, store=path)
     assert "\n" not in str(error.value)
     with PvfStore(path) as store:
-        assert len(store.done()) <= 600 * 3
-    reached = float(str(error.value).split("give about ±")[1].split()[0])
+        assert len(store.stored_trial_ids()) <= 600 * 3
+    reached = float(str(error.value).split("reach about ±")[1].split()[0])
     result = unsilent.pvf(workload, ci=f"{1.3 * reached}%", trials=900, store=path)
     assert result.rows
 
@@ -168,7 +168,7 @@ def test_one_batch_a_trial_asks_the_same_question(workload, truth):  # noqa: F81
         assert abs(got.estimate - value) < 4 * (got.high - got.low) / 3.92
     assert "one_batch=True" in result.command
     for more in ({"at": "op:*"}, {"exhaustive": True, "trials": None}):
-        with pytest.raises(UsageError, match="--one-batch draws a batch for each fault"):
+        with pytest.raises(UsageError, match="--one-batch draws one batch for each fault"):
             unsilent.pvf(workload, **{"trials": 5, "one_batch": True, **more})
 
 
@@ -188,7 +188,7 @@ def test_strata_of_predicted_risk_estimate_the_same(workload, truth):  # noqa: F
 def test_fixed_trials_do_not_go_on_where_looks_say_what_counts(workload, tmp_path):  # noqa: F811
     path = tmp_path / "s.sqlite"
     unsilent.pvf(workload, ci="4%", store=path)
-    with pytest.raises(UsageError, match="run until it was precise"):
+    with pytest.raises(UsageError, match="was planned with --ci or --rel"):
         unsilent.pvf(workload, strata="bits", trials=300, store=path)
 
 
@@ -198,7 +198,7 @@ def test_unequal_batches_are_not_drawn_per_batch():
     batches = [torch.randn(n, 6, generator=torch.Generator().manual_seed(n)) for n in (1, 1, 9)]
     uneven = Workload(torch.nn.Linear(6, 3), batches)
     assert unsilent.pvf(uneven, trials=50, one_batch=True).rows
-    with pytest.raises(UsageError, match="this workload's have 1, 1, 9"):
+    with pytest.raises(UsageError, match="in proportion to their samples .1, 1, 9"):
         unsilent.pvf(uneven, trials=50, one_batch=True, unit="batch")
 
 

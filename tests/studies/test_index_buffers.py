@@ -13,7 +13,7 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.sites import Parameters
 from unsilent.sites.targets import INDEX_BUFFERS
 from unsilent.studies.pvf.runner import TrialRunner
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 
 COUNTER = "norm.num_batches_tracked"
 
@@ -69,7 +69,7 @@ def bert_workload():
 
 
 def runner(work, *at, **more):
-    spec = CampaignSpec("live", at=at or ("param:*",), **more)
+    spec = PvfSpec("live", at=at or ("param:*",), **more)
     return TrialRunner(spec, work)
 
 
@@ -127,7 +127,7 @@ def test_they_hold_no_share_unasked(per, law, strata):
     assert COUNTER not in names(made)
     assert {r.dtype for t in made.targets.values() for r in t.regions} == {"float32"}
     assert sum(t.share for t in made.targets.values()) == pytest.approx(1)
-    (note,) = [n for n in made.describe().notes if COUNTER in n]
+    (note,) = [n for n in made.establish_baseline().notes if COUNTER in n]
     assert "--at" in note
 
 
@@ -147,7 +147,7 @@ def test_they_are_a_component_of_their_own_where_they_are_named():
     assert sites([target]) == {"bert.embeddings.position_ids", "bert.embeddings.token_type_ids"}
     assert target.elements == 32
     assert sum(t.share for t in made.targets.values()) == pytest.approx(1)
-    assert not any("position_ids" in note for note in made.describe().notes)
+    assert not any("position_ids" in note for note in made.establish_baseline().notes)
     alone = runner(bert_workload(), "bert.embeddings.position_ids")
     assert [(t.name, t.share) for t in alone.targets.values()] == [(INDEX_BUFFERS, 1)]
 
@@ -172,7 +172,7 @@ def test_operations_are_as_before():
     made = runner(workload(Normed()), "op:*")
     assert {"first", "norm", "last"} <= set(made.targets)
     assert INDEX_BUFFERS not in made.targets
-    assert not any(COUNTER in note for note in made.describe().notes)
+    assert not any(COUNTER in note for note in made.establish_baseline().notes)
 
 
 def test_a_given_fault_may_be_in_one(tmp_path):

@@ -15,9 +15,9 @@ import torch
 from conftest import few
 from unsilent.engine.trace import trace
 from unsilent.errors import UsageError
-from unsilent.faults.injections import parse_injection
-from unsilent.studies.injection import InjectionReplay, replay_injection
-from unsilent.workloads.published.resnet18 import published_resnet18
+from unsilent.faults.isca23_injections import parse_injection
+from unsilent.studies.injection_replay import InjectionReplay, replay_injection
+from unsilent.workloads.published.resnet18 import untrained_resnet18
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar10-test-a.npz"
 """Real images beside the repository; the test that uses them skips where they are absent."""
@@ -56,7 +56,7 @@ def test_the_log_of_a_stuffed_zero(images, tmp_path):
     expected = [
         "Inject to epoch: 2",
         "Inject to step: 6",
-        r"Load weights from none: a fresh network \(seed 123\), the epochs before are not trained",
+        r"Load weights from none: a fresh network \(seed 123\); the epochs before the fault are not trained",
         rf"Epoch: 2/80, step: 4/49, loss: {number}, accuracy: {number}",
         rf"Epoch: 2/80, step: 5/49, loss: {number}, accuracy: {number}",
         "Inject worker: 3",
@@ -69,21 +69,26 @@ def test_the_log_of_a_stuffed_zero(images, tmp_path):
     assert len(lines) == len(expected)
     for line, pattern in zip(lines, expected, strict=True):
         assert re.fullmatch(pattern, line), line
-    assert (done.hits, done.fault.layout, len(done.before), len(done.after)) == (1, "stuffed", 2, 3)
-    assert math.isfinite(done.valid[0])
-    assert done.golden.loss == done.faulty.loss  # the fault is in the backward pass
+    assert (done.elements_corrupted, done.fault.layout, len(done.records_before), len(done.records_after)) == (
+        1,
+        "stuffed",
+        2,
+        3,
+    )
+    assert math.isfinite(done.held_out_loss_and_accuracy[0])
+    assert done.golden_step.loss == done.faulty_step.loss  # the fault is in the backward pass
     assert "with the fault: Epoch: 2/80, step: 6/49" in str(done)
     assert json.loads(json.dumps(done.to_json(), allow_nan=False))["faulty"][0]["step"] == 6
 
 
 def test_a_golden_twin_from_the_same_state(images):
     replay = InjectionReplay(given(), images, **SMALL)
-    list(replay.lead_in(1))
-    golden = replay.run_step(faulty=False)
+    list(replay.train_before_target(1))
+    golden = replay.run_target_step(faulty=False)
     after = [p.detach().clone() for p in replay.model.parameters()]
-    corrupted = replay.run_step()
+    corrupted = replay.run_target_step()
     assert corrupted.loss == golden.loss  # the fault is in the backward pass
-    assert corrupted.receipt.hits == 1
+    assert corrupted.receipt.verified_elements == 1
     assert golden.receipt is None
     changed = [not torch.equal(p, q) for p, q in zip(after, replay.model.parameters(), strict=True)]
     names = [name for name, _ in replay.model.named_parameters()]
@@ -91,7 +96,7 @@ def test_a_golden_twin_from_the_same_state(images):
     assert {n.split(".")[0] for n, c in zip(names, changed, strict=True) if c} == {
         *("conv1", "bias1", "bn1", "basicblock_1", "basicblock_2", "basicblock_3")
     }
-    again = replay.run_step(faulty=False)
+    again = replay.run_target_step(faulty=False)
     assert again == golden
     assert all(torch.equal(p, q) for p, q in zip(after, replay.model.parameters(), strict=True))
 
@@ -99,8 +104,8 @@ def test_a_golden_twin_from_the_same_state(images):
 @pytest.mark.slow
 def test_the_step_can_be_traced(images):
     replay = InjectionReplay(given(), images, **SMALL)
-    picture = trace(replay.model, replay.run_step)
-    first = picture.rows[next(picture.changed)]
+    picture = trace(replay.model, replay.run_target_step)
+    first = picture.rows[next(picture.changed_rows)]
     assert (first.name, first.phase, first.micro_step) == ("basicblock_4.basic_0.downsample#convolution.0", "bwd", 3)
     assert first.change.changed == 16  # a 1x1 kernel: one pixel, all 16 channels of the input
 
@@ -136,8 +141,8 @@ LANDING = [
 def test_every_kind_lands(images, tmp_path, changed):
     one = {"inj_values": "0.75", **changed}
     done = replay_injection(given(**one), images, steps=0, log=tmp_path / "log", **SMALL)
-    assert done.hits == 1
-    assert done.before == done.after == ()
+    assert done.elements_corrupted == 1
+    assert done.records_before == done.records_after == ()
     place = tuple(map(int, one["inj_pos"].split("/")))
     assert f"Position is {place}, Golden data is " in (tmp_path / "log").read_text()
 
@@ -163,9 +168,9 @@ def test_a_training_that_is_no_longer_finite_stops(images, tmp_path):
     lines = (tmp_path / "log").read_text().splitlines()
     end = [i for i, line in enumerate(lines) if line == "Encounter NaN! Terminate training!"]
     assert end == [len(lines) - 1]
-    last = (done.faulty, *done.after)[-1]
+    last = (done.faulty_step, *done.records_after)[-1]
     assert not last.finite
-    assert done.valid is None
+    assert done.held_out_loss_and_accuracy is None
     assert "the training stopped" in str(done)
     json.dumps(done.to_json(), allow_nan=False)
 
@@ -179,14 +184,14 @@ def test_an_activation_that_overflows_batch_norm_is_no_nan_here(images):
         "inj_values": "2.9e+24",
     }
     replay = InjectionReplay(given(**huge, inj_pos="1/5/2/7"), images, **SMALL)
-    corrupted = replay.run_step()
+    corrupted = replay.run_target_step()
     assert corrupted.finite
 
     def infinite():
         return [any(variance.isinf().any() for _, variance in worker) for worker in replay.training.moving]
 
     assert infinite() == [worker == 3 for worker in range(8)]
-    assert all(record.finite for record in replay.follow(2))
+    assert all(record.finite for record in replay.train_after_target(2))
     assert infinite() == [worker == 3 for worker in range(8)]
     x = np.random.default_rng(0).standard_normal(8192).astype(np.float32)
     x[5] = 2.9e24
@@ -208,12 +213,12 @@ def test_epochs_end_where_published_ones_do(images, tmp_path):
 
 
 def test_weights_are_the_start(images, tmp_path):
-    model = published_resnet18(width=4, seed=77)
+    model = untrained_resnet18(width=4, seed=77)
     torch.save(model.state_dict(), tmp_path / "w.pt")
     start = InjectionReplay(given(), images, tmp_path / "w.pt", **SMALL)
     assert all(torch.equal(v, start.model.state_dict()[k]) for k, v in model.state_dict().items())
     done = replay_injection(given(target_step="1"), images, tmp_path / "w.pt", steps=0, log=tmp_path / "log", **SMALL)
-    assert [r.step for r in done.before] == [0]  # as published: the steps of the epoch before
+    assert [r.step for r in done.records_before] == [0]  # as published: the steps of the epoch before
     assert f"Load weights from {tmp_path / 'w.pt'}" in (tmp_path / "log").read_text()
     with pytest.raises(UsageError, match="expected"):
         InjectionReplay(given(), images, tmp_path / "w.pt", width=8, batch=16)
@@ -224,8 +229,8 @@ def test_what_cannot_be_replayed(images, tmp_path):
     for more, why in (
         ({"steps": -1}, "steps is -1; expected 0 or more"),
         ({"steps_before": -1}, "steps_before is -1"),
-        ({"images": 3}, "3 images asked of .*, which has 60; expected 6 to 60"),
-        ({"images": 61}, "61 images asked"),
+        ({"images": 3}, "3 images were requested of .*, which has 60; expected 6 to 60"),
+        ({"images": 61}, "61 images were requested"),
         ({"batch": 12}, "batch is 12; expected a multiple of 8"),
         ({"batch": 8}, r"row 8, column 2: index 1/3/2/5 is outside \(1, 4, 4, 32\)"),
         ({"log": tmp_path / "no" / "log"}, "cannot write"),
@@ -243,5 +248,5 @@ def test_real_images(tmp_path):
     if not SHARED.exists():
         pytest.skip("the shared images are not here")
     done = replay_injection(given(), SHARED, steps=1, images=200, log=tmp_path / "log", **SMALL)
-    assert done.hits == 1
-    assert math.isfinite(done.after[0].loss)
+    assert done.elements_corrupted == 1
+    assert math.isfinite(done.records_after[0].loss)

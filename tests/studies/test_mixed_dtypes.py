@@ -39,7 +39,7 @@ def corrupted():
 def test_every_single_flip_is_in_a_map(corrupted):
     floats, integers = corrupted.heat_maps
     assert (floats.dtype, integers.dtype) == ("float32", "int64")
-    assert floats.trials + integers.trials == corrupted.trials_done
+    assert floats.total_trials + integers.total_trials == corrupted.trials_done
     assert integers.layers == ("input:0",)
     assert set(integers.fields.values()) == {"value", "sign"}
     assert integers.fields[63] == "sign"
@@ -59,4 +59,4 @@ def test_parameters_are_told_by_their_commonest_dtype():
     result = unsilent.pvf(workload(), at=["param:*", "param:seen"], trials=40)
     assert result.dtype == "float32"
     assert [found.dtype for found in result.heat_maps] == ["float32", "int64"]
-    assert sum(found.trials for found in result.heat_maps) == result.trials_done
+    assert sum(found.total_trials for found in result.heat_maps) == result.trials_done

@@ -6,10 +6,18 @@ import json
 
 import pytest
 
-from unsilent.campaigns.reading import Damaged
+from unsilent.campaigns.stored_values import DamagedRecordError
 from unsilent.replicas import StepTrace
 from unsilent.replicas.step_trace import Operation, read_step_trace
-from unsilent.studies.noise.parting import DATA, KERNEL, MOVED, PATH, RANDOM, START, first_operation
+from unsilent.studies.noise.diverging_operation import (
+    DATA,
+    KERNEL,
+    MOVED,
+    PATH,
+    RANDOM,
+    START,
+    find_diverging_operation,
+)
 
 
 def op(name, reads, gives, phase="fwd", draws=False, moves=False):
@@ -21,7 +29,7 @@ def run(*operations, before=(1,), after=(9,)):
 
 
 def found(twin, other):
-    first = first_operation(twin, other, "within/0", 4)
+    first = find_diverging_operation(twin, other, "within/0", 4)
     return first if first is None else (first.kind, first.kernel, first.module, first.phase)
 
 
@@ -41,7 +49,9 @@ def changed(**values):
     def map_(numbers):
         return tuple(other.get(n, n) for n in numbers)
 
-    operations = [o._replace(reads=map_(o.reads), gives=map_(o.gives)) for o in TWIN.operations]
+    operations = [
+        o._replace(input_hashes=map_(o.input_hashes), output_hashes=map_(o.output_hashes)) for o in TWIN.operations
+    ]
     return StepTrace(map_(TWIN.before), map_(TWIN.after), operations)
 
 
@@ -54,7 +64,7 @@ def test_what_does_not_reach_the_weights_is_passed_over():
 def test_where_it_comes_from_is_told():
     assert found(TWIN, changed(v5=50, v6=60, v7=70, v8=80, v9=90))[0] == DATA
     assert found(TWIN, changed(v1=10, v6=60, v7=70, v8=80, v9=90)) == (START, "", "", "")
-    for flag, kind in (("draws", RANDOM), ("moves", MOVED)):
+    for flag, kind in (("is_random", RANDOM), ("only_moves_data", MOVED)):
         pairs = [changed(v6=60, v7=70, v8=80, v9=90), TWIN]
         other, twin = (
             StepTrace(run.before, run.after, [run.operations[0]._replace(**{flag: True}), *run.operations[1:]])
@@ -69,7 +79,7 @@ def test_operations_that_only_one_run_has_are_no_difference_by_themselves():
     more = [op("(run)#randperm.0", (), (40,)), op("(run)#index.0", (5, 40), (5,)), *other.operations]
     assert found(TWIN, StepTrace(other.before, other.after, more)) == (KERNEL, "convolution", "conv", "backward")
     more = [*other.operations[:2], op("act#relu.0", (6,), (8_000,)), *other.operations[2:]]
-    more[3] = more[3]._replace(reads=(8_000, 1))
+    more[3] = more[3]._replace(input_hashes=(8_000, 1))
     assert found(TWIN, StepTrace(other.before, other.after, more)) == (PATH, "relu", "act", "forward")
 
 
@@ -82,5 +92,5 @@ def test_round_trip_and_damage():
     assert read_step_trace(TWIN.text()).text() == TWIN.text()
     whole = json.loads(TWIN.text())
     for broken in ({}, {"before": [1] * 9}, {"operations": [["a"]]}, {"after": ["x"]}, {"note": 1}):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedRecordError):
             read_step_trace(json.dumps(whole | broken if broken else None))

@@ -15,24 +15,39 @@ from scipy.stats import beta
 from unsilent.campaigns.spec import TrialId
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.conditions import ANY, FACTORS, SIZES, WITHIN, conditions, points, saved, size
-from unsilent.studies.training.judging import Judge, Noise, backward_against_forward, group, groups_of
-from unsilent.studies.training.kind import Floors, FloorValues
-from unsilent.studies.training.records import Judged
-from unsilent.studies.training.spec import REASONS, InjectionPoint, TrainingBaseline, TrainingRow, TrainingTarget
-from unsilent.studies.training.study import cost, failed
+from unsilent.studies.training.judging import (
+    NoiseFloorTest,
+    TrainingJudge,
+    backward_against_forward,
+    groups_by_attribute,
+    make_trial_group,
+)
+from unsilent.studies.training.kind import NoiseFloors, ReplicaDifferences
+from unsilent.studies.training.necessary_conditions import (
+    ANY,
+    DETECTION_STEPS,
+    FACTORS,
+    SIZES,
+    condition_points,
+    guard_result,
+    necessary_condition_tables,
+    relative_injected_size,
+)
+from unsilent.studies.training.records import JudgedTrial
+from unsilent.studies.training.spec import END_REASONS, InjectionPoint, TrainingBaseline, TrainingRow, TrainingTarget
+from unsilent.studies.training.study import cost, has_not_converged
 
 STEPS = 40
 CONFIDENCE = 0.95
 LOSSES = tuple(1 - i / 100 for i in range(STEPS))
 METRIC = tuple(0.5 + i / 100 for i in range(STEPS))
 FOUND = TrainingBaseline(
-    campaign="c", fingerprint={}, name="by hand", targets=(TrainingTarget("random"),), places=(), models=(("RD", 1.0),),
+    campaign="c", fingerprint={}, name="by hand", targets=(TrainingTarget("random"),), operation_phases=(), models=(("RD", 1.0),),
     steps=STEPS, epochs=(0,) * STEPS, losses=LOSSES, metric=METRIC,
-    watched=tuple((0.5 + i / STEPS, 0.01, None) for i in range(STEPS)), test=0.8, test_loss=0.6, samples=100,
+    history_magnitudes=tuple((0.5 + i / STEPS, 0.01, None) for i in range(STEPS)), test_accuracy=0.8, test_loss=0.6, samples=100,
     golden_seconds=2.0, optimizers=("AdamW", "SGD", "AdamW"), parameters=10, info={}, versions={},
 )  # fmt: skip
-FLOOR = FloorValues(
+FLOOR = ReplicaDifferences(
     "within",
     tuple(0.001 * (i - 10) for i in range(20)),
     tuple(0.002 * (i - 9) for i in range(20)),
@@ -48,7 +63,7 @@ SEEDS = replace(
     loss=tuple(0.01 * (i - 9) for i in range(20)),
 )
 """Five times as wide as implementation noise."""
-FLOORS = Floors(FLOOR, SEEDS)
+FLOORS = NoiseFloors(FLOOR, SEEDS)
 NONE = np.empty(0)
 
 
@@ -64,12 +79,12 @@ def row(k=0, step=10, reason="end", ran=None, metric=None, losses=None, test=0.8
         "faults": "[]",
         "injected_max": 5.0,
         "reference_max": 2.0,
-        "reason": reason,
+        "end_reason": reason,
         "steps_run": count,
         "losses": np.array(LOSSES[part] if losses is None else losses),
         "metric": np.array(METRIC[part] if metric is None else metric),
-        "watched": np.full((min(count, 3), 3), np.nan),
-        "test": test,
+        "history_magnitudes": np.full((min(count, 3), 3), np.nan),
+        "test_accuracy": test,
         "test_loss": test_loss,
         "churn": 0.0,
         "bit_identical": reason == "same-bits",
@@ -80,7 +95,7 @@ def row(k=0, step=10, reason="end", ran=None, metric=None, losses=None, test=0.8
 
 @pytest.fixture(scope="module")
 def judge():
-    return Judge(FOUND, FLOORS, Thresholds())
+    return TrainingJudge(FOUND, FLOORS, Thresholds())
 
 
 def low(step, drop=0.4):
@@ -95,14 +110,14 @@ def test_goldens_tail_follows_where_a_run_was_not_followed(judge, step):
     for reason in ("same-bits", "horizon"):
         one = row(step=step, reason=reason, ran=min(5, STEPS - step))
         changed = replace(one, losses=one.losses + 1, metric=one.metric / 2)
-        ending = judge.ending(changed)
+        ending = judge.completed_curves(changed)
         assert ending.losses.tolist() == [*changed.losses, *LOSSES[step + one.steps_run :]]
         assert ending.metric.tolist() == [*changed.metric, *METRIC[step + one.steps_run :]]
         assert len(ending.losses) == STEPS - step
         assert ending.same_bits == (reason == "same-bits")
     died = row(step=step, reason="not-finite", ran=1, losses=[math.nan], test=math.nan)
-    assert len(judge.ending(died).losses) == 1
-    assert judge.golden(step).losses.tolist() == list(LOSSES[step:])
+    assert len(judge.completed_curves(died).losses) == 1
+    assert judge.golden_curves(step).losses.tolist() == list(LOSSES[step:])
 
 
 LOST = {"test": math.nan, "test_loss": math.nan}
@@ -131,8 +146,8 @@ BETWEEN = {"test": 0.77, "test_loss": 0.63}
 def test_a_run_within_or_beyond_both_floors_has_one_class(judge, one, outcome):
     found = judge.judge(one)
     assert (found.outcome, found.by_implementation) == (outcome, outcome)
-    assert found.harmful == (outcome not in ("masked-bitwise", "masked-benign", "improved"))
-    assert found.different == (outcome not in ("masked-bitwise", "masked-benign"))
+    assert found.is_harmful == (outcome not in ("masked-bitwise", "masked-benign", "improved"))
+    assert found.is_different == (outcome not in ("masked-bitwise", "masked-benign"))
     assert len(found.row.losses) == len(found.row.metric) == 0
     assert found.row.trial == one.trial
 
@@ -148,50 +163,50 @@ def test_a_run_within_or_beyond_both_floors_has_one_class(judge, one, outcome):
 def test_a_run_between_the_floors_is_different_and_not_harmful(judge, one, alone):
     found = judge.judge(one)
     assert (found.outcome, found.by_implementation) == ("masked-benign", alone)
-    assert found.different
-    assert not found.harmful
+    assert found.is_different
+    assert not found.is_harmful
 
 
 def test_a_run_that_is_lost_is_harmful_whatever_the_floors(judge):
     wide = replace(FLOOR, accuracy=tuple(range(-10, 10)), loss=tuple(range(-10, 10)))
-    blind = Judge(FOUND, Floors(wide, wide), Thresholds())
-    assert not blind.judge(row(test=0.5, test_loss=0.9)).different
+    blind = TrainingJudge(FOUND, NoiseFloors(wide, wide), Thresholds())
+    assert not blind.judge(row(test=0.5, test_loss=0.9)).is_different
     for one in (row(reason="not-finite", losses=[math.nan], **LOST), row(reason="crash", **LOST)):
-        assert blind.judge(one).different
-        assert blind.judge(one).harmful
+        assert blind.judge(one).is_different
+        assert blind.judge(one).is_harmful
 
 
 def test_a_curve_is_averaged_as_the_thresholds_say(judge):
     one = row(metric=low(10), losses=[math.nan, *LOSSES[11:]], test=math.nan)
-    curve = judge.curve(one, judge.judge(one))
+    curve = judge.example_curve(one, judge.judge(one))
     assert len(curve.metric) == len(curve.golden) == STEPS - 10 - 9
     assert curve.metric[0] == pytest.approx(low(10)[:10].mean(), abs=1e-5)
     assert curve.golden[-1] == pytest.approx(np.mean(METRIC[-10:]), abs=1e-5)
     assert curve.losses[0] is None
     assert curve.losses[1:] == LOSSES[11:]
-    assert curve.test is None
+    assert curve.test_accuracy is None
 
 
 # -- the floor ----------------------------------------------------------------------------------------------------------
 
 
-SILENT = replace(FLOOR, accuracy=(0.0,) * 20, loss=(0.0,) * 20, churn=(0.0,) * 20, same=(True,) * 20)
+SILENT = replace(FLOOR, accuracy=(0.0,) * 20, loss=(0.0,) * 20, churn=(0.0,) * 20, identical_to_twin=(True,) * 20)
 """Replicas that all end in the twin's bits leave no difference to chance."""
 
 
 def test_without_noise_of_seeds_implementation_noise_alone_decides():
-    found = Judge(FOUND, Floors(FLOOR, SILENT), Thresholds())
+    found = TrainingJudge(FOUND, NoiseFloors(FLOOR, SILENT), Thresholds())
     for one in (row(**BETWEEN), row(), row(reason="same-bits"), row(test=0.5, test_loss=0.9)):
-        assert found.judge(one).harmful == found.judge(one).different
+        assert found.judge(one).is_harmful == found.judge(one).is_different
     assert found.judge(row(**BETWEEN)).outcome == "low-test"
 
 
 def test_without_implementation_noise_seeds_alone_decide_what_is_harmful():
-    found = Judge(FOUND, Floors(SILENT, SEEDS), Thresholds())
+    found = TrainingJudge(FOUND, NoiseFloors(SILENT, SEEDS), Thresholds())
     between = found.judge(row(**BETWEEN))
-    assert (between.different, between.harmful) == (True, False)
+    assert (between.is_different, between.is_harmful) == (True, False)
     assert found.judge(row(metric=low(10), test=0.3, test_loss=2.0)).outcome == "sharp-degrade"
-    assert not found.judge(row(reason="same-bits")).different
+    assert not found.judge(row(reason="same-bits")).is_different
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -203,9 +218,9 @@ def test_replicas_themselves_are_seldom_beyond(seed):
     for out in range(21):
         rest = [i for i in range(21) if i != out]
         floor = replace(FLOOR, accuracy=tuple(accuracy[rest]), loss=tuple(loss[rest]))
-        golden = Judge(FOUND, FLOORS, Thresholds()).golden(0)
-        ending = replace(golden, test=golden.test + accuracy[out], same_bits=False)
-        beyond += Noise(floor, Thresholds()).beyond(golden, ending, float(loss[out]))
+        golden = TrainingJudge(FOUND, FLOORS, Thresholds()).golden_curves(0)
+        ending = replace(golden, test_accuracy=golden.test_accuracy + accuracy[out], same_bits=False)
+        beyond += NoiseFloorTest(floor, Thresholds()).is_beyond_noise(golden, ending, float(loss[out]))
     assert beyond <= 1  # of 21 exchangeable ones one is the furthest out
 
 
@@ -228,10 +243,14 @@ def trials(draw, least=0, most=25):
         outcome = draw(st.sampled_from(OUTCOMES))
         reals = st.floats(0, 1e38) | st.sampled_from([0.0, 1.0, 2.0, 100.0, 1e4, 1e8, math.inf, math.nan])
         one = replace(
-            row(k), injection=corrupted, injected_max=draw(reals), reference_max=draw(reals), watched=draw(watched())
+            row(k),
+            injection=corrupted,
+            injected_max=draw(reals),
+            reference_max=draw(reals),
+            history_magnitudes=draw(watched()),
         )
         alone = draw(st.sampled_from(OUTCOMES)) if outcome == "masked-benign" else outcome
-        found.append(Judged(one, outcome, alone))
+        found.append(JudgedTrial(one, outcome, alone))
     return found
 
 
@@ -257,30 +276,32 @@ def check_interval(found, events, n):
 
 @given(trials(least=1))
 def test_counts_of_groups_add_up(found):
-    whole = group("all", found, CONFIDENCE)
+    whole = make_trial_group("all", found, CONFIDENCE)
     harmful = sum(one.outcome.harmful for one in found)
     latent = sum(one.outcome.latent for one in found)
     check_interval(whole.different, sum(not one.by_implementation.startswith("masked") for one in found), len(found))
     check_interval(whole.harmful, harmful, len(found))
     check_interval(whole.latent, latent, len(found))
-    for name, groups in groups_of(found, FOUND, CONFIDENCE).items():
+    for name, groups in groups_by_attribute(found, FOUND, CONFIDENCE).items():
         assert sum(g.n for g in groups) == whole.n, name
         assert sum((Counter(g.counts) for g in groups), Counter()) == Counter(whole.counts)
         assert [g.n for g in groups] == sorted((g.n for g in groups), reverse=True)
         for g in groups:
             assert sum(g.counts.values()) == g.n
-    (optimizer,) = groups_of(found, FOUND, CONFIDENCE)["optimizer"]
+    (optimizer,) = groups_by_attribute(found, FOUND, CONFIDENCE)["optimizer"]
     assert optimizer.name == "AdamW and SGD"
 
 
 def test_parts_of_the_run_are_quarters():
-    found = [Judged(row(k, step=k), TrainingOutcome.MASKED_BENIGN, TrainingOutcome.MASKED_BENIGN) for k in range(STEPS)]
-    parts = groups_of(found, FOUND, CONFIDENCE)["part of the run"]
+    found = [
+        JudgedTrial(row(k, step=k), TrainingOutcome.MASKED_BENIGN, TrainingOutcome.MASKED_BENIGN) for k in range(STEPS)
+    ]
+    parts = groups_by_attribute(found, FOUND, CONFIDENCE)["part of the run"]
     assert {(g.name, g.n) for g in parts} == {
         (f"steps {first} to {first + 9}", 10) for first in (0, 10, 20, 30)
     }  # fmt: skip
     odd = replace(FOUND, steps=7)
-    names = {g.name for g in groups_of(found[:7], odd, CONFIDENCE)["part of the run"]}
+    names = {g.name for g in groups_by_attribute(found[:7], odd, CONFIDENCE)["part of the run"]}
     assert names == {"steps 0 to 1", "steps 2 to 3", "steps 4 to 5", "steps 6 to 6"}
 
 
@@ -297,7 +318,7 @@ def test_backward_is_held_against_forward_by_the_fault_models_of_both(found):
         return
     assert list(contrasts) == ["different", "harmful", "latent"]
     for name, told in (
-        ("different", lambda one: one.different),
+        ("different", lambda one: one.is_different),
         ("harmful", lambda one: one.outcome.harmful),
         ("latent", lambda one: one.outcome.latent),
     ):
@@ -310,12 +331,12 @@ def test_backward_is_held_against_forward_by_the_fault_models_of_both(found):
         assert "joint over 3" in difference.method
 
 
-# -- what foretells -----------------------------------------------------------------------------------------------------
+# -- which values precede harm -----------------------------------------------------------------------------------------
 
 
 def judged(k, outcome, *seen, alone=None):
-    one = row(k, watched=np.array(seen, dtype=float).reshape(-1, 3))
-    return Judged(one, TrainingOutcome(outcome), TrainingOutcome(alone or outcome))
+    one = row(k, history_magnitudes=np.array(seen, dtype=float).reshape(-1, 3))
+    return JudgedTrial(one, TrainingOutcome(outcome), TrainingOutcome(alone or outcome))
 
 
 def test_conditions_by_hand():
@@ -333,12 +354,15 @@ def test_conditions_by_hand():
         judged(6, "immediate-nan", [math.inf, 0.01, math.nan]),  # harm with an error or a loss that is not finite
         judged(7, "crashed"),  # left out
     ]
-    where = points(found, FOUND)
+    where = condition_points(found, FOUND)
     assert where[0].ratios == pytest.approx((11, 1, None))
     assert where[2].ratios == (math.inf, math.inf, None)
     assert where[4].ratios == pytest.approx((20, 100, None))
     assert where[7].ratios == (None, None, None)
-    table = {(c.kind, c.factor): (c.hit, c.missed, c.false, c.clear) for c in conditions(found, where, CONFIDENCE)}
+    table = {
+        (c.kind, c.factor): (c.true_positives, c.false_negatives, c.false_positives, c.true_negatives)
+        for c in necessary_condition_tables(found, where, CONFIDENCE)
+    }
     assert table == {
         ("first", 10.0): (2, 2, 1, 1),
         ("first", 100.0): (1, 3, 0, 2),
@@ -350,36 +374,43 @@ def test_conditions_by_hand():
         ("any", 100.0): (2, 2, 0, 2),
         ("any", 1e4): (1, 3, 0, 2),
     }
-    loud = {(c.kind, c.factor): (c.loud_with, c.loud_without) for c in conditions(found, where, CONFIDENCE)}
+    loud = {
+        (c.kind, c.factor): (c.visible_harm_with, c.visible_harm_without)
+        for c in necessary_condition_tables(found, where, CONFIDENCE)
+    }
     assert {kind: {loud[kind, factor] for factor in FACTORS} for kind in ("first", "second", ANY)} == {
         "first": {(1, 0)},
         "second": {(0, 1)},
         ANY: {(1, 0)},
     }
-    different = {(c.kind, c.factor): c.different.estimate for c in conditions(found, where, CONFIDENCE)}
+    different = {(c.kind, c.factor): c.different.estimate for c in necessary_condition_tables(found, where, CONFIDENCE)}
     assert different["any", 10.0] == 4 / 5  # with the trial that is latent harm by implementation noise alone
     assert different["any", 100.0] == 2 / 5
-    for c in conditions(found, where, CONFIDENCE):
-        check_interval(c.sensitivity, c.hit, c.hit + c.missed)
-        check_interval(c.specificity, c.clear, c.clear + c.false)
+    for c in necessary_condition_tables(found, where, CONFIDENCE):
+        check_interval(c.sensitivity, c.true_positives, c.true_positives + c.false_negatives)
+        check_interval(c.specificity, c.true_negatives, c.true_negatives + c.false_positives)
 
 
 @given(trials())
 def test_contingency_tables_have_every_trial_that_was_watched(found):
-    where = points(found, FOUND)
-    lived = [one for one in found if len(one.row.watched)]
-    for c in conditions(found, where, CONFIDENCE):
-        assert c.hit + c.missed == sum(one.outcome.latent for one in lived)
-        assert c.false + c.clear == sum(not one.outcome.harmful for one in lived)
-        assert c.loud_with + c.loud_without == sum(one.harmful and not one.outcome.latent for one in lived)
-    tables = {(c.kind, c.factor): c for c in conditions(found, where, CONFIDENCE)}
+    where = condition_points(found, FOUND)
+    lived = [one for one in found if len(one.row.history_magnitudes)]
+    for c in necessary_condition_tables(found, where, CONFIDENCE):
+        assert c.true_positives + c.false_negatives == sum(one.outcome.latent for one in lived)
+        assert c.false_positives + c.true_negatives == sum(not one.outcome.harmful for one in lived)
+        assert c.visible_harm_with + c.visible_harm_without == sum(
+            one.is_harmful and not one.outcome.latent for one in lived
+        )
+    tables = {(c.kind, c.factor): c for c in necessary_condition_tables(found, where, CONFIDENCE)}
     for factor in FACTORS:
-        assert tables[ANY, factor].hit >= max((t.hit for (_, f), t in tables.items() if f == factor), default=0)
+        assert tables[ANY, factor].true_positives >= max(
+            (t.true_positives for (_, f), t in tables.items() if f == factor), default=0
+        )
 
 
 def test_a_largest_value_of_zero_has_no_multiples():
-    still = replace(FOUND, watched=((0.0, None, 3.0),) * STEPS)
-    (point,) = points([judged(0, "low-test", [5.0, 5.0, 6.0])], still)
+    still = replace(FOUND, history_magnitudes=((0.0, None, 3.0),) * STEPS)
+    (point,) = condition_points([judged(0, "low-test", [5.0, 5.0, 6.0])], still)
     assert point.ratios == (None, None, 2.0)
 
 
@@ -394,40 +425,56 @@ def test_every_harmful_trial_that_met_the_guard_has_one_size(found, data):
         one.row.trial: replace(
             row(reason=data.draw(reasons)),
             trial=one.row.trial._replace(target="guarded:random"),
-            caught=data.draw(st.none() | st.integers(-1, 5)),
+            detected_after=data.draw(st.none() | st.integers(-1, 5)),
             bit_identical=data.draw(st.booleans()),
             error="step 3: first moment fc.weight/exp_avg reaches 3, beyond its bound 1 (calibrated)",
         )
         for one in found
         if data.draw(st.integers(0, 5))
     }
-    result = saved(found, again, CONFIDENCE)
-    different = [again[one.row.trial] for one in found if one.different and one.row.trial in again]
+    result = guard_result(found, again, CONFIDENCE)
+    different = [again[one.row.trial] for one in found if one.is_different and one.row.trial in again]
     if not different:
         assert result is None
         return
     pairs = [(one, again[one.row.trial]) for one in found if one.outcome.harmful and one.row.trial in again]
-    assert result.all.n == len(pairs)
+    assert result.all_harmful.n == len(pairs)
     assert sum(part.n for part in result.sizes) == len(pairs)
     assert len(result.sizes) == len(SIZES) + 1
 
     def caught(rows):
-        own = [r for r in rows if r.caught is not None and r.caught <= WITHIN and r.reason != "stopped"]
+        own = [
+            r
+            for r in rows
+            if r.detected_after is not None and r.detected_after <= DETECTION_STEPS and r.end_reason != "stopped"
+        ]
         return len(rows), len(own), sum(r.bit_identical for r in own)
 
-    assert (result.different.n, result.different.within, result.different.identical) == caught(different)
-    assert (result.all.n, result.all.within, result.all.identical) == caught([r for _, r in pairs])
-    assert sum(part.within for part in result.sizes) == result.all.within
-    assert sum(part.identical for part in result.sizes) == result.all.identical
-    large = [r for one, r in pairs if size(one.row) > 1e4]
-    assert (result.largest.n, result.largest.within, result.largest.identical) == caught(large)
-    assert result.largest.n == sum(part.n for part in result.sizes[3:])
-    assert result.late == sum(r.caught is not None and r.caught > WITHIN for _, r in pairs)
-    assert result.stopped == sum(r.reason == "stopped" for _, r in pairs)
-    told = sum(r.caught is not None for _, r in pairs)
+    assert (result.different.n, result.different.detected_in_time, result.different.recovered_identical) == caught(
+        different
+    )
+    assert (
+        result.all_harmful.n,
+        result.all_harmful.detected_in_time,
+        result.all_harmful.recovered_identical,
+    ) == caught([r for _, r in pairs])
+    assert sum(part.detected_in_time for part in result.sizes) == result.all_harmful.detected_in_time
+    assert sum(part.recovered_identical for part in result.sizes) == result.all_harmful.recovered_identical
+    large = [r for one, r in pairs if relative_injected_size(one.row) > 1e4]
+    assert (
+        result.large_harmful.n,
+        result.large_harmful.detected_in_time,
+        result.large_harmful.recovered_identical,
+    ) == caught(large)
+    assert result.large_harmful.n == sum(part.n for part in result.sizes[3:])
+    assert result.late_alarms == sum(
+        r.detected_after is not None and r.detected_after > DETECTION_STEPS for _, r in pairs
+    )
+    assert result.stopped == sum(r.end_reason == "stopped" for _, r in pairs)
+    told = sum(r.detected_after is not None for _, r in pairs)
     assert result.alarms == ({"first moment": told} if told else {})
-    for part in (*result.sizes, result.different, result.all, result.largest):
-        assert part.share == clopper_pearson(part.within, part.n, CONFIDENCE)
+    for part in (*result.sizes, result.different, result.all_harmful, result.large_harmful):
+        assert part.share == clopper_pearson(part.detected_in_time, part.n, CONFIDENCE)
 
 
 @pytest.mark.parametrize(
@@ -445,14 +492,14 @@ def test_every_harmful_trial_that_met_the_guard_has_one_size(found, data):
     ],
 )
 def test_sizes(written, usual, expected):
-    assert size(row(injected_max=written, reference_max=usual)) == expected
+    assert relative_injected_size(row(injected_max=written, reference_max=usual)) == expected
 
 
 @pytest.mark.parametrize("edge", SIZES)
 def test_a_size_at_a_limit_is_of_the_smaller_class(edge):
-    one = Judged(row(injected_max=edge, reference_max=1.0), TrainingOutcome.LOW_TEST, TrainingOutcome.LOW_TEST)
+    one = JudgedTrial(row(injected_max=edge, reference_max=1.0), TrainingOutcome.LOW_TEST, TrainingOutcome.LOW_TEST)
     again = {one.row.trial: row(reason="missed")}
-    result = saved([one], again, CONFIDENCE)
+    result = guard_result([one], again, CONFIDENCE)
     assert [part.n for part in result.sizes].index(1) == SIZES.index(edge)
 
 
@@ -466,19 +513,21 @@ def test_cost_by_hand():
         row(step=0, reason="horizon"),
         row(step=20, reason="raised"),
     ]
-    found = cost([Judged(r, TrainingOutcome.MASKED_BENIGN, TrainingOutcome.MASKED_BENIGN) for r in rows], FOUND)
+    found = cost([JudgedTrial(r, TrainingOutcome.MASKED_BENIGN, TrainingOutcome.MASKED_BENIGN) for r in rows], FOUND)
     assert found.steps == pytest.approx((30 + 1 + 5 + 0) / 4 / STEPS)
-    assert found.bound == pytest.approx((30 + 10 + 40 + 20) / 4 / STEPS)
+    assert found.steps_without_early_end == pytest.approx((30 + 10 + 40 + 20) / 4 / STEPS)
     assert found.seconds == 0.5
     assert found.per_hour == 3600
-    assert found.ends == {"end": 1, "same-bits": 1, "horizon": 1, "raised": 1}
-    assert set(found.ends) <= set(REASONS)
+    assert found.end_reasons == {"end": 1, "same-bits": 1, "horizon": 1, "raised": 1}
+    assert set(found.end_reasons) <= set(END_REASONS)
 
 
 def test_failures_are_below_the_worst_replica_by_the_margin():
     least = 0.7
     for test, expected in ((0.7, False), (0.6999, True), (0.9, False), (math.nan, True), (-math.inf, True)):
         assert (
-            failed(Judged(row(test=test), TrainingOutcome.MASKED_BENIGN, TrainingOutcome.MASKED_BENIGN), least)
+            has_not_converged(
+                JudgedTrial(row(test=test), TrainingOutcome.MASKED_BENIGN, TrainingOutcome.MASKED_BENIGN), least
+            )
             == expected
         )

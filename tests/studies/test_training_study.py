@@ -13,7 +13,7 @@ import pytest
 
 from campaigns.faulty_loop import Here, running, write_loop
 from unsilent.campaigns.driver import Budget
-from unsilent.campaigns.replay import check_same
+from unsilent.campaigns.replay import check_same_campaign
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
@@ -25,16 +25,16 @@ from unsilent.studies.training.judging import (
     SEEDS,
     SLACK,
     WINDOW,
-    Judge,
-    Noise,
+    NoiseFloorTest,
+    TrainingJudge,
     check_twin,
-    horizon_of,
+    horizon_from_floor,
     replica_spec,
-    run_floors,
+    run_noise_floors,
 )
 from unsilent.studies.training.kind import TrainingStore
-from unsilent.studies.training.spec import GUARDED, MADE, TrainingSpec
-from unsilent.studies.training.study import Reading, example, read_training, run_training
+from unsilent.studies.training.spec import GUARDED_PREFIX, HANDCRAFTED_PREFIX, TrainingSpec
+from unsilent.studies.training.study import TrainingAnalysisOptions, read_training, replay_example, run_training
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +44,8 @@ STEPS, TRIALS, WITHIN = 24, 20, Switches.parse("within")
 def in_this_process(spec, wanted, store, **_):
     """As `run_replicas`, without a process."""
     runner = ReplicaRunner(spec)
-    store.bind(spec, runner.describe())
-    store.add(map(runner.run, wanted(runner.describe())))
+    store.bind_campaign(spec, runner.establish_baseline())
+    store.add_rows(map(runner.run, wanted(runner.establish_baseline())))
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,10 @@ def ran(spec, tmp_path_factory):
     path = tmp_path_factory.mktemp("floor") / "floor.sqlite"
     with pytest.MonkeyPatch.context() as patch, ReplicaStore(path, write=True) as store:
         patch.setattr(floor_module, "run_replicas", in_this_process)
-        found = run_floors(spec, store, WITHIN, 20)
-        rows = [list(store.of(switches, 20)) for switches in (WITHIN, SEEDS)]
-        twin = store.twin()
-        labels = np.array(store.description.labels)
+        found = run_noise_floors(spec, store, WITHIN, 20)
+        rows = [list(store.runs_with_switches(switches, 20)) for switches in (WITHIN, SEEDS)]
+        twin = store.clean_twin()
+        labels = np.array(store.baseline.labels)
     return found, rows, twin, labels
 
 
@@ -83,7 +83,14 @@ def done(spec, floors, here, tmp_path_factory):
     path = tmp_path_factory.mktemp("campaign") / "s.sqlite"
     with TrainingStore(path, write=True) as store:
         result = run_training(
-            spec, Budget(TRIALS), here, store, floors, Reading(), guard=True, command="unsilent training x"
+            spec,
+            Budget(TRIALS),
+            here,
+            store,
+            floors,
+            TrainingAnalysisOptions(),
+            guard=True,
+            command="unsilent training x",
         )
     return path, result
 
@@ -103,12 +110,12 @@ def test_the_floors_are_what_replicas_ended_in(ran, number):
     assert found.accuracy == tuple(right(row) - right(twin) for row in rows[number])
     assert found.loss == tuple(row.loss - twin.loss for row in rows[number])
     assert found.churn == tuple((row.predictions != twin.predictions).mean() for row in rows[number])
-    assert found.same == (False,) * 20
+    assert found.identical_to_twin == (False,) * 20
     widest = [
         max(abs(row.losses[a : a + WINDOW].mean() - twin.losses[a : a + WINDOW].mean()) for row in rows[number])
         for a in range(0, STEPS, WINDOW)
     ]
-    assert found.band == pytest.approx(widest)
+    assert found.loss_band == pytest.approx(widest)
     assert found.window == WINDOW
 
 
@@ -117,11 +124,11 @@ def test_other_seeds_differ_more_than_the_order_of_sums(floors):
 
 
 def test_golden_is_the_clean_twin_of_its_replicas(ran, here, floors):
-    found = here.describe()
+    found = here.establish_baseline()
     check_twin(found, floors)
     assert found.losses == tuple(ran[2].losses.tolist())
     with pytest.raises(
-        UsageError, match=r"golden run of tiny is not the clean twin .* unsilent noise --explain"
+        UsageError, match=r"golden run of tiny and the fault-free twin .* unsilent noise --explain"
     ) as raised:
         check_twin(replace(found, losses=tuple(np.nextafter(ran[2].losses, 1).tolist())), floors)
     assert "\n" not in str(raised.value)
@@ -129,26 +136,31 @@ def test_golden_is_the_clean_twin_of_its_replicas(ran, here, floors):
 
 def test_a_floor_of_another_training_is_refused(spec, floors, here, tmp_path):
     with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        with pytest.raises(UsageError, match="is not the clean twin of its replicas"):
+        with pytest.raises(UsageError, match="and the fault-free twin of its replicas have different losses"):
             run_training(
-                spec, Budget(2), here, store, replace(floors, seeds=replace(floors.seeds, twin="0" * 32)), Reading()
+                spec,
+                Budget(2),
+                here,
+                store,
+                replace(floors, seeds=replace(floors.seeds, twin_losses_hash="0" * 32)),
+                TrainingAnalysisOptions(),
             )
         with pytest.raises(StoreError, match="holds no campaign yet"):  # nothing was stored
-            store.done()
+            store.stored_trial_ids()
 
 
 def test_a_horizon_has_a_wider_band(floors):
-    horizon = horizon_of(replace(floors.implementation, band=(0.1, 0.4, 0.2, 0.05, 0.0)), 7)
+    horizon = horizon_from_floor(replace(floors.implementation, loss_band=(0.1, 0.4, 0.2, 0.05, 0.0)), 7)
     assert (horizon.steps, horizon.window) == (7, WINDOW)
     assert horizon.loss == tuple(SLACK * x for x in (0.4, 0.4, 0.4, 0.2, 0.05))
     assert horizon.test == max(map(abs, floors.implementation.accuracy))
-    one = horizon_of(replace(floors.implementation, band=(0.3,)), 2)
+    one = horizon_from_floor(replace(floors.implementation, loss_band=(0.3,)), 2)
     assert one.loss == (SLACK * 0.3,)
 
 
 def test_replicas_are_inside_the_band_of_their_horizon(ran, floors):
     _, (rows, _), twin, _ = ran
-    limits = np.repeat(horizon_of(floors.implementation, 5).loss, WINDOW)[:STEPS]
+    limits = np.repeat(horizon_from_floor(floors.implementation, 5).loss, WINDOW)[:STEPS]
     for row in rows:
         off = row.losses - twin.losses
         for step in range(WINDOW - 1, STEPS):
@@ -156,32 +168,36 @@ def test_replicas_are_inside_the_band_of_their_horizon(ran, floors):
 
 
 def test_replicas_themselves_are_beyond_at_about_the_level(spec, floors, here):
-    golden = Judge(here.describe(), floors, Thresholds()).golden(0)
+    golden = TrainingJudge(here.establish_baseline(), floors, Thresholds()).golden_curves(0)
     floor, called = floors.implementation, 0
     for out in range(20):
         rest = {
             name: tuple(v for i, v in enumerate(getattr(floor, name)) if i != out)
-            for name in ("accuracy", "loss", "churn", "same")
+            for name in ("accuracy", "loss", "churn", "identical_to_twin")
         }
-        ending = replace(golden, test=golden.test + floor.accuracy[out], same_bits=False)
-        called += Noise(replace(floor, **rest), Thresholds()).beyond(golden, ending, floor.loss[out])
+        ending = replace(golden, test_accuracy=golden.test_accuracy + floor.accuracy[out], same_bits=False)
+        called += NoiseFloorTest(replace(floor, **rest), Thresholds()).is_beyond_noise(golden, ending, floor.loss[out])
     assert called <= 2
 
 
 @pytest.mark.parametrize(
     ("switches", "count", "said"),
     [
-        ("within", 19, "--replicas is 19; a floor at level 0.05 needs at least 20"),
-        ("control", 20, "--noise control is the same run each time; name what differs"),
-        ("threads=2", 20, "is the same run each time"),
-        ("layout", 20, "is the same run each time"),
-        ("algo", 20, "has other seeds .init, order, augment, dropout., which are the second floor"),
-        ("order+within", 20, "has other seeds .order."),
+        ("within", 19, "--replicas is 19; a noise floor at level 0.05 needs at least 20"),
+        ("control", 20, "--noise control does not vary between runs; name switches that vary"),
+        ("threads=2", 20, "does not vary between runs"),
+        ("layout", 20, "does not vary between runs"),
+        (
+            "algo",
+            20,
+            "varies seeds .init, order, augment, dropout., but every campaign already has a noise floor of seeds",
+        ),
+        ("order+within", 20, "varies seeds .order."),
     ],
 )
 def test_a_floor_that_says_nothing_is_refused(spec, tmp_path, switches, count, said):
     with ReplicaStore(tmp_path / "f.sqlite", write=True) as store, pytest.raises(UsageError, match=said):
-        run_floors(spec, store, Switches.parse(switches), count)
+        run_noise_floors(spec, store, Switches.parse(switches), count)
 
 
 def test_replicas_are_of_the_same_training(spec):
@@ -201,15 +217,17 @@ def test_every_trial_has_its_class(done, spec, here, floors):
     assert result.n == TRIALS
     assert sum(c.n for c in result.classes) == TRIALS
     assert [c.name for c in result.classes] == [str(o) for o in TrainingOutcome]
-    judge = Judge(here.describe(), floors, Thresholds())
+    judge = TrainingJudge(here.establish_baseline(), floors, Thresholds())
     with TrainingStore(path) as store:
         rows = [row for row in store.rows() if row.trial.target == "random"]
-    assert [row.content() for row in rows[::2]] == [here.runner.run(row.trial).content() for row in rows[::2]]
+    assert [row.reproducible_values() for row in rows[::2]] == [
+        here.runner.run(row.trial).reproducible_values() for row in rows[::2]
+    ]
     counts = {c.name: c.n for c in result.classes}
     for outcome in TrainingOutcome:
         assert counts[outcome] == sum(judge.judge(row).outcome is outcome for row in rows)
-    assert result.cost.ends.keys() <= {"end", "same-bits", "not-finite"}
-    assert sum(result.cost.ends.values()) == TRIALS
+    assert result.cost.end_reasons.keys() <= {"end", "same-bits", "not-finite"}
+    assert sum(result.cost.end_reasons.values()) == TRIALS
     assert result.command == "unsilent training x"
     assert result.floors == floors
 
@@ -219,9 +237,9 @@ def test_curves_are_those_of_their_trials(done):
     with TrainingStore(path) as store:
         for curve in result.curves:
             row = store.row(TrialId.parse(curve.trial))
-            assert (curve.step, curve.made) == (row.injection.step, False)
-            golden = np.array(store.description.losses)[row.injection.step + row.steps_run :]
-            rest = golden if row.reason == "same-bits" else []
+            assert (curve.step, curve.is_handcrafted) == (row.injection.step, False)
+            golden = np.array(store.baseline.losses)[row.injection.step + row.steps_run :]
+            rest = golden if row.end_reason == "same-bits" else []
             expected = [None if not np.isfinite(x) else x for x in [*row.losses.tolist(), *rest]]
             assert list(curve.losses) == expected
     assert max(sum(c.outcome == o for c in result.curves) for o in TrainingOutcome) <= 3
@@ -230,16 +248,16 @@ def test_curves_are_those_of_their_trials(done):
 
 def test_only_different_trials_are_run_again_under_the_guard(done, here, floors):
     path, result = done
-    judge = Judge(here.describe(), floors, Thresholds())
+    judge = TrainingJudge(here.establish_baseline(), floors, Thresholds())
     with TrainingStore(path) as store:
         plain = {row.trial: judge.judge(row) for row in store.rows() if row.trial.target == "random"}
-        again = {row.unguarded() for row in store.rows() if row.trial.target.startswith(GUARDED)}
-    different = {trial for trial, one in plain.items() if one.different}
+        again = {row.unguarded_trial() for row in store.rows() if row.trial.target.startswith(GUARDED_PREFIX)}
+    different = {trial for trial, one in plain.items() if one.is_different}
     assert again == different
     assert (result.guard is None) == (not different)
     if different:
         assert result.guard.different.n == len(different)
-        assert result.guard.all.n == sum(one.harmful for one in plain.values())
+        assert result.guard.all_harmful.n == sum(one.is_harmful for one in plain.values())
 
 
 def test_a_store_with_one_floor_is_completed_by_the_same_command(done, spec, floors, here, tmp_path):
@@ -250,10 +268,10 @@ def test_a_store_with_one_floor_is_completed_by_the_same_command(done, spec, flo
         TrainingStore(tmp_path / "s.sqlite") as store,
         pytest.raises(UsageError, match="lacks a noise floor .* run the command that made it again"),
     ):
-        read_training(store, Reading())
+        read_training(store, TrainingAnalysisOptions())
     before = len(here.ran)
     with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        again = run_training(spec, Budget(TRIALS), here, store, floors, Reading(), guard=True)
+        again = run_training(spec, Budget(TRIALS), here, store, floors, TrainingAnalysisOptions(), guard=True)
     assert len(here.ran) == before
     assert again.classes == done[1].classes
 
@@ -262,7 +280,7 @@ def test_a_campaign_goes_on_where_it_stopped(spec, floors, here, done, tmp_path)
     def ask(trials):
         before = len(here.ran)
         with TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-            result = run_training(spec, Budget(trials), here, store, floors, Reading())
+            result = run_training(spec, Budget(trials), here, store, floors, TrainingAnalysisOptions())
         return result, len(here.ran) - before
 
     assert ask(10)[1] == 10
@@ -272,23 +290,25 @@ def test_a_campaign_goes_on_where_it_stopped(spec, floors, here, done, tmp_path)
     assert ask(10)[0].n == TRIALS  # what is there stays
     assert result.classes == done[1].classes
     with TrainingStore(tmp_path / "s.sqlite") as store, TrainingStore(done[0]) as other:
-        plain = [row.content() for row in other.rows() if row.trial.target == "random"]
-        assert [row.content() for row in store.rows()] == plain
+        plain = [row.reproducible_values() for row in other.rows() if row.trial.target == "random"]
+        assert [row.reproducible_values() for row in store.rows()] == plain
 
 
 def test_a_store_is_read_again_with_other_thresholds(done):
     with TrainingStore(done[0]) as store:
-        strict = read_training(store, Reading(Thresholds(gap=1e-6, test_gap=1e-6)))
-        loose = read_training(store, Reading(Thresholds(gap=0.9, test_gap=0.9), confidence=0.5))
-        assert read_training(store, Reading()) is not None
-    assert strict.whole.harmful.estimate >= done[1].whole.harmful.estimate >= loose.whole.harmful.estimate
-    assert loose.confidence == loose.whole.harmful.confidence == 0.5
+        strict = read_training(store, TrainingAnalysisOptions(Thresholds(gap=1e-6, test_gap=1e-6)))
+        loose = read_training(store, TrainingAnalysisOptions(Thresholds(gap=0.9, test_gap=0.9), confidence=0.5))
+        assert read_training(store, TrainingAnalysisOptions()) is not None
+    assert (
+        strict.all_trials.harmful.estimate >= done[1].all_trials.harmful.estimate >= loose.all_trials.harmful.estimate
+    )
+    assert loose.confidence == loose.all_trials.harmful.confidence == 0.5
 
 
 @pytest.mark.parametrize("fields", [{"margin": -0.1}, {"margin": 1.0}, {"margin": float("nan")}])
 def test_readings_that_make_no_sense(fields):
     with pytest.raises(UsageError, match="margin is"):
-        Reading(**fields)
+        TrainingAnalysisOptions(**fields)
 
 
 # -- training PVF -------------------------------------------------------------------------------------------------------
@@ -297,18 +317,21 @@ def test_readings_that_make_no_sense(fields):
 def test_training_pvf_counts_failures_of_each_part(spec, floors, tmp_path):
     memory = replace(spec, per="layer", faults=(("scale:factor=-30,rate=1", 1.0),))
     with running(memory) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        result = run_training(memory, Budget(4), Here(runner), store, floors, Reading(margin=0.1))
+        result = run_training(memory, Budget(4), Here(runner), store, floors, TrainingAnalysisOptions(margin=0.1))
         rows = list(store.rows())
-        found = runner.describe()
+        found = runner.establish_baseline()
     worst = min(floors.implementation.accuracy)
-    least = found.test + min(worst, *floors.seeds.accuracy) - 0.1
+    least = found.test_accuracy + min(worst, *floors.seeds.accuracy) - 0.1
     assert [part.target for part in result.parts] == [t.name for t in found.targets]
     for part, target in zip(result.parts, found.targets, strict=True):
         own = [row for row in rows if row.trial.target == part.target]
-        assert (part.n, part.elements, part.what) == (4, target.elements, target.what)
-        assert part.failures == sum(not row.test >= least for row in own)
+        assert (part.n, part.elements, part.memory_kind) == (4, target.elements, target.memory_kind)
+        assert part.failures == sum(not row.test_accuracy >= least for row in own)
         assert part.pvf.estimate == part.failures / 4
-        assert part.different.estimate == sum(not row.test >= found.test + worst - 0.1 for row in own) / 4
+        assert (
+            part.different.estimate
+            == sum(not row.test_accuracy >= found.test_accuracy + worst - 0.1 for row in own) / 4
+        )
     assert result.n == 4 * len(result.parts)
 
 
@@ -317,30 +340,34 @@ def test_training_pvf_counts_failures_of_each_part(spec, floors, tmp_path):
 
 def test_an_example_of_the_campaign_comes_again_bit_for_bit(done, here, tmp_path):
     with TrainingStore(done[0], write=True) as store:
-        found = example("masked", here, store, Reading())
-        assert found.same
-        assert (found.data["made_by_hand"], found.data["tried"]) == (False, 0)
-        assert found.data["class"].startswith("masked")
-        row = next(r for r in store.rows() if r.trial == found.stored.trial)
-        assert found.again.content() == row.content()
+        found = replay_example("masked", here, store, TrainingAnalysisOptions())
+        assert found.is_identical
+        assert (found.further_json["made_by_hand"], found.further_json["tried"]) == (False, 0)
+        assert found.further_json["class"].startswith("masked")
+        row = next(r for r in store.rows() if r.trial == found.stored_row.trial)
+        assert found.replayed_row.reproducible_values() == row.reproducible_values()
 
 
 def test_an_example_that_the_campaign_lacks_is_made_by_hand(spec, floors, tmp_path):
     calm = replace(spec, faults=(("scale:factor=1", 1.0),))
     with running(calm) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
         executor = Here(runner)
-        run_training(calm, Budget(3), executor, store, floors, Reading())
-        found = example("immediate-nan", executor, store, Reading())
-        assert (found.same, found.data["made_by_hand"], found.data["class"]) == (True, True, "immediate-nan")
-        assert found.stored.trial.target == f"{MADE}immediate-nan"
-        tries = len([t for t in store.done() if t.target.startswith(MADE)])
-        assert tries == found.data["tried"]
+        run_training(calm, Budget(3), executor, store, floors, TrainingAnalysisOptions())
+        found = replay_example("immediate-nan", executor, store, TrainingAnalysisOptions())
+        assert (found.is_identical, found.further_json["made_by_hand"], found.further_json["class"]) == (
+            True,
+            True,
+            "immediate-nan",
+        )
+        assert found.stored_row.trial.target == f"{HANDCRAFTED_PREFIX}immediate-nan"
+        tries = len([t for t in store.stored_trial_ids() if t.target.startswith(HANDCRAFTED_PREFIX)])
+        assert tries == found.further_json["tried"]
         ran = len(executor.ran)
-        assert example("immediate-nan", executor, store, Reading()).same
+        assert replay_example("immediate-nan", executor, store, TrainingAnalysisOptions()).is_identical
         assert len(executor.ran) == ran + 1  # those tried before are stored
-        result = read_training(store, Reading())
+        result = read_training(store, TrainingAnalysisOptions())
         assert result.n == 3  # not of the campaign
-        assert [c.made for c in result.curves if c.outcome == "immediate-nan"] == [True]
+        assert [c.is_handcrafted for c in result.curves if c.outcome == "immediate-nan"] == [True]
 
 
 def test_a_class_that_never_comes_is_said(spec, floors, tmp_path, monkeypatch):
@@ -348,37 +375,35 @@ def test_a_class_that_never_comes_is_said(spec, floors, tmp_path, monkeypatch):
     monkeypatch.setitem(EXAMPLE_CANDIDATES, "low-test", tuple(itertools.islice(EXAMPLE_CANDIDATES["masked"], 3)))
     with running(calm) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
         executor = Here(runner)
-        run_training(calm, Budget(2), executor, store, floors, Reading())
-        with pytest.raises(
-            UsageError, match="no trial of .* ends in low-test, and none of 3 faults made by hand either"
-        ):
-            example("low-test", executor, store, Reading())
+        run_training(calm, Budget(2), executor, store, floors, TrainingAnalysisOptions())
+        with pytest.raises(UsageError, match="no trial of .* ends in low-test, and none of 3 faults made by hand does"):
+            replay_example("low-test", executor, store, TrainingAnalysisOptions())
 
 
 def test_a_trial_of_another_campaign_is_not_run_again(done, spec, tmp_path):
-    said = "was made with another seed; a bit-exact replay needs the same weights"
+    said = "differs from this replay in seed; a bit-exact replay needs the same weights"
     other = replace(spec, seed=9)
     with running(other) as runner, TrainingStore(done[0]) as store, pytest.raises(StoreError, match=said):
-        check_same(store, other, runner.describe())
+        check_same_campaign(store, other, runner.establish_baseline())
 
 
 # -- the horizon --------------------------------------------------------------------------------------------------------
 
 
 def test_a_horizon_has_the_same_faults_and_seldom_another_class(done, spec, floors, tmp_path):
-    horizon = horizon_of(floors.implementation, 6)
+    horizon = horizon_from_floor(floors.implementation, 6)
     wide = replace(horizon, loss=(1e300,) * len(horizon.loss), test=1e300)  # which no run leaves, on any machine
     short = replace(spec, horizon=wide)
     with running(short) as runner, TrainingStore(tmp_path / "s.sqlite", write=True) as store:
-        result = run_training(short, Budget(TRIALS), Here(runner), store, floors, Reading())
+        result = run_training(short, Budget(TRIALS), Here(runner), store, floors, TrainingAnalysisOptions())
         early = {row.trial: row for row in store.rows()}
     with TrainingStore(done[0]) as store:
         whole = {row.trial: row for row in store.rows() if row.trial.target == "random"}
     assert {t: r.injection for t, r in early.items()} == {t: r.injection for t, r in whole.items()}
     for trial, row in early.items():
         assert row.losses.tobytes() == whole[trial].losses[: row.steps_run].tobytes()
-        if row.reason != "horizon":
-            assert row.content() == whole[trial].content()
+        if row.end_reason != "horizon":
+            assert row.reproducible_values() == whole[trial].reproducible_values()
     assert result.cost.steps < done[1].cost.steps
-    assert result.cost.bound == done[1].cost.bound
-    assert result.cost.ends["horizon"] > 0
+    assert result.cost.steps_without_early_end == done[1].cost.steps_without_early_end
+    assert result.cost.end_reasons["horizon"] > 0

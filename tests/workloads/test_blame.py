@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from unsilent.campaigns.worker import portable
+from unsilent.campaigns.worker import as_picklable_error
 from unsilent.errors import InternalError, UnsilentError, UserCodeError
 from unsilent.outcomes import judge
 from unsilent.outcomes.tensors import rows_of
-from unsilent.sites import Operations
-from unsilent.sites.memory import Memory
+from unsilent.sites import OperationInjector
+from unsilent.sites.memory import TensorMemory
 from unsilent.workloads import Workload, user
 from unsilent.workloads.base import call_model
 from unsilent.workloads.trainings import Training
@@ -66,16 +66,16 @@ def test_the_innermost_line_of_the_user_is_named(mine, name, message):
 
 def test_an_error_that_ends_in_our_code_is_ours(mine):
     """Also where the user's code lies further out: it called something of ours that failed."""
-    for function in (lambda: Memory("no tensor"), lambda: mine.called_back(lambda: Memory("no tensor"))):
+    for function in (lambda: TensorMemory("no tensor"), lambda: mine.called_back(lambda: TensorMemory("no tensor"))):
         error = raised(function)
         assert type(error) is InternalError
         assert str(error).startswith("internal error of unsilent: AttributeError: ")
         assert "(sites/memory.py, line " in str(error)
         assert "report" in str(error)
         assert "\n" not in str(error)
-        assert "in __init__" in error.trace
+        assert "in __init__" in error.traceback_text
         assert isinstance(error.__cause__, AttributeError)
-        assert portable(error) is error
+        assert as_picklable_error(error) is error
 
 
 def test_what_torch_raises_when_we_call_it_is_ours(monkeypatch):
@@ -117,7 +117,7 @@ def test_the_parts_of_a_training_are_the_users():
 
 def test_an_operation_that_we_only_pass_on_is_the_users(mine):
     model = mine.Net()
-    with Operations(model):
+    with OperationInjector(model):
         error = raised(model, torch.ones(2, 3))
     assert type(error) is UserCodeError
     assert "(mine.py, line 12)" in str(error)

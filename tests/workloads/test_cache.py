@@ -17,10 +17,10 @@ from torch import nn
 
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.workloads import cache
-from unsilent.workloads.cache import Recipe, folder, trained
-from unsilent.workloads.training import Goal
+from unsilent.workloads.cache import TrainedWeightsRecipe, folder, load_or_train
+from unsilent.workloads.model_fitting import Goal
 
-RECIPE = Recipe("toy", 1, {"seed": 0}, "abc")
+RECIPE = TrainedWeightsRecipe("toy", 1, {"seed": 0}, "abc")
 GOAL = Goal("accuracy", 0.5)
 
 
@@ -47,7 +47,7 @@ def _get(score=0.75, calls=None, recipe=RECIPE):
             model.norm.running_mean.fill_(3)
         return score
 
-    return trained(recipe, Tied, train, GOAL, seed=0)
+    return load_or_train(recipe, Tied, train, GOAL, seed=0)
 
 
 def test_second_time_comes_from_the_file(kept):
@@ -126,7 +126,7 @@ def test_cache_under_a_file(kept, monkeypatch):
     (kept / "file").write_text("x")
     monkeypatch.setenv("UNSILENT_CACHE", str(kept / "file" / "deeper"))
     calls = []
-    with pytest.raises(UsageError, match=r"cannot keep trained weights in .*deeper: Not a directory; free space"):
+    with pytest.raises(UsageError, match=r"cannot save trained weights in .*deeper: Not a directory; free space"):
         _get(calls=calls)
     assert not calls, "a cache that cannot be written is told before training"
 
@@ -151,7 +151,7 @@ def test_first_of_two_trainings_stands(kept):
         slow.other = other
         return 0.9
 
-    model, score = trained(RECIPE, Tied, slow, GOAL, seed=0)
+    model, score = load_or_train(RECIPE, Tied, slow, GOAL, seed=0)
     assert score == 0.75
     assert torch.equal(model.embedding.weight, slow.other.embedding.weight)
 
@@ -159,12 +159,12 @@ def test_first_of_two_trainings_stands(kept):
 KILLED = """
 import os, signal
 from torch import nn
-from unsilent.workloads.cache import Recipe, trained
-from unsilent.workloads.training import Goal
+from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
+from unsilent.workloads.model_fitting import Goal
 def train(model):
     os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
-trained(Recipe("killed", 1, {}, ""), lambda: nn.Linear(2, 2), train, Goal("accuracy", 0), seed=0)
+load_or_train(TrainedWeightsRecipe("killed", 1, {}, ""), lambda: nn.Linear(2, 2), train, Goal("accuracy", 0), seed=0)
 """
 
 

@@ -52,7 +52,8 @@ def test_safetensors_and_bare_state_dicts(cifar_files):
 
 def test_guessing_weights_are_noticed(cifar_files):
     with pytest.raises(
-        UsageError, match=r"'cifar-resnet20' reached accuracy 0\.\d+, expected at least 0\.3: are .*min_accuracy=0"
+        UsageError,
+        match=r"'cifar-resnet20' reached accuracy 0\.\d+, expected at least 0\.3: check that .* was trained for .*min_accuracy=0",
     ):
         load("cifar-resnet20", weights=str(cifar_files / "20.th"), data=str(cifar_files / "images.npz"))
 
@@ -100,10 +101,10 @@ def _list_torch():
         ("evil.pt", _evil_torch(), r"evil\.pt is damaged or holds more than tensors; it is not loaded"),
         ("evil.pkl", pickle.dumps(Evil()), r"evil\.pkl is damaged or holds more than tensors"),
         ("list.pt", _list_torch(), r"holds no state dict"),
-        ("empty.pt", b"", r"empty\.pt is not a sound weights file"),
-        ("text.pt", b"hello there", r"text\.pt is (not a sound weights file|damaged or holds more than tensors)"),
-        ("cut.pt", _list_torch()[:-40], r"cut\.pt is not a sound weights file"),
-        ("text.safetensors", b"hello there, no header", r"text\.safetensors is not a sound weights file"),
+        ("empty.pt", b"", r"empty\.pt is not a valid weights file"),
+        ("text.pt", b"hello there", r"text\.pt is (not a valid weights file|damaged or holds more than tensors)"),
+        ("cut.pt", _list_torch()[:-40], r"cut\.pt is not a valid weights file"),
+        ("text.safetensors", b"hello there, no header", r"text\.safetensors is not a valid weights file"),
         ("gone.pt", None, r"cannot read .*gone\.pt: No such file"),
         ("gone.safetensors", None, r"cannot read .*gone\.safetensors: No such file"),
     ],
@@ -130,8 +131,8 @@ IMAGES = np.zeros((5, 32, 32, 3), np.uint8)
         ({"images": IMAGES[:0], "labels": np.zeros(0, int)}, r"'images' is uint8 \[0, 32, 32, 3\]"),
         ({"images": IMAGES, "labels": np.zeros(4, int)}, r"'labels' is int64 \[4\]; expected integers \[5\]"),
         ({"images": IMAGES, "labels": np.zeros(5)}, r"'labels' is float64 \[5\]; expected integers"),
-        ({"images": IMAGES, "labels": np.full(5, 10)}, r"labels go from 10 to 10; the weights know 0 to 9"),
-        ({"images": np.array([Evil()] * 5), "labels": np.zeros(5, int)}, r"is not a sound .npz file of plain arrays"),
+        ({"images": IMAGES, "labels": np.full(5, 10)}, r"labels range from 10 to 10; the weights have classes 0 to 9"),
+        ({"images": np.array([Evil()] * 5), "labels": np.zeros(5, int)}, r"is damaged, or is not a .npz file of plain arrays"),
     ],
 )  # fmt: skip
 def test_bad_images(cifar_files, tmp_path, capsys, arrays, message):
@@ -148,10 +149,10 @@ def test_unreadable_images(cifar_files, tmp_path):
     with zipfile.ZipFile(tmp_path / "zip.npz", "w") as archive:
         archive.writestr("images.npy", b"no array")
     for name, message in [
-        ("bare.npy", "holds one bare array"),
-        ("text.npz", "is not a sound .npz"),
-        ("empty.npz", "is not a sound .npz"),
-        ("zip.npz", "is not a sound .npz|'images' is .*; expected uint8|has no array 'labels'"),
+        ("bare.npy", "holds a single array without a name"),
+        ("text.npz", "is damaged, or is not a .npz"),
+        ("empty.npz", "is damaged, or is not a .npz"),
+        ("zip.npz", "is damaged, or is not a .npz|'images' is .*; expected uint8|has no array 'labels'"),
         ("gone.npz", "cannot read .*: No such file"),
     ]:
         with pytest.raises(UsageError, match=message):

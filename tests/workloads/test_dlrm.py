@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from unsilent.errors import UsageError
 from unsilent.workloads import load
 from unsilent.workloads.click_csv import from_csv
-from unsilent.workloads.clicks import synthetic
+from unsilent.workloads.clicks import synthetic_clicks
 
 from .conftest import SHARED
 
@@ -36,7 +36,7 @@ def _file(folder, lines, name="clicks.csv"):
 
 
 def test_synthetic_is_balanced_and_has_the_schema():
-    clicks = synthetic()
+    clicks = synthetic_clicks()
     assert clicks.dense.shape[1] == 13
     assert clicks.sparse.shape[1] == len(clicks.tables) == 26
     assert (clicks.tables[0], clicks.tables[-1]) == (10, 10_000)
@@ -48,8 +48,8 @@ def test_synthetic_is_balanced_and_has_the_schema():
 
 
 def test_score_agrees_with_sklearn(zoo):
-    clicks, workload = synthetic(), zoo("dlrm")
-    held_out = slice(clicks.cut, None)
+    clicks, workload = synthetic_clicks(), zoo("dlrm")
+    held_out = slice(clicks.training_row_count, None)
     with torch.no_grad():
         scores = workload.run(workload.model(), {"dense": clicks.dense[held_out], "sparse": clicks.sparse[held_out]})
     assert roc_auc_score(clicks.labels[held_out], scores) == pytest.approx(workload.info["accuracy"]["value"], abs=1e-6)
@@ -70,7 +70,7 @@ def test_csv(tmp_path, sep):
     assert clicks.dense.shape == (200, 2)
     assert clicks.sparse.shape == (200, 2)
     assert clicks.tables == (64, 128)
-    train = clicks.dense[: clicks.cut]
+    train = clicks.dense[: clicks.training_row_count]
     assert abs(train[:, 0].mean()) < 1e-5
     assert abs(train[:, 0].std(correction=0) - 1) < 1e-5
     assert (clicks.dense[:, 1] == 0).sum() >= 200 // 7, "missing numbers are the mean"

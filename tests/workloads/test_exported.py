@@ -18,10 +18,10 @@ from conftest import in_process
 from exactness.faults import Trial, draw
 from exactness.harness import Comparison, Reference, checked, compare_each
 from unsilent.engine import make_engine
-from unsilent.engine.placement import place
+from unsilent.engine.device_placement import place
 from unsilent.errors import UsageError
 from unsilent.outcomes.tensors import leaves
-from unsilent.sites.targets import top_level
+from unsilent.sites.targets import default_components
 from unsilent.workloads import Workload, load
 
 pytestmark = pytest.mark.slow
@@ -192,7 +192,7 @@ def test_everything_that_the_program_stores_is_a_site(programs):
     lifted = set(engine.parameters.sites) - original
     assert {"blocks.0.offset", "blocks.1.offset"} < lifted
     assert len(lifted) == 3, "the literal tensor is a site, and nothing else"
-    assert top_level(engine.model).keys() == top_level(model).keys()
+    assert default_components(engine.model).keys() == default_components(model).keys()
 
 
 class Wrapped(nn.Module):
@@ -207,12 +207,12 @@ class Wrapped(nn.Module):
 def test_components_are_those_of_the_model_inside_a_wrapper(tmp_path):
     torch.save(numbers(3, 6, 16), tmp_path / "inputs.pt")
     workload = load(export(tmp_path / "model.pt2", made(Wrapped), (numbers(3, 6, 16),)))
-    assert list(top_level(workload.model())) == ["inner.layer", "inner.out"]
+    assert list(default_components(workload.model())) == ["inner.layer", "inner.out"]
 
 
 def test_operations_go_by_the_modules_they_came_from(programs):
     def names(workload):
-        return {r.site for r in make_engine(workload).regions(["op:*"])}
+        return {r.site for r in make_engine(workload).select_regions(["op:*"])}
 
     mine, theirs = names(opened(programs, "net")), names(Workload(made(Net), [tokens(), tokens().flip(0)]))
     modules = ("op:emb#", "op:conv#", "op:norm#", "op:blocks.", "op:head#")
@@ -221,7 +221,7 @@ def test_operations_go_by_the_modules_they_came_from(programs):
 
 
 def test_parts_under_other_settings_are_no_parts_of_their_own(programs):
-    sites = {r.site for r in make_engine(opened(programs, "regions")).regions(["op:*"])}
+    sites = {r.site for r in make_engine(opened(programs, "regions")).select_regions(["op:*"])}
     assert {"op:one#addmm.0/fwd/out", "op:two#addmm.0/fwd/out"} <= sites
     # Autocast that is on, and a loop, stay what they are; what runs in them is seen all the same.
     assert {"op:submod_1.three#addmm.0/fwd/out", "op:while_loop_body_graph_0#addmm.1/fwd/out"} <= sites
@@ -256,7 +256,7 @@ def test_devices_in_the_code_follow_the_program(programs):
 
 def test_a_type_that_is_written_into_the_code_is_told(programs):
     with pytest.raises(
-        UsageError, match=r"cannot run in bfloat16, for float32 is written into it \(zeros\); leave --dtype"
+        UsageError, match=r"cannot run in bfloat16, because float32 is hard-coded in it \(zeros\); leave --dtype"
     ):
         make_engine(opened(programs, "several"), dtype="bfloat16")
 
@@ -321,21 +321,21 @@ HOW = r"expected a tensor or a dict of inputs by name \(one batch\), or a list o
     [
         ("net", tokens(5), r"in.pt, batch 0: 'ids' is int64 \[5, 6\], the program takes int64 \[4, 6\]; .*dynamic_shapes"),
         ("net", [tokens(), tokens()[:, :3]], r"batch 1: 'ids' is int64 \[4, 3\], the program takes int64 \[4, 6\]"),
-        ("net", tokens().float(), r"'ids' is float32 \[4, 6\], the program takes int64 \[4, 6\]; give such inputs$"),
+        ("net", tokens().float(), r"'ids' is float32 \[4, 6\], the program takes int64 \[4, 6\]; give inputs of that dtype$"),
         ("net", tokens()[0], r"'ids' is int64 \[6\], the program takes int64 \[4, 6\]"),
         ("free", tokens(65), r"'ids' is int64 \[65, 6\], the program takes int64 \[2 to 64, 6\]"),
         ("free", tokens()[:, :5], r"'ids' is int64 \[4, 5\], the program takes int64 \[2 to 64, 6\]"),
         ("net", [], r"in.pt holds no batch; " + HOW),
         ("net", "text", r"'ids' is str, the program takes int64 \[4, 6\]; " + HOW),
-        ("net", [[1, 2]], r"batch 0 holds 2 of 1 inputs; the program takes ids; " + HOW),
+        ("net", [[1, 2]], r"batch 0: the number of inputs is 2, expected 1; the program takes ids; " + HOW),
         ("net", {"id": tokens()}, r"has 'id', which the program does not take; the program takes ids; " + HOW),
         ("net", {}, r"batch 0 has no 'ids'; the program takes ids; " + HOW),
         ("net", torch.full((4, 6), 99), r"cannot run on batch 0 of its inputs: index out of range"),
-        ("several", numbers(5, 3), r"batch 0 holds 1 of 3 inputs; the program takes x, pair, scale, gain; " + HOW),
-        ("several", {**PAIR, "pair": numbers(5, 3)}, r"'pair' nests otherwise than what the program was exported with, TreeSpec"),
-        ("several", {**PAIR, "pair": {"b": [numbers(5, 3)]}}, r"'pair' nests otherwise"),
-        ("several", {**PAIR, "scale": 2.0}, r"'scale' is 2.0, but the program was exported with None, which is fixed in it"),
-        ("several", {**PAIR, "scale": numbers(1)}, r"'scale' is .*tensor.*, but the program was exported with None"),
+        ("several", numbers(5, 3), r"batch 0: the number of inputs is 1, expected 3; .*" + HOW),
+        ("several", {**PAIR, "pair": numbers(5, 3)}, r"'pair' is not nested as at export; expected TreeSpec"),
+        ("several", {**PAIR, "pair": {"b": [numbers(5, 3)]}}, r"'pair' is not nested as at export"),
+        ("several", {**PAIR, "scale": 2.0}, r"'scale' is 2.0, but the program was exported with the constant None; give"),
+        ("several", {**PAIR, "scale": numbers(1)}, r"'scale' is .*tensor.*, but the program was exported with the constant None"),
         ("several", {**PAIR, "pair": {"a": [numbers(5, 4)]}}, r"'pair' is float32 \[5, 4\], the program takes float32 \[5, 3\]"),
     ],
 )  # fmt: skip
@@ -358,12 +358,14 @@ def test_inputs_are_data(programs, tmp_path, monkeypatch):
     Path("text.pt").write_text("these are no tensors")
     with pytest.raises(UsageError, match=r"in.pt is damaged or holds more than tensors; it is not loaded"):
         opened(programs, "net", data="in.pt")
-    with pytest.raises(UsageError, match=r"text.pt is (damaged|not a sound inputs file)"):
+    with pytest.raises(UsageError, match=r"text.pt is (damaged|not a valid inputs file)"):
         opened(programs, "net", data="text.pt")
     with pytest.raises(UsageError, match=r"cannot read gone.pt: No such file"):
         opened(programs, "net", data="gone.pt")
     shutil.copy(programs / "net" / "model.pt2", "alone.pt2")
-    with pytest.raises(UsageError, match=rf"'alone.pt2' needs inputs: torch.save them as inputs.pt beside it.*{HOW}"):
+    with pytest.raises(
+        UsageError, match=rf"'alone.pt2' needs inputs: save them with torch.save as inputs.pt in its folder.*{HOW}"
+    ):
         load("alone.pt2")
     assert not Path("was-run").exists()
 
@@ -379,11 +381,11 @@ def without_a_part(path, program):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda path, program: path.write_text("no program"), "is no exported program that torch 2"),
-        (lambda path, program: path.touch(), "is no exported program"),
-        (lambda path, program: torch.save({"a": torch.ones(1)}, path), "is no exported program"),
-        (truncated, "is no exported program"),
-        (without_a_part, "is no exported program"),
+        (lambda path, program: path.write_text("no program"), "is not an exported program that torch 2"),
+        (lambda path, program: path.touch(), "is not an exported program"),
+        (lambda path, program: torch.save({"a": torch.ones(1)}, path), "is not an exported program"),
+        (truncated, "is not an exported program"),
+        (without_a_part, "is not an exported program"),
         (lambda path, program: None, "cannot read .*bad.pt2: No such file"),
         (lambda path, program: path.mkdir(), "cannot read .*bad.pt2: Is a directory"),
     ],
@@ -483,10 +485,10 @@ def test_from_the_command_line_to_replay(here):
     assert {r["target"] for r in told["results"] if r["level"] == "component"} >= {"emb", "conv", "blocks", "other"}
     unasked = in_process("replay", "s.sqlite", "emb/x1/3")
     assert unasked.returncode == 2
-    assert "to run it again add --workload model.pt2" in unasked.stderr
+    assert "used only if the command names them too; add --workload model.pt2" in unasked.stderr
     again = in_process("replay", "s.sqlite", "emb/x1/3", "--workload", "model.pt2")
     assert again.returncode == 0, again.stderr
-    assert "ended the same" in again.stdout
+    assert "ended as stored" in again.stdout
     Path("moved").mkdir()
     for name in ("model.pt2", "inputs.pt"):
         shutil.copy(name, "moved")

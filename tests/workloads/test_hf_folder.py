@@ -152,12 +152,15 @@ IDS_5 = np.zeros((5, 8), np.int64)
     ("arrays", "message"),
     [
         ({"tokens": IDS_5}, r"unknown input of BertForSequenceClassification in .* 'tokens'"),
-        ({"input_ids": IDS_5, "attention_mask": IDS_5[:4]}, r"expected as many samples, one or more, in each"),
-        ({}, r"holds arrays of nothing"),
-        ({"input_ids": IDS_5 + 99}, r"'input_ids' goes from 99 to 99; the model knows tokens 0 to 98"),
-        ({"input_ids": IDS_5 - 1}, r"'input_ids' goes from -1 to -1"),
+        (
+            {"input_ids": IDS_5, "attention_mask": IDS_5[:4]},
+            r"expected the same number of samples, at least 1, in each",
+        ),
+        ({}, r"holds arrays of these lengths: none"),
+        ({"input_ids": IDS_5 + 99}, r"'input_ids' ranges from 99 to 99; the model has tokens 0 to 98"),
+        ({"input_ids": IDS_5 - 1}, r"'input_ids' ranges from -1 to -1"),
         ({"input_ids": IDS_5.astype(str)}, r"'input_ids' is <U\d+ \[5, 8\]; expected numbers"),
-        ({"input_ids": np.array([None] * 5)}, r"is not a sound .npz file of plain arrays"),
+        ({"input_ids": np.array([None] * 5)}, r"is damaged, or is not a .npz file of plain arrays"),
         ({"input_ids": IDS_5[:0]}, r"'input_ids' is int64 \[0, 8\]; expected numbers"),
         (
             {"input_ids": np.zeros((2, 999), int)},
@@ -176,8 +179,8 @@ def test_unreadable_inputs(models, tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     np.save(tmp_path / "bare.npy", IDS_5)
     for name, message in [
-        ("text.npz", "is not a sound .npz"),
-        ("bare.npy", "holds one bare array; expected a .npz with arrays named like 'input_ids'"),
+        ("text.npz", "is damaged, or is not a .npz"),
+        ("bare.npy", "holds a single array without a name; expected a .npz with arrays named like 'input_ids'"),
         ("gone.npz", "cannot read .*: No such file"),
     ]:
         with pytest.raises(UsageError, match=message):
@@ -197,10 +200,10 @@ def _edited(models, tmp_path, **changes):
     ("changes", "message"),
     [
         ({"architectures": None}, r"config.json names no architectures"),
-        ({"architectures": ["NoSuchModel"]}, r"transformers [\d.]+\w* has no model 'NoSuchModel'; code in the folder is"),
+        ({"architectures": ["NoSuchModel"]}, r"transformers [\d.]+\w* has no model 'NoSuchModel', and code in the folder is"),
         ({"architectures": ["logging"]}, r"has no model 'logging'"),
         ({"model_type": "no-such-type"}, r"cannot read config.json: "),
-        ({"num_hidden_layers": 3}, r"the weights lack 'bert\.encoder\.layer\.2\..*' \(16 in all\) of BertForSequence"),
+        ({"num_hidden_layers": 3}, r"the weights of BertForSequence\w+ lack 'bert\.encoder\.layer\.2\..*' \(16 tensors are"),
         ({"vocab_size": 50}, r"cannot load BertForSequenceClassification: "),
     ],
 )  # fmt: skip
@@ -258,7 +261,7 @@ def test_inputs_that_cannot_be_made_up(tmp_path):
         **SMALL,
     )
     transformers.Wav2Vec2Model(config).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="cannot make up 'input_values' for Wav2Vec2Model; give --data"):
+    with pytest.raises(UsageError, match="no synthetic 'input_values' can be made for Wav2Vec2Model; give --data"):
         load(f"hf:{tmp_path}")
 
 
@@ -368,5 +371,5 @@ def test_the_cache_is_a_site_of_what_is_generated_and_the_engines_agree(models):
         rows[engine] = [(r.target, r.sdc, r.due, r.masked, r.benign) for r in done.rows]
         assert {r.target for r in done.rows} >= {"kv", "kv:0", "kv:1"}
     assert rows["auto"] == rows["plain"]
-    with pytest.raises(UsageError, match=r"no key/value cache to corrupt: .* give --with generate=N"):
+    with pytest.raises(UsageError, match=r"no key/value cache to corrupt: .* add --with generate=N"):
         pvf(ref, at="kv:*", trials=2, options={"eval": 2})

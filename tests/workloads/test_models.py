@@ -13,7 +13,7 @@ from unsilent.workloads import chargpt, load
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet
 from unsilent.workloads.digits import digits
 from unsilent.workloads.dlrm_model import Dlrm, interact
-from unsilent.workloads.training import parameter_count
+from unsilent.workloads.model_fitting import parameter_count
 
 
 def test_digits_split_is_disjoint_and_complete():
@@ -62,7 +62,7 @@ def test_chargpt_head_is_tied(zoo):
 
 @pytest.mark.slow
 def test_chargpt_text_held_out():
-    data = chargpt.text()
+    data = chargpt.load_help_texts()
     letters = chargpt.ALPHABET + "?"
     train, test = ("".join(letters[i] for i in part) for part in (data.train, data.test))
     paragraphs = test.split("\n\n")
@@ -77,7 +77,7 @@ def test_chargpt_encoding():
 
 @pytest.mark.slow
 def test_chargpt_accuracy_is_that_of_the_model(zoo):
-    data, model = chargpt.text(), zoo("chargpt").model()
+    data, model = chargpt.load_help_texts(), zoo("chargpt").model()
     right = total = 0
     with torch.no_grad():
         for start in range(0, len(data.test) - 65, 64):

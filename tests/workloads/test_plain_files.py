@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from unsilent.errors import UsageError
-from unsilent.faults.hardware import reading as accelerators
-from unsilent.faults.injections import read_injection
-from unsilent.faults.lists.files import read_file
+from unsilent.faults.hardware import description_file as accelerators
+from unsilent.faults.isca23_injections import read_injection
+from unsilent.faults.lists.files import read_list_bytes
 from unsilent.studies.pvf.card import read_card
 from unsilent.workloads import load, npz
 from unsilent.workloads.cifar_files import read_images, read_weights
@@ -27,9 +27,9 @@ READERS = {
     "weights": read_weights,
     "safetensors": lambda path: read_saved(path, "weights"),
     "clicks": from_csv,
-    "list of faults": read_file,
+    "list of faults": read_list_bytes,
     "injection": read_injection,
-    "accelerator": accelerators.accelerator,
+    "accelerator": accelerators.load_accelerator,
     "card": read_card,
     "program": load,
     "user's code": lambda path: load(f"{path}:make"),
@@ -88,7 +88,7 @@ def test_an_archive_that_unpacks_to_far_more_than_it_is(tmp_path, monkeypatch):
     ids=["more", "less", "negative", "overflow", "objects", "version", "empty"],
 )
 def test_a_header_that_announces_another_size(tmp_path, content):
-    with pytest.raises(UsageError, match="is not a sound .npz file"):
+    with pytest.raises(UsageError, match="is damaged, or is not a .npz file"):
         read_npz(archive(tmp_path / "a.npz", a=content), "arrays")
 
 

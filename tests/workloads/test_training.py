@@ -11,11 +11,19 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from unsilent.errors import UnsilentError, UsageError
-from unsilent.workloads.training import Goal, Schedule, auc, check_count, fit, share_right, workshop
+from unsilent.workloads.model_fitting import (
+    Goal,
+    Schedule,
+    accuracy_of,
+    auc,
+    check_option_range,
+    fit,
+    isolated_training,
+)
 
 
 def _train(seed=0, progress=lambda *a: None):
-    with workshop(seed):
+    with isolated_training(seed):
         model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
         x = torch.randn(50, 4)
         y = (x[:, 0] > 0).long()
@@ -55,7 +63,7 @@ def test_caller_is_left_as_it_was():
 
 def test_state_is_restored_when_the_training_raises():
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
-    with pytest.raises(RuntimeError), workshop(3):
+    with pytest.raises(RuntimeError), isolated_training(3):
         raise RuntimeError
     assert torch.equal(state, torch.random.get_rng_state())
     assert torch.get_num_threads() == threads
@@ -84,7 +92,7 @@ def test_auc_agrees_with_sklearn(rows):
 
 
 def test_share_right():
-    assert share_right(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 0], [3, 4]])) == 0.75
+    assert accuracy_of(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 0], [3, 4]])) == 0.75
 
 
 @pytest.mark.parametrize("reached", [0.5, float("nan")])
@@ -97,6 +105,6 @@ def test_goal_missed(reached):
 
 
 def test_check_count():
-    assert check_count("w", "eval", 3, 3, "things") == 3
+    assert check_option_range("w", "eval", 3, 3, "things") == 3
     with pytest.raises(UsageError, match=r"workload 'w': option 'eval' is 4; expected 1 to 3 \(things\)"):
-        check_count("w", "eval", 4, 3, "things")
+        check_option_range("w", "eval", 4, 3, "things")

@@ -89,9 +89,9 @@ def test_info_is_json_and_complete(zoo, name):
 
 @pytest.mark.parametrize("entry", [*ZOO.values(), HF], ids=lambda e: e.name)
 def test_declared_options_are_those_of_the_factory(entry):
-    module, _, function = entry.target.partition(":")
+    module, _, function = entry.factory_path.partition(":")
     parameters = inspect.signature(getattr(importlib.import_module(module), function)).parameters
-    fixed = {"folder"} if entry is HF else set(entry.preset)
+    fixed = {"folder"} if entry is HF else set(entry.fixed_options)
     assert set(parameters) - set(PASSED) - fixed == set(entry.options)
     for key, need in (("data", entry.data), ("weights", entry.weights)):
         assert (key in parameters) == (need != "no")

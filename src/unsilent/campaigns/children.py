@@ -10,11 +10,13 @@ import sys
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
-PATIENCE = 0.3
+EXIT_TIMEOUT = 0.3
 """Seconds that a process has to end by itself once its connection is closed."""
 
 
-def started(module: str, environment: Mapping[str, str] | None = None) -> tuple[subprocess.Popen[bytes], Connection]:
+def start_child(
+    module: str, environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], Connection]:
     """``python -m MODULE FD OUR-PID``, and our end of the socket. ``environment``: its variables, ours where None."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -28,11 +30,11 @@ def started(module: str, environment: Mapping[str, str] | None = None) -> tuple[
     return process, Connection(ours.detach())
 
 
-def ended(process: subprocess.Popen[bytes], connection: Connection) -> None:
+def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:
     """Let it end, which it does where it waits for us, else kill it; and its children, those of one that is over as well."""
     connection.close()
     try:
-        process.wait(PATIENCE)
+        process.wait(EXIT_TIMEOUT)
     except subprocess.TimeoutExpired:
         pass
     try:

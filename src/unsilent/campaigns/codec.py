@@ -3,7 +3,7 @@
 A row is a dataclass with a field ``trial`` (`TrialId`) and fields of these types: ``str``, ``int``, ``bool``, ``float`` (without
 limits it may be NaN, which is stored as NULL), ``X | None``, a NamedTuple of those (a column each), ``bytes`` and
 ``NDArray`` of a number type (compressed). Limits are those of `annotated_types` (``Annotated[int, Ge(0)]``); `FAULTS` is JSON,
-`RUN` belongs to one run and not to the trial, `LARGE` is in no export.
+`RUN_SPECIFIC` belongs to one run and not to the trial, `LARGE` is in no export.
 """
 
 from __future__ import annotations
@@ -20,69 +20,70 @@ from typing import Annotated, Any, Generic, Self, TypeVar, Union, cast, get_args
 import numpy as np
 import xxhash
 
-from unsilent.campaigns.reading import Allowance, Damaged, check_faults, shown
-from unsilent.campaigns.spec import TrialId, canonical
+from unsilent.campaigns.spec import TrialId, sorted_json_text
+from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, check_faults, one_line_preview
 from unsilent.faults import Fault
 
 R = TypeVar("R", bound="StoredRow")
 Shape = int | tuple[int, ...]
-FAULTS = "faults"
+FAULTS_JSON = "faults"
 """Marks a text as JSON: a list of faults, or one object in their place (a digest)."""
 MOST_ELEMENTS = 4096
-RUN = "run"
+RUN_SPECIFIC = "run"
 """Marks what belongs to one run of a trial: it may differ when the trial is run again, and is in no canonical export."""
-LARGE = "large"
+NOT_EXPORTED = "large"
 """Marks an array that is too large to be exported; other fields say whether it is the same."""
 _SQL = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
 _DIGITS = b"0123456789abcdef".ljust(256, b"?")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One column of the table; ``hint``: the type that its cells are checked against, ``kind``: that of its values."""
+class SqlColumn:
+    """One column of the table; ``checked_type``: the type that its cells are checked against, ``kind``: that of its values."""
 
     name: str
     sql: str
-    hint: Any
+    checked_type: Any
     kind: type
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a row. ``make``: of a tuple, what makes it of its columns. ``dtype``: of the elements of an array."""
+    """One field of a row. ``from_columns``: of a tuple, what makes it of its columns. ``dtype``: of the elements of an array."""
 
     name: str
     kind: type
-    marks: tuple[Any, ...]
-    columns: tuple[Column, ...]
-    make: Callable[..., Any] | None = None
+    type_annotations: tuple[Any, ...]
+    columns: tuple[SqlColumn, ...]
+    from_columns: Callable[..., Any] | None = None
     dtype: Any = None
 
     @property
-    def array(self) -> bool:
+    def is_array(self) -> bool:
         """Whether it is stored compressed."""
         return self.kind in (bytes, np.ndarray)
 
 
-class Codec(Generic[R]):
+class RowCodec(Generic[R]):
     """How rows of one type are stored.
 
     Attributes:
-        schema: of the table ``trial``. columns: names, scalars before arrays.
+        schema: Of the table ``trial``.
+        columns: Names, scalars before arrays.
     """
 
     def __init__(self, row: type[R]) -> None:
         from pydantic import TypeAdapter
 
         if fields(row)[0].name != "trial":  # type: ignore[arg-type]
-            raise TypeError(f"{row.__name__} begins with {fields(row)[0].name}; expected trial")  # type: ignore[arg-type]
+            raise TypeError(f"the first field of {row.__name__} is {fields(row)[0].name}; not trial")  # type: ignore[arg-type]
         hints = get_type_hints(row, include_extras=True)
         self._row = row
         self.fields = [_field(one.name, hints[one.name]) for one in fields(row)]  # type: ignore[arg-type]
-        self._scalars = [one for one in self.fields if not one.array]
-        self.arrays = [one for one in self.fields if one.array]
+        self._scalars = [one for one in self.fields if not one.is_array]
+        self.arrays = [one for one in self.fields if one.is_array]
         self._columns = [column for one in (*self._scalars, *self.arrays) for column in one.columns]
-        hinted = tuple(c.hint for one in self._scalars for c in one.columns)
+        hinted = tuple(c.checked_type for one in self._scalars for c in one.columns)
         self._checked: TypeAdapter[tuple[Any, ...]] = TypeAdapter(cast("Any", tuple.__class_getitem__(hinted)))
         self.columns = tuple(column.name for column in self._columns)
         self.schema = (
@@ -95,76 +96,78 @@ class Codec(Generic[R]):
         return tuple(_encoded(row, self._scalars)) + tuple(_packed(one, getattr(row, one.name)) for one in self.arrays)
 
     def decode(
-        self, cells: Sequence[Any], shapes: Callable[[Mapping[str, Any]], Mapping[str, Shape]], allowance: Allowance
+        self, cells: Sequence[Any], shapes: Callable[[Mapping[str, Any]], Mapping[str, Shape]], allowance: ReadLimit
     ) -> R:
-        """The row of these cells; raises ``Damaged``.
+        """The row of these cells; raises ``DamagedRecordError``.
 
         Args:
-            shapes: by the scalars, the shape of each array. An array whose cell is None is left empty.
+            shapes: By the scalars, the shape of each array. An array whose cell is None is left empty.
         """
-        allowance.read(*cells)
+        allowance.count_read(*cells)
         count = len(cells) - len(self.arrays)
         try:
             scalars = iter(self._checked.validate_python(tuple(cells[:count]), strict=True))
         except ValueError as error:
-            raise Damaged(f"{_named(cells)} has {self._wrong(error)}") from None
+            raise DamagedRecordError(f"{_named(cells)} has {self._wrong(error)}") from None
         values: dict[str, Any] = {one.name: _decoded(one, scalars) for one in self._scalars}
         for one in self._scalars:
-            if FAULTS in one.marks:
+            if FAULTS_JSON in one.type_annotations:
                 check_faults(values[one.name], _named(cells))
         try:
             known = shapes(values)
             for one, cell in zip(self.arrays, cells[count:], strict=True):
                 values[one.name] = _unpacked(one, cell, known[one.name], allowance)
-        except Damaged as wrong:
-            raise Damaged(f"{_named(cells)}: {wrong}") from None
+        except DamagedRecordError as wrong:
+            raise DamagedRecordError(f"{_named(cells)}: {wrong}") from None
         return self._row(**values)
 
     def _wrong(self, error: ValueError) -> str:
         """Which column it is."""
         result = error.errors()[0] if hasattr(error, "errors") else {}
         place = result.get("loc", (0,))[0]
-        return f"a column that cannot be: {self.columns[int(place)]} ({shown(str(result.get('msg', error)))})"
+        return (
+            f"an invalid value in column {self.columns[int(place)]} ({one_line_preview(str(result.get('msg', error)))})"
+        )
 
-    def content(self, row: R) -> dict[str, Any]:
+    def reproducible_values(self, row: R) -> dict[str, Any]:
         """What must be equal when the trial is run again, by field."""
         return {
             one.name: getattr(row, one.name).tobytes()
             if one.kind is np.ndarray
             else getattr(row, one.name)
-            if one.array
+            if one.is_array
             else tuple(_encoded(row, [one]))
             for one in self.fields
-            if RUN not in one.marks and LARGE not in one.marks
+            if RUN_SPECIFIC not in one.type_annotations and NOT_EXPORTED not in one.type_annotations
         }
 
-    def record(self, row: R, *, canonical: bool = False) -> dict[str, Any]:
+    def row_as_json(self, row: R, *, canonical: bool = False) -> dict[str, Any]:
         """The row as JSON values; ``canonical``: without what belongs to one run.
 
         Curves are lists, ``inf`` is text, what is not known is null; bytes are one hex digit each.
         """
         by_name: dict[str, Any] = {}
         for one in self.fields:
-            if LARGE in one.marks or (canonical and RUN in one.marks):
+            if NOT_EXPORTED in one.type_annotations or (canonical and RUN_SPECIFIC in one.type_annotations):
                 continue
             value = getattr(row, one.name)
             if isinstance(value, TrialId):
                 by_name["trial"] = str(value)
-            if one.make is not None:
+            if one.from_columns is not None:
                 by_name |= {c.name: _plain(part) for c, part in zip(one.columns, value, strict=True)}
-            elif FAULTS in one.marks:
+            elif FAULTS_JSON in one.type_annotations:
                 by_name[one.name] = json.loads(value)
             else:
                 by_name[one.name] = _plain(value)
         return by_name | row.derived()
 
     @property
-    def digits(self) -> list[str]:
+    def hex_fields(self) -> list[str]:
         """Fields that are exported as hex digits."""
-        return [one.name for one in self.arrays if one.kind is bytes and LARGE not in one.marks]
+        return [one.name for one in self.arrays if one.kind is bytes and NOT_EXPORTED not in one.type_annotations]
 
     @property
-    def numbers(self) -> set[str]:
+    def number_columns(self) -> set[str]:
         """Columns of numbers that may be infinite."""
         return {c.name for c in self._columns if c.sql.startswith("REAL")}
 
@@ -175,13 +178,13 @@ def faults_text(faults: Sequence[Fault]) -> str:
     count = sum(map(len, faults))
     if count <= MOST_ELEMENTS:
         return text
-    return canonical({"elements": count, "digest": xxhash.xxh3_128_hexdigest(text.encode())})
+    return sorted_json_text({"elements": count, "digest": xxhash.xxh3_128_hexdigest(text.encode())})
 
 
 @cache
-def codec(row: type[R]) -> Codec[R]:
+def row_codec(row: type[R]) -> RowCodec[R]:
     """The codec of a type of rows."""
-    return Codec(row)
+    return RowCodec(row)
 
 
 class StoredRow:
@@ -189,15 +192,15 @@ class StoredRow:
 
     __slots__ = ()
 
-    def content(self) -> dict[str, Any]:
+    def reproducible_values(self) -> dict[str, Any]:
         """What must be equal when the trial is run again, by field."""
-        return codec(cast("Any", type(self))).content(self)
+        return row_codec(cast("Any", type(self))).reproducible_values(self)
 
     def derived(self) -> dict[str, Any]:
         """What an export says beside the fields."""
         return {}
 
-    def by_worker(self, number: int) -> Self:
+    def with_worker(self, number: int) -> Self:
         """It with the number of the worker that ran it."""
         return cast("Self", replace(cast("Any", self), worker=number))
 
@@ -209,17 +212,17 @@ def _field(name: str, hint: Any) -> Field:
         return Field(name, kind, marks, tuple(_column(part, hints[part]) for part in kind._fields), kind)  # type: ignore[attr-defined]
     if kind is bytes or get_origin(kind) is np.ndarray:
         dtype = None if kind is bytes else get_args(get_args(kind)[1])[0]
-        columns = (Column(name, "BLOB NOT NULL", bytes, bytes),)
+        columns = (SqlColumn(name, "BLOB NOT NULL", bytes, bytes),)
         return Field(name, bytes if kind is bytes else np.ndarray, marks, columns, dtype=dtype)
     return Field(name, kind, marks, (_column(name, hint),))
 
 
-def _column(name: str, hint: Any) -> Column:
+def _column(name: str, hint: Any) -> SqlColumn:
     kind, marks = _taken_apart(hint)
     optional = get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind)
     plain = next(arg for arg in get_args(kind) if arg is not NoneType) if optional else kind
     if plain not in _SQL:
-        raise TypeError(f"column {name} is {plain!r}; expected str, int, bool or float")
+        raise TypeError(f"column {name} has type {plain!r}; expected str, int, bool or float")
     checked: Any = int if plain is bool else plain
     limits = tuple(mark for mark in marks if not isinstance(mark, str))
     if plain is bool:
@@ -229,7 +232,7 @@ def _column(name: str, hint: Any) -> Column:
     if limits:
         checked = Annotated[(checked, *limits)]
     null = optional or (plain is float and not limits)
-    return Column(name, _SQL[plain] + ("" if null else " NOT NULL"), checked | None if null else checked, plain)
+    return SqlColumn(name, _SQL[plain] + ("" if null else " NOT NULL"), checked | None if null else checked, plain)
 
 
 def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -243,16 +246,16 @@ def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 def _encoded(row: object, chosen: Sequence[Field]) -> Iterator[Any]:
     for one in chosen:
         value = getattr(row, one.name)
-        for part in value if one.make is not None else (value,):
+        for part in value if one.from_columns is not None else (value,):
             yield None if isinstance(part, float) and math.isnan(part) else part
 
 
 def _decoded(one: Field, cells: Iterator[Any]) -> Any:
     values = [_value(column, next(cells)) for column in one.columns]
-    return values[0] if one.make is None else one.make(*values)
+    return values[0] if one.from_columns is None else one.from_columns(*values)
 
 
-def _value(column: Column, cell: Any) -> Any:
+def _value(column: SqlColumn, cell: Any) -> Any:
     if cell is None:
         return math.nan if column.kind is float else None
     return bool(cell) if column.kind is bool else cell
@@ -263,14 +266,14 @@ def _packed(one: Field, array: Any) -> bytes:
     return zlib.compress(data, 1)
 
 
-def _unpacked(one: Field, cell: Any, shape: Shape, allowance: Allowance) -> Any:
+def _unpacked(one: Field, cell: Any, shape: Shape, allowance: ReadLimit) -> Any:
     if cell is None:  # not asked for
         return b"" if one.kind is bytes else np.empty(0, one.dtype)
     count = shape if isinstance(shape, int) else math.prod(shape)
     size = count if one.kind is bytes else count * np.dtype(one.dtype).itemsize
     content = allowance.unpack(cell, size)
     if len(content) != size:
-        raise Damaged(f"{one.name} has an impossible length")
+        raise DamagedRecordError(f"the array {one.name} has {len(content)} bytes, but its trial needs {size}")
     return content if one.kind is bytes else np.frombuffer(content, one.dtype).reshape(shape)
 
 
@@ -288,4 +291,4 @@ def _plain(value: Any) -> Any:
 def _named(cells: Sequence[Any]) -> str:
     """The trial that some cells are of, whatever they hold: the first three are its target, flips and number."""
     target, flips, k = cells[:3]
-    return f"trial {shown(target)}/x{shown('' if flips is None else flips)}/{shown(k)}"
+    return f"trial {one_line_preview(target)}/x{one_line_preview('' if flips is None else flips)}/{one_line_preview(k)}"

@@ -22,29 +22,29 @@ AnyStore = Store[Any, Any, Any]
 class Planner(Protocol):
     """Decides, from completed rounds alone, what a campaign runs next."""
 
-    def trials(self, store: Any) -> Iterable[TrialId]:
+    def requested_trials(self, store: Any) -> Iterable[TrialId]:
         """All trials that the rounds so far ask for."""
         ...
 
-    def decide(self, store: Any) -> list[Json]:
+    def decide_next_round(self, store: Any) -> list[Json]:
         """The next round, to be stored; empty when the campaign has come to its end."""
         ...
 
 
-def plan(spec: Spec, description: Baseline, budget: Budget) -> Iterator[TrialId]:
+def plan_trials(spec: Spec, baseline: Baseline, budget: Budget) -> Iterator[TrialId]:
     """All trials, one of every stratum after the other, so that a campaign cut short is even over its strata."""
-    strata = numbers(spec, description, budget)
+    strata = trial_numbers_by_stratum(spec, baseline, budget)
     for k in max(strata.values(), key=len):
         for (target, flips), own in strata.items():
             if k < own.stop:
                 yield TrialId(target, flips, k)
 
 
-def numbers(spec: Spec, description: Baseline, budget: Budget) -> dict[tuple[str, int | None], range]:
+def trial_numbers_by_stratum(spec: Spec, baseline: Baseline, budget: Budget) -> dict[tuple[str, int | None], range]:
     """Which trials of every stratum (target and number of flips) there are to be."""
     return {
-        (target.name, flips): budget.numbers(target.slots if spec.enumerated else None)
-        for target in description.targets
+        (target.name, flips): budget.trial_numbers(target.slots if spec.is_enumerated else None)
+        for target in baseline.targets
         for flips in spec.flips
     }
 
@@ -67,26 +67,26 @@ def run_campaign(
     the store's where rows were: asking again for what is there already costs nothing that a report should tell.
     """
     watcher = observer or Silent()
-    description = executor.describe()
-    store.bind(spec, description)
+    description = executor.establish_baseline()
+    store.bind_campaign(spec, description)
     if planner is None:
         if store.records(ROUND):
             raise UsageError(
-                "this store holds a campaign that was run until it was precise, whose looks say which trials count; go on with "
-                "--ci or --rel, or give another --store"
+                "the campaign in this store was planned with --ci or --rel, so a number of trials alone cannot continue it; "
+                "add --ci or --rel, or give another --store"
             )
-        store.note_budget(budget.trials, command)
+        store.record_budget(budget.trials, command)
     if planner is None:
-        run_trials(plan(spec, description, budget), executor, store, watcher)
+        run_trials(plan_trials(spec, description, budget), executor, store, watcher)
         return
     noted = False
     while True:
-        run_trials(planner.trials(store), executor, store, watcher)
-        decided = planner.decide(store)
+        run_trials(planner.requested_trials(store), executor, store, watcher)
+        decided = planner.decide_next_round(store)
         if not decided:
             return
         if not noted:  # a command that decides nothing does not make these trials
-            store.note_budget(budget.trials, command)
+            store.record_budget(budget.trials, command)
             noted = True
         store.add_record(ROUND, decided)
 
@@ -94,7 +94,7 @@ def run_campaign(
 def run_trials(trials: Iterable[TrialId], executor: Executor, store: AnyStore, observer: Observer | None = None) -> int:
     """Run and store the trials that are not there yet, in a store that is bound already; how many those were."""
     watcher = observer or Silent()
-    done = store.done()
+    done = store.stored_trial_ids()
     wanted = list(trials)
     if not wanted:
         return 0
@@ -104,14 +104,14 @@ def run_trials(trials: Iterable[TrialId], executor: Executor, store: AnyStore, o
     try:
         for rows in executor.run(todo):
             if rows:
-                store.add(rows)
+                store.add_rows(rows)
                 stored += len(rows)
     except KeyboardInterrupt:
         rows = executor.salvage()
-        store.add(rows)
+        store.add_rows(rows)
         stored += len(rows)
         raise
     finally:
         if stored:
-            store.note_usage(*executor.spent())
+            store.add_session_seconds(*executor.seconds_since_last_call())
     return stored

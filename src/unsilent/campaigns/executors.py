@@ -14,8 +14,8 @@ from typing import Any, Protocol, Self
 
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import Baseline, Means, Row, Spec, TrialId
-from unsilent.errors import UsageError, unknown
+from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
+from unsilent.errors import UsageError, unknown_name_error
 
 EXECUTORS = ("serial", "processes", "ray")
 INSIDE = "UNSILENT_INSIDE_WORKER"
@@ -25,19 +25,19 @@ INSIDE = "UNSILENT_INSIDE_WORKER"
 class Executor(Protocol):
     """Runs trials of one campaign; a context manager that ends its workers."""
 
-    def describe(self) -> Baseline:
+    def establish_baseline(self) -> Baseline:
         """Load the workload (once) and say what was found."""
         ...
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[Sequence[Row]]:
+    def run(self, trials: Iterable[TrialId]) -> Iterator[Sequence[CampaignRow]]:
         """Run trials; rows come in any order, those together that one proof covers (a list may be empty)."""
         ...
 
-    def salvage(self) -> Sequence[Row]:
+    def salvage(self) -> Sequence[CampaignRow]:
         """After an interrupt: rows that were run and not yet handed out, if they can still be proven."""
         ...
 
-    def spent(self) -> tuple[float, float]:
+    def seconds_since_last_call(self) -> tuple[float, float]:
         """Wall and CPU seconds, workers included, since it was made or this was last asked."""
         ...
 
@@ -53,7 +53,7 @@ class Executor(Protocol):
 class LocalExecutor(Executor, Protocol):
     """Runs trials on this machine, and passes questions on to their runner."""
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask_runner(self, what: str, *arguments: Any) -> Any:
         """The answer of the runner; see `Runner`."""
         ...
 
@@ -65,37 +65,43 @@ def make_executor(
     jobs: int = 1,
     deadline: float | None = None,
     observer: Observer | None = None,
-    means: Means | None = None,
+    worker_settings: WorkerSettings | None = None,
     address: str | None = None,
 ) -> Executor:
     """The executor of that name, default by ``jobs``; raises ``UsageError`` for an unknown one or for jobs that do not fit.
 
     ``address`` is that of an existing Ray cluster, which asks for ``ray``.
     """
-    name = checked(name, jobs=jobs, deadline=deadline, address=address)
-    observer, means = observer or Silent(), means or Means()
+    name = resolve_executor_name(name, jobs=jobs, deadline=deadline, address=address)
+    observer, worker_settings = observer or Silent(), worker_settings or WorkerSettings()
     if name == "ray":
         from unsilent.campaigns.ray_executor import RayExecutor
 
-        return RayExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, means=means, address=address)
-    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, means=means)
+        return RayExecutor(
+            spec, jobs=jobs, deadline=deadline, observer=observer, worker_settings=worker_settings, address=address
+        )
+    return ProcessExecutor(spec, jobs=jobs, deadline=deadline, observer=observer, worker_settings=worker_settings)
 
 
-def checked(name: str | None, *, jobs: int = 1, deadline: float | None = None, address: str | None = None) -> str:
+def resolve_executor_name(
+    name: str | None, *, jobs: int = 1, deadline: float | None = None, address: str | None = None
+) -> str:
     """The name of the executor that `make_executor` would make; raises ``UsageError``, before anything is loaded."""
     if INSIDE in os.environ:
         raise UsageError(
-            "a worker that loads this file starts a campaign itself; put that call under: if __name__ == '__main__':"
+            "the file of the workload starts a campaign when a worker loads it; put that call under: if __name__ == '__main__':"
         )
     name = name or ("ray" if address is not None else "processes" if jobs > 1 else "serial")
     if name not in EXECUTORS:
-        raise unknown("executor", name, EXECUTORS)
+        raise unknown_name_error("executor", name, EXECUTORS)
     if address is not None and name != "ray":
-        raise UsageError(f"--ray {address} is for --executor ray, this is --executor {name}; leave one of them out")
+        raise UsageError(
+            f"--ray {address} needs --executor ray, but --executor is {name}; leave out --ray or --executor"
+        )
     if jobs < 1:
         raise UsageError(f"--jobs is {jobs}; expected 1 or more")
     if name == "serial" and jobs > 1:
-        raise UsageError(f"--executor serial runs one job, --jobs is {jobs}; use --executor processes")
+        raise UsageError(f"--executor serial runs one job, but --jobs is {jobs}; use --executor processes")
     if deadline is not None and deadline <= 0:
-        raise UsageError(f"--deadline is {deadline}; expected seconds above 0")
+        raise UsageError(f"--deadline is {deadline}; expected a number of seconds above 0")
     return name

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from unsilent.campaigns.driver import AnyStore
-from unsilent.campaigns.spec import Json, canonical
+from unsilent.campaigns.spec import Json, sorted_json_text
 from unsilent.campaigns.sqlite_file import temporary_name
 from unsilent.errors import UsageError
 
@@ -30,10 +30,10 @@ def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -
     Raises ``UsageError`` for an unknown ending or a file that cannot be written.
     """
     if to is not None and to.suffix not in FORMATS:
-        raise UsageError(f"cannot export to {to.name!r}; expected an ending of {', '.join(FORMATS)}")
+        raise UsageError(f"cannot export to {to.name!r}; expected a name that ends in {' or '.join(FORMATS)}")
     if canonical and to is not None and to.suffix != ".jsonl":
         raise UsageError(
-            f"--canonical writes JSON lines, {to.name!r} asks for another format; use stdout or a .jsonl file"
+            f"--canonical writes JSON lines, but the output is {to.name!r}; give a name that ends in .jsonl, or no output file"
         )
     if to is None:
         _lines(store, sys.stdout, canonical)
@@ -47,7 +47,7 @@ def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -
                 _write(store, file, to.suffix, canonical)
         os.replace(temporary, to)
     except OSError as error:
-        raise UsageError(f"cannot write {to}: {error.strerror}; choose another place") from None
+        raise UsageError(f"cannot write {to}: {error.strerror}; choose another path") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -63,23 +63,23 @@ def _write(store: AnyStore, file: IO[str], suffix: str, plain: bool) -> None:
 
 def canonical_lines(store: AnyStore) -> Iterator[str]:
     """The canonical export, line by line; without trials that were asked for afterwards."""
-    baseline = store.description
+    baseline = store.baseline
     head = {"campaign": baseline.campaign, "spec": store.spec.identity(), "fingerprint": dict(baseline.fingerprint)}
-    yield canonical(head)
+    yield sorted_json_text(head)
     for row in store.rows():
-        if store.kind.planned(row.trial):
-            yield _line(store, store.codec.record(row, canonical=True), canonical)
+        if store.kind.is_planned_trial(row.trial):
+            yield _line(store, store.codec.row_as_json(row, canonical=True), sorted_json_text)
 
 
 def _records(store: AnyStore) -> Iterator[Json]:
-    return map(store.codec.record, store.rows())
+    return map(store.codec.row_as_json, store.rows())
 
 
 def _flat(store: AnyStore) -> Iterator[Json]:
     """For tables: what is nested as JSON text, numbers as numbers."""
     for values in _records(store):
         flat = {k: json.dumps(v) if isinstance(v, (list, dict)) else v for k, v in values.items()}
-        for key in store.codec.numbers:
+        for key in store.codec.number_columns:
             if isinstance(flat.get(key), str):
                 flat[key] = float(flat[key])
         yield flat
@@ -87,7 +87,7 @@ def _flat(store: AnyStore) -> Iterator[Json]:
 
 def _line(store: AnyStore, values: Json, dumps: Callable[[Any], str]) -> str:
     """One record as JSON. Bytes come last and as they are: escaping them is most of the time of a large export."""
-    digits = {name: values.pop(name) for name in store.codec.digits}
+    digits = {name: values.pop(name) for name in store.codec.hex_fields}
     return dumps(values)[:-1] + "".join(f',"{name}":"{text}"' for name, text in digits.items()) + "}"
 
 
@@ -97,7 +97,7 @@ def _lines(store: AnyStore, file: IO[str], plain: bool) -> None:
 
 
 def _json(store: AnyStore, file: IO[str]) -> None:
-    head = json.dumps({"spec": store.spec.to_json(), "description": store.description.to_json()})
+    head = json.dumps({"spec": store.spec.to_json(), "description": store.baseline.to_json()})
     file.write(f'{head[:-1]}, "trials": [')
     for number, record in enumerate(_records(store)):
         file.write(", " if number else "")
@@ -124,5 +124,7 @@ def _parquet(store: AnyStore, path: Path) -> None:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise UsageError("Parquet needs an extra: pip install 'unsilent[parquet]'") from None
+        raise UsageError(
+            "export to Parquet needs an optional package; install it with: pip install 'unsilent[parquet]'"
+        ) from None
     parquet.write_table(arrow.Table.from_pylist(list(_flat(store))), path)

@@ -9,75 +9,78 @@ from typing import Any
 import torch
 
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.spec import Baseline, Means, Row, RunAlone, Runner, Spec, TrialId
+from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Runner, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError
-from unsilent.workloads.process import forget_notes, take_notes
-from unsilent.workloads.training import Progress
-from unsilent.workloads.trainings.randomness import held_generators
+from unsilent.workloads.model_fitting import Progress
+from unsilent.workloads.process_side_effects import forget_notes, take_notes
+from unsilent.workloads.trainings.randomness import save_generator_states
 
 
 class InlineExecutor(Closing):
     """Runs trials here. Threads, settings of determinism and random generators are put back by ``close``.
 
     Args:
-        make_runner: of a live workload; None: what the spec names is loaded. release: called at the end.
+        make_runner: Of a live workload; None: what the spec names is loaded.
+        on_close: Called at the end.
     """
 
     def __init__(
         self,
         spec: Spec,
-        make_runner: Callable[[Progress, Means], Runner] | None = None,
+        make_runner: Callable[[Progress, WorkerSettings], Runner] | None = None,
         observer: Observer | None = None,
-        means: Means | None = None,
-        release: Callable[[], None] | None = None,
+        worker_settings: WorkerSettings | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self._watch = Stopwatch()
-        self._threads, self._generators = torch.get_num_threads(), held_generators()
-        self._held: list[Row] = []
-        self._release = release
+        self._threads, self._generators = torch.get_num_threads(), save_generator_states()
+        self._held: list[CampaignRow] = []
+        self._release = on_close
         self._observer = observer or Silent()
         forget_notes()
-        self.runner: Any = (make_runner or spec.make_runner)(self._observer.loading, means or Means())
+        self.runner: Any = (make_runner or spec.make_runner)(
+            self._observer.loading, worker_settings or WorkerSettings()
+        )
 
-    def describe(self) -> Baseline:
+    def establish_baseline(self) -> Baseline:
         """What the runner found."""
-        baseline: Baseline = self.runner.describe()
+        baseline: Baseline = self.runner.establish_baseline()
         return baseline
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask_runner(self, what: str, *arguments: Any) -> Any:
         """The answer of the runner."""
-        return self.runner.ask(what, *arguments)
+        return self.runner.answer(what, *arguments)
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[list[Row]]:
+    def run(self, trials: Iterable[TrialId]) -> Iterator[list[CampaignRow]]:
         """Run trials in the order given; rows come together once a proof covers them."""
-        held: list[Row] = []
+        held: list[CampaignRow] = []
         try:
             waiting = iter(trials)
-            while chunk := list(islice(waiting, self.runner.pack)):
+            while chunk := list(islice(waiting, self.runner.max_trials_together)):
                 for row in self._chunk(chunk):
                     held.append(row)
-                    if not self.runner.unproven:
+                    if not self.runner.unverified_row_count:
                         ready, held = held, []
                         yield ready
-            self.runner.prove()
+            self.runner.verify_restored_state()
         except KeyboardInterrupt:
             self._held = held
             raise
         except ProcessUnusable as lost:
             what = f"trial {chunk[0]}" if len(chunk) == 1 else "a trial"
             raise UnsilentError(
-                f"after {what} this process can run no other ({lost}); what was stored is safe: name the workload as "
-                "FILE.py:NAME, so that trials run in worker processes, which are replaced"
+                f"after {what} this process cannot run another trial ({lost}); stored results are safe: give the workload as "
+                "FILE.py:NAME, so that trials run in worker processes, which can be replaced"
             ) from None
         yield held
 
-    def _chunk(self, chunk: list[TrialId]) -> Iterator[Row]:
+    def _chunk(self, chunk: list[TrialId]) -> Iterator[CampaignRow]:
         """The rows of some trials; those that ran out of memory run again, alone."""
         again = []
         for row in self.runner.run_all(chunk):
-            if isinstance(row, RunAlone):
+            if isinstance(row, DeferredTrial):
                 again.append(row.trial)
             else:
                 yield row
@@ -86,14 +89,14 @@ class InlineExecutor(Closing):
         for note in take_notes(self.runner.workload.name):
             self._observer.say(note)
 
-    def salvage(self) -> list[Row]:
+    def salvage(self) -> list[CampaignRow]:
         """After an interrupt: the rows since the last proof, proven now."""
         rows, self._held = self._held, []
         if rows:
-            self.runner.prove()
+            self.runner.verify_restored_state()
         return rows
 
-    def spent(self) -> tuple[float, float]:
+    def seconds_since_last_call(self) -> tuple[float, float]:
         """Seconds of this process since it was made, or this was last asked."""
         return self._watch.lap()
 

@@ -8,103 +8,118 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.opening import TEXT_BYTES
-from unsilent.campaigns.options import Budget, ExecutionOptions, Reading
-from unsilent.campaigns.spec import Baseline, Row, Spec, TrialId
-from unsilent.campaigns.sqlite_file import HELD
-from unsilent.options import Asked
+from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
+from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId
+from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
+from unsilent.options import OptionValues
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import Replay
+    from unsilent.campaigns.replay import TrialReplay
 
 S = TypeVar("S", bound=Spec)
 B = TypeVar("B", bound=Baseline)
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=CampaignRow)
 
 
-def of_its_targets(trial: TrialId, spec: Spec, targets: frozenset[str]) -> bool:
+def is_trial_of_targets(trial: TrialId, spec: Spec, targets: frozenset[str]) -> bool:
     """Whether a trial is of one of the campaign's targets, with one of its numbers of flips."""
     return trial.target in targets and trial.flips in spec.flips
 
 
-def nothing(*_: Any, **__: Any) -> Any:
+def do_nothing(*_: Any, **__: Any) -> Any:
     """Finds nothing wrong."""
 
 
-def size(store: Any) -> int:
-    """Trials of all strata, by the budget that was asked."""
-    spec, baseline = store.spec, store.description
-    if spec.enumerated:
-        return sum(target.slots for target in baseline.targets)
-    return int(store.budget()[0]) * len(baseline.targets) * len(spec.flips)
+def count_budgeted_trials(store: Any, part: int = 1, parts: int = 1) -> int:
+    """Trials of all strata by the largest budget, or those of one part of ``--shard``."""
+    spec, baseline = store.spec, store.baseline
+    if spec.is_enumerated:
+        sizes = [target.slots for target in baseline.targets]
+    else:
+        sizes = [int(store.largest_budget()[0])] * (len(baseline.targets) * len(spec.flips))
+    return sum(len(range(part - 1, size, parts)) for size in sizes)
 
 
 @dataclass(frozen=True)
 class Kind(Generic[S, B, R]):
-    """A kind of campaigns. What a file says is believed once its own checks have not raised ``Damaged``.
+    """A kind of campaigns. What a file says is believed once its own checks have not raised ``DamagedRecordError``.
 
     Attributes:
-        name: of the verb, and of the kind. application: of SQLite files, as four letters. version: of what is stored.
-        spec, baseline, row: its records. check_spec, check_baseline, check_row (with the baseline): of values that types do
-            not limit.
-        shapes: by the baseline and the scalars of a row, the shapes of its arrays.
-        has: whether a campaign with this spec and these names of targets may hold a trial.
-        planned: whether a trial is part of the campaign, not asked for afterwards. longest: bytes of a cell at most.
-        records: further records by name -> how their text is read, with spec and baseline.
-        fixed: fields of the baseline that are equal in all stores of one campaign.
-        analyse: the result of a store, by fields of ``reading``. report: what is shown of a result, by ``report_choices``.
-        compare: what is shown of two stores, by fields of ``reading``; None where that means nothing.
-        store: the class of its open stores; None: `Store` itself.
-        builtin: field of the spec -> values that are part of this package, so that a replay may use them (see `named_again`).
-        replay: runs a trial again, by ``replay_choices``; None: as `unsilent.campaigns.replay.replay_trial` does, for specs that
-            name no files but those that `named_again` knows.
-        size: how many trials a store will hold when its campaign is complete. subject: what its trials run.
-        about: the help of its verb. budget, reading, means: dataclasses of options beside the spec: how many trials, how a store
-            is read, where trials run. more: further ones. resolve: makes the spec of what was asked; None: of its fields alone.
+        name: Of the verb, and of the kind.
+        application_id: Of SQLite files, as four letters.
+        schema_version: Of what is stored.
+        spec, baseline, row: Its records.
+        check_spec, check_baseline, check_row (with the baseline): Of values that types do not limit.
+        shapes: By the baseline and the scalars of a row, the shapes of its arrays.
+        accepts_trial: Whether a campaign with this spec and these names of targets may hold a trial.
+        is_planned_trial: Whether a trial is part of the campaign, not asked for afterwards.
+        max_cell_bytes: Bytes of a cell at most.
+        record_readers: Further records by name -> how their text is read, with spec and baseline.
+        shared_baseline_fields: Fields of the baseline that are equal in all stores of one campaign.
+        analyse: The result of a store, by fields of ``analysis_options``.
+        report: What is shown of a result, by ``report_choices``.
+        compare: What is shown of two stores, by fields of ``analysis_options``; None where that means
+            nothing.
+        store_class: The class of its open stores; None: `Store` itself.
+        builtin_values: Field of the spec -> values that are part of this package, so that a replay may use
+            them (see `with_confirmed_files`).
+        replay: Runs a trial again, by ``replay_choices``; None: as `unsilent.campaigns.replay.replay_trial`
+            does, for specs that name no files but those that `with_confirmed_files` knows.
+        count_planned_trials: How many trials a store will hold when its campaign is complete.
+        subject: What its trials run.
+        command_help: The help of its verb.
+        budget, analysis_options, execution_options: Dataclasses of options beside the spec: how many trials,
+            how a store is read, where trials run.
+        further_option_classes: Further ones.
+        resolve_spec: Makes the spec of what was asked; None: of its fields alone.
     """
 
     name: str
-    application: int
+    application_id: int
     spec: type[S]
     baseline: type[B]
     row: type[R]
-    version: int = 3
-    check_spec: Callable[[S], None] = nothing
-    check_baseline: Callable[[B], None] = nothing
-    check_row: Callable[[R, B], None] = nothing
+    schema_version: int = 4
+    check_spec: Callable[[S], None] = do_nothing
+    check_baseline: Callable[[B], None] = do_nothing
+    check_row: Callable[[R, B], None] = do_nothing
     shapes: Callable[[B, Mapping[str, Any]], Mapping[str, Shape]] = lambda baseline, values: {}
-    has: Callable[[TrialId, S, frozenset[str]], bool] = of_its_targets
-    planned: Callable[[TrialId], bool] = lambda trial: True
-    longest: int = TEXT_BYTES
-    records: Mapping[str, Callable[[str, S, B], Any]] = field(default_factory=dict)
-    fixed: tuple[str, ...] = ("targets",)
-    analyse: Callable[..., Any] = nothing
-    report: Callable[..., Report] = nothing
+    accepts_trial: Callable[[TrialId, S, frozenset[str]], bool] = is_trial_of_targets
+    is_planned_trial: Callable[[TrialId], bool] = lambda trial: True
+    max_cell_bytes: int = TEXT_BYTES
+    record_readers: Mapping[str, Callable[[str, S, B], Any]] = field(default_factory=dict)
+    shared_baseline_fields: tuple[str, ...] = ("targets",)
+    analyse: Callable[..., Any] = do_nothing
+    report: Callable[..., Report] = do_nothing
     report_choices: tuple[str, ...] = ()
     compare: Callable[..., Report] | None = None
-    store: Callable[..., Any] | None = None
-    builtin: Mapping[str, Collection[str]] = field(default_factory=dict)
-    replay: Callable[..., Replay[Any]] | None = None
+    store_class: Callable[..., Any] | None = None
+    builtin_values: Mapping[str, Collection[str]] = field(default_factory=dict)
+    replay: Callable[..., TrialReplay[Any]] | None = None
     replay_choices: tuple[str, ...] = ()
-    size: Callable[[Any], int] = size
+    count_planned_trials: Callable[[Any], int] = count_budgeted_trials
     subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
-    about: str = ""
+    command_help: str = ""
     budget: type = Budget
-    reading: type = Reading
-    more: tuple[type, ...] = ()
-    means: type[ExecutionOptions] = ExecutionOptions
-    resolve: Callable[[Asked], S] | None = None
+    analysis_options: type = AnalysisOptions
+    further_option_classes: tuple[type, ...] = ()
+    execution_options: type[ExecutionOptions] = ExecutionOptions
+    resolve_spec: Callable[[OptionValues], S] | None = None
 
     @property
-    def options(self) -> tuple[type, ...]:
+    def option_classes(self) -> tuple[type, ...]:
         """All that is asked of a campaign."""
-        return self.spec, self.budget, self.reading, *self.more, self.means
+        return self.spec, self.budget, self.analysis_options, *self.further_option_classes, self.execution_options
 
     @property
-    def choices(self) -> tuple[str, ...]:
+    def analysis_option_names(self) -> tuple[str, ...]:
         """Names of what may be chosen when a store is read, which changes no row."""
-        return tuple(field.name for field in fields(self.reading))
+        return tuple(field.name for field in fields(self.analysis_options))
 
     def __post_init__(self) -> None:
         verb = f"unsilent {self.name}"
-        HELD[self.application] = (f"a campaign of {verb}", f"{verb} needs a store of its own campaigns")
+        APPLICATION_OWNERS[self.application_id] = (
+            f"a campaign of {verb}",
+            f"{verb} can only use stores of its own campaigns",
+        )

@@ -27,9 +27,7 @@ class FileLock:
                 ) from None
             if not self._is_lock(fd):
                 os.close(fd)
-                raise StoreError(
-                    f"{self._path} is not a lock file of this program; move it away or give another --store"
-                )
+                raise StoreError(f"{self._path} is not a lock file of unsilent; move it away or give another --store")
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -21,7 +21,7 @@ from typing import Any
 from unsilent.campaigns.driver import AnyStore
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.locking import FileLock
-from unsilent.campaigns.spec import Row, TrialId, differences, value_text
+from unsilent.campaigns.spec import CampaignRow, TrialId, differences, spec_value_text
 from unsilent.campaigns.sqlite_file import temporary_name
 from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
@@ -31,7 +31,7 @@ Order = tuple[str, bool, int, int]
 
 
 @dataclass
-class Part:
+class MergeInput:
     """What one store gave: its trials, and how many of them no store before it held."""
 
     store: Path
@@ -45,18 +45,18 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergeResult:
     """The joined store: how many trials it held before, and what each store gave."""
 
     store: Path
     campaign: str
-    before: int
-    parts: tuple[Part, ...]
+    trials_before: int
+    merged_inputs: tuple[MergeInput, ...]
 
     @property
     def trials(self) -> int:
         """Trials that it holds now."""
-        return self.before + sum(part.new for part in self.parts)
+        return self.trials_before + sum(part.new for part in self.merged_inputs)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -65,20 +65,20 @@ class Merged:
             "store": str(self.store),
             "campaign": self.campaign,
             "trials": self.trials,
-            "before": self.before,
+            "before": self.trials_before,
             "inputs": [
                 {"store": str(p.store), "trials": p.trials, "new": p.new, "duplicates": p.duplicates}
-                for p in self.parts
+                for p in self.merged_inputs
             ],
         }
 
     def __str__(self) -> str:
-        lines = [f"{p.store}: {p.trials} trials, {p.new} new, {p.duplicates} duplicates" for p in self.parts]
-        held = f", {self.before} of them held before" if self.before else ""
+        lines = [f"{p.store}: {p.trials} trials, {p.new} new, {p.duplicates} duplicates" for p in self.merged_inputs]
+        held = f", {self.trials_before} of them stored before" if self.trials_before else ""
         return "\n".join([*lines, f"{self.store}: {self.trials} trials{held}"])
 
 
-def merge_stores(out: Path, paths: Sequence[Path], kind: Kind[Any, Any, Any]) -> Merged:
+def merge_stores(out: Path, paths: Sequence[Path], kind: Kind[Any, Any, Any]) -> MergeResult:
     """Join the stores ``paths`` into ``out``, which is made, or extended where it is a store of the same campaign.
 
     Raises:
@@ -96,7 +96,7 @@ def merge_stores(out: Path, paths: Sequence[Path], kind: Kind[Any, Any, Any]) ->
         # The writer closes last, so that it can fold its log into the file.
         with Store(out, kind, write=True) as target, Store(out, kind) as held:
             merged = _fill(target, out, [held, *sources])
-        return Merged(out, merged.campaign, merged.parts[0].trials, merged.parts[1:])
+        return MergeResult(out, merged.campaign, merged.merged_inputs[0].trials, merged.merged_inputs[1:])
 
 
 def _check_names(out: Path, paths: Sequence[Path]) -> None:
@@ -104,48 +104,48 @@ def _check_names(out: Path, paths: Sequence[Path]) -> None:
     for path in paths:
         if os.path.realpath(path) in seen:
             same = os.path.realpath(path) == os.path.realpath(out)
-            where = "it is what the others are joined into" if same else "once is enough"
+            where = "the output store cannot also be an input" if same else "name it once"
             raise UsageError(f"{path} is named twice; {where}")
         seen.add(os.path.realpath(path))
 
 
 def _check_campaigns(stores: Sequence[AnyStore]) -> None:
     """Raise ``StoreError`` unless all stores hold the same campaign."""
-    first, *others = [(store.path, store.spec, store.description) for store in stores]
+    first, *others = [(store.path, store.spec, store.baseline) for store in stores]
     for path, spec, result in others:
         if result.campaign != first[2].campaign:
             parts = [
-                f"{key}: {value_text(key, v[0])} and {value_text(key, v[1])}" if v else f"other {key}"
+                f"{key}: {spec_value_text(key, v[0])} and {spec_value_text(key, v[1])}" if v else f"different {key}"
                 for key, v in islice(differences(first[1:], (spec, result)), 4)
             ]
             raise StoreError(
                 f"{first[0]} and {path} hold different campaigns ({'; '.join(parts)}); "
                 "only trials of one campaign can be joined"
             )
-        for part in stores[0].kind.fixed:
+        for part in stores[0].kind.shared_baseline_fields:
             if getattr(result, part) != getattr(first[2], part):
                 raise StoreError(
-                    f"{first[0]} and {path} name the same campaign with other {part}, so one of them is damaged; restore a copy"
+                    f"{first[0]} and {path} hold one campaign but different {part}, so one of them is damaged; restore a copy"
                 )
 
 
-def _make(out: Path, sources: Sequence[AnyStore]) -> Merged:
+def _make(out: Path, sources: Sequence[AnyStore]) -> MergeResult:
     """A new store, which has its name once it is whole."""
     lock, temporary = FileLock(out), temporary_name(out)
     beside = [temporary.with_name(temporary.name + ending) for ending in ("", "-wal", "-shm", "-journal")]
     try:
         _check_free(out)
         with Store(temporary, sources[0].kind, write=True) as target:
-            target.bind(sources[0].spec, sources[0].description)
+            target.bind_campaign(sources[0].spec, sources[0].baseline)
             merged = _fill(target, out, sources)
         if any(path.exists() for path in beside[1:]):
-            raise StoreError(f"cannot write {out} (the disk is full?); free space and run the same command again")
+            raise StoreError(f"cannot write {out} (is the disk full?); free space and run the same command again")
         os.replace(temporary, out)
         return merged
     except StoreError as error:
         raise StoreError(str(error).replace(str(temporary), str(out))) from None
     except OSError as error:
-        raise StoreError(f"cannot write {out} ({error.strerror}); choose another place") from None
+        raise StoreError(f"cannot write {out} ({error.strerror}); choose another path") from None
     finally:
         for path in beside:
             path.unlink(missing_ok=True)
@@ -156,37 +156,39 @@ def _check_free(out: Path) -> None:
     """A log that a removed store left behind would be taken for the new one's."""
     for path in (out, *(out.with_name(out.name + ending) for ending in ("-wal", "-journal"))):
         if path.exists():
-            raise StoreError(f"{path} is in the way of the new store {out}; move it away or choose another name")
+            raise StoreError(
+                f"{path} exists already, so the new store {out} cannot be written; move it away or choose another name"
+            )
 
 
-def _fill(target: AnyStore, out: Path, sources: Sequence[AnyStore]) -> Merged:
+def _fill(target: AnyStore, out: Path, sources: Sequence[AnyStore]) -> MergeResult:
     """Add to ``target`` what it lacks; where it is the first of ``sources`` itself, what the others hold beyond it."""
-    parts = tuple(Part(store.path) for store in sources)
+    parts = tuple(MergeInput(store.path) for store in sources)
     extends = sources[0].path == target.path
-    records = {name: _records(sources, name) for name in target.kind.records}
-    target.add(row for number, row in _union(sources, parts) if number or not extends)
+    records = {name: _records(sources, name) for name in target.kind.record_readers}
+    target.add_rows(row for number, row in _union(sources, parts) if number or not extends)
     _carry_books(target, [s for s, part in zip(sources, parts, strict=True) if part.new and s.path != target.path])
     for name, values in records.items():
         target.replace_records(name, values)
-    return Merged(out, target.description.campaign, 0, parts)
+    return MergeResult(out, target.baseline.campaign, 0, parts)
 
 
 def _carry_books(target: AnyStore, sources: Sequence[AnyStore]) -> None:
     """Time spent, of every store that gave a trial, and the largest budget that any of them was asked."""
-    seconds = [store.usage() for store in sources]
+    seconds = [store.total_session_seconds() for store in sources]
     if seconds:
-        target.note_usage(sum(wall for wall, _ in seconds), sum(cpu for _, cpu in seconds))
-    trials, command = max((store.budget() for store in sources), key=itemgetter(0), default=(0, ""))
-    if trials > target.budget()[0]:
-        target.note_budget(trials, without_shard(command))
+        target.add_session_seconds(sum(wall for wall, _ in seconds), sum(cpu for _, cpu in seconds))
+    trials, command = max((store.largest_budget() for store in sources), key=itemgetter(0), default=(0, ""))
+    if trials > target.largest_budget()[0]:
+        target.record_budget(trials, command_without_shard(command))
 
 
-def without_shard(command: str) -> str:
+def command_without_shard(command: str) -> str:
     """The command that asks for all parts."""
     return _SHARD.sub("", command)
 
 
-def shard_of(command: str) -> tuple[int, int]:
+def shard_in_command(command: str) -> tuple[int, int]:
     """Which part of how many a command asks for; all is part 1 of 1."""
     match = _SHARD.search(command)
     return (int(match[1]), int(match[2])) if match else (1, 1)
@@ -197,18 +199,18 @@ def _records(stores: Sequence[AnyStore], name: str) -> list[Any]:
 
     Raises ``StoreError`` where they are not: what a look decided, say, holds for all trials of a campaign.
     """
-    result = [store.record_values(name) for store in stores]
+    result = [store.records_as_json(name) for store in stores]
     most = max(range(len(stores)), key=lambda i: len(result[i]))
     for store, values in zip(stores, result, strict=True):
         if values != result[most][: len(values)]:
             raise StoreError(
-                f"{stores[most].path} and {store.path} hold records of {name} that differ, by another precision, noise floor or "
-                "other trials; join stores before the campaign goes on, or leave one out"
+                f"{stores[most].path} and {store.path} have different records of {name}, because of another precision, noise "
+                "floor or other trials; join stores before you continue the campaign, or leave one store out"
             )
     return result[most]
 
 
-def _union(sources: Sequence[AnyStore], parts: Sequence[Part]) -> Iterator[tuple[int, Row]]:
+def _union(sources: Sequence[AnyStore], parts: Sequence[MergeInput]) -> Iterator[tuple[int, CampaignRow]]:
     """Every trial once, in canonical order, with the number of the first store that holds it; ``parts`` are counted."""
     with ExitStack() as stack:  # a query that is left open after an error would hold its file
         streams = [stack.enter_context(closing(_rows(store, number))) for number, store in enumerate(sources)]
@@ -222,7 +224,7 @@ def _union(sources: Sequence[AnyStore], parts: Sequence[Part]) -> Iterator[tuple
             yield number, row
 
 
-def _rows(store: AnyStore, number: int) -> Generator[tuple[Order, int, Row], None, None]:
+def _rows(store: AnyStore, number: int) -> Generator[tuple[Order, int, CampaignRow], None, None]:
     """The trials of a store in ascending order."""
     for row in store.rows():
         yield _order(row.trial), number, row
@@ -233,12 +235,12 @@ def _order(trial: TrialId) -> Order:
     return trial.target, trial.flips is not None, trial.flips or 0, trial.k
 
 
-def _check_equal(one: Row, two: Row, where: Path, other: Path) -> None:
+def _check_equal(one: CampaignRow, two: CampaignRow, where: Path, other: Path) -> None:
     """Raise ``StoreError`` for one trial with two ends."""
-    again = two.content()
-    for column, value in one.content().items():
+    again = two.reproducible_values()
+    for column, value in one.reproducible_values().items():
         if value != again[column]:
             raise StoreError(
-                f"trial {one.trial} differs between {where} and {other} (column {column}), so a machine does not compute "
-                "what the campaign's fingerprint says; replay it on both and leave one store out"
+                f"trial {one.trial} has different results in {where} and {other} (column {column}), so one of the machines does "
+                "not reproduce the campaign; replay the trial on both machines and leave out the store with the wrong result"
             )

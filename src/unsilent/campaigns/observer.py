@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from unsilent.campaigns.spec import Row, TrialId
+from unsilent.campaigns.spec import CampaignRow, TrialId
 
 
 class Observer(Protocol):
@@ -19,7 +19,7 @@ class Observer(Protocol):
     def say(self, sentence: str) -> None:
         """Something worth knowing before it goes on."""
 
-    def trial(self, row: Row) -> None:
+    def trial(self, row: CampaignRow) -> None:
         """A trial ended."""
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
@@ -35,6 +35,6 @@ class Silent:
 
     def say(self, sentence: str) -> None: ...
 
-    def trial(self, row: Row) -> None: ...
+    def trial(self, row: CampaignRow) -> None: ...
 
     def worker_lost(self, trial: TrialId, why: str) -> None: ...

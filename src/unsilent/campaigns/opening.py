@@ -19,7 +19,7 @@ TEXT_BYTES = 2**24
 SCHEMA_BYTES = 10_000
 LOG_BYTES = 2**30
 """Longest write-ahead log; SQLite reads all of it before it can be interrupted."""
-EVERY = 1000
+STEPS_PER_CHECK = 1000
 """Steps of SQLite's virtual machine between two looks at the limit and at signals."""
 SCHEMA_STEPS = 100_000
 LEAST_STEPS, STEPS_PER_BYTE = 10_000_000, 20
@@ -27,25 +27,25 @@ LEAST_STEPS, STEPS_PER_BYTE = 10_000_000, 20
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
-class Steps:
+class QueryStepLimit:
     """Ends a query that takes more steps than it may, and lets Ctrl-C and SIGTERM end one that runs.
 
     Attributes:
-        exceeded: whether a query took too many.
+        exceeded: Whether a query took too many.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.exceeded = False
         self._left: float = SCHEMA_STEPS
-        db.set_progress_handler(self._tick, EVERY)
+        db.set_progress_handler(self._tick, STEPS_PER_CHECK)
 
-    def allow(self, steps: float) -> None:
+    def restart_count(self, steps: float) -> None:
         """Start counting anew."""
         self._left, self.exceeded = steps, False
 
     def _tick(self) -> bool:
         """True interrupts the query, and so does what a signal handler raises in here."""
-        self._left -= EVERY
+        self._left -= STEPS_PER_CHECK
         self.exceeded = self._left < 0
         return self.exceeded
 
@@ -61,11 +61,11 @@ def check_files(path: Path) -> None:
         except OSError:
             continue
         if not stat.S_ISREG(result.st_mode):
-            raise StoreError(f"{beside} is not a regular file; move it away")
+            raise StoreError(f"{beside} belongs to the store but is not a regular file; move it away")
         if ending == "-wal" and result.st_size > LOG_BYTES:
-            raise StoreError(f"{beside} is larger than any log of a store; move it away, or restore a copy of {path}")
+            raise StoreError(f"{beside} is larger than the log of any store; move it away, or restore a copy of {path}")
         if ending == "-journal" and _names_another(beside):
-            raise StoreError(f"{beside} names another file that SQLite would remove; move it away")
+            raise StoreError(f"{beside} is a journal that would make SQLite delete another file; move it away")
 
 
 def _names_another(journal: Path) -> bool:
@@ -76,11 +76,11 @@ def _names_another(journal: Path) -> bool:
         return file.read() == _SUPER_JOURNAL
 
 
-def restrict(db: sqlite3.Connection, longest: int) -> None:
-    """Limits of a connection: nothing in a schema may call functions that do something, no cell is longer than ``longest``."""
+def restrict_connection(db: sqlite3.Connection, max_cell_bytes: int) -> None:
+    """Limit a connection: no schema may call functions that do something, no cell exceeds ``max_cell_bytes``."""
     db.execute("PRAGMA trusted_schema=OFF")
     db.execute("PRAGMA cell_size_check=ON")
-    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_cell_bytes)
     db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, SCHEMA_BYTES)
     db.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, 100)
     db.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 50)

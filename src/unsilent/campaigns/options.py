@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unsilent.campaigns.spec import Means, Spec
-from unsilent.errors import UsageError, unknown
-from unsilent.options import CONFIDENCE, MEANS, PRECISION, RUNS, Option
-from unsilent.sizes import read_bytes
+from unsilent.campaigns.spec import Spec, WorkerSettings
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import CONFIDENCE, EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option
+from unsilent.sizes import as_byte_count
 
 if TYPE_CHECKING:
     from unsilent.campaigns.executors import Executor
@@ -34,7 +34,7 @@ def read_pairs(given: Any) -> tuple[tuple[str, str], ...]:
             sorted(dict(item.partition("=")[::2] if isinstance(item, str) else item for item in items).items())
         )
     except (TypeError, ValueError):
-        raise UsageError(f"cannot read options {given!r} of a workload; expected key=value, or a mapping") from None
+        raise UsageError(f"cannot read the workload options {given!r}; expected key=value, or a mapping") from None
 
 
 def write_pairs(pairs: Any) -> list[str]:
@@ -42,17 +42,22 @@ def write_pairs(pairs: Any) -> list[str]:
     return [f"{key}={value}" for key, value in pairs]
 
 
-WITH = Option(
-    "Option of the workload, key=value; repeat for more.",
-    RUNS,
+WORKLOAD_OPTION = Option(
+    "Option of the workload, as key=value. Can be given more than once.",
+    WORKLOAD_PANEL,
     "with",
-    read=read_pairs,
-    write=write_pairs,
-    repeated=True,
+    parser=read_pairs,
+    formatter=write_pairs,
+    is_repeatable=True,
 )
-DATA = Option("Data file for workloads that take one.", RUNS)
-SEED = Option("Campaign seed; every trial's randomness derives from it.", RUNS)
-SHARD = Option("Run part I of N, like 2/4; unsilent merge joins the stores.", PRECISION, usual="1/1, all", joined="/")
+DATA = Option("Data file, for workloads that use one.", WORKLOAD_PANEL)
+SEED = Option("Seed of the campaign, which determines all random choices of its trials.", WORKLOAD_PANEL)
+SHARD = Option(
+    "Run only part I of N, like 2/4. unsilent merge joins the stores of all parts.",
+    PRECISION_PANEL,
+    default_text="1/1, all trials",
+    separator="/",
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Budget:
     ``shard``, part I of N: of every stratum the trials I-1, I-1+N, I-1+2N …, so that each part is a fair sample of the whole.
     """
 
-    trials: Annotated[int, Option("Trials of each target.", PRECISION)] = 1000
+    trials: Annotated[int, Option("Number of trials of each target.", PRECISION_PANEL)] = 1000
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     def __post_init__(self) -> None:
@@ -72,58 +77,65 @@ class Budget:
         if not 1 <= part <= parts:
             raise UsageError(f"--shard is {'/'.join(map(str, self.shard))}; expected I/N with I from 1 to N, like 2/4")
         if part > self.trials:
-            raise UsageError(f"--shard {part}/{parts} of --trials {self.trials} is empty; ask for fewer parts")
+            raise UsageError(
+                f"--shard {part}/{parts} has no trials, because --trials is {self.trials}; use fewer parts"
+            )
 
     def resolve(self) -> Budget:
         """Itself; of a kind that decides it from other options, what was decided."""
         return self
 
-    def numbers(self, slots: int | None) -> range:
+    def trial_numbers(self, slots: int | None) -> range:
         """Which trials of a stratum: of all its ``slots``, or as many as are asked."""
         part, parts = self.shard
         return range(part - 1, self.trials if slots is None else slots, parts)
 
 
 @dataclass(frozen=True)
-class Reading:
+class AnalysisOptions:
     """How a store is read: what may change without a trial being run again."""
 
     confidence: Annotated[float, CONFIDENCE] = 0.95
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
-            raise UsageError(f"confidence is {self.confidence}; expected a share between 0 and 1, like 0.95")
+            raise UsageError(f"confidence is {self.confidence}; expected a number between 0 and 1, like 0.95")
 
 
 @dataclass(frozen=True)
 class ExecutionOptions:
     """Where trials are run."""
 
-    jobs: Annotated[int, Option("Worker processes.", MEANS)] = 1
-    executor: Annotated[str | None, Option("serial, processes or ray.", MEANS, usual="by --jobs")] = None
+    jobs: Annotated[int, Option("Number of worker processes.", EXECUTION_PANEL)] = 1
+    executor: Annotated[
+        str | None,
+        Option("Where trials run: serial, processes or ray.", EXECUTION_PANEL, default_text="depends on --jobs"),
+    ] = None
     ray: Annotated[str | None, Option(
-        "A Ray cluster to run trials on, like 10.0.0.1:6379.", MEANS,
-        usual="--executor ray makes its own here")] = None  # fmt: skip
+        "Address of the Ray cluster to run trials on, like 10.0.0.1:6379.", EXECUTION_PANEL,
+        default_text="with --executor ray, a new cluster on this machine")] = None  # fmt: skip
     deadline: Annotated[float | None, Option(
-        "Seconds after which a trial hangs.", MEANS, usual="20x golden, at least 10")] = None  # fmt: skip
+        "Seconds after which a trial counts as a hang.", EXECUTION_PANEL,
+        default_text="20 times the seconds of the golden run, at least 10")] = None  # fmt: skip
 
     def check(self) -> None:
         """Raise ``UsageError``, before anything is loaded, for what does not fit together."""
-        from unsilent.campaigns.executors import checked
+        from unsilent.campaigns.executors import resolve_executor_name
 
-        checked(self.executor, jobs=self.jobs, deadline=self.deadline, address=self.ray)
+        resolve_executor_name(self.executor, jobs=self.jobs, deadline=self.deadline, address=self.ray)
 
     @property
-    def means(self) -> Means:
+    def worker_settings(self) -> WorkerSettings:
         """What a worker knows of it."""
-        return Means(jobs=self.jobs)
+        return WorkerSettings(jobs=self.jobs)
 
-    def open(self, spec: Spec, observer: Observer | None = None) -> Executor:
+    def open_executor(self, spec: Spec, observer: Observer | None = None) -> Executor:
         """What runs the trials of a campaign."""
         from unsilent.campaigns.executors import make_executor
 
         return make_executor(
-            self.executor, spec, jobs=self.jobs, deadline=self.deadline, observer=observer, means=self.means, address=self.ray
+            self.executor, spec, jobs=self.jobs, deadline=self.deadline, observer=observer,
+            worker_settings=self.worker_settings, address=self.ray,
         )  # fmt: skip
 
 
@@ -132,25 +144,26 @@ class EngineOptions(ExecutionOptions):
     """The same where an engine has shortcuts."""
 
     engine: Annotated[str, Option(
-        "auto (run only what a fault changes) or plain; rows are the same, bit for bit.", MEANS)] = "auto"  # fmt: skip
+        "auto (runs only operations that a fault affects) or plain (runs the whole model). Both give identical results.",
+        EXECUTION_PANEL)] = "auto"  # fmt: skip
     memory: Annotated[int | None, Option(
-        "Memory for values kept for shortcuts, all workers together, like 2GB.", MEANS, read=read_bytes,
-        usual="a quarter of what is free")] = None  # fmt: skip
+        "Memory for the cached activations of all workers together, like 2GB.", EXECUTION_PANEL, parser=as_byte_count,
+        default_text="a quarter of the free memory")] = None  # fmt: skip
 
     def check(self) -> None:
         """Raise ``UsageError`` for an engine that there is not as well."""
         if self.engine not in ENGINES:
-            raise unknown("--engine", self.engine, ENGINES)
+            raise unknown_name_error("--engine", self.engine, ENGINES)
         super().check()
 
     @property
-    def means(self) -> Means:
+    def worker_settings(self) -> WorkerSettings:
         """What a worker knows of it."""
-        return Means(self.engine, self.memory, self.jobs)
+        return WorkerSettings(self.engine, self.memory, self.jobs)
 
 
 @contextmanager
-def kept(store: str | Path | None, name: str = "campaign.sqlite") -> Iterator[Path]:
+def store_or_temporary(store: str | Path | None, name: str = "campaign.sqlite") -> Iterator[Path]:
     """The file that is asked for, or one that is removed afterwards."""
     if store is not None:
         yield Path(store)

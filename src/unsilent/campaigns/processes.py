@@ -17,9 +17,9 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from unsilent.campaigns.children import ended, started
+from unsilent.campaigns.children import end_child, start_child
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.spec import Baseline, Means, Row, RunAlone, Spec, TrialId
+from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
@@ -43,8 +43,8 @@ class _Worker:
     number: int
     process: subprocess.Popen[bytes]
     connection: Connection
-    held: list[Row] = field(default_factory=list)
-    waiting: deque[TrialId] = field(default_factory=deque)
+    unverified_rows: list[CampaignRow] = field(default_factory=list)
+    unanswered_trials: deque[TrialId] = field(default_factory=deque)
     since: float = 0.0
     ready: bool = False
     proving: bool = False
@@ -53,12 +53,12 @@ class _Worker:
     @property
     def busy(self) -> bool:
         """Whether something is expected of it."""
-        return bool(self.waiting) or self.proving
+        return bool(self.unanswered_trials) or self.proving
 
     @property
     def unproven(self) -> list[TrialId]:
         """The trials of the rows that it holds."""
-        return [row.trial for row in self.held]
+        return [row.trial for row in self.unverified_rows]
 
 
 class ProcessExecutor(Closing):
@@ -75,11 +75,11 @@ class ProcessExecutor(Closing):
         jobs: int,
         deadline: float | None,
         observer: Observer,
-        means: Means,
+        worker_settings: WorkerSettings,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._spec, self._jobs, self._observer = spec, jobs, observer
-        self._deadline, self._means = deadline, replace(means, jobs=max(jobs, means.jobs))
+        self._deadline, self._means = deadline, replace(worker_settings, jobs=max(jobs, worker_settings.jobs))
         self._environment = environment
         self._pack = 1
         self._answer: tuple[Any, ...] = ()
@@ -97,7 +97,7 @@ class ProcessExecutor(Closing):
     # -- life of workers ---------------------------------------------------------------------------------------
 
     def _spawn(self) -> _Worker:
-        worker = _Worker(self._count, *started("unsilent.campaigns.worker", self._environment))
+        worker = _Worker(self._count, *start_child("unsilent.campaigns.worker", self._environment))
         self._count += 1
         self._workers.append(worker)
         self._send(worker, ("start", self._spec, self._means))
@@ -106,9 +106,9 @@ class ProcessExecutor(Closing):
     def _discard(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         self._cpu += worker.cpu
-        ended(worker.process, worker.connection)
+        end_child(worker.process, worker.connection)
 
-    def describe(self) -> Baseline:
+    def establish_baseline(self) -> Baseline:
         """Start the first worker, let it load the workload, and return what it found."""
         if self._description is None:
             self._await_ready(self._spawn())
@@ -116,23 +116,27 @@ class ProcessExecutor(Closing):
         return self._description
 
     @property
-    def pack(self) -> int:
+    def max_trials_together(self) -> int:
         """How many trials a worker may run together; known once it has described itself."""
         return self._pack
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask_runner(self, what: str, *arguments: Any) -> Any:
         """The answer of a worker's runner; raises ``UnsilentError`` when the worker dies or is silent for too long."""
-        self.describe()
+        self.establish_baseline()
         worker, self._answer = self._workers[0], ()
         self._send(worker, ("ask", what, *arguments))
         patience = ANSWER_FACTOR * self._limit(worker)
         while not self._answer:
             if not worker.connection.poll(patience):
-                raise UnsilentError(f"the worker said nothing for {patience:.0f} s when asked for a {what}")
+                raise UnsilentError(
+                    f"the worker did not make the {what} within {patience:.0f} s; run the same command again"
+                )
             try:
                 self._receive(worker)
             except _Lost as lost:
-                raise UnsilentError(f"the worker {lost} when asked for a {what}") from None
+                raise UnsilentError(
+                    f"the worker {lost} while it made the {what}; run the workload alone to see why"
+                ) from None
         return self._answer[0]
 
     def _await_ready(self, worker: _Worker) -> _Worker:
@@ -150,7 +154,9 @@ class ProcessExecutor(Closing):
     def _give_up_shortcuts(self, lost: _Lost) -> bool:
         """Have all later workers run without shortcuts where preparing them ended this one; whether that was so."""
         if lost.shortcuts and self._means.engine != "plain":
-            self._observer.say(f"a worker {lost} while shortcuts were prepared; going on without them (--engine plain)")
+            self._observer.say(
+                f"preparing shortcuts failed, because a worker {lost}; the campaign continues without shortcuts (--engine plain)"
+            )
             self._means = replace(self._means, engine="plain")
         return lost.shortcuts
 
@@ -162,13 +168,14 @@ class ProcessExecutor(Closing):
             then, now = self._description.fingerprint, description.fingerprint
             changed = ", ".join(k for k in now if now[k] != then.get(k)) or "its targets"
             raise UsageError(
-                f"a worker does not reproduce the golden fingerprint ({changed} differ); make the workload deterministic"
+                f"a worker does not reproduce the golden run of the first worker ({changed} differ); "
+                "make the workload deterministic"
             )
         worker.ready = True
 
     # -- messages ----------------------------------------------------------------------------------------------
 
-    def _receive(self, worker: _Worker) -> list[Row]:
+    def _receive(self, worker: _Worker) -> list[CampaignRow]:
         """Handle one message and return the rows it proves.
 
         Raises the worker's own error, ``_Lost`` when it is gone, ``UsageError`` when it goes while loading.
@@ -189,12 +196,12 @@ class ProcessExecutor(Closing):
             ) from None
         return self._handle(worker, message)
 
-    def _handle(self, worker: _Worker, message: tuple[Any, ...]) -> list[Row]:
+    def _handle(self, worker: _Worker, message: tuple[Any, ...]) -> list[CampaignRow]:
         kind = message[0]
         if kind == "failed":
             raise message[1]
         if kind == "unusable":
-            raise _Lost(f"can run no further trial ({message[1]})", unusable=message[1])
+            raise _Lost(f"cannot run trials any more ({message[1]})", unusable=message[1])
         if kind == "loading":
             self._observer.loading(*message[1:])
         elif kind == "said":
@@ -213,38 +220,38 @@ class ProcessExecutor(Closing):
             return self._release(worker) if message[3] else []
         return []
 
-    def _take(self, worker: _Worker, row: Row | RunAlone) -> None:
+    def _take(self, worker: _Worker, row: CampaignRow | DeferredTrial) -> None:
         """A row that is not proven yet, or word of a trial that must run alone."""
-        if worker.waiting and worker.waiting[0] == row.trial:
-            worker.waiting.popleft()
-        if isinstance(row, RunAlone):
+        if worker.unanswered_trials and worker.unanswered_trials[0] == row.trial:
+            worker.unanswered_trials.popleft()
+        if isinstance(row, DeferredTrial):
             if row.reason:
-                self._observer.say(f"trial {row.trial}: {row.reason}; it runs again, alone")
+                self._observer.say(f"trial {row.trial}: {row.reason}; the trial runs again, alone")
             self._suspects.add(row.trial)
             self._backlog.appendleft(row.trial)
             return
-        worker.held.append(row.by_worker(worker.number))
+        worker.unverified_rows.append(row.with_worker(worker.number))
         self._pace = 0.9 * self._pace + 0.1 * max(row.seconds, 1e-5)
-        self._observer.trial(worker.held[-1])
+        self._observer.trial(worker.unverified_rows[-1])
 
-    def _release(self, worker: _Worker) -> list[Row]:
+    def _release(self, worker: _Worker) -> list[CampaignRow]:
         """The rows that a worker held, now proven."""
-        rows, worker.held = worker.held, []
+        rows, worker.unverified_rows = worker.unverified_rows, []
         self._suspects.difference_update(row.trial for row in rows)
         return rows
 
     def _feed(self, worker: _Worker, source: Refillable) -> None:
         """Keep a little work queued at the worker, so that it never waits for the driver; without work, ask for proof."""
         want = max(self._pack, min(LARGEST_CHUNK, int(CHUNK_SECONDS / self._pace)))
-        if len(worker.waiting) > want // 2:
+        if len(worker.unanswered_trials) > want // 2:
             return
         chunk = [] if self._one_runs_alone() else self._chunk(worker, want, source)
-        if not worker.waiting:
+        if not worker.unanswered_trials:
             worker.since = time.monotonic()
         if chunk:
-            worker.waiting.extend(chunk)
+            worker.unanswered_trials.extend(chunk)
             self._send(worker, ("run", chunk, chunk[0] in self._suspects))
-        elif not worker.waiting and worker.held and not worker.proving:
+        elif not worker.unanswered_trials and worker.unverified_rows and not worker.proving:
             worker.proving = True
             self._send(worker, ("prove",))
 
@@ -253,7 +260,7 @@ class ProcessExecutor(Closing):
         chunk: list[TrialId] = []
         for trial in islice(source, want):
             if trial in self._suspects:
-                if not chunk and not worker.held and not any(w.busy for w in self._workers):
+                if not chunk and not worker.unverified_rows and not any(w.busy for w in self._workers):
                     return [trial]
                 source.put_back(trial)
                 break
@@ -263,7 +270,7 @@ class ProcessExecutor(Closing):
     def _one_runs_alone(self) -> bool:
         """Whether a suspect runs, or waits for its proof: then nothing else is begun."""
         return bool(self._suspects) and any(
-            trial in self._suspects for w in self._workers for trial in (*w.waiting, *w.unproven)
+            trial in self._suspects for w in self._workers for trial in (*w.unanswered_trials, *w.unproven)
         )
 
     def _send(self, worker: _Worker, message: tuple[Any, ...]) -> None:
@@ -274,22 +281,22 @@ class ProcessExecutor(Closing):
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[list[Row]]:
+    def run(self, trials: Iterable[TrialId]) -> Iterator[list[CampaignRow]]:
         """Run trials on all workers; rows come together as they are proven."""
-        self.describe()
+        self.establish_baseline()
         source = Refillable(self._backlog, iter(trials))
         while True:
             for worker in [w for w in self._workers if w.ready]:
                 self._feed(worker, source)
             if not self._backlog and not any(w.busy for w in self._workers):
                 return
-            working = [w for w in self._workers if w.waiting or not w.ready]
+            working = [w for w in self._workers if w.unanswered_trials or not w.ready]
             if len(self._workers) < self._jobs and len(working) == len(self._workers):
                 self._spawn()
             yield from self._collect()
             yield []  # who asked may stop here, also during a long trial
 
-    def _collect(self) -> Iterator[list[Row]]:
+    def _collect(self) -> Iterator[list[CampaignRow]]:
         """Wait for messages or a deadline, and deal with what came."""
         wait([w.connection for w in self._workers], timeout=0.2)
         self._forgive_pauses()
@@ -316,11 +323,11 @@ class ProcessExecutor(Closing):
         assert self._description is not None
         golden = self._description.golden_seconds
         limit = self._deadline or max(SHORTEST_DEADLINE, DEADLINE_FACTOR * golden)
-        return limit if self._pack == 1 else limit + 2 * min(self._pack, len(worker.waiting)) * golden
+        return limit if self._pack == 1 else limit + 2 * min(self._pack, len(worker.unanswered_trials)) * golden
 
-    def _replace(self, worker: _Worker, lost: _Lost) -> Iterator[list[Row]]:
+    def _replace(self, worker: _Worker, lost: _Lost) -> Iterator[list[CampaignRow]]:
         """Have a new worker take over; the trial that ended this one is recorded where it is certain which that was."""
-        suspects, given = self._suspected(worker, lost), [*worker.unproven, *worker.waiting]
+        suspects, given = self._suspected(worker, lost), [*worker.unproven, *worker.unanswered_trials]
         settled = len(suspects) == 1 and (lost.certain or suspects[0] in self._suspects)
         spent = time.monotonic() - worker.since
         self._discard(worker)
@@ -338,12 +345,12 @@ class ProcessExecutor(Closing):
         """The trials of which one ended a worker: what it was running, else what it had run and no proof covered."""
         if lost.shortcuts:
             return []
-        running = list(worker.waiting) if self._pack > 1 else list(worker.waiting)[:1]
+        running = list(worker.unanswered_trials) if self._pack > 1 else list(worker.unanswered_trials)[:1]
         if lost.unusable and not lost.certain:
             return [*worker.unproven, *running]
         return running or worker.unproven
 
-    def _record(self, fresh: _Worker, trial: TrialId, lost: _Lost, spent: float) -> Iterator[list[Row]]:
+    def _record(self, fresh: _Worker, trial: TrialId, lost: _Lost, spent: float) -> Iterator[list[CampaignRow]]:
         """Have a fresh worker make the row of a trial that ended its worker."""
         reason = str(lost.unusable) if lost.unusable else f"worker: {lost.ended}"
         self._send(fresh, ("lost", trial, _outcome(lost.ended), spent, reason))
@@ -353,20 +360,22 @@ class ProcessExecutor(Closing):
             while fresh.proving:
                 yield self._receive(fresh)
         except _Lost as again:
-            raise UnsilentError(f"a fresh worker {again} at once; what was stored is safe, see what kills it") from None
+            raise UnsilentError(
+                f"a new worker {again} right after its start; stored results are safe: run the workload alone to see why"
+            ) from None
 
     # -- end ---------------------------------------------------------------------------------------------------
 
-    def spent(self) -> tuple[float, float]:
+    def seconds_since_last_call(self) -> tuple[float, float]:
         """Wall and CPU seconds since it was made or this was last asked; of the workers what they have told."""
         wall, cpu = self._watch.lap()
         before, self._reported = self._reported, self._cpu + sum(w.cpu for w in self._workers)
         return wall, cpu + self._reported - before
 
-    def salvage(self) -> list[Row]:
+    def salvage(self) -> list[CampaignRow]:
         """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""
-        rows: list[Row] = []
-        for worker in [w for w in self._workers if w.ready and w.held]:
+        rows: list[CampaignRow] = []
+        for worker in [w for w in self._workers if w.ready and w.unverified_rows]:
             self._send(worker, ("prove",))
             worker.proving = True
             end = time.monotonic() + SALVAGE_SECONDS
@@ -390,9 +399,9 @@ class _Lost(Exception):
     def __init__(self, why: str, hang: bool = False, unusable: ProcessUnusable | None = None) -> None:
         super().__init__(why)
         self.ended, self.unusable = "hang" if hang else "crash", unusable
-        self.certain = hang or (unusable is not None and unusable.known)
+        self.certain = hang or (unusable is not None and unusable.caused_by_trial)
         """Whether it is the doing of what the worker was running, so that this need not be tried again."""
-        self.shortcuts = unusable is not None and unusable.shortcuts
+        self.shortcuts = unusable is not None and unusable.while_preparing_shortcuts
 
 
 def _outcome(name: str) -> Any:
@@ -403,8 +412,10 @@ def _outcome(name: str) -> Any:
 
 def _what_next(suspects: list[TrialId], settled: bool, lost: _Lost) -> str:
     if settled:
-        return f"recorded as a {lost.ended}"
-    return "it runs again, alone" if len(suspects) == 1 else f"it and {len(suspects) - 1} others run again, each alone"
+        return f"the trial is recorded as a {lost.ended}"
+    if len(suspects) == 1:
+        return "the trial runs again, alone"
+    return f"the trial and {len(suspects) - 1} others run again, one at a time"
 
 
 def _how(process: subprocess.Popen[bytes]) -> str:

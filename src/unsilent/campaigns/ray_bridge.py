@@ -23,10 +23,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unsilent.campaigns.line import Line, Message
-from unsilent.campaigns.ray_launch import Cluster, remove
-from unsilent.campaigns.ray_supervisor import CLOSE_SECONDS, Job, Supervisor
-from unsilent.campaigns.worker import portable
+from unsilent.campaigns.process_connection import Message, ProcessConnection
+from unsilent.campaigns.ray_launch import Cluster, remove_busy_folder
+from unsilent.campaigns.ray_supervisor import CLOSE_SECONDS, Supervisor, SupervisorJob
+from unsilent.campaigns.worker import as_picklable_error
 from unsilent.errors import UsageError
 
 LOOK_SECONDS = 0.05
@@ -57,7 +57,7 @@ class _Member:
 class Bridge:
     """Hires supervisors on the cluster and keeps one call open to each."""
 
-    def __init__(self, line: Line, cluster: Cluster, job: Job) -> None:
+    def __init__(self, line: ProcessConnection, cluster: Cluster, job: SupervisorJob) -> None:
         self._line, self._cluster, self._job = line, cluster, job
         self._crew: dict[int, _Member] = {}
         self._looked = time.monotonic()
@@ -80,7 +80,7 @@ class Bridge:
             member.trials.append(message[2])
             member.asked += message[3]
         elif kind == "drop" and message[1] in self._crew:
-            self.dismiss([self._crew.pop(message[1])])
+            self.end_actors([self._crew.pop(message[1])])
         elif kind == "look":
             self._line.send("seen", _nodes())
 
@@ -88,8 +88,8 @@ class Bridge:
         import ray
 
         room = max((int(node["CPU"] // cpus) for node in _nodes()), default=1)
-        sharers = max(1, min(self._job.means.jobs, room))  # of one node's memory
-        job = replace(self._job, means=replace(self._job.means, jobs=sharers))
+        sharers = max(1, min(self._job.worker_settings.jobs, room))  # of one node's memory
+        job = replace(self._job, worker_settings=replace(self._job.worker_settings, jobs=sharers))
         actor: Any = ray.remote(Supervisor)
         handle = actor.options(
             num_cpus=cpus,
@@ -127,7 +127,7 @@ class Bridge:
             if now - before > STANDSTILL:
                 member.since += now - before  # it is we who stood still
             elif member.answered and now - member.since > SILENCE:
-                self._lose(member, f"it has not answered for {SILENCE:.0f} s")
+                self._lose(member, f"the worker has not answered for {SILENCE:.0f} s")
 
     def _answer(self, member: _Member) -> None:
         import ray
@@ -151,7 +151,7 @@ class Bridge:
         ray.kill(member.handle)  # it may live on somewhere, and nobody listens any more
         self._line.send("gone", member.number, why, unfit)
 
-    def dismiss(self, members: list[_Member]) -> None:
+    def end_actors(self, members: list[_Member]) -> None:
         """End these actors, each worker with all that it has started."""
         import ray
 
@@ -161,9 +161,9 @@ class Bridge:
         for member in members:
             ray.kill(member.handle)
 
-    def dismiss_all(self) -> None:
+    def end_all_actors(self) -> None:
         """End what is left."""
-        self.dismiss(list(self._crew.values()))
+        self.end_actors(list(self._crew.values()))
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -179,11 +179,11 @@ def _why(error: Exception, unfit: bool) -> str:
     if unfit:
         return str(error).strip().splitlines()[-1].strip()
     match = re.search(r"The actor is dead because ([^.\n]+)", str(error))
-    return match[1].strip() if match else "it cannot be reached any more"
+    return match[1].strip() if match else "the worker cannot be reached"
 
 
 @contextmanager
-def joined(cluster: Cluster, folder: str | None) -> Iterator[None]:
+def join_cluster(cluster: Cluster, folder: str | None) -> Iterator[None]:
     """In the cluster: an existing one, or (with a ``folder``) one of our own here, which ends with the block without a file."""
     import ray
 
@@ -206,27 +206,27 @@ def joined(cluster: Cluster, folder: str | None) -> Iterator[None]:
     finally:
         ray.shutdown()
         if folder is not None:
-            remove(folder)  # the driver does it as well, unless it was killed
+            remove_busy_folder(folder)  # the driver does it as well, unless it was killed
 
 
-def _serve(line: Line) -> None:
+def _serve(line: ProcessConnection) -> None:
     message = line.receive(ENDING_SECONDS)
     assert message is not None
     _, cluster, job, folder = message
     with ExitStack() as stack:
-        with _told(cluster):
-            stack.enter_context(joined(cluster, folder))
+        with user_error_on_join(cluster):
+            stack.enter_context(join_cluster(cluster, folder))
         line.send("connected")
         bridge = Bridge(line, cluster, job)
         try:
             bridge.serve()
         finally:
             threading.Thread(target=_end_at_last, daemon=True).start()
-            bridge.dismiss_all()
+            bridge.end_all_actors()
 
 
 @contextmanager
-def _told(cluster: Cluster) -> Iterator[None]:
+def user_error_on_join(cluster: Cluster) -> Iterator[None]:
     """What joining raises, as one line for the user."""
     try:
         yield
@@ -242,9 +242,9 @@ def _refusal(cluster: Cluster, error: BaseException) -> str:
     if cluster.address is None:
         return f"cannot start Ray on this machine: {' '.join(str(error).split())}"
     if "token" in said.lower():
-        advice = "it asks for another token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+        advice = "the cluster requires another token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
     elif "ray[client]" in str(error):
-        advice = "ray:// needs an extra of Ray's: pip install 'ray[client]', or give the head node's host:port"
+        advice = "a ray:// address needs an optional package; run: pip install 'ray[client]', or give the head node's host:port"
     else:
         advice = " ".join(str(error).split())
     return f"cannot join the Ray cluster at {cluster.address}: {advice}"
@@ -260,13 +260,13 @@ def main(fd: int) -> None:
     """Serve one driver until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.set_inheritable(fd, False)
-    line = Line(fd)
+    line = ProcessConnection(fd)
     try:
         _serve(line)
     except EOFError:
         pass  # the driver has closed the line, or is gone
     except BaseException as error:
-        line.send("failed", portable(error))
+        line.send("failed", as_picklable_error(error))
     line.close()
 
 

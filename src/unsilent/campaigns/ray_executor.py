@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from unsilent.campaigns.line import Message
 from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.process_connection import Message
 from unsilent.campaigns.processes import SALVAGE_SECONDS, Refillable
-from unsilent.campaigns.ray_crew import Crew, Member
-from unsilent.campaigns.ray_launch import Cluster, Link, check_address
-from unsilent.campaigns.ray_supervisor import Event, Job, given
-from unsilent.campaigns.spec import Baseline, Means, Row, Spec, TrialId
+from unsilent.campaigns.ray_launch import BridgeProcess, Cluster, check_address
+from unsilent.campaigns.ray_supervisor import Event, SupervisorJob, environment_to_send
+from unsilent.campaigns.ray_supervisor_pool import PooledSupervisor, SupervisorPool
+from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.closing import Closing
 from unsilent.errors import UnsilentError
@@ -46,30 +46,37 @@ class RayExecutor(Closing):
         jobs: int,
         deadline: float | None,
         observer: Observer,
-        means: Means,
+        worker_settings: WorkerSettings,
         address: str | None = None,
     ) -> None:
         check_address(address)
         local, self._observer = address is None, observer
         self._cluster = Cluster(address, jobs * spec.threads)
-        self._job = Job(spec, deadline, replace(means, jobs=jobs), os.getcwd(), given(os.environ, local), local)
-        self._crew = Crew(spec, jobs, self._cluster, observer, self._send)
-        self._link: Link | None = None
+        self._job = SupervisorJob(
+            spec,
+            deadline,
+            replace(worker_settings, jobs=jobs),
+            os.getcwd(),
+            environment_to_send(os.environ, local),
+            local,
+        )
+        self._crew = SupervisorPool(spec, jobs, self._cluster, observer, self._send)
+        self._link: BridgeProcess | None = None
         self._backlog: deque[TrialId] = deque()
         self._numbers: dict[tuple[int, int], int] = {}
         self._bridge_cpu = self._reported = 0.0
         self._watch = Stopwatch()
 
-    def describe(self) -> Baseline:
+    def establish_baseline(self) -> Baseline:
         """Join the cluster, let a first worker load the workload, and return what it found."""
-        if self._crew.description is None:
-            self._link = self._link or Link(self._cluster, self._job)
-            self._crew.expect()
-            while self._crew.description is None:
-                self._crew.staff(1)
+        if self._crew.baseline is None:
+            self._link = self._link or BridgeProcess(self._cluster, self._job)
+            self._crew.start_placement_timeout()
+            while self._crew.baseline is None:
+                self._crew.start_missing_supervisors(1)
                 self._listen()
-        assert self._crew.description is not None
-        return self._crew.description
+        assert self._crew.baseline is not None
+        return self._crew.baseline
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -77,21 +84,21 @@ class RayExecutor(Closing):
         assert self._link is not None
         self._link.send(*message)
 
-    def _give(self, one: Member, trials: list[TrialId], *asked: str) -> None:
-        one.given.update(dict.fromkeys(trials))
+    def _give(self, one: PooledSupervisor, trials: list[TrialId], *asked: str) -> None:
+        one.unfinished_trials.update(dict.fromkeys(trials))
         self._send("give", one.number, pickle.dumps(trials), asked)
 
-    def _listen(self) -> list[Row]:
+    def _listen(self) -> list[CampaignRow]:
         """Handle one message, if one comes soon, and return the rows it proves."""
         assert self._link is not None
         message = self._link.receive(0.2)
-        self._crew.check_alone()
+        self._crew.check_placement_timeout()
         return [] if message is None else self._handle(message)
 
-    def _handle(self, message: Message) -> list[Row]:
+    def _handle(self, message: Message) -> list[CampaignRow]:
         kind, number = message[0], message[1]
         if kind == "seen":
-            self._crew.seen(message[1])
+            self._crew.note_cluster_nodes(message[1])
             return []
         one = self._crew.members.get(number)
         if one is None:
@@ -99,27 +106,29 @@ class RayExecutor(Closing):
         if kind == "gone":
             self._gone(one, *message[2:])
             return []
-        _, _, events, one.cpu, self._bridge_cpu = message
-        one.placed = True
+        _, _, events, one.cpu_seconds, self._bridge_cpu = message
+        one.is_placed = True
         batch: list[Event] = pickle.loads(events)  # noqa: S301 - our own supervisor's
         return [row for event in batch for row in self._take(one, event)]
 
-    def _gone(self, one: Member, why: str, unfit: bool) -> None:
+    def _gone(self, one: PooledSupervisor, why: str, unfit: bool) -> None:
         if unfit:
-            self._crew.refuse(one, f"cannot start a worker ({why}); install the same Unsilent there")
+            self._crew.reject_supervisor(
+                one, f"cannot start a worker ({why}); install the same version of Unsilent on that node"
+            )
         else:
-            self._backlog.extendleft(reversed(self._crew.lose(one, why)))
+            self._backlog.extendleft(reversed(self._crew.handle_lost_supervisor(one, why)))
 
-    def _take(self, one: Member, event: Event) -> list[Row]:
+    def _take(self, one: PooledSupervisor, event: Event) -> list[CampaignRow]:
         kind = event[0]
         if kind == "row":
             self._note(one, event[1])
         elif kind == "proven":
-            return self._crew.proven(one, event[1])
+            return self._crew.take_verified_rows(one, event[1])
         elif kind == "ready":
-            self._crew.welcome(one, *event[1:])
+            self._crew.admit_supervisor(one, *event[1:])
         elif kind == "loading":
-            if self._crew.description is None:
+            if self._crew.baseline is None:
                 self._observer.loading(*event[1:])
         elif kind == "lost":
             self._observer.worker_lost(*event[1:])
@@ -129,55 +138,55 @@ class RayExecutor(Closing):
             one.salvaged = True
         elif kind == "failed":
             one.node = event[2]
-            if one.ready or self._crew.description is None:
+            if one.ready or self._crew.baseline is None:
                 raise event[1]
-            self._crew.refuse(one, f"cannot load the workload ({event[1]})")
+            self._crew.reject_supervisor(one, f"cannot load the workload ({event[1]})")
         return []
 
-    def _note(self, one: Member, row: Row) -> None:
+    def _note(self, one: PooledSupervisor, row: CampaignRow) -> None:
         """A row that is not proven yet. Workers are numbered over all supervisors."""
         number = self._numbers.setdefault((one.number, row.worker), len(self._numbers))
-        one.held[row.trial] = row = row.by_worker(number)
-        one.pace = 0.9 * one.pace + 0.1 * max(row.seconds, 1e-5)
+        one.unverified_rows[row.trial] = row = row.with_worker(number)
+        one.seconds_per_trial = 0.9 * one.seconds_per_trial + 0.1 * max(row.seconds, 1e-5)
         self._observer.trial(row)
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def run(self, trials: Iterable[TrialId]) -> Iterator[list[Row]]:
+    def run(self, trials: Iterable[TrialId]) -> Iterator[list[CampaignRow]]:
         """Run trials on all nodes; rows come together as they are proven."""
-        self.describe()
+        self.establish_baseline()
         self._backlog = deque()
         source = Refillable(self._backlog, iter(trials))
-        self._crew.expect()
+        self._crew.start_placement_timeout()
         while True:
             members = list(self._crew.members.values())
             for one in members:
                 if one.ready:
                     self._feed(one, source)
             if source.any_left():
-                self._crew.staff()
-            elif not any(one.given for one in members):
+                self._crew.start_missing_supervisors()
+            elif not any(one.unfinished_trials for one in members):
                 return
             yield self._listen()
 
-    def _feed(self, one: Member, source: Refillable) -> None:
-        want = max(self._crew.pack, min(DEEPEST, int(DEPTH_SECONDS / one.pace))) + 1
-        queued = len(one.given) - len(one.held)
+    def _feed(self, one: PooledSupervisor, source: Refillable) -> None:
+        want = max(self._crew.max_trials_together, min(DEEPEST, int(DEPTH_SECONDS / one.seconds_per_trial))) + 1
+        queued = len(one.unfinished_trials) - len(one.unverified_rows)
         if queued <= want // 2 and (chunk := list(islice(source, want - queued))):
             self._give(one, chunk)
 
     # -- end ---------------------------------------------------------------------------------------------------
 
-    def spent(self) -> tuple[float, float]:
+    def seconds_since_last_call(self) -> tuple[float, float]:
         """Wall and CPU seconds since it was made or this was last asked; of supervisors and workers what they have told."""
         wall, cpu = self._watch.lap()
-        before, self._reported = self._reported, self._crew.cpu + self._bridge_cpu
+        before, self._reported = self._reported, self._crew.cpu_seconds + self._bridge_cpu
         return wall, cpu + self._reported - before
 
-    def salvage(self) -> list[Row]:
+    def salvage(self) -> list[CampaignRow]:
         """After an interrupt: the rows that a proof, asked for now and waited for a little, still covers."""
-        rows: list[Row] = []
-        asked = [one for one in self._crew.members.values() if one.held]
+        rows: list[CampaignRow] = []
+        asked = [one for one in self._crew.members.values() if one.unverified_rows]
         for one in asked:
             one.salvaged = False
             self._give(one, [], "salvage")

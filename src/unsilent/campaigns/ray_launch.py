@@ -20,8 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from unsilent.campaigns.line import Line, Message
-from unsilent.campaigns.ray_supervisor import Job
+from unsilent.campaigns.process_connection import Message, ProcessConnection
+from unsilent.campaigns.ray_supervisor import SupervisorJob
 from unsilent.closing import Closing
 from unsilent.errors import UnsilentError, UsageError
 
@@ -43,13 +43,13 @@ class Cluster:
     cpus: int
 
     def __str__(self) -> str:
-        return "this machine" if self.address is None else f"the Ray cluster at {self.address}"
+        return "the Ray cluster on this machine" if self.address is None else f"the Ray cluster at {self.address}"
 
 
 def check_address(address: str | None) -> None:
     """Raise ``UsageError`` where Ray is not installed, or the address is none or nobody is there."""
     if find_spec("ray") is None:
-        raise UsageError("--executor ray needs an extra: pip install 'unsilent[ray]'")
+        raise UsageError("--executor ray needs an optional package; install it with: pip install 'unsilent[ray]'")
     if address is None or address == "auto":
         return
     match = _PLACE.fullmatch(address)
@@ -62,18 +62,18 @@ def check_address(address: str | None) -> None:
     except OSError as error:
         raise UsageError(
             f"no Ray cluster answers at {address} ({error.strerror or error}); "
-            "check the address, or start one there: ray start --head"
+            "check the address, or start a cluster on that machine: ray start --head"
         ) from None
 
 
-class Link(Closing):
+class BridgeProcess(Closing):
     """The bridge's process and the line to it; joined to the cluster once made.
 
     Raises:
         UsageError: the cluster cannot be joined.
     """
 
-    def __init__(self, cluster: Cluster, job: Job) -> None:
+    def __init__(self, cluster: Cluster, job: SupervisorJob) -> None:
         self._cluster = cluster
         self._process: subprocess.Popen[bytes] | None = None
         self._cleanup = ExitStack()
@@ -81,7 +81,7 @@ class Link(Closing):
             folder = None if cluster.address else self._cleanup.enter_context(private_folder())
             self._cleanup.callback(self._end)
             ours, theirs = socket.socketpair()
-            self._line = Line(ours.detach())
+            self._line = ProcessConnection(ours.detach())
             self._cleanup.callback(self._line.close)
             with theirs:
                 self._process = self._start(theirs.fileno())
@@ -125,7 +125,9 @@ class Link(Closing):
         while time.monotonic() < end:
             if self.receive(0.5) is not None:
                 return
-        raise UsageError(f"{self._cluster} did not let us in within {seconds:.0f} s; is it Ray that answers there?")
+        raise UsageError(
+            f"could not connect to {self._cluster} within {seconds:.0f} s; check that a Ray cluster runs at that address"
+        )
 
     def send(self, *message: object) -> None:
         """Send an order."""
@@ -137,7 +139,8 @@ class Link(Closing):
             message = self._line.receive(timeout)
         except EOFError:
             raise UnsilentError(
-                f"{self._cluster} is lost; what was stored is safe: run the same command again when it is back"
+                f"the connection to {self._cluster} is lost; stored results are safe: "
+                "run the same command again when the cluster is back"
             ) from None
         if message is not None and message[0] == "failed":
             raise message[1]
@@ -156,10 +159,10 @@ def private_folder() -> Iterator[str]:
     try:
         yield folder
     finally:
-        remove(folder)
+        remove_busy_folder(folder)
 
 
-def remove(folder: str) -> None:
+def remove_busy_folder(folder: str) -> None:
     """Remove a folder in which processes of Ray that are ending may still write."""
     end = time.monotonic() + REMOVE_SECONDS
     while os.path.exists(folder) and time.monotonic() < end:

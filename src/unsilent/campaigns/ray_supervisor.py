@@ -21,50 +21,52 @@ from typing import Any
 
 from unsilent.campaigns.observer import Silent
 from unsilent.campaigns.processes import ProcessExecutor
-from unsilent.campaigns.spec import Means, Row, Spec, TrialId
-from unsilent.campaigns.worker import portable
+from unsilent.campaigns.spec import CampaignRow, Spec, TrialId, WorkerSettings
+from unsilent.campaigns.worker import as_picklable_error
 
 Event = tuple[Any, ...]
 CLOSE_SECONDS = 2.0
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Set by Ray for its own purposes. They decide how many threads a workload is trained with, so they are the driver's."""
-GIVEN = ("PYTHONPATH", "UNSILENT_CACHE")
+SENT_VARIABLES = ("PYTHONPATH", "UNSILENT_CACHE")
 """What a worker elsewhere gets of the driver's environment, where it is set."""
 
 
 @dataclass(frozen=True)
-class Job:
+class SupervisorJob:
     """What a supervisor is for, and the place that its worker should find itself in: the driver's, as far as it is there."""
 
     spec: Spec
     deadline: float | None
-    means: Means
+    worker_settings: WorkerSettings
     folder: str
     environment: Mapping[str, str]
-    local: bool
+    is_local: bool
     """Whether the node is the driver's machine, so that its whole environment holds."""
 
-    def environ(self, own: Mapping[str, str]) -> dict[str, str]:
+    def worker_environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """The environment of a worker under an actor whose own is ``own``."""
-        if self.local:
+        if self.is_local:
             result = dict(self.environment)
         else:
-            result = {key: value for key, value in own.items() if not key.startswith("RAY_") and key not in THREADS}
+            result = {
+                key: value for key, value in own.items() if not key.startswith("RAY_") and key not in THREAD_VARIABLES
+            }
             result |= self.environment
         if self.spec.device.startswith("cuda") and "CUDA_VISIBLE_DEVICES" in own:
             result["CUDA_VISIBLE_DEVICES"] = own["CUDA_VISIBLE_DEVICES"]  # the one that Ray has given us
         return result
 
 
-def given(own: Mapping[str, str], local: bool) -> dict[str, str]:
+def environment_to_send(own: Mapping[str, str], local: bool) -> dict[str, str]:
     """What a job carries of the driver's environment ``own``: to other machines, no more than they need."""
-    return dict(own) if local else {key: own[key] for key in (*THREADS, *GIVEN) if key in own}
+    return dict(own) if local else {key: own[key] for key in (*THREAD_VARIABLES, *SENT_VARIABLES) if key in own}
 
 
 class Supervisor(Silent):
     """One worker, run by a thread of its own, so that neither waits for the other."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SupervisorJob) -> None:
         self._inbox: deque[TrialId] = deque()
         self._asked: deque[str] = deque()
         self._events: list[Event] = []
@@ -77,17 +79,17 @@ class Supervisor(Silent):
 
     # -- for the bridge ----------------------------------------------------------------------------------------
 
-    def exchange(self, trials: list[bytes], asked: list[str], pause: float) -> tuple[bytes, float]:
+    def exchange(self, trials: list[bytes], requests: list[str], max_wait_seconds: float) -> tuple[bytes, float]:
         """Take trials and requests (``salvage``); return events and CPU seconds so far.
 
-        Waits ``pause`` seconds at most, so that events are told together; what others wait for is told at once. Lists are
-        pickled here and in the driver: Ray's own pickling of so many small objects costs several times as much.
+        Waits ``max_wait_seconds`` seconds at most, so that events are told together; what others wait for is told at once.
+        Lists are pickled here and in the driver: Ray's own pickling of so many small objects costs several times as much.
         """
         with self._changed:
             self._inbox.extend(trial for some in trials for trial in pickle.loads(some))  # noqa: S301 - the driver's
-            self._asked.extend(asked)
+            self._asked.extend(requests)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._urgent, pause)
+            self._changed.wait_for(lambda: self._urgent, max_wait_seconds)
             events, self._events, self._urgent = self._events, [], False
         return pickle.dumps(events), self._cpu
 
@@ -107,7 +109,7 @@ class Supervisor(Silent):
                 self._events.pop()
             self._events.append(("loading", description, done, total))
 
-    def trial(self, row: Row) -> None:
+    def trial(self, row: CampaignRow) -> None:
         """A trial ended; it is not proven yet."""
         self._tell("row", row)
 
@@ -132,22 +134,27 @@ class Supervisor(Silent):
 
     # -- the thread --------------------------------------------------------------------------------------------
 
-    def _serve(self, job: Job) -> None:
+    def _serve(self, job: SupervisorJob) -> None:
         node = socket.gethostname()
         try:
             if os.path.isdir(job.folder):
                 os.chdir(job.folder)
-            environment = job.environ(os.environ)
+            environment = job.worker_environment(os.environ)
             with ProcessExecutor(
-                job.spec, jobs=1, deadline=job.deadline, observer=self, means=job.means, environment=environment
+                job.spec,
+                jobs=1,
+                deadline=job.deadline,
+                observer=self,
+                worker_settings=job.worker_settings,
+                environment=environment,
             ) as executor:
-                description = executor.describe()
+                description = executor.establish_baseline()
                 self._count(executor)
-                self._tell("ready", description, executor.pack, node, urgent=True)
+                self._tell("ready", description, executor.max_trials_together, node, urgent=True)
                 while (asked := self._next()) != "close":
                     self._do(asked, executor)
         except BaseException as error:
-            self._tell("failed", portable(error), node, urgent=True)
+            self._tell("failed", as_picklable_error(error), node, urgent=True)
 
     def _next(self) -> str:
         with self._changed:
@@ -170,12 +177,12 @@ class Supervisor(Silent):
                 return
         self._hurry()
 
-    def _prove(self, rows: list[Row]) -> None:
+    def _prove(self, rows: list[CampaignRow]) -> None:
         if rows:
             self._tell("proven", [row.trial for row in rows])
 
     def _count(self, executor: ProcessExecutor) -> None:
-        self._cpu += executor.spent()[1]
+        self._cpu += executor.seconds_since_last_call()[1]
 
 
 class _Emptying:

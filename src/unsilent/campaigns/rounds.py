@@ -21,17 +21,20 @@ class CellPlan:
     """What was decided for one cell; the last decision holds.
 
     Attributes:
-        group, flips: the cell. asked: the precision it was planned for.
-        start: by stratum, its pilot trials. first: by stratum, trials of look 0; empty until the pilot is done.
-        centre: by stratum, the mean share of wrong outputs in the pilot. look: which look the cell has come to.
+        group, flips: The cell.
+        target_precision: The precision it was planned for.
+        pilot_trials: By stratum, its pilot trials.
+        first_look_trials: By stratum, trials of look 0; empty until the pilot is done.
+        pilot_means: By stratum, the mean share of wrong outputs in the pilot.
+        look: Which look the cell has come to.
     """
 
     group: str
     flips: int | None
-    asked: str
-    start: Mapping[str, int]
-    first: Mapping[str, int]
-    centre: Mapping[str, float]
+    target_precision: str
+    pilot_trials: Mapping[str, int]
+    first_look_trials: Mapping[str, int]
+    pilot_means: Mapping[str, float]
     look: int = 0
 
     @property
@@ -39,31 +42,40 @@ class CellPlan:
         """Its identity."""
         return self.group, self.flips
 
-    def counting(self, stratum: str, look: int | None = None) -> range:
+    def counting_trial_numbers(self, stratum: str, look: int | None = None) -> range:
         """Numbers of the trials that count at a look (the latest one); of a pilot that is all there is, they are its own."""
-        start = self.start[stratum]
-        if not self.first:
+        start = self.pilot_trials[stratum]
+        if not self.first_look_trials:
             return range(start)
-        return range(start, start + size_at(self.look if look is None else look, self.first[stratum]))
+        return range(start, start + size_at(self.look if look is None else look, self.first_look_trials[stratum]))
 
     @property
-    def size(self) -> int:
+    def total_trials(self) -> int:
         """Trials of all strata, the pilot included."""
-        return sum(self.counting(stratum).stop for stratum in self.start)
+        return sum(self.counting_trial_numbers(stratum).stop for stratum in self.pilot_trials)
 
     def to_json(self) -> Json:
         """Plain JSON values."""
-        return {**asdict(self), "start": dict(self.start), "first": dict(self.first), "centre": dict(self.centre)}
+        return {
+            **asdict(self),
+            "pilot_trials": dict(self.pilot_trials),
+            "first_look_trials": dict(self.first_look_trials),
+            "pilot_means": dict(self.pilot_means),
+        }
 
 
-def current(rounds: Iterable[Iterable[CellPlan]]) -> dict[Cell, CellPlan]:
+def latest_plans(rounds: Iterable[Iterable[CellPlan]]) -> dict[Cell, CellPlan]:
     """What holds after some rounds."""
     return {plan.cell: plan for cells in rounds for plan in cells}
 
 
-def trials_of(plans: Iterable[CellPlan]) -> Iterator[TrialId]:
+def trial_ids_of_plans(plans: Iterable[CellPlan]) -> Iterator[TrialId]:
     """All trials of some cells, one of every stratum after the other."""
-    ends = [(stratum, plan.flips, plan.counting(stratum).stop) for plan in plans for stratum in plan.start]
+    ends = [
+        (stratum, plan.flips, plan.counting_trial_numbers(stratum).stop)
+        for plan in plans
+        for stratum in plan.pilot_trials
+    ]
     for k in range(max((end for *_, end in ends), default=0)):
         for stratum, flips, end in ends:
             if k < end:

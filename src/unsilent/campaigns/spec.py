@@ -1,5 +1,7 @@
-"""What campaigns of all kinds have: what was asked (`Spec`), what was found out before the first trial (`Baseline`), what is run
-(`TrialId`) by whom (`Runner`), and what happened (`Row`).
+"""Protocols that campaigns of every kind implement.
+
+`Spec` is what was asked, `Baseline` what was found out before the first trial, `TrialId` names a trial, a `Runner` runs trials
+and `CampaignRow` is what happened in one.
 
 A campaign's identity is the hash of its spec and of the fingerprint of all that its rows depend on. A trial's randomness derives
 from that hash, the seed, its stratum and its number alone, so any trial replays alone, anywhere, in any order.
@@ -19,14 +21,14 @@ import xxhash
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.workloads.training import Progress
+    from unsilent.workloads.model_fitting import Progress
 
 Json = dict[str, Any]
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class WorkerSettings:
     """How trials are run. It changes what they cost, never a row, so it is not part of a campaign's identity."""
 
     engine: str = "auto"
@@ -57,9 +59,11 @@ class TrialId(NamedTuple):
         return cls(target, int(flips) if flips else None, int(k))
 
 
-class RunAlone(NamedTuple):
-    """A trial that has no outcome before it has run alone: it ran out of memory, which others may have taken, or (without a
-    ``reason``) it takes all processors."""
+class DeferredTrial(NamedTuple):
+    """A trial that must run again alone before it has an outcome.
+
+    It ran out of memory, which other trials may have taken, or (without a ``reason``) it needs all processors.
+    """
 
     trial: TrialId
     reason: str
@@ -78,7 +82,7 @@ def without_folders(values: Json, *paths: str) -> Json:
     return values | {"workload": workload} | {key: PurePath(values[key]).name if values[key] else None for key in paths}
 
 
-def canonical(value: Any) -> str:
+def sorted_json_text(value: Any) -> str:
     """JSON with sorted keys and no spaces: one text for one value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
@@ -106,7 +110,7 @@ class Spec(Protocol):
     def device(self) -> str: ...
 
     @property
-    def enumerated(self) -> bool:
+    def is_enumerated(self) -> bool:
         """Whether all trials are known beforehand, each target's as many as its ``slots``, instead of drawn."""
         ...
 
@@ -116,12 +120,12 @@ class Spec(Protocol):
 
     def to_json(self) -> Json: ...
 
-    def make_runner(self, progress: Progress | None, means: Means) -> Runner:
+    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs trials, in a worker: it may load torch."""
         ...
 
 
-class Target(Protocol):
+class TrialTarget(Protocol):
     """What trials are drawn for."""
 
     @property
@@ -143,7 +147,7 @@ class Baseline(Protocol):
     def fingerprint(self) -> Mapping[str, str]: ...
 
     @property
-    def targets(self) -> Sequence[Target]: ...
+    def targets(self) -> Sequence[TrialTarget]: ...
 
     @property
     def golden_seconds(self) -> float:
@@ -161,7 +165,7 @@ class Baseline(Protocol):
     def to_json(self) -> Json: ...
 
 
-class Row(Protocol):
+class CampaignRow(Protocol):
     """What happened in one trial: a frozen dataclass whose columns `unsilent.campaigns.codec` reads off its fields."""
 
     @property
@@ -173,9 +177,9 @@ class Row(Protocol):
     @property
     def worker(self) -> int: ...
 
-    def content(self) -> dict[str, Any]: ...
+    def reproducible_values(self) -> dict[str, Any]: ...
 
-    def by_worker(self, number: int) -> Self: ...
+    def with_worker(self, number: int) -> Self: ...
 
     def derived(self) -> dict[str, Any]: ...
 
@@ -183,60 +187,65 @@ class Row(Protocol):
 class Runner(Protocol):
     """Runs trials of one campaign in this process.
 
-    Where its kind's replay asks for more than a row, it has a method ``ask(what, *arguments)`` as well, which answers that.
+    Where its kind's replay asks for more than a row, it has a method ``answer(what, *arguments)`` as well, which answers that.
 
     Attributes:
-        pack: trials that are run together at most. unproven: rows that no proof covers yet.
+        max_trials_together: Trials that are run together at most.
+        unverified_row_count: Rows that no proof covers yet.
     """
 
-    pack: int
-    unproven: int
+    max_trials_together: int
+    unverified_row_count: int
 
     @property
     def workload(self) -> Any:
         """What is loaded, by its ``name``."""
         ...
 
-    def describe(self) -> Any: ...
+    def establish_baseline(self) -> Any: ...
 
     def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[Any]: ...
 
-    def lost(self, trial: TrialId, ended: Any, seconds: float, reason: str) -> Any:
+    def lost_trial_row(self, trial: TrialId, outcome: Any, seconds: float, reason: str) -> Any:
         """The row of a trial whose process was lost."""
         ...
 
-    def prove(self) -> None:
+    def verify_restored_state(self) -> None:
         """Raises where trials left something behind."""
         ...
 
 
 def campaign_hash(spec: Spec, fingerprint: Mapping[str, str]) -> str:
     """32 hex digits that name the campaign."""
-    return xxhash.xxh3_128_hexdigest(canonical({"spec": spec.identity(), "fingerprint": dict(fingerprint)}).encode())
+    return xxhash.xxh3_128_hexdigest(
+        sorted_json_text({"spec": spec.identity(), "fingerprint": dict(fingerprint)}).encode()
+    )
 
 
 def differences(
-    there: tuple[Spec, Baseline], here: tuple[Spec, Baseline]
+    stored_campaign: tuple[Spec, Baseline], current_campaign: tuple[Spec, Baseline]
 ) -> Iterator[tuple[str, tuple[Any, Any] | None]]:
     """What makes two campaigns two: values of the spec that differ with both values, then keys of the fingerprint with None."""
-    (old, then), (new, now) = ((spec.identity(), result.fingerprint) for spec, result in (there, here))
+    (old, then), (new, now) = (
+        (spec.identity(), result.fingerprint) for spec, result in (stored_campaign, current_campaign)
+    )
     yield from ((key, (old[key], new[key])) for key in new if old[key] != new[key])
     yield from ((key, None) for key in {**then, **now} if then.get(key) != now.get(key))
 
 
-USUAL = {"dtype": "as built", "judge": "the workload's own"}
+DEFAULT_TEXTS = {"dtype": "as built", "judge": "the workload's own"}
 """What it is called that nothing was asked; else ``none``."""
 
 
-def value_text(key: str, value: Any) -> str:
+def spec_value_text(key: str, value: Any) -> str:
     """A value of a spec as the command line writes it: ``1,8`` for flips, ``as built`` for no dtype."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if key == "flips" and isinstance(value, tuple | list):
-        return ",".join("as drawn" if count is None else str(count) for count in value)
+        return ",".join("set by the fault model" if count is None else str(count) for count in value)
     if isinstance(value, tuple | list):
         return " ".join("=".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for v in value) or "none"
-    return USUAL.get(key, "none") if value in (None, "") else str(value)
+    return DEFAULT_TEXTS.get(key, "none") if value in (None, "") else str(value)
 
 
 def trial_seed(campaign: str, seed: int, trial: TrialId) -> int:

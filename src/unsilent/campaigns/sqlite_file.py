@@ -20,20 +20,20 @@ from unsilent.campaigns.opening import (
     LEAST_STEPS,
     STEPS_PER_BYTE,
     TEXT_BYTES,
-    Steps,
+    QueryStepLimit,
     check_files,
     expected_schema,
-    restrict,
+    restrict_connection,
     schema_of,
 )
-from unsilent.campaigns.reading import Allowance, Damaged, is_real
+from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, is_real
 from unsilent.closing import Closing
 from unsilent.errors import StoreError
 
-HELD: dict[int, tuple[str, str]] = {}
+APPLICATION_OWNERS: dict[int, tuple[str, str]] = {}
 """Our own files by application id: what they hold, and who needs one. Kinds are added when they are made."""
-OTHER = ("what another command of unsilent made", "this one needs its own")
-OURS = int.from_bytes(b"Uns", "big")
+UNKNOWN_OWNER = ("results of another unsilent command", "this command can only use its own stores")
+APPLICATION_PREFIX = int.from_bytes(b"Uns", "big")
 """What all our application ids begin with; a letter for the kind follows."""
 _LONGEST = 200
 MOST_SECONDS = 1e12
@@ -56,27 +56,27 @@ class SqliteFile(Closing):
     """An open file.
 
     Args:
-        path: the file; made when it is not there and ``write`` is asked.
-        write: take the writer's lock (released by ``close``); otherwise the file must exist and is only read.
+        path: The file; made when it is not there and ``write`` is asked.
+        write: Take the writer's lock (released by ``close``); otherwise the file must exist and is only read.
 
     Raises:
         StoreError: not such a file, corrupt, of another schema, in use by another writer, or not writable.
     """
 
-    application: int
+    application_id: int
     """SQLite's application id: what kind of file it is."""
-    version: int
+    schema_version: int
     schema: str
-    owner: ClassVar[str]
+    main_table: ClassVar[str]
     """The table that is empty as long as the file holds nothing."""
-    longest: int = TEXT_BYTES
+    max_cell_bytes: int = TEXT_BYTES
     """Bytes of a cell at most."""
 
     def __init__(self, path: str | Path, *, write: bool = False) -> None:
         # SQLite looks for its logs beside the file that a link leads to, and so must we.
         self.path = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
         self._lock: FileLock | None = None
-        self._steps: Steps | None = None
+        self._steps: QueryStepLimit | None = None
         self._reads = not write
         if self.path.is_dir():
             raise StoreError(f"{self.path} is a folder; give a file name for the store")
@@ -98,16 +98,16 @@ class SqliteFile(Closing):
         with self._errors():
             db = sqlite3.connect(self.path, isolation_level=None) if write else self._open_to_read()
             try:
-                steps = self._steps = Steps(db)
-                restrict(db, self.longest)
+                steps = self._steps = QueryStepLimit(db)
+                restrict_connection(db, self.max_cell_bytes)
                 empty = self._verify(db, steps, write)
                 if write:
                     db.execute("PRAGMA journal_mode=WAL")
                     db.execute("PRAGMA synchronous=NORMAL")
                     if empty:
                         db.executescript(
-                            f"BEGIN IMMEDIATE; {self.schema} PRAGMA application_id={self.application};"
-                            f"PRAGMA user_version={self.version}; COMMIT;"
+                            f"BEGIN IMMEDIATE; {self.schema} PRAGMA application_id={self.application_id};"
+                            f"PRAGMA user_version={self.schema_version}; COMMIT;"
                         )
                 else:
                     db.execute("PRAGMA query_only=1")
@@ -123,34 +123,37 @@ class SqliteFile(Closing):
         fixed = not os.access(self.path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
         return sqlite3.connect(name + ("&immutable=1" if fixed else ""), uri=True, isolation_level=None)
 
-    def _verify(self, db: sqlite3.Connection, steps: Steps, write: bool) -> bool:
+    def _verify(self, db: sqlite3.Connection, steps: QueryStepLimit, write: bool) -> bool:
         """Check a file before a row of it is read; whether it is empty. The order matters: see `opening`."""
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if application >> 8 == OURS and application != self.application:
-            held, needed = HELD.get(application, OTHER)[0], HELD.get(self.application, OTHER)[1]
+        if application >> 8 == APPLICATION_PREFIX and application != self.application_id:
+            held, needed = (
+                APPLICATION_OWNERS.get(application, UNKNOWN_OWNER)[0],
+                APPLICATION_OWNERS.get(self.application_id, UNKNOWN_OWNER)[1],
+            )
             raise StoreError(f"{self.path} holds {held}; {needed}: give another --store")
         result = schema_of(db)
         empty = not (result or application or version)
-        if application != self.application and not empty:
-            raise StoreError(f"{self.path} is a database of another program; give another file")
+        if application != self.application_id and not empty:
+            raise StoreError(f"{self.path} is an SQLite database of another program; give another file")
         if empty and not write:
             raise StoreError(f"{self.path} is empty; run a campaign first or check the name")
-        if not empty and version != self.version:
+        if not empty and version != self.schema_version:
             raise StoreError(
-                f"{self.path} has store version {version}, this is version {self.version}; use another --store"
+                f"{self.path} has store version {version}, but this program uses {self.schema_version}; give another --store"
             )
         if not empty and result != expected_schema(self.schema):
             raise StoreError(
-                f"{self.path} does not have exactly the tables and indexes of a store, so nothing in it is read; restore a copy"
+                f"{self.path} does not have exactly the tables and indexes of a store, so it is not read; restore a copy"
             )
-        steps.allow(self._most_steps())
+        steps.restart_count(self._most_steps())
         damage = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
         if damage != "ok":
             raise StoreError(
                 f"{self.path} is damaged ({damage.splitlines()[0][:_LONGEST]}); restore a copy or use another --store"
             )
-        steps.allow(math.inf if write else self._most_steps())
+        steps.restart_count(math.inf if write else self._most_steps())
         return empty
 
     def _size(self) -> int:
@@ -161,9 +164,9 @@ class SqliteFile(Closing):
     def _most_steps(self) -> float:
         return LEAST_STEPS + STEPS_PER_BYTE * self._size()
 
-    def _allowance(self) -> Allowance:
+    def _allowance(self) -> ReadLimit:
         """What one pass over the file may read and unpack."""
-        return Allowance(self._size())
+        return ReadLimit(self._size())
 
     def _one(self, sql: str) -> tuple[Any, ...] | None:
         with self._errors():
@@ -184,53 +187,54 @@ class SqliteFile(Closing):
     def _errors(self) -> Iterator[None]:
         """Around everything that asks the file: what goes wrong is one line."""
         if self._steps is not None and self._reads:
-            self._steps.allow(self._most_steps())
+            self._steps.restart_count(self._most_steps())
         try:
             yield
-        except (sqlite3.Error, sqlite3.Warning, Damaged, UnicodeError, MemoryError) as error:
+        except (sqlite3.Error, sqlite3.Warning, DamagedRecordError, UnicodeError, MemoryError) as error:
             if isinstance(error, sqlite3.OperationalError) and "interrupted" in str(error):
                 if self._steps is None or not self._steps.exceeded:
                     raise KeyboardInterrupt from None  # SQLite swallowed what the handler of the signal raised
                 raise StoreError(
-                    f"{self.path} keeps SQLite busier than a store of its size does; restore a copy"
+                    f"reading {self.path} takes more SQLite steps than a store of its size needs, "
+                    "so the file may be damaged; restore a copy"
                 ) from None
             raise StoreError(self._explain(error)) from None
 
     def _explain(self, error: Exception) -> str:
         text = " ".join(str(error).split())[:_LONGEST]  # SQLite quotes cells, which may have many lines
         if isinstance(error, MemoryError):
-            return f"{self.path} needs more memory than there is; free some, or restore a copy if the file is damaged"
+            return f"reading {self.path} needs more memory than is free; free memory, or restore a copy if the file is damaged"
         if isinstance(error, UnicodeEncodeError):
-            return f"{self.path} cannot hold a name that is no valid text ({text}); rename it"
-        if isinstance(error, Damaged | UnicodeError):
+            return f"{self.path} cannot store a name that is not valid text ({text}); change the name"
+        if isinstance(error, DamagedRecordError | UnicodeError):
             return f"{self.path} is damaged or was not made by this program: {text}; restore a copy"
         if "not a database" in text:
             return f"{self.path} is not an Unsilent store; give another file"
         if "full" in text or "disk I/O" in text:
             return (
-                f"cannot write {self.path} ({text}); what was stored is safe: free space and run the same command again"
+                f"cannot write {self.path} ({text}); stored results are safe: free space and run the same command again"
             )
         if "unable to open" in text or "readonly" in text:
             return f"cannot open {self.path} ({text}); check that its folder exists and is writable"
         return f"{self.path} cannot be used ({text}); restore a copy or give another --store"
 
-    def note_usage(self, seconds: float, cpu_seconds: float) -> None:
+    def add_session_seconds(self, seconds: float, cpu_seconds: float) -> None:
         """Add the time that one session took, its set-up included."""
         with self._errors(), self._db:
             self._db.execute("INSERT INTO usage VALUES (?, ?)", (seconds, cpu_seconds))
 
-    def usage(self) -> tuple[float, float]:
+    def total_session_seconds(self) -> tuple[float, float]:
         """Wall and CPU seconds over all sessions."""
         with self._errors():
             rows = self._db.execute("SELECT seconds, cpu_seconds FROM usage").fetchall()
             if not all(is_real(value) and 0 <= value < MOST_SECONDS for row in rows for value in row):
-                raise Damaged("the time that sessions took is no number")
+                raise DamagedRecordError("a session time in it is not a valid number")
         return math.fsum(row[0] for row in rows), math.fsum(row[1] for row in rows)
 
     def close(self) -> None:
         """Close the file and release the lock."""
         try:
-            unused = self._new and self._one(f"SELECT 1 FROM {self.owner} LIMIT 1") is None  # noqa: S608 - a constant
+            unused = self._new and self._one(f"SELECT 1 FROM {self.main_table} LIMIT 1") is None  # noqa: S608 - a constant
             if self._lock:
                 self._settle()
             self._db.close()

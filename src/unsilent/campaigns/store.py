@@ -16,22 +16,22 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, cast
 
-from unsilent.campaigns.codec import codec
+from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.kinds import B, Kind, R, S
-from unsilent.campaigns.reading import (
-    MOST_TRIALS,
-    Damaged,
-    ascending,
-    is_whole,
-    parsed,
-    read_budget,
-    shown,
-    stored_json,
-)
-from unsilent.campaigns.spec import TrialId, campaign_hash, differences, value_text
+from unsilent.campaigns.spec import TrialId, campaign_hash, differences, spec_value_text
 from unsilent.campaigns.sqlite_file import SqliteFile
+from unsilent.campaigns.stored_values import (
+    MOST_TRIALS,
+    DamagedRecordError,
+    check_ascending,
+    dump_stored_json,
+    is_whole_number,
+    one_line_preview,
+    parse_record,
+    read_budget,
+)
 from unsilent.errors import StoreError
-from unsilent.printable import clean
+from unsilent.printable import escape_unprintable
 
 _LONGEST = 80
 """Characters of a value in a message."""
@@ -51,47 +51,52 @@ class Store(SqliteFile, Generic[S, B, R]):
     """An open store of one kind; see `SqliteFile` for ``path``, ``write`` and errors.
 
     Args:
-        kind: left out by classes of stores of one kind.
-        canonical: have its spec say of files and devices no more than the campaign's identity does.
+        kind: Left out by classes of stores of one kind.
+        canonical: Have its spec say of files and devices no more than the campaign's identity does.
     """
 
-    owner = "campaign"
+    main_table = "campaign"
     kind: Kind[S, B, R]
 
     def __init__(
         self, path: str | Path, kind: Kind[S, B, R] | None = None, *, write: bool = False, canonical: bool = False
     ) -> None:
         kind = kind or self.kind
-        self.kind, self.codec, self._canonical = kind, codec(kind.row), canonical
-        self.application, self.version, self.longest = kind.application, kind.version, kind.longest
+        self.kind, self.codec, self._canonical = kind, row_codec(kind.row), canonical
+        self.application_id, self.schema_version, self.max_cell_bytes = (
+            kind.application_id,
+            kind.schema_version,
+            kind.max_cell_bytes,
+        )
         self.schema = TABLES + self.codec.schema
         self._read: tuple[tuple[Any, ...], tuple[S, B]] | None = None
         super().__init__(path, write=write)
 
     # -- the campaign --------------------------------------------------------------------------------------------
 
-    def bind(self, spec: S, description: B) -> None:
+    def bind_campaign(self, spec: S, baseline: B) -> None:
         """Make this store that campaign's, or check that it is; raises ``StoreError`` when it holds another one."""
         if self._one("SELECT hash FROM campaign") is not None:
-            self.check(spec, description)
+            self.check_campaign(spec, baseline)
             return
-        values = (description.campaign, stored_json(spec.to_json()), stored_json(description.to_json()))
+        values = (baseline.campaign, dump_stored_json(spec.to_json()), dump_stored_json(baseline.to_json()))
         with self._errors(), self._db:
             self._db.execute("INSERT INTO campaign VALUES (1, ?, ?, ?)", values)
 
-    def check(self, spec: S, description: B) -> None:
+    def check_campaign(self, spec: S, baseline: B) -> None:
         """Raise ``StoreError`` with what differs where this store holds another campaign."""
         known = self._one("SELECT hash FROM campaign")
-        if known is None or known[0] != description.campaign:
+        if known is None or known[0] != baseline.campaign:
             raise StoreError(
-                f"{self.path} holds another campaign ({self._difference(spec, description)}); "
+                f"{self.path} holds another campaign ({self._difference(spec, baseline)}); "
                 "give another --store, or remove the file"
             )
 
     def _difference(self, spec: S, description: B) -> str:
-        result = islice(differences((self.spec, self.description), (spec, description)), 4)
+        result = islice(differences((self.spec, self.baseline), (spec, description)), 4)
         parts = (
-            f"{key}: {_short(key, v[0])} there, {_short(key, v[1])} now" if v else f"{key} changed" for key, v in result
+            f"{key}: {_short(key, v[0])} in the store, {_short(key, v[1])} now" if v else f"{key} changed"
+            for key, v in result
         )
         return "; ".join(parts) or "unknown difference"
 
@@ -101,7 +106,7 @@ class Store(SqliteFile, Generic[S, B, R]):
         return self._campaign()[0]
 
     @property
-    def description(self) -> B:
+    def baseline(self) -> B:
         """What was found out before the first trial."""
         return self._campaign()[1]
 
@@ -112,11 +117,14 @@ class Store(SqliteFile, Generic[S, B, R]):
             if row is None:
                 raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
             if self._read is None or self._read[0] != row:
-                spec, record = parsed(self.kind.spec, row[1], "spec"), parsed(self.kind.baseline, row[2], "description")
+                spec, record = (
+                    parse_record(self.kind.spec, row[1], "spec"),
+                    parse_record(self.kind.baseline, row[2], "description"),
+                )
                 self.kind.check_spec(spec)
                 self.kind.check_baseline(record)
                 if not row[0] == record.campaign == campaign_hash(spec, record.fingerprint):
-                    raise Damaged("its campaign is not the one that its spec makes")
+                    raise DamagedRecordError("its campaign hash does not match its spec")
                 if self._canonical:
                     known, same = spec.to_json(), spec.identity()
                     changed = {name: same[name] for name in known if same[name] != known[name]}
@@ -124,12 +132,14 @@ class Store(SqliteFile, Generic[S, B, R]):
                 self._read = row, (spec, record)
             return self._read[1]
 
-    def note_budget(self, trials: int, command: str) -> None:
+    def record_budget(self, trials: int, command: str) -> None:
         """Remember what budget was asked with which command (a campaign may be extended)."""
         with self._errors(), self._db:
-            self._db.execute("INSERT INTO budget (trials, command) VALUES (?, ?)", (trials, clean(command)))
+            self._db.execute(
+                "INSERT INTO budget (trials, command) VALUES (?, ?)", (trials, escape_unprintable(command))
+            )
 
-    def budget(self) -> tuple[int, str]:
+    def largest_budget(self) -> tuple[int, str]:
         """Largest number of trials a stratum asked so far, and the command that asked it."""
         with self._errors():
             result = [
@@ -143,7 +153,7 @@ class Store(SqliteFile, Generic[S, B, R]):
         """All records of this name, the first one first, each as its kind reads it."""
         return [value for _, value in self._records(name)]
 
-    def record_values(self, name: str) -> list[Any]:
+    def records_as_json(self, name: str) -> list[Any]:
         """All records of this name as plain JSON values, once their kind has read them."""
         return [json.loads(text) for text, _ in self._records(name)]
 
@@ -153,62 +163,66 @@ class Store(SqliteFile, Generic[S, B, R]):
             if not rows:
                 return []
             allowance = self._allowance()
-            allowance.read(*(row[0] for row in rows))
-            read, (spec, result) = self.kind.records[name], self._campaign()
+            allowance.count_read(*(row[0] for row in rows))
+            read, (spec, result) = self.kind.record_readers[name], self._campaign()
             return [(row[0], read(row[0], spec, result)) for row in rows]
 
     def add_record(self, name: str, value: Any) -> None:
         """Remember one more, as JSON."""
         with self._errors(), self._db:
-            self._db.execute("INSERT INTO record VALUES (?, ?)", (name, stored_json(value)))
+            self._db.execute("INSERT INTO record VALUES (?, ?)", (name, dump_stored_json(value)))
 
     def replace_records(self, name: str, values: Iterable[Any]) -> None:
         """Remember these in place of all others of their name."""
         with self._together():
             self._db.execute("DELETE FROM record WHERE name = ?", (name,))
-            self._db.executemany("INSERT INTO record VALUES (?, ?)", [(name, stored_json(value)) for value in values])
+            self._db.executemany(
+                "INSERT INTO record VALUES (?, ?)", [(name, dump_stored_json(value)) for value in values]
+            )
 
     # -- trials --------------------------------------------------------------------------------------------------
 
-    def add(self, rows: Iterable[R]) -> None:
+    def add_rows(self, rows: Iterable[R]) -> None:
         """Commit rows together, taking one at a time; raises ``StoreError`` on a full disk, keeping what was committed before."""
         names = self.codec.columns
         statement = f"INSERT INTO trial ({', '.join(names)}) VALUES ({','.join('?' * len(names))})"  # noqa: S608 - constants
         with self._together():
             self._db.executemany(statement, map(self.codec.encode, rows))
 
-    def done(self) -> set[TrialId]:
+    def stored_trial_ids(self) -> set[TrialId]:
         """Identities of all stored trials."""
         with self._errors():
             known = self._known()
             return {self._trial(known, *cells) for cells in self._db.execute("SELECT target, flips, k FROM trial")}
 
-    def rows(self, *, target: str | None = None, without: Collection[str] = ()) -> Iterator[R]:
+    def rows(self, *, target: str | None = None, omit_arrays: Collection[str] = ()) -> Iterator[R]:
         """All trials (of one target) in canonical order (target, flips, k), each one that the campaign has.
 
-        Arrays that are named in ``without`` are left empty.
+        Arrays that are named in ``omit_arrays`` are left empty.
         """
         # By the index: sorting cannot be interrupted.
         where, values = ("", ()) if target is None else ("WHERE target = ? ", (target,))
         with self._errors():
-            yield from ascending(self._select(f"{where}ORDER BY target, IFNULL(flips, 0), k", values, without))
+            yield from check_ascending(
+                self._select(f"{where}ORDER BY target, IFNULL(flips, 0), k", values, omit_arrays)
+            )
 
-    def find(self, trial: TrialId) -> R | None:
+    def find_row(self, trial: TrialId) -> R | None:
         """One trial; None where it was not run."""
         rows = list(self._select("WHERE target = ? AND flips IS ? AND k = ?", tuple(trial)))
         return rows[0] if rows else None
 
     def row(self, trial: TrialId) -> R:
         """One trial; raises ``StoreError`` when it was not run."""
-        result = self.find(trial)
+        result = self.find_row(trial)
         if result is None:
-            names = [t.name for t in self.description.targets] or sorted({t.target for t in self.done()})
+            names = [t.name for t in self.baseline.targets] or sorted({t.target for t in self.stored_trial_ids()})
             targets = ", ".join(names[:LISTED])
             flips = ", ".join(f"x{f or ''}" for f in self.spec.flips)
-            most = max(t.slots for t in self.description.targets) if self.spec.enumerated else self.budget()[0]
+            most = max(t.slots for t in self.baseline.targets) if self.spec.is_enumerated else self.largest_budget()[0]
             raise StoreError(
-                f"{self.path} has no trial {trial}; there are TARGET/xFLIPS/NUMBER with {targets} … and {flips}, "
-                f"numbers below {most}"
+                f"{self.path} has no trial {trial}; expected TARGET/xFLIPS/NUMBER with a target of {targets} …, flips of {flips} "
+                f"and a number below {most}"
             )
         return result
 
@@ -216,7 +230,7 @@ class Store(SqliteFile, Generic[S, B, R]):
         columns = ", ".join("NULL" if name in without else name for name in self.codec.columns)
         query = f"SELECT {columns} FROM trial {clause}"  # noqa: S608 - constants
         with self._errors():
-            baseline, known, allowance = self.description, self._known(), self._allowance()
+            baseline, known, allowance = self.baseline, self._known(), self._allowance()
             shapes = partial(self.kind.shapes, baseline)
             with self._query(query, values) as cursor:
                 for cells in cursor:
@@ -224,21 +238,25 @@ class Store(SqliteFile, Generic[S, B, R]):
                     row = self.codec.decode(cells, shapes, allowance)
                     try:
                         self.kind.check_row(row, baseline)
-                    except Damaged as wrong:
-                        raise Damaged(f"trial {shown(str(row.trial))} {wrong}") from None
+                    except DamagedRecordError as wrong:
+                        raise DamagedRecordError(f"trial {one_line_preview(str(row.trial))} {wrong}") from None
                     yield row
 
     def _known(self) -> tuple[S, frozenset[str]]:
         """The spec, and names of targets."""
-        return self.spec, frozenset(target.name for target in self.description.targets)
+        return self.spec, frozenset(target.name for target in self.baseline.targets)
 
     def _trial(self, known: tuple[S, frozenset[str]], target: Any, flips: Any, k: Any) -> TrialId:
-        """A trial that the campaign has; raises ``Damaged``."""
-        if not isinstance(target, str) or not is_whole(k) or not (flips is None or is_whole(flips)):
-            raise Damaged(f"trial {shown(target)}/{shown(k)} has columns of other types")
+        """A trial that the campaign has; raises ``DamagedRecordError``."""
+        if not isinstance(target, str) or not is_whole_number(k) or not (flips is None or is_whole_number(flips)):
+            raise DamagedRecordError(
+                f"trial {one_line_preview(target)}/{one_line_preview(k)} has a target, flips or a trial number of the wrong type"
+            )
         trial = TrialId(target, flips, k)
-        if not 0 <= k < MOST_TRIALS or not self.kind.has(trial, *known):
-            raise Damaged(f"its campaign has no trial {shown(str(trial))}")
+        if not 0 <= k < MOST_TRIALS or not self.kind.accepts_trial(trial, *known):
+            raise DamagedRecordError(
+                f"it holds trial {one_line_preview(str(trial))}, which does not belong to its campaign"
+            )
         return trial
 
     @contextmanager
@@ -257,9 +275,9 @@ class Store(SqliteFile, Generic[S, B, R]):
 
 def open_store(path: str | Path, kind: Kind[S, B, R], *, write: bool = False, canonical: bool = False) -> Any:
     """An open store of a kind, with what is special about its stores; see `Store`."""
-    return (kind.store or Store)(path, kind, write=write, canonical=canonical)
+    return (kind.store_class or Store)(path, kind, write=write, canonical=canonical)
 
 
 def _short(key: str, value: Any) -> str:
-    text = value_text(key, value)
+    text = spec_value_text(key, value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,10 +1,11 @@
 """A worker process: ``python -m unsilent.campaigns.worker FD DRIVER-PID`` talks to its driver over an inherited socket.
 
-Driver to worker: ``("start", spec, means)``, ``("run", [trial, ...], alone)``, ``("lost", trial, outcome, seconds, reason)``,
+Driver to worker: ``("start", spec, settings)``, ``("run", [trial, ...], alone)``, ``("lost", trial, outcome, seconds, reason)``,
 ``("prove",)``, ``("ask", what, *arguments)``.
-Worker to driver: ``("loading", description, done, total)``, ``("ready", description, cpu, pack)``, ``("row", row, cpu, proven)``
-(also for a trial that must run alone), ``("proven", cpu)``, ``("answered", answer)``, ``("said", note)``,
-``("failed", error)``, ``("unusable", error)``. What user code prints goes to stderr, so that the driver's stdout stays clean.
+Worker to driver: ``("loading", description, done, total)``, ``("ready", baseline, cpu, max_trials_together)``,
+``("row", row, cpu, proven)`` (also for a trial that must run alone), ``("proven", cpu)``, ``("answered", answer)``,
+``("said", note)``, ``("failed", error)``, ``("unusable", error)``. What user code prints goes to stderr, so that the
+driver's stdout stays clean.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from unsilent.blame import internal_error
 from unsilent.campaigns.executors import INSIDE
+from unsilent.error_origin import internal_error
 from unsilent.errors import ProcessUnusable, UnsilentError
 
 
-def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
+def main(fd: int, driver_pid: int, serve: Callable[[Connection], None]) -> None:
     """Serve one driver until it is gone; ``serve`` answers its messages, and its errors are told."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     os.set_inheritable(fd, False)
     os.dup2(2, 1)
     os.environ[INSIDE] = "1"
-    die_with(driver)
+    exit_with_parent(driver_pid)
     connection = _Own(fd)
     try:
         serve(connection)
@@ -40,7 +41,7 @@ def main(fd: int, driver: int, serve: Callable[[Connection], None]) -> None:
         connection.send(("unusable", error))
         os._exit(1)  # not even an orderly end can be relied upon
     except BaseException as error:
-        connection.send(("failed", portable(error)))
+        connection.send(("failed", as_picklable_error(error)))
 
 
 class _Own(Connection):
@@ -60,46 +61,48 @@ class _Own(Connection):
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
-            from unsilent.workloads.process import end_child_of  # loads torch
+            from unsilent.workloads.process_side_effects import end_child_of  # loads torch
 
             end_child_of(self._pid)
 
 
 def _serve(connection: Connection) -> None:
-    from unsilent.workloads.process import take_notes
-    from unsilent.workloads.user import set_arguments
+    from unsilent.workloads.process_side_effects import take_notes
+    from unsilent.workloads.user import set_script_arguments
 
-    command, spec, means = connection.recv()
+    command, spec, worker_settings = connection.recv()
     assert command == "start"
-    set_arguments(spec.workload)
+    set_script_arguments(spec.workload)
 
     def told(description: str, done: float, total: float) -> None:
         connection.send(("loading", description, done, total))
 
-    runner = spec.make_runner(told, means)
-    connection.send(("ready", runner.describe(), time.process_time(), runner.pack))
+    runner = spec.make_runner(told, worker_settings)
+    connection.send(("ready", runner.establish_baseline(), time.process_time(), runner.max_trials_together))
     while True:
         message: tuple[Any, ...] = connection.recv()
         if message[0] == "run":
             for row in runner.run_all(*message[1:]):
-                connection.send(("row", row, time.process_time(), runner.unproven == 0))
+                connection.send(("row", row, time.process_time(), runner.unverified_row_count == 0))
             for note in take_notes(runner.workload.name):
                 connection.send(("said", note))
         elif message[0] == "ask":
-            connection.send(("answered", runner.ask(*message[1:])))
+            connection.send(("answered", runner.answer(*message[1:])))
         elif message[0] == "prove":
-            runner.prove()
+            runner.verify_restored_state()
             connection.send(("proven", time.process_time()))
         elif message[0] == "lost":
-            connection.send(("row", runner.lost(*message[1:]), time.process_time(), runner.unproven == 0))
+            connection.send(
+                ("row", runner.lost_trial_row(*message[1:]), time.process_time(), runner.unverified_row_count == 0)
+            )
 
 
-def portable(error: BaseException) -> UnsilentError:
+def as_picklable_error(error: BaseException) -> UnsilentError:
     """An error that crosses the process border: ours as they are, anything else as a report of a defect."""
     return error if isinstance(error, UnsilentError) else internal_error(error)
 
 
-def die_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End this process when its driver is gone, even in the middle of a trial: by the kernel on Linux, else soon after."""
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -10,18 +10,22 @@ from unsilent.cli.tables import show_table
 
 if TYPE_CHECKING:
     from unsilent.faults.hardware.accelerator import Accelerator
-    from unsilent.faults.hardware.description import Table
+    from unsilent.faults.hardware.description import DescriptionTable
 
 
-def show(which: str, as_json: bool) -> int:
+def show_accelerator(name_or_file: str, as_json: bool) -> int:
     """Print an accelerator by its name or file; raises ``UsageError``."""
-    from unsilent.faults.hardware.reading import accelerator
+    from unsilent.faults.hardware.description_file import load_accelerator
 
-    result = accelerator(which)
+    result = load_accelerator(name_or_file)
     if as_json:
         rows = [asdict(row) for row in result.table()]
         whole = result.description.model_dump(exclude_none=True)
-        print(json.dumps({"accelerator": whole, "rows": rows, "fit": result.fit, "no_fit": result.no_fit}, indent=2))
+        print(
+            json.dumps(
+                {"accelerator": whole, "rows": rows, "fit": result.fit_rate, "no_fit": result.why_no_fit_rate}, indent=2
+            )
+        )
         return 0
     about = result.description
     print(f"{about.name}: {about.description}")
@@ -36,33 +40,43 @@ def show(which: str, as_json: bool) -> int:
     print()
     show_table(
         [(r.group, r.name, r.operand, r.pattern, r.values, r.reach, r.held, f"{r.weight:.4f}") for r in result.table()],
-        ("flip-flops", "fault model", "operand", "pattern", "values", "seen by", "held as", "weight"),
-        whole=("flip-flops", "fault model", "weight"),
+        ("flip-flops", "fault model", "operand", "pattern", "values", "affected outputs", "dtype", "weight"),
+        optional=("values", "dtype", "affected outputs", "operand"),
     )
     print()
-    for group, split in {row.group: row.split for row in result.table() if row.split}.items():
-        print(f"How {group} divides its weight among its fault models: {split}.")
-    print(f"FIT: {result.fit:.2f}" if result.fit is not None else f"FIT: none, for {result.no_fit}.")
+    for group, split in {
+        row.group: row.weight_split_reason for row in result.table() if row.weight_split_reason
+    }.items():
+        print(f"Shares of the fault models in the weight of {group}: {split}.")
+    print(
+        f"FIT: {result.fit_rate:.2f}"
+        if result.fit_rate is not None
+        else f"FIT: not available, because {result.why_no_fit_rate}."
+    )
     return 0
 
 
 def _groups(result: Accelerator) -> None:
     rows = []
-    weights = {name: sum(e.weight for e in result.entries if e.group == name) for name in result.description.groups}
+    weights = {
+        name: sum(e.weight for e in result.weighted_presets if e.group == name) for name in result.description.groups
+    }
     for name, group in result.description.groups.items():
-        unmasked, fit = group.unmasked, result.fit_of(name)
+        unmasked, fit = group.unmasked, result.fit_rate_of(name)
         rows.append(
             (
                 name, f"{group.share:g}", f"{group.activeness:g}", "" if unmasked is None else f"{unmasked:g}",
-                f"{weights[name]:.4f}", "" if fit is None else f"{fit:.3f}", group.graded, group.remark,
+                f"{weights[name]:.4f}", "" if fit is None else f"{fit:.3f}", group.evidence_summary, group.remark,
             )
         )  # fmt: skip
     show_table(
-        rows, ("flip-flops", "share", "active", "unmasked", "weight", "FIT", "evidence", "remark"), ("flip-flops",)
+        rows,
+        ("flip-flops", "share", "active", "unmasked", "weight", "FIT", "evidence", "remark"),
+        ("remark", "evidence"),
     )
 
 
-def _facts(table: Table) -> str:
+def _facts(table: DescriptionTable) -> str:
     """The facts of a table with their grades."""
     given = {fact: getattr(table, fact) for fact in table.facts}
-    return ", ".join(f"{k} {str(v).lower()} ({table.grade(k)})" for k, v in given.items() if v is not None)
+    return ", ".join(f"{k} {str(v).lower()} ({table.evidence_grade(k)})" for k, v in given.items() if v is not None)

@@ -9,43 +9,43 @@ from typing import Any
 
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import Budget, ExecutionOptions
-from unsilent.cli.options import Output
 from unsilent.cli.paths import default_store, report_path
-from unsilent.options import Asked
+from unsilent.cli.typer_options import OutputOptions
+from unsilent.options import OptionValues
 
-Running = tuple[Any, Any]
+ExecutorAndDisplay = tuple[Any, Any]
 """An executor and its observer."""
 
 
 class Verb:
-    """What is done for a kind; ``more``: dataclasses of options that only the command line has."""
+    """What is done for a kind; ``further_option_classes``: dataclasses of options that only the command line has."""
 
-    more: tuple[type, ...] = ()
-    unresolved: tuple[str, ...] = ()
+    further_option_classes: tuple[type, ...] = ()
+    fields_unknown_in_dry_run: tuple[str, ...] = ()
     """Fields of the spec that a dry run cannot know."""
 
     def __init__(self, kind: Kind[Any, Any, Any]) -> None:
         self.kind = kind
-        self.options = (*kind.options, *self.more, Output)
-        self.script: tuple[str, ...] = ()
+        self.options = (*kind.option_classes, *self.further_option_classes, OutputOptions)
+        self.script_arguments: tuple[str, ...] = ()
 
     def __call__(self, given: dict[str, Any], script: Sequence[str] = ()) -> int:
         """Run the command; ``given``: options by field. ``script``: arguments of a script of the user's."""
-        self.script = tuple(script)
-        asked = Asked(self.options, given)
+        self.script_arguments = tuple(script)
+        asked = OptionValues(self.options, given)
         if asked["config"] is not None:
-            asked.read_file(asked["config"])
+            asked.read_toml(asked["config"])
         return self.main(asked)
 
-    def main(self, asked: Asked) -> int:
+    def main(self, asked: OptionValues) -> int:
         """From what was asked to the exit code."""
         from unsilent.campaigns.store import open_store
         from unsilent.cli.dry_run import dry_run
 
         kind = self.kind
-        spec = kind.resolve(asked) if kind.resolve else asked.make(kind.spec)
+        spec = kind.resolve_spec(asked) if kind.resolve_spec else asked.make_dataclass(kind.spec)
         self.check(asked, spec)
-        path = asked["store"] or Path(default_store(kind.name, self.named(asked, spec)))
+        path = asked["store"] or Path(default_store(kind.name, self.default_store_identity(asked, spec)))
         page = report_path(path, asked["output"])
         if asked["dry_run"]:
             return dry_run(self, asked, spec, path)
@@ -53,65 +53,69 @@ class Verb:
             result = self.run(asked, spec, store)
         return self.show(asked, result, page, path)
 
-    def check(self, asked: Asked, spec: Any) -> None:
+    def check(self, asked: OptionValues, spec: Any) -> None:
         """Raise ``UsageError`` for what cannot be, before anything is opened."""
         self.budget(asked)
-        asked.make(self.kind.reading)
-        self.means(asked).check()
+        asked.make_dataclass(self.kind.analysis_options)
+        self.execution_options(asked).check()
 
-    def named(self, asked: Asked, spec: Any) -> dict[str, Any]:
+    def default_store_identity(self, asked: OptionValues, spec: Any) -> dict[str, Any]:
         """What the name of a store follows from where none is given."""
         identity: dict[str, Any] = spec.identity()
         return identity
 
-    def budget(self, asked: Asked) -> Budget:
+    def budget(self, asked: OptionValues) -> Budget:
         """How many trials; raises ``UsageError``."""
-        result: Budget = asked.make(self.kind.budget).resolve()
+        result: Budget = asked.make_dataclass(self.kind.budget).resolve()
         return result
 
-    def means(self, asked: Asked) -> ExecutionOptions:
+    def execution_options(self, asked: OptionValues) -> ExecutionOptions:
         """Where they are run."""
-        return asked.make(self.kind.means)
+        return asked.make_dataclass(self.kind.execution_options)
 
-    def command(self, asked: Asked) -> str:
+    def command_line(self, asked: OptionValues) -> str:
         """The command line that asks for the same again."""
         kind = self.kind
-        return asked.command(kind.name, kind.budget, kind.spec, kind.reading, *kind.more)
+        return asked.command_line(
+            kind.name, kind.budget, kind.spec, kind.analysis_options, *kind.further_option_classes
+        )
 
-    def numbers(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
+    def trial_numbers_by_stratum(
+        self, asked: OptionValues, spec: Any, result: Any
+    ) -> Mapping[tuple[str, int | None], range]:
         """Which trials a dry run foresees, by target and number of flips."""
-        from unsilent.campaigns.driver import numbers
+        from unsilent.campaigns.driver import trial_numbers_by_stratum
 
-        return numbers(spec, result, self.budget(asked))
+        return trial_numbers_by_stratum(spec, result, self.budget(asked))
 
-    def seconds(self, result: Any) -> float:
+    def fault_free_seconds(self, result: Any) -> float:
         """Of a fault-free run."""
         return float(result.golden_seconds)
 
-    def foreseen(self, asked: Asked) -> Iterator[str]:
+    def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
         """Further sentences of a dry run."""
         yield from ()
 
     @contextmanager
-    def running(self, asked: Asked, spec: Any) -> Iterator[Running]:
+    def open_executor_and_display(self, asked: OptionValues, spec: Any) -> Iterator[ExecutorAndDisplay]:
         """The executor, while what it does is shown."""
         from unsilent.cli.progress import make_observer
 
         observer = make_observer(quiet=asked["quiet"], plain=asked["plain"] or asked["as_json"])
-        with observer, self.means(asked).open(spec, observer) as executor:
+        with observer, self.execution_options(asked).open_executor(spec, observer) as executor:
             yield executor, observer
 
-    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
+    def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
         """Run what is missing and read the store."""
         from unsilent.campaigns.driver import run_campaign
 
-        with self.running(asked, spec) as (executor, observer):
-            run_campaign(spec, self.budget(asked), executor, store, observer=observer, command=self.command(asked))
-        return self.kind.analyse(store, **vars(asked.make(self.kind.reading)))
+        with self.open_executor_and_display(asked, spec) as (executor, observer):
+            run_campaign(spec, self.budget(asked), executor, store, observer=observer, command=self.command_line(asked))
+        return self.kind.analyse(store, **vars(asked.make_dataclass(self.kind.analysis_options)))
 
-    def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
+    def show(self, asked: OptionValues, result: Any, page: Path, path: Path) -> int:
         """Print the report and write its page."""
-        from unsilent.cli.reporting import show_report
+        from unsilent.cli.report_output import show_report
 
         show_report(self.kind.report(result), page, asked["as_json"], asked["plain"], {"Store": path})
         return 0

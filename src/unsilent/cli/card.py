@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unsilent.cli.paths import report_beside
+from unsilent.cli.paths import default_report_path
 from unsilent.errors import UsageError
 
 CARDS = (
-    "{0} is a card, it holds no trials to compare; two cards of one campaign are the same file, else run the command that "
-    "`unsilent report {0}` shows on each and compare the stores"
+    "{0} is a card and contains no trials to compare; run the command that `unsilent report {0}` shows, which creates a "
+    "store, do the same for the other card, and compare the two stores"
 )
 
 
@@ -23,42 +23,47 @@ def card_paths(store: Path, output: Path | None) -> tuple[Path, Path]:
     Raises ``UsageError`` for a name that does not end in ``.json``, the store itself or its report, a folder that is not
     there, or a page of somebody else in the way.
     """
-    from unsilent.render.pages import is_ours
+    from unsilent.render.pages import is_unsilent_page
 
     card = output or store.with_suffix(".card.json")
     if card.suffix != ".json":
         raise UsageError(
-            f"--output is {str(card)!r}; expected a name that ends in .json (the page next to it ends in .card.html)"
+            f"--output is {str(card)!r}; expected a name that ends in .json "
+            "(an HTML page gets the same name with .card.html)"
         )
     page = card.with_name(f"{card.stem.removesuffix('.card')}.card.html")
-    if os.path.realpath(page) == os.path.realpath(report_beside(store)):
-        raise UsageError(f"the card's page and the report of {store} would both be {page}; give another --output")
+    if os.path.realpath(page) == os.path.realpath(default_report_path(store)):
+        raise UsageError(
+            f"the card's page and the report of {store} would both be written to {page}; give another --output"
+        )
     if os.path.realpath(store) in (os.path.realpath(card), os.path.realpath(page)):
         raise UsageError(f"the card would overwrite the store {store}; give another --output")
     if not card.parent.is_dir() or card.is_dir() or page.is_dir():
-        raise UsageError(f"cannot write the card {card}: no such folder, or it is one; give another --output")
-    if page.exists() and not is_ours(page):
+        raise UsageError(
+            f"cannot write the card {card}: its folder does not exist, or a folder has that name; give another --output"
+        )
+    if page.exists() and not is_unsilent_page(page):
         raise UsageError(f"{page} exists and is not an Unsilent page; give another --output")
     return card, page
 
 
 def write_card(store: Path, question: Mapping[str, Any], card: Path, page: Path) -> None:
     """Write a card and its page; ``question``: the fields of a `Question`."""
-    from unsilent.outcomes.tallies import Question
+    from unsilent.outcomes.tallies import PvfEstimator
     from unsilent.render.pages import write_file
     from unsilent.render.report_page import write_report
     from unsilent.studies.pvf.card import card_text, make_card, report
     from unsilent.studies.pvf.kind import PvfStore
 
     with PvfStore(store) as opened:
-        made = make_card(opened, Question(**question))
+        made = make_card(opened, PvfEstimator(**question))
     write_file(card_text(made).encode(), card, "the card")
     write_report(report(made), page)
 
 
 def show_card(path: Path, as_json: bool, plain: bool) -> None:
     """Print a card that somebody shared."""
-    from unsilent.cli.reporting import print_report
+    from unsilent.cli.report_output import print_report
     from unsilent.studies.pvf.card import card_json, read_card, report
 
     card = read_card(path)

@@ -5,56 +5,58 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.campaigns.spec import TrialId, differences, value_text
-from unsilent.cli.reporting import show_report
-from unsilent.options import Asked, options_of
-from unsilent.report.model import Column, Report, Row, Section, Table
-from unsilent.report.text import counted
-from unsilent.sizes import lasting
+from unsilent.campaigns.spec import TrialId, differences, spec_value_text
+from unsilent.cli.report_output import show_report
+from unsilent.options import OptionValues, options_of
+from unsilent.report.model import Column, Report, Section, Table, TableRow
+from unsilent.report.text import count_text
+from unsilent.sizes import rough_duration_text
 
 if TYPE_CHECKING:
     from unsilent.cli.campaign import Verb
 
 
-def dry_run(verb: Verb, asked: Asked, spec: Any, path: Path) -> int:
+def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
-    with verb.running(asked, spec) as (executor, _):
-        baseline = executor.describe()
-    done = stored(verb, spec, baseline, path)
-    strata = verb.numbers(asked, spec, baseline)
+    with verb.open_executor_and_display(asked, spec) as (executor, _):
+        baseline = executor.establish_baseline()
+    done = find_stored_trials(verb, spec, baseline, path)
+    strata = verb.trial_numbers_by_stratum(asked, spec, baseline)
     total = sum(map(len, strata.values()))
     groups = {target.name: getattr(target, "group", "") for target in baseline.targets}
     names = ((t, t.target if (t.target, t.flips) in strata else groups.get(t.target, "")) for t in done)
     left = total - sum(t.k in strata.get((name, t.flips), ()) for t, name in names)
-    each, jobs = verb.seconds(baseline), asked["jobs"]
+    each, jobs = verb.fault_free_seconds(baseline), asked["jobs"]
     seconds = left * each
     table = Table(
-        (Column("target", left=True), Column("flips"), Column("trials", "number")),
-        tuple(Row((target, flips, len(own))) for (target, flips), own in strata.items()),
+        (Column("target", left_aligned=True), Column("flips"), Column("trials", "number")),
+        tuple(TableRow((target, flips, len(own))) for (target, flips), own in strata.items()),
         "Trials",
     )
     options = options_of(verb.kind.spec)
     spelled = Table(
-        (Column(""), Column("", left=True)),
-        tuple(Row((asking.flag, value_text(name, getattr(spec, name)))) for name, asking in options.items()),
-        "What is asked",
+        (Column(""), Column("", left_aligned=True)),
+        tuple(TableRow((asking.flag, spec_value_text(name, getattr(spec, name)))) for name, asking in options.items()),
+        "Options",
     )
     report = Report(
         schema="unsilent/dry-run/1",
-        kicker="Dry run",
+        report_type="Dry run",
         title="Dry run",
-        headline=f"{counted(left, 'trial')} would run: at most about {lasting(seconds / jobs)}, with {counted(jobs, 'job')}",
+        headline=f"{count_text(left, 'trial')} would run, in at most about {rough_duration_text(seconds / jobs)} "
+                 f"with {count_text(jobs, 'job')}",
         estimates=table,
         findings=(
-            f"{total - left:,} of {counted(total, 'trial')} are stored already in {path}",
-            f"an estimate: a fault-free run takes {lasting(each)}, a trial that at most; set-up, proofs and "
-            "trials that hang come on top",
-            *verb.foreseen(asked),
+            f"{total - left:,} of {count_text(total, 'trial')} are already stored in {path}",
+            f"a fault-free run takes {rough_duration_text(each)}, and a trial that does not hang takes at most that long",
+            "the time estimate does not include set-up and checks of the workload",
+            *verb.dry_run_notes(asked),
         ),
         sections=(Section("Plan", "", (table, spelled)),),
-        again=verb.command(asked),
-        data={
-            "command": verb.command(asked), "spec": spec.to_json(), "store": str(path), "trials": total, "stored": total - left,
+        repeat_command=verb.command_line(asked),
+        further_json={
+            "command": verb.command_line(asked), "spec": spec.to_json(), "store": str(path), "trials": total,
+            "stored": total - left,
             "golden_seconds": each, "cpu_seconds": seconds, "seconds": seconds / jobs, "jobs": jobs,
         },
     )  # fmt: skip
@@ -62,13 +64,15 @@ def dry_run(verb: Verb, asked: Asked, spec: Any, path: Path) -> int:
     return 0
 
 
-def stored(verb: Verb, spec: Any, result: Any, path: Path) -> set[TrialId]:
+def find_stored_trials(verb: Verb, spec: Any, result: Any, path: Path) -> set[TrialId]:
     """Trials that the store holds; raises ``StoreError`` where they are of another campaign."""
     from unsilent.campaigns.store import Store
 
     if not path.exists() or not path.stat().st_size:
         return set()
     with Store(path, verb.kind) as store:
-        if {key for key, _ in differences((store.spec, store.description), (spec, result))} - {*verb.unresolved}:
-            store.check(spec, result)
-        return store.done()
+        if {key for key, _ in differences((store.spec, store.baseline), (spec, result))} - {
+            *verb.fields_unknown_in_dry_run
+        }:
+            store.check_campaign(spec, result)
+        return store.stored_trial_ids()

@@ -27,31 +27,33 @@ def explain_loop(
     """Print what was found about a loop and return the exit code.
 
     Args:
-        ref: ``file.py:loop``, ``package.module:loop`` or a built-in training. control: say whether runs end in the same bits,
-            and explain where they do not. runs, steps, deadline, arguments: see `unsilent.studies.explaining.explain`; None:
-            the default there.
+        ref: ``file.py:loop``, ``package.module:loop`` or a built-in training.
+        control: Say whether runs end in the same bits, and explain where they do not.
+        runs, steps, deadline, arguments: See `explain_run_differences`; None: the default there.
     """
     from unsilent.cli.main import INTERRUPTED
-    from unsilent.cli.reporting import show_report
-    from unsilent.studies import explaining
-    from unsilent.studies.explaining.explain import RUNS
-    from unsilent.studies.explaining.report import found_line, report
-    from unsilent.studies.explaining.running import DEADLINE
+    from unsilent.cli.report_output import show_report
+    from unsilent.studies import nondeterminism
+    from unsilent.studies.nondeterminism.report import finding_summary_line, report
+    from unsilent.studies.nondeterminism.running import DEADLINE
+    from unsilent.studies.nondeterminism.source_search import RUNS
 
     if not ref.strip():
-        raise UsageError("no loop was named; give file.py:loop, a function without arguments that trains")
+        raise UsageError(
+            "no training loop was named; give file.py:loop, where loop is a function without arguments that trains a model"
+        )
     asked: dict[str, Any] = {
         "runs": RUNS if runs is None else runs,
         "steps": steps,
         "deadline": DEADLINE if deadline is None else deadline,
         "arguments": tuple(arguments),
         "notify": _silent if quiet else _notify,
-        "shown": lambda finding: None if quiet else _notify(found_line(finding)),
+        "on_finding": lambda finding: None if quiet else _notify(finding_summary_line(finding)),
     }
-    search = explaining.control if control else explaining.explain
+    search = nondeterminism.check_reproducibility if control else nondeterminism.explain_run_differences
     explained = search(ref, **asked)
     show_report(report(explained, arguments), None, as_json, plain)
-    return INTERRUPTED if explained.interrupted else 0 if explained.agreed else 1
+    return INTERRUPTED if explained.interrupted else 0 if explained.has_no_difference else 1
 
 
 def _notify(text: str) -> None:

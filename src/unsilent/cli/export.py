@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unsilent.cli import options as o
+from unsilent.cli import typer_options as o
 
 
 def export(
@@ -16,19 +16,23 @@ def export(
         Path | None,
         typer.Option(
             *o.OUTPUT_FLAGS,
-            help="File; .csv, .json, .jsonl or .parquet says the format.",
+            help="Output file. Its ending sets the format: .csv, .json, .jsonl or .parquet.",
             show_default="JSON lines on stdout",
         ),
     ] = None,
     canonical: Annotated[
-        bool, typer.Option("--canonical", help="For comparison: sorted, without time, path, host and worker.")
+        bool,
+        typer.Option(
+            "--canonical",
+            help="Sort the trials and leave out time, path, host and worker, so that two exports can be compared.",
+        ),
     ] = False,
 ) -> int:
     """Export every trial of a campaign."""
     from unsilent.campaigns.export import export_store
     from unsilent.campaigns.store import Store
-    from unsilent.studies.registered import kind_of
+    from unsilent.studies.campaign_kinds import kind_of_store
 
-    with Store(store, kind_of(store)) as opened:
+    with Store(store, kind_of_store(store)) as opened:
         export_store(opened, output, canonical=canonical)
     return 0

@@ -6,7 +6,7 @@ import inspect
 import json
 
 from unsilent.cli import accelerators
-from unsilent.cli import options as o
+from unsilent.cli import typer_options as o
 from unsilent.cli.tables import show_table
 
 
@@ -33,11 +33,15 @@ def workloads(as_json: o.Json = False) -> int:
     for kind, known in kinds.items():
         show_table(
             [(e.name, e.description + _needs(e.data, e.weights), ", ".join(e.options)) for e in known.values()],
-            (kind, "what it is", "options (--with)"),
+            (kind, "description", "options (--with)"),
         )
         print()
-    print("Your own: file.py:name or package.module:name (a workload, or a function making one); for inference also")
-    print("hf:DIR for a local transformers folder, or FILE.pt2 for a program of torch.export.")
+    print(
+        "To use your own workload, give file.py:name or package.module:name (a workload, or a function that returns one)."
+    )
+    print(
+        "For inference, you can also give hf:DIR (a local transformers folder) or FILE.pt2 (a program saved by torch.export)."
+    )
     return 0
 
 
@@ -48,9 +52,9 @@ def _needs(data: str, weights: str) -> str:
 
 
 def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
-    """List the fault models and the presets, or those that follow from an accelerator."""
+    """List the fault models and the presets, or those that follow from the description of an accelerator."""
     if accelerator is not None:
-        return accelerators.show(accelerator, as_json)
+        return accelerators.show_accelerator(accelerator, as_json)
     from unsilent.faults import FAULT_MODELS
     from unsilent.faults.hardware.presets import PRESETS
 
@@ -67,10 +71,10 @@ def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
         {
             "name": p.name,
             "kind": "preset",
-            "description": p.intent,
+            "description": p.hardware_defect,
             "operand": p.operand,
-            "fault": p.text,
-            "reach": p.reach,
+            "fault": p.fault_model_text,
+            "reach": p.affected_outputs_text,
             "remark": p.remark,
         }
         for p in PRESETS.values()
@@ -83,12 +87,18 @@ def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
         [(e["name"], e["description"], ", ".join(k)) for e, k in zip(models, own, strict=True)],
         ("fault model", "what a corrupted element becomes", "parameters (name:key=value,…)"),
     )
-    print(f"\nWhich elements, for each of them: {', '.join(_PATTERN)} (none: one element).\n")
-    show_table(
-        [(p.name, p.operand, p.text, p.reach, p.intent) for p in PRESETS.values()],
-        ("preset", "operand", "fault", "seen by", "what is wrong in the hardware"),
+    print(
+        f"\nEvery fault model also takes parameters that choose the corrupted elements: {', '.join(_PATTERN)} "
+        "(default: one element).\n"
     )
-    print("\nPresets are the published ones of a training accelerator; --accelerator shows those of others.")
+    show_table(
+        [(p.name, p.operand, p.fault_model_text, p.affected_outputs_text, p.hardware_defect) for p in PRESETS.values()],
+        ("preset", "operand", "fault", "affected outputs", "hardware defect"),
+        optional=("affected outputs",),
+    )
+    print(
+        "\nThese presets were published for one training accelerator; --accelerator shows the fault models of other accelerators."
+    )
     return 0
 
 

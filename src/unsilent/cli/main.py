@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import typer
 
-from unsilent.blame import internal_error
 from unsilent.cli.signals import interrupt_on_ending
+from unsilent.error_origin import internal_error
 from unsilent.errors import InternalError, StoreError, UnsilentError, UsageError, UserCodeError
-from unsilent.printable import clean
+from unsilent.printable import escape_unprintable
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -37,7 +37,7 @@ def _version(show: bool) -> None:
 def root(
     version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
 ) -> None:
-    """Makes silent data corruption in deep learning audible: inject faults, measure what they do."""
+    """Inject hardware faults into deep learning workloads and measure what they do."""
 
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
@@ -45,10 +45,10 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     from unsilent.cli import export, listing, merge, replay, report, status
     from unsilent.cli.campaign import Verb
     from unsilent.cli.noise import NoiseVerb
-    from unsilent.cli.options import Panels, command
     from unsilent.cli.pvf import PvfVerb
     from unsilent.cli.training import TrainingVerb
-    from unsilent.studies.registered import KINDS
+    from unsilent.cli.typer_options import Panels, make_typer_function
+    from unsilent.studies.campaign_kinds import KINDS
 
     app = typer.Typer(
         no_args_is_help=True,
@@ -63,10 +63,10 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         "report": report.report, "status": status.status, "replay": replay.replay, "export": export.export,
         "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
     }  # fmt: skip
-    about = {kind.name: kind.about for kind in KINDS} | {name: str(verb.__doc__) for name, verb in verbs.items()}
+    about = {kind.name: kind.command_help for kind in KINDS} | {name: str(verb.__doc__) for name, verb in verbs.items()}
     for kind in (kind for kind in KINDS if kind.name == asked):
         verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
-        verbs[kind.name] = command(verb.options, verb, kind.about)
+        verbs[kind.name] = make_typer_function(verb.options, verb, kind.command_help)
     for name, text in about.items():
         function = verbs[asked] if name == asked else root
         app.command(name, short_help=text.partition("\n")[0], cls=Panels)(function)
@@ -76,11 +76,11 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the ``unsilent`` command; never returns."""
     interrupt_on_ending()
-    show_anything()
+    escape_unencodable_output()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
-def show_anything() -> None:
+def escape_unencodable_output() -> None:
     """Print characters that the terminal's encoding lacks as escapes, where Python would raise an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted(arguments)
     except UserCodeError as error:
-        _frame(error.trace, "your code raised")
+        _frame(error.traceback_text, "your code raised")
         return _fail(str(error), 2)
     except InternalError as error:
         return _defect(error)
@@ -137,23 +137,23 @@ def _reader_left() -> int:
 
 
 def _interrupted(arguments: list[str]) -> int:
-    from unsilent.studies.registered import KINDS
+    from unsilent.studies.campaign_kinds import KINDS
 
     stores = arguments[:1] in [[kind.name] for kind in KINDS]
     if any(word.partition("=")[0] in ("--explain", "--control", "--dry-run") for word in arguments):
         stores = False
-    stored = "; what was done is stored, run the same command again to go on" if stores else ""
+    stored = "; finished trials are stored, run the same command again to continue" if stores else ""
     print(f"unsilent: interrupted{stored}", file=sys.stderr)
     return INTERRUPTED
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"unsilent: error: {clean(message)}", file=sys.stderr)
+    print(f"unsilent: error: {escape_unprintable(message)}", file=sys.stderr)
     return code
 
 
 def _defect(error: InternalError) -> int:
-    _frame(error.trace, "unsilent raised")
+    _frame(error.traceback_text, "unsilent raised")
     return _fail(str(error), 1)
 
 

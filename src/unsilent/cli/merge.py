@@ -8,23 +8,25 @@ from typing import Annotated
 
 import typer
 
-from unsilent.cli import options as o
+from unsilent.cli import typer_options as o
 
 
 def merge(
     stores: Annotated[list[Path], typer.Argument(help="Stores of one campaign.", show_default=False)],
     output: Annotated[
-        Path, typer.Option(*o.OUTPUT_FLAGS, help="The store to make, or one of the same campaign to extend.")
+        Path,
+        typer.Option(*o.OUTPUT_FLAGS, help="The store to create, or an existing store of the same campaign to extend."),
     ],
     as_json: o.Json = False,
 ) -> int:
-    """Join stores of one campaign: trials that several hold are taken once, and must have ended the same.
+    """Join stores of one campaign into one store.
 
-    Nothing is written when the stores hold different campaigns, or one trial with different ends.
+    A trial that several stores hold is written once; its result must be the same in all of them. Nothing is written if the
+    stores hold different campaigns, or different results for a trial.
     """
     from unsilent.campaigns.merging import merge_stores
-    from unsilent.studies.registered import kind_of
+    from unsilent.studies.campaign_kinds import kind_of_store
 
-    merged = merge_stores(output, stores, kind_of(stores[0]))
+    merged = merge_stores(output, stores, kind_of_store(stores[0]))
     print(json.dumps(merged.to_json(), indent=2) if as_json else merged)
     return 0

@@ -15,10 +15,10 @@ def default_store(verb: str, identity: Mapping[str, Any]) -> str:
     """A file name here that is the same for the same question and another for another; ``identity``: of its spec."""
     import xxhash
 
-    from unsilent.campaigns.spec import canonical
+    from unsilent.campaigns.spec import sorted_json_text
 
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", identity["workload"]).strip("-")
-    return f"unsilent-{verb}-{name}-{xxhash.xxh3_64_hexdigest(canonical(identity).encode())[:8]}.sqlite"
+    return f"unsilent-{verb}-{name}-{xxhash.xxh3_64_hexdigest(sorted_json_text(identity).encode())[:8]}.sqlite"
 
 
 def report_path(store: Path, output: Path | None) -> Path:
@@ -26,18 +26,20 @@ def report_path(store: Path, output: Path | None) -> Path:
 
     Raises ``UsageError`` when that is the store itself, its folder is not there, or a file of somebody else is in the way.
     """
-    from unsilent.render.pages import is_ours
+    from unsilent.render.pages import is_unsilent_page
 
-    path = output or report_beside(store)
+    path = output or default_report_path(store)
     if os.path.realpath(path) == os.path.realpath(store):
         raise UsageError(f"the report would overwrite the store {store}; give another --output or --store")
     if output is not None and (not path.parent.is_dir() or path.is_dir()):
-        raise UsageError(f"cannot write the report {path}: no such folder, or it is one; give another --output")
-    if output is None and path.exists() and not is_ours(path):
-        raise UsageError(f"{path} is there and is no report of ours; say where the report goes with --output")
+        raise UsageError(
+            f"cannot write the report {path}: its folder does not exist, or a folder has that name; give another --output"
+        )
+    if output is None and path.exists() and not is_unsilent_page(path):
+        raise UsageError(f"{path} exists and is not an Unsilent report; give another --output")
     return path
 
 
-def report_beside(store: Path) -> Path:
+def default_report_path(store: Path) -> Path:
     """Where the report of a store goes unless it is said."""
     return store.with_suffix(".html") if store.suffix == ".sqlite" else Path(f"{store}.html")

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Protocol, Self
 
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.report.text import amount, counted
+from unsilent.report.text import count_text, number_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -62,7 +62,7 @@ class LineDisplay(NoDisplay):
         self._done = self._before = done
         self._total = total
         self._said = self._began = time.monotonic()
-        print(counted(total, self._noun) + (f", {done:,} of them stored already" if done else ""), file=sys.stderr)
+        print(count_text(total, self._noun) + (f", {done:,} of them already stored" if done else ""), file=sys.stderr)
 
     def say(self, sentence: str) -> None:
         print(sentence, file=sys.stderr)
@@ -75,7 +75,7 @@ class LineDisplay(NoDisplay):
             rate = (self._done - self._before) / (now - self._began)
             left = (self._total - self._done) / rate
             done = f"{self._done:,}/{self._total:,} {self._noun}s"
-            print(f"{done}, {amount(rate)}/s, {left:.0f} s left", file=sys.stderr)
+            print(f"{done}, {number_text(rate)}/s, {left:.0f} s left", file=sys.stderr)
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
         print(f"trial {trial}: its worker {why}", file=sys.stderr)
@@ -128,7 +128,7 @@ class BarDisplay(NoDisplay):
     def trial(self, row: object) -> None:
         assert self._trials is not None
         task = self._progress.tasks[-1]
-        self._progress.update(self._trials, advance=1, rate=f"{amount(task.speed)}/s" if task.speed else "")
+        self._progress.update(self._trials, advance=1, rate=f"{number_text(task.speed)}/s" if task.speed else "")
 
     def worker_lost(self, trial: TrialId, why: str) -> None:
         self._progress.console.print(f"trial {trial}: its worker {why}", markup=False)

@@ -9,80 +9,86 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unsilent.cli.campaign import Running, Verb
-from unsilent.cli.options import FIT
-from unsilent.options import OUTPUT, Asked, Option
-from unsilent.studies.pvf.spec import CampaignSpec, PvfBudget
+from unsilent.cli.campaign import ExecutorAndDisplay, Verb
+from unsilent.cli.typer_options import FIT_OPTION
+from unsilent.options import OUTPUT_PANEL, Option, OptionValues
+from unsilent.studies.pvf.spec import PvfBudget, PvfSpec
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.records import Gate
 
 
 @dataclass(frozen=True)
-class PvfOutput:
+class PvfCommandOptions:
     """What is made of the result."""
 
     assertion: Annotated[tuple[str, ...], Option(
-        "Exit 1 unless the upper limit holds, like 'top_mlp<=0.01'.", OUTPUT, "assert", repeated=True)] = ()  # fmt: skip
-    fit_per_bit: Annotated[float | None, FIT] = None
+        "Exit with 1 if the upper limit of a target is above this bound, like "
+        "'top_mlp<=0.01'.", OUTPUT_PANEL, "assert", is_repeatable=True)] = ()  # fmt: skip
+    fit_per_bit: Annotated[float | None, FIT_OPTION] = None
 
 
 class PvfVerb(Verb):
     """``unsilent pvf``."""
 
-    more = (PvfOutput,)
+    further_option_classes = (PvfCommandOptions,)
 
-    def check(self, asked: Asked, spec: Any) -> None:
+    def check(self, asked: OptionValues, spec: Any) -> None:
         from unsilent.studies.pvf.analysis import check_rate
 
         super().check(asked, spec)
         self.gates(asked)
         if asked["fit_per_bit"] is not None:
-            check_rate(asked["fit_per_bit"], spec.transient)
+            check_rate(asked["fit_per_bit"], spec.is_transient)
 
-    def gates(self, asked: Asked) -> list[Gate]:
+    def gates(self, asked: OptionValues) -> list[Gate]:
         """What must hold; raises ``UsageError``."""
         from unsilent.studies.pvf.records import Gate
 
         return [Gate.parse(text) for text in asked["assertion"]]
 
-    def command(self, asked: Asked) -> str:
-        return asked.command("pvf", PvfBudget, CampaignSpec)  # reading is added where the store is read
+    def command_line(self, asked: OptionValues) -> str:
+        return asked.command_line("pvf", PvfBudget, PvfSpec)  # reading is added where the store is read
 
-    def numbers(self, asked: Asked, spec: Any, result: Any) -> Mapping[tuple[str, int | None], range]:
-        if asked.make(PvfBudget).precision is None:
-            return super().numbers(asked, spec, result)
-        most = self.budget(asked).numbers(None)
+    def trial_numbers_by_stratum(
+        self, asked: OptionValues, spec: Any, result: Any
+    ) -> Mapping[tuple[str, int | None], range]:
+        if asked.make_dataclass(PvfBudget).precision is None:
+            return super().trial_numbers_by_stratum(asked, spec, result)
+        most = self.budget(asked).trial_numbers(None)
         return {(target.group or target.name, flips): most for target in result.targets for flips in spec.flips}
 
-    def foreseen(self, asked: Asked) -> Iterator[str]:
-        if asked.make(PvfBudget).precision is not None:
-            yield "how many trials a target gets is decided during the campaign, from their outcomes: these are the most"
+    def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
+        if asked.make_dataclass(PvfBudget).precision is not None:
+            yield "the campaign chooses the number of trials of each target from outcomes; the table shows maximum numbers"
 
     @contextmanager
-    def running(self, asked: Asked, spec: Any) -> Iterator[Running]:
-        with super().running(asked, spec) as (executor, observer):
+    def open_executor_and_display(self, asked: OptionValues, spec: Any) -> Iterator[ExecutorAndDisplay]:
+        with super().open_executor_and_display(asked, spec) as (executor, observer):
             for gate in self.gates(asked):
-                gate.check(spec, executor.describe())
+                gate.check(spec, executor.establish_baseline())
             yield executor, observer
 
-    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
-        from unsilent.outcomes.tallies import Question
-        from unsilent.studies.pvf.study import run_pvf
+    def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
+        from unsilent.outcomes.tallies import PvfEstimator
+        from unsilent.studies.pvf.study import run_pvf_campaign
 
-        with self.running(asked, spec) as (executor, observer):
-            return run_pvf(
-                spec, self.budget(asked), executor, store, asked.make(Question), observer,
-                precision=asked.make(PvfBudget).precision, command=self.command(asked),
+        with self.open_executor_and_display(asked, spec) as (executor, observer):
+            return run_pvf_campaign(
+                spec, self.budget(asked), executor, store, asked.make_dataclass(PvfEstimator), observer,
+                precision=asked.make_dataclass(PvfBudget).precision, command=self.command_line(asked),
             )  # fmt: skip
 
-    def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
-        from unsilent.cli.reporting import show_report
+    def show(self, asked: OptionValues, result: Any, page: Path, path: Path) -> int:
+        from unsilent.cli.report_output import show_report
         from unsilent.studies.pvf.report import report
 
-        failures = [line for gate in self.gates(asked) for line in gate.failures(result)]
+        gates = self.gates(asked)
+        failures = [line for gate in gates for line in gate.failures(result)]
         output = report(result, asked["fit_per_bit"])
         show_report(output, page, asked["as_json"], asked["plain"], {"Store": path}, failed_assertions=failures)
-        for line in (*(f"assertion failed: {failure}" for failure in failures), *result.short):
+        for line in (*(f"assertion failed: {failure}" for failure in failures), *result.imprecise_rows):
             print(f"unsilent: {line}", file=sys.stderr)
-        return 1 if failures or result.short else 0
+        if gates and not failures and not asked["quiet"]:
+            print(f"unsilent: assertions hold: {', '.join(gate.text for gate in gates)}", file=sys.stderr)
+        return 1 if failures or result.imprecise_rows else 0

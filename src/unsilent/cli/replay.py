@@ -8,69 +8,82 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsilent.cli import options as o
+from unsilent.cli import typer_options as o
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import Replay
+    from unsilent.campaigns.replay import TrialReplay
 
-OF_TRACES = ("batch", "output")
+TRACE_OPTIONS = ("batch", "output")
 """Parameters that mean nothing without --trace."""
-OF_STORES = ("trial", "workload", "accelerator", "with_", "batch")
-OF_INJECTIONS = ("steps", "steps_before", "batch_size", "images", "quiet")
+STORE_OPTIONS = ("trial", "workload", "accelerator", "with_", "batch")
+INJECTION_OPTIONS = ("steps", "steps_before", "batch_size", "images", "quiet")
 """Parameters of a stored trial, and of a published injection, alone."""
 
 
 def replay(
     context: typer.Context,
-    store: Annotated[Path, typer.Argument(metavar="STORE|FILE.csv", help="A store, or a published injection.")],
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE|FILE.csv", help="A campaign store, or a published injection (.csv).")
+    ],
     trial: Annotated[
-        str | None, typer.Argument(help="Of a store: which one, like top_mlp/x8/17.", show_default=False)
+        str | None, typer.Argument(help="For a store: the trial, like top_mlp/x8/17.", show_default=False)
     ] = None,
     workload: Annotated[
         str | None,
         typer.Option(
-            help="The workload, if it is not built in: a store may name any file, so none is used unasked.",
+            help="The workload, if it is not built in. Code that a store names runs only if you name it here too.",
             show_default=False,
         ),
     ] = None,
     accelerator: Annotated[
-        str | None, typer.Option(help="The accelerator's file, where the store names one.", show_default=False)
+        str | None,
+        typer.Option(help="The file that describes the accelerator, if the store names one.", show_default=False),
     ] = None,
     with_: o.With = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Show how the fault spread: every operation compared with the golden run.")
+        bool, typer.Option("--trace", help="Show how the fault spreads: compare every operation with the golden run.")
     ] = False,
     batch: Annotated[
         int | None,
-        typer.Option(help="Of a store: the batch to trace, from 0.", show_default="the first whose output changed"),
+        typer.Option(
+            help="For a store: the batch to trace, counted from 0.", show_default="the first whose output changed"
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="The data file, if the store names one; of an injection: images, .npz.", show_default=False),
+        typer.Option(
+            help="For a store: the data file, if the store names one. For an injection: images as .npz, or digits (built-in).",
+            show_default=False,
+        ),
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="The weights, if the store names them; of an injection: what to start from.", show_default=False
+            help="For a store: the weights, if the store names them. For an injection: the weights to start from.",
+            show_default=False,
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Of an injection: steps to train after it.")] = 5,
+    steps: Annotated[int, typer.Option(help="For an injection: number of steps to train after the fault.")] = 5,
     steps_before: Annotated[
         int | None,
         typer.Option(
-            help="Of an injection: steps to train before it.", show_default="its epoch's, or 0 without weights"
+            help="For an injection: number of steps to train before the fault.",
+            show_default="with weights, all earlier steps of the same epoch; otherwise 0",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Of an injection: images of all 8 workers in a step.")] = 1024,
+    batch_size: Annotated[
+        int, typer.Option(help="For an injection: images per step for all 8 workers together.")
+    ] = 1024,
     images: Annotated[
-        int | None, typer.Option(help="Of an injection: use only the first so many.", show_default="all")
+        int | None,
+        typer.Option(help="For an injection: number of images to use, starting with the first.", show_default="all"),
     ] = None,
     log: Annotated[
         Path | None,
         typer.Option(
-            help="What was injected, as a log in the layout of published injections.",
-            show_default="of an injection: replay_NAME.txt here",
+            help="Write what was injected to this file, in the log format of the published injections.",
+            show_default="for an injection: replay_NAME.txt in the current folder",
         ),
     ] = None,
     output: o.Page = None,
@@ -78,37 +91,39 @@ def replay(
     plain: o.Plain = False,
     quiet: o.Quiet = False,
 ) -> int:
-    """Run one stored trial again and check that it ends the same; exit 1 when it does not.
+    """Run one stored trial again and check that its result is the same; exit with 1 if it is not.
 
-    Or replay a published injection on the network that it was made for.
+    With a published injection: replay it on the network that it was made for.
     """
     from unsilent.campaigns import Store, TrialId
     from unsilent.campaigns.replay import replay_trial
-    from unsilent.cli.injection import is_injection, replay_csv
-    from unsilent.cli.tracing import show_trace, trace_path
-    from unsilent.studies.registered import kind_of
+    from unsilent.cli.published_injection import is_injection_csv, replay_injection_csv
+    from unsilent.cli.trace_output import show_trace, trace_path
+    from unsilent.studies.campaign_kinds import kind_of_store
 
     if not trace:
-        o.refuse(context, OF_TRACES, "only --trace has that")
-    if is_injection(store):
-        o.refuse(context, OF_STORES, f"{store} is a published injection, not a store")
+        o.reject_if_given(context, TRACE_OPTIONS, "only used with --trace")
+    if is_injection_csv(store):
+        o.reject_if_given(context, STORE_OPTIONS, f"{store} is a published injection, not a store")
         if data is None:
-            raise UsageError(f"{store} is a published injection, which needs images to train on: --data IMAGES.npz")
+            raise UsageError(
+                f"{store} is a published injection, which needs images to train on; add --data IMAGES.npz or --data digits"
+            )
         asked: dict[str, Any] = {"data": data, "weights": weights, "log": log, "trace": trace}
         asked |= {"steps": steps, "steps_before": steps_before, "batch": batch_size, "images": images}
-        return replay_csv(store, output, as_json=as_json, plain=plain, quiet=quiet, **asked)
-    o.refuse(context, OF_INJECTIONS, f"{store} is a store; published injections end in .csv")
+        return replay_injection_csv(store, output, as_json=as_json, plain=plain, quiet=quiet, **asked)
+    o.reject_if_given(context, INJECTION_OPTIONS, f"{store} is a store, not a published injection (.csv)")
     if trial is None:
         raise UsageError(f"{store} has many trials; name one, like top_mlp/x8/17 (unsilent export {store} lists them)")
     given = {"workload": workload, "data": data, "weights": weights, "accelerator": accelerator}
     choices = {"trace": trace, "batch": batch, "log": log is not None}
-    kind, number = kind_of(store), TrialId.parse(trial)
+    kind, number = kind_of_store(store), TrialId.parse(trial)
     lacking = [name for name in choices if name not in kind.replay_choices]
-    o.refuse(context, lacking, f"trials of unsilent {kind.name} are replayed without that")
+    o.reject_if_given(context, lacking, f"not available for trials of unsilent {kind.name}")
     page = trace_path(store, str(number), output) if trace else None
     with Store(store, kind) as opened:
         own = {name: choices[name] for name in kind.replay_choices}
-        result = (kind.replay or replay_trial)(opened, number, given, o.pairs(with_), **own)
+        result = (kind.replay or replay_trial)(opened, number, given, o.parse_workload_options(with_), **own)
     if log is not None:
         _write_log(log, result.log)
     code = show_replay(result, as_json, plain, **({} if page is None else {"report": str(page)}))
@@ -117,13 +132,13 @@ def replay(
     return code
 
 
-def show_replay(result: Replay[Any], as_json: bool, plain: bool = False, **more: str) -> int:
+def show_replay(result: TrialReplay[Any], as_json: bool, plain: bool = False, **more: str) -> int:
     """Print a trial and its repetition, in JSON with ``more`` fields; returns the exit code, 1 where they differ."""
     if as_json:
         print(json.dumps({**result.to_json(), **more}, indent=2))
     else:
         print("\n".join(f"{'# ' if plain else ''}{line}" for line in str(result).splitlines()))
-    return 0 if result.same else 1
+    return 0 if result.is_identical else 1
 
 
 def _write_log(path: Path, lines: tuple[str, ...]) -> None:
@@ -131,4 +146,4 @@ def _write_log(path: Path, lines: tuple[str, ...]) -> None:
     try:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; give another --log") from None

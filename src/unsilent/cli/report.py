@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unsilent.cli import options as o
+from unsilent.cli import typer_options as o
 from unsilent.cli.card import CARDS, card_paths, show_card, write_card
 from unsilent.cli.paths import report_path
 from unsilent.errors import UsageError
@@ -24,7 +24,7 @@ def report(
     context: typer.Context,
     store: o.StoreOrCard,
     other: Annotated[
-        Path | None, typer.Argument(help="A second store: it is B, and compared with the first.", show_default=False)
+        Path | None, typer.Argument(help="A second store (B), to be compared with the first (A).", show_default=False)
     ] = None,
     unit: o.Unit = None,
     confidence: o.Confidence = 0.95,
@@ -33,51 +33,57 @@ def report(
     card: Annotated[
         bool,
         typer.Option(
-            "--card", help="Write a card to share instead of the page: STORE.card.json, and STORE.card.html next to it."
+            "--card",
+            help="Instead of the report page, write a card to share: STORE.card.json and STORE.card.html.",
         ),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            *o.OUTPUT_FLAGS, help="Where the page, or the card, is written.", show_default="next to the store"
+            *o.OUTPUT_FLAGS, help="Path of the report page or card to write.", show_default="next to the store"
         ),
     ] = None,
     canonical: Annotated[
-        bool, typer.Option("--canonical", help="With --json: for comparison, without time, paths and versions.")
+        bool,
+        typer.Option(
+            "--canonical", help="With --json: leave out time, paths and versions, so that two reports can be compared."
+        ),
     ] = False,
     as_json: o.Json = False,
     plain: o.Plain = False,
 ) -> int:
-    """Show a stored campaign again: table and HTML report, in any unit and at any confidence.
+    """Show the results of a stored campaign as a table and an HTML report, in any unit and at any confidence.
 
-    With two stores: what differs between them. With a card: what it says, once its checksum holds.
+    With two stores: show how their results differ. With a card: check its checksum and show its content.
     """
-    from unsilent.cli.reporting import show_report
+    from unsilent.cli.report_output import show_report
+    from unsilent.studies.campaign_kinds import kind_of_store
     from unsilent.studies.pvf.card import is_card
     from unsilent.studies.pvf.kind import PVF
-    from unsilent.studies.registered import kind_of
 
     if not as_json:
-        o.refuse(context, ("canonical",), "only --json has that")
+        o.reject_if_given(context, ("canonical",), "only used with --json")
     if is_card(store):
         if other is not None:
             raise UsageError(CARDS.format(store))
-        o.refuse(context, OF_STORES, "a card is shown as it is, it holds no trials")
+        o.reject_if_given(context, OF_STORES, "a card contains no trials, so its numbers cannot be computed again")
         show_card(store, as_json, plain)
         return 0
     if other is not None and is_card(other):
         raise UsageError(CARDS.format(other))
-    kind = kind_of(store)
-    known = (*kind.choices, *kind.report_choices, *(("card",) if kind is PVF else ()))
-    o.refuse(context, [name for name in OF_PVF if name not in known], "that belongs to stores of unsilent pvf")
+    kind = kind_of_store(store)
+    known = (*kind.analysis_option_names, *kind.report_choices, *(("card",) if kind is PVF else ()))
+    o.reject_if_given(
+        context, [name for name in OF_PVF if name not in known], "only available for stores of unsilent pvf"
+    )
     if other is not None:
-        o.refuse(context, ("card", *kind.report_choices), "two stores are compared")
+        o.reject_if_given(context, ("card", *kind.report_choices), "not available when two stores are compared")
     given = {"unit": unit, "confidence": confidence, "interval": interval, "fit_per_bit": fit_per_bit}
     made = card_paths(store, output) if card else None
     page = None if card else page_path(store, other, output)
     result = report_of(store, other, given, canonical)
     if made:
-        write_card(store, {name: given[name] for name in kind.choices}, *made)
+        write_card(store, {name: given[name] for name in kind.analysis_option_names}, *made)
     files = dict(zip(("Card", "Page"), made or (), strict=False))
     show_report(result, page, as_json, plain, files, canonical=canonical)
     return 0
@@ -87,19 +93,20 @@ def report_of(store: Path, other: Path | None, given: Mapping[str, Any], canonic
     """What a store of any kind holds, or how ``other`` differs from it.
 
     Args:
-        given: choices, of which each kind takes its own. canonical: without the folders of files.
+        given: Choices, of which each kind takes its own.
+        canonical: Without the folders of files.
     """
     from unsilent.campaigns.store import open_store
-    from unsilent.studies.registered import kind_of
+    from unsilent.studies.campaign_kinds import kind_of_store
 
-    kind = kind_of(store)
-    choices = {name: given[name] for name in kind.choices if name in given}
+    kind = kind_of_store(store)
+    choices = {name: given[name] for name in kind.analysis_option_names if name in given}
     with open_store(store, kind, canonical=canonical) as one:
         if other is None:
             shown = {name: given[name] for name in kind.report_choices}
             return kind.report(kind.analyse(one, **choices), **shown)
         if kind.compare is None:
-            raise UsageError(f"{store} is a store of unsilent {kind.name}, whose stores are not compared")
+            raise UsageError(f"stores of unsilent {kind.name}, like {store}, cannot be compared; give one store")
         with open_store(other, kind, canonical=canonical) as two:
             return kind.compare(one, two, **choices)
 

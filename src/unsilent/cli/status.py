@@ -1,4 +1,4 @@
-"""``unsilent status [STORE…]``: what stores are, how far their campaigns are, which command goes on, and what was found."""
+"""``unsilent status [STORE…]``: what stores are, how far their campaigns are, which command continues them, and their results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsilent.cli import options as o
+from unsilent.cli import typer_options as o
 from unsilent.errors import StoreError, UnsilentError, UsageError
-from unsilent.printable import clean
+from unsilent.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from unsilent.campaigns.kinds import Kind
@@ -27,8 +27,14 @@ class Status:
     """What is known of one store.
 
     Attributes:
-        kind: the verb that made it. subject: what runs. done, planned: trials or replicas; None where that is not known.
-        command: goes on with it. found: the headline of its report, or why there is none. error: why it cannot be read.
+        kind: The verb that made it.
+        subject: What runs.
+        done, planned: Trials or replicas, of a part of ``--shard`` those of this part; None where that is not known.
+        shard: ``1/2`` where the store is a part of a campaign.
+        command: Continues the campaign, or extends it with a larger budget.
+        headline: The headline of its report.
+        no_result: Why there is no headline.
+        error: Why it cannot be read.
     """
 
     store: str
@@ -36,8 +42,10 @@ class Status:
     subject: str = ""
     done: int = 0
     planned: int | None = None
+    shard: str = ""
     command: str = ""
-    found: str = ""
+    headline: str = ""
+    no_result: str = ""
     error: str = ""
 
 
@@ -49,7 +57,7 @@ def status(
 ) -> int:
     """Show what stores are, how complete their campaigns are, which command continues them, and their main result.
 
-    A folder stands for the stores in it. The exit code is 1 where a store cannot be read.
+    For a folder, show all stores in it. The exit code is 1 if a store cannot be read.
     """
     given = stores or [Path()]
     result = [status_of(path) for path in _files(given)]
@@ -64,7 +72,7 @@ def status(
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Files that were named, and the stores of ours in folders that were."""
-    from unsilent.studies.registered import registered
+    from unsilent.studies.campaign_kinds import find_kind_of_store
 
     for path in given:
         if not path.is_dir():
@@ -72,23 +80,23 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
                 raise UsageError(f"there is no store {path}; check the name")
             yield path
             continue
-        ours = [file for file in sorted(path.iterdir()) if registered(file)]
+        ours = [file for file in sorted(path.iterdir()) if find_kind_of_store(file)]
         if len(ours) > MOST:
-            raise UsageError(f"{path} has {len(ours):,} stores; name some of them, at most {MOST:,}")
+            raise UsageError(f"{path} has {len(ours):,} stores; name at most {MOST:,} of them")
         yield from ours
 
 
 def status_of(path: Path) -> Status:
     """The status of one store; what is wrong with it is part of that."""
-    from unsilent.studies.registered import registered
+    from unsilent.studies.campaign_kinds import find_kind_of_store
 
-    kind = registered(path)
+    kind = find_kind_of_store(path)
     try:
         if kind is not None:
             return _campaign(path, kind)
     except UnsilentError as error:
         return Status(str(path), kind.name if kind else "", error=str(error))
-    return Status(str(path), error="this is no store of unsilent pvf, training or noise")
+    return Status(str(path), error="this is not a store of unsilent pvf, training or noise")
 
 
 def lines(result: Status) -> list[str]:
@@ -97,25 +105,42 @@ def lines(result: Status) -> list[str]:
         return [f"{result.store}: {result.kind or 'unknown'}", f"  cannot be read: {result.error}"]
     unit = "replicas" if result.kind == "noise" else "trials"
     count = f"{result.done:,} {unit}" if result.planned is None else f"{result.done:,} of {result.planned:,} {unit}"
-    word = "" if result.planned is None else ", complete" if result.done >= result.planned else ", not complete"
-    parts = [f"{result.store}: {result.kind} of {result.subject}", f"  {count}{word}"]
-    parts += [f"  found: {result.found}"] if result.found else []
-    return [*parts, f"  continue with: {result.command}"] if result.command else parts
+    complete = result.planned is not None and result.done >= result.planned
+    word = "" if result.planned is None else ", complete" if complete else ", not complete"
+    part = f" of part {result.shard}" if result.shard else ""
+    parts = [f"{result.store}: {result.kind} of {result.subject}", f"  {count}{part}{word}"]
+    parts += [f"  result: {result.headline}"] if result.headline else []
+    parts += [f"  no result yet: {result.no_result}"] if result.no_result else []
+    return [*parts, f"  continue with: {result.command}"] if result.command and not complete else parts
 
 
 def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
+    from unsilent.campaigns.kinds import count_budgeted_trials
+    from unsilent.campaigns.merging import shard_in_command
     from unsilent.campaigns.store import open_store
 
     with open_store(path, kind) as store:
-        own = sum(map(kind.planned, store.done()))
+        own = sum(map(kind.is_planned_trial, store.stored_trial_ids()))
+        headline = reason = ""
         try:
-            result = kind.report(kind.analyse(store)).headline
+            headline = kind.report(kind.analyse(store)).headline
         except StoreError:
             raise
         except UsageError as error:  # interrupted before there was anything to read
-            result = str(error).partition(";")[0]
-        parts = clean(kind.subject(store)), own, kind.size(store), _with(store.budget()[1], path), result
-    return Status(str(path), kind.name, *parts)
+            reason = str(error).partition(";")[0]
+        command = store.largest_budget()[1]
+        part, parts = shard_in_command(command)
+        return Status(
+            str(path),
+            kind.name,
+            escape_unprintable(kind.subject(store)),
+            own,
+            kind.count_planned_trials(store) if parts == 1 else count_budgeted_trials(store, part, parts),
+            "" if parts == 1 else f"{part}/{parts}",
+            _with(command, path),
+            headline,
+            reason,
+        )
 
 
 def _with(command: str, path: Path) -> str:
@@ -125,7 +150,7 @@ def _with(command: str, path: Path) -> str:
     except ValueError:  # of a store that somebody has altered
         words = []
     if words[:1] != ["unsilent"]:
-        return clean(command)
+        return escape_unprintable(command)
     if "--store" in words[:-1]:
         del words[(at := words.index("--store")) : at + 2]
-    return clean(shlex.join([*words, "--store", str(path)]))
+    return escape_unprintable(shlex.join([*words, "--store", str(path)]))

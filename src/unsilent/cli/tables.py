@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+ANY_WIDTH = 10_000
+"""What is no terminal gets every row as one line."""
 
-def show_table(rows: Sequence[Sequence[object]], heads: Sequence[str], whole: Sequence[str] = ()) -> None:
-    """Print rows under heads; long cells wrap at the width of the terminal, those under heads in ``whole`` never.
 
-    What is no terminal gets every row as one line.
-    """
+def show_table(rows: Sequence[Sequence[object]], heads: Sequence[str], optional: Sequence[str] = ()) -> None:
+    """Print rows under heads. Where a terminal is too narrow, ``optional`` columns are left out, the first of them first."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, overflow="fold", no_wrap=head in whole)
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+    from unsilent.render.report_terminal import print_table
+    from unsilent.report.model import Table, TableRow, columns
+
     console = Console()
     if not console.is_terminal:
-        console = Console(width=max(console.measure(table).maximum, 1))
-    console.print(table)
+        console = Console(width=ANY_WIDTH)
+    priority = {head: len(optional) - number for number, head in enumerate(optional)}
+    table = Table(
+        columns(*heads, left=heads, priority=priority),
+        tuple(TableRow(tuple(map(str, row))) for row in rows),
+        terminal_rows=len(rows),
+    )
+    print_table(table, console, has_all="--json")

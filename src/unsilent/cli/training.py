@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from unsilent.cli.campaign import Verb
 from unsilent.cli.paths import default_store
-from unsilent.errors import UsageError, unknown
-from unsilent.options import FAULTS, OUTPUT, Asked, Option
-from unsilent.report.text import counted
-from unsilent.studies.training.spec import ComparisonOptions, Reading
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import FAULTS_PANEL, OUTPUT_PANEL, Option, OptionValues
+from unsilent.report.text import count_text
+from unsilent.studies.training.spec import ReferenceRunOptions, TrainingAnalysisOptions
 
 CLASSES = (
     "masked", "immediate-nan", "short-term-nan", "slow-degrade", "sharp-degrade", "sharp-slow-degrade", "low-test",
@@ -22,65 +22,75 @@ OF_INJECTIONS = ("file", "data", "output", "as_json", "plain", "quiet", "config"
 
 
 @dataclass(frozen=True)
-class TrainingOutput:
+class TrainingCommandOptions:
     """What is done instead of a report."""
 
-    example: Annotated[str | None, Option(f"Show one instance, run again: {', '.join(CLASSES)}.", OUTPUT)] = None
-    file: Annotated[Path | None, Option("Replay a published injection (with --data).", FAULTS)] = None
+    example: Annotated[
+        str | None,
+        Option(f"Run one trial of this outcome class again and show it: {', '.join(CLASSES)}.", OUTPUT_PANEL),
+    ] = None
+    file: Annotated[
+        Path | None, Option("Replay a published injection from this file (needs --data).", FAULTS_PANEL)
+    ] = None
 
 
 class TrainingVerb(Verb):
     """``unsilent training``."""
 
-    more = (TrainingOutput,)
-    unresolved = ("horizon",)
+    further_option_classes = (TrainingCommandOptions,)
+    fields_unknown_in_dry_run = ("horizon",)
 
-    def main(self, asked: Asked) -> int:
+    def main(self, asked: OptionValues) -> int:
         if asked["file"] is None:
             return super().main(asked)
-        from unsilent.cli.injection import replay_csv
+        from unsilent.cli.published_injection import replay_injection_csv
 
-        others = [name for name in asked.given if name not in OF_INJECTIONS]
-        asked.refuse(others, "a published injection says what is corrupted")
+        others = [name for name in asked.given_values if name not in OF_INJECTIONS]
+        asked.reject_if_given(others, "--file replays a published injection, which already defines the fault")
         if asked["data"] is None:
-            raise UsageError("--file replays an injection in the published training; give its images: --data CIFAR.npz")
+            raise UsageError(
+                "--file replays a published injection, which needs the images of its training; add --data CIFAR.npz"
+            )
         shown = {name: asked[name] for name in ("data", "output", "as_json", "plain", "quiet")}
-        return replay_csv(asked["file"], **shown)
+        return replay_injection_csv(asked["file"], **shown)
 
-    def check(self, asked: Asked, spec: Any) -> None:
+    def check(self, asked: OptionValues, spec: Any) -> None:
         super().check(asked, spec)
         if asked["example"] is not None and asked["example"] not in CLASSES:
-            raise unknown("class of outcomes", asked["example"], CLASSES)
+            raise unknown_name_error("class of outcomes", asked["example"], CLASSES)
 
-    def named(self, asked: Asked, spec: Any) -> dict[str, Any]:
-        return {**super().named(asked, spec), "horizon": asked["horizon"]}
+    def default_store_identity(self, asked: OptionValues, spec: Any) -> dict[str, Any]:
+        return {**super().default_store_identity(asked, spec), "horizon": asked["horizon"]}
 
-    def foreseen(self, asked: Asked) -> Iterator[str]:
+    def dry_run_notes(self, asked: OptionValues) -> Iterator[str]:
         floors = 2 * asked["replicas"] + 1
-        yield f"before them {counted(floors, 'fault-free run')} for the noise floors, where they are not stored yet"
+        yield f"before the trials, {count_text(floors, 'fault-free run')} for the noise floors would run, unless stored already"
         if asked["guard"]:
-            yield "trials that end differently are run again under the guard, which is not counted here"
+            yield "trials that differ from the golden run beyond noise run again under the guard"
+            yield "the time estimate does not include runs under the guard"
 
-    def run(self, asked: Asked, spec: Any, store: Any) -> Any:
+    def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
         from unsilent.cli.progress import make_observer
         from unsilent.studies.training.judging import replica_spec
-        from unsilent.studies.training.study import example, find_floors, run_training
+        from unsilent.studies.training.study import floors_and_horizon, replay_example, run_training
 
         path = asked["floor"] or Path(default_store("noise", replica_spec(spec).identity()))
         with make_observer(
             quiet=asked["quiet"], plain=asked["plain"] or asked["as_json"], noun="replica"
         ) as watcher:  # before trials, which take their time
-            floors, spec = find_floors(spec, asked.make(ComparisonOptions), path, asked["jobs"], watcher)
-        budget, reading = self.budget(asked), asked.make(Reading)
-        with self.running(asked, spec) as (executor, observer):
+            floors, spec = floors_and_horizon(
+                spec, asked.make_dataclass(ReferenceRunOptions), path, asked["jobs"], watcher
+            )
+        budget, reading = self.budget(asked), asked.make_dataclass(TrainingAnalysisOptions)
+        with self.open_executor_and_display(asked, spec) as (executor, observer):
             result = run_training(
                 spec, budget, executor, store, floors, reading,
-                guard=asked["guard"], observer=observer, command=self.command(asked),
+                guard=asked["guard"], observer=observer, command=self.command_line(asked),
             )  # fmt: skip
             wanted = asked["example"]
-            return result if wanted is None else example(wanted, executor, store, reading, observer=observer)
+            return result if wanted is None else replay_example(wanted, executor, store, reading, observer=observer)
 
-    def show(self, asked: Asked, result: Any, page: Path, path: Path) -> int:
+    def show(self, asked: OptionValues, result: Any, page: Path, path: Path) -> int:
         from unsilent.cli.replay import show_replay
 
         return (

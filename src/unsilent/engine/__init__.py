@@ -1,7 +1,7 @@
 """Running a workload again, golden and faulty: all of it (`PlainEngine`) or what a fault changes (`CachedEngine`)."""
 
-from unsilent.engine.make import ENGINES as ENGINES
-from unsilent.engine.make import make_engine as make_engine
+from unsilent.engine.engine_choice import ENGINES as ENGINES
+from unsilent.engine.engine_choice import make_engine as make_engine
 from unsilent.engine.plain import PlainEngine as PlainEngine
 from unsilent.engine.plain import TrialOutcome as TrialOutcome
 from unsilent.engine.trace import trace_batch as trace_batch

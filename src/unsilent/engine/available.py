@@ -21,15 +21,15 @@ def default_budget(device: torch.device | str) -> int:
         return int(torch.cuda.mem_get_info(device)[0]) // SHARE
     if device.type != "cpu":
         return UNKNOWN
-    free = free_memory()
+    free = available_memory_bytes()
     return UNKNOWN if free is None else free // SHARE
 
 
-def free_memory(root: Path = Path("/")) -> int | None:
+def available_memory_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that this process may still use, None where unknown: what the machine has, or a control group leaves.
 
     Args:
-        root: where ``proc`` and ``sys`` are found.
+        root: Where ``proc`` and ``sys`` are found.
     """
     result = [*_machine(root), *_control_groups(root)]
     return max(0, min(result)) if result else None

@@ -21,17 +21,17 @@ from typing import Any
 
 import torch
 
-from unsilent.engine.clock import clock
-from unsilent.engine.ledger import Ledger, class_of
-from unsilent.engine.memory import default_budget, plan_memory
+from unsilent.engine.device_or_cpu_clock import clock
+from unsilent.engine.fault_entries import trial_entry_of
+from unsilent.engine.memory_plan import default_budget, plan_memory
 from unsilent.engine.perturbation_check import hidden_read_check, perturbation_check
 from unsilent.engine.plain import PlainEngine, TrialOutcome, acting_in, same_outputs
 from unsilent.engine.recorder import record
-from unsilent.engine.replay import Replayer
-from unsilent.engine.starts import start_of
 from unsilent.engine.tape import Node, Unrecordable
+from unsilent.engine.tape_replay import Replayer
+from unsilent.engine.tape_values import Diverged, Holders, view_window
+from unsilent.engine.trial_costs import TrialCosts, cost_class_of
 from unsilent.engine.validation_sample import ValidationSample, ValidationSamples
-from unsilent.engine.values import Diverged, Holders, look
 from unsilent.errors import ProcessUnusable, UnsilentError, kind_and_line
 from unsilent.faults import Fault
 from unsilent.faults.naming import is_transient
@@ -50,8 +50,8 @@ class CachedEngine(PlainEngine):
     """Evaluates a workload under faults by running what the fault changes.
 
     Attributes:
-        replayers: one a batch, None where it runs plainly; ``reasons`` says why, by batch.
-        diverged: evaluations that were begun on a tape and had to be run plainly.
+        replayers: One a batch, None where it runs plainly; ``fallback_reasons`` says why, by batch.
+        diverged_count: Evaluations that were begun on a tape and had to be run plainly.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class CachedEngine(PlainEngine):
         dtype: str | None = None,
         judge: Judge | None = None,
         memory: int | None = None,
-        sharers: int = 1,
+        worker_count: int = 1,
     ) -> None:
-        self.witnesses = ValidationSamples()
+        self.validation_samples = ValidationSamples()
         super().__init__(workload, device=device, dtype=dtype, judge=judge)
-        self.memory, self.sharers = memory, sharers
-        self.diverged = 0
+        self.memory, self.sharers = memory, worker_count
+        self.diverged_count = 0
         self.replayers: list[Replayer | None] = []
-        self.reasons: dict[int, str] = {}
-        self.ledger = Ledger()
+        self.fallback_reasons: dict[int, str] = {}
+        self.ledger = TrialCosts()
         self._ready: dict[int, Any] = {}
         """Outputs of the trial at hand that are known already, by batch."""
         self.record()
@@ -84,7 +84,7 @@ class CachedEngine(PlainEngine):
             self._record_all()
 
     def _record_all(self) -> None:
-        self.replayers, self.reasons = [], {}
+        self.replayers, self.fallback_reasons = [], {}
         self._ready, self._operations = {}, False
         self._shaken: set[object] = set()
         scratch = {id(t) for t, _ in self._scratch}
@@ -94,11 +94,11 @@ class CachedEngine(PlainEngine):
             try:
                 self.replayers.append(self._record(i))
             except Unrecordable as why:
-                self.reasons[i] = str(why)
+                self.fallback_reasons[i] = str(why)
                 self.replayers.append(None)
-        self.ledger = Ledger(self.batch_seconds)
+        self.ledger = TrialCosts(self.batch_seconds)
         self._hold()
-        self.notes = tuple(self.explained())
+        self.notes = tuple(self.fallback_notes())
 
     def _record(self, i: int) -> Replayer:
         """One batch on a tape that gives the golden output, with the cost of every operation and no value held."""
@@ -107,12 +107,12 @@ class CachedEngine(PlainEngine):
         except Unrecordable:
             raise
         except Exception as error:  # it runs, but not under a dispatch mode
-            raise Unrecordable(f"recording it raises {type(error).__name__}: {error}") from None
+            raise Unrecordable(f"recording it raised {type(error).__name__}: {error}") from None
         replayer = Replayer(tape)
         with torch.no_grad():
-            outputs = replayer.fill(lambda value: False, timer(clock(tape.device)))
-            if not same_outputs(self.golden[i], assemble(replayer, outputs)):
-                raise Unrecordable("executing its operations again returns different bits than the run itself")
+            outputs = replayer.run_golden(lambda value: False, timer(clock(tape.device)))
+            if not same_outputs(self.golden[i], assemble_output(replayer, outputs)):
+                raise Unrecordable("executing the recorded operations again gives other bits than the recorded run")
         return replayer
 
     def _hold(self) -> None:
@@ -121,42 +121,42 @@ class CachedEngine(PlainEngine):
         device = able[0][1].tape.device if able else torch.device("cpu")
         budget = default_budget(device) if self.memory is None else self.memory
         self.plan = plan_memory(
-            [r.tape for _, r in able], budget, operations=float(self._operations), sharers=self.sharers
+            [r.tape for _, r in able], budget, operations=float(self._operations), worker_count=self.sharers
         )
-        for (i, replayer), keep in zip(able, self.plan.keep, strict=True):
-            replayer.release()
+        for (i, replayer), keep in zip(able, self.plan.kept_values, strict=True):
+            replayer.release_golden_values()
             with torch.no_grad():
-                replayer.fill(keep.__contains__)
+                replayer.run_golden(keep.__contains__)
                 if not self._operations:  # for faults in parameters
                     replayer.try_blocks()
             try:
                 self._check_hidden(i, replayer)
             except Unrecordable as why:
-                self.reasons[i] = str(why)
+                self.fallback_reasons[i] = str(why)
                 self.replayers[i] = None
 
     def _check_hidden(self, i: int, replayer: Replayer) -> None:
         """That nothing but what is on the tape matters: once for batches that do the same."""
         tape = replayer.tape
-        what = (*(n.name for n in tape.nodes), *((v.nbytes, *v.home.shape) for v in tape.values))
+        what = (*(n.name for n in tape.nodes), *((v.nbytes, *v.storage_window.shape) for v in tape.values))
         if tape.unexplained or what not in self._shaken:
             with torch.no_grad():
-                hidden_read_check(self, i, replayer, partial(assemble, replayer))
+                hidden_read_check(self, i, replayer, partial(assemble_output, replayer))
             perturbation_check(self, i, tape)
             self._run(self.batches[i])  # what the model raised meanwhile must not have left it raising
             self._shaken.add(what)
 
-    def plainly(self, batch: int, faults: Sequence[Fault]) -> Any:
+    def output_without_tape(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of a plain run of one batch; faults of parameters are in place."""
         return super()._evaluate(batch, faults)
 
-    def prepare(self, faults: Sequence[Fault]) -> None:
+    def check_and_prepare(self, faults: Sequence[Fault]) -> None:
         """As `PlainEngine.prepare`, and get ready what faults in values of a run need, before any memory is corrupted."""
-        super().prepare(faults)
+        super().check_and_prepare(faults)
         if any(is_transient(f.site) for f in faults):
-            self.prepare_for_runs()
+            self.prepare_for_transient_faults()
 
-    def prepare_for_runs(self) -> None:
+    def prepare_for_transient_faults(self) -> None:
         """Hold the golden values that faults in operations and inputs need, and measure rows; done once."""
         if self._operations:
             return
@@ -166,25 +166,26 @@ class CachedEngine(PlainEngine):
             self._hold()
             for replayer in self.replayers:
                 if replayer is not None:
-                    replayer.rows.measure(replayer)
+                    replayer.row_plan.try_row_counts(replayer)
 
-    def on_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
+    def output_from_tape(self, batch: int, faults: Sequence[Fault], packed: bool = True) -> Any:
         """The same from the tape, on rows if they are ready and ``packed``; raises `Diverged`."""
         replayer = self.replayers[batch]
         assert replayer is not None
         try:
             (result,) = self._take(batch, replayer, [faults], packed)
         finally:
-            replayer.forget()
+            replayer.drop_recomputed()
         if isinstance(result, Diverged):
             raise result
         return result
 
-    def explained(self) -> list[str]:
+    def fallback_notes(self) -> list[str]:
         """What a report should say of the shortcuts: batches that run plainly, and why."""
-        why = Counter(self.reasons.values())
+        why = Counter(self.fallback_reasons.values())
         return [
-            f"{n} of {len(self.batches)} batches run plainly, without shortcuts: {text}." for text, n in why.items()
+            f"{n} of {len(self.batches)} batches run completely for every trial, without shortcuts. Reason: {text}."
+            for text, n in why.items()
         ]
 
     # -- trials ------------------------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ class CachedEngine(PlainEngine):
             return
         self._refresh()
         if any(many):
-            self.prepare_for_runs()
+            self.prepare_for_transient_faults()
         ready = self._packed(many) if len(many) > 1 else {}
         for i, faults in enumerate(many):
             if self._refresh():  # whoever is given the outcomes may write into the model
@@ -208,9 +209,9 @@ class CachedEngine(PlainEngine):
                 self._ready = {}
             yield outcome
 
-    def pack(self, transient: bool) -> int:
+    def preferred_group_size(self, transient: bool) -> int:
         """How many trials it likes to be given at a time, as it may run them together."""
-        return PACK if transient and any(r is not None and r.rows.sizes for r in self.replayers) else 1
+        return PACK if transient and any(r is not None and r.row_plan.sizes for r in self.replayers) else 1
 
     def _packed(self, many: Sequence[Sequence[Fault]]) -> dict[int, dict[int, Any]]:
         """Outputs by trial and batch of the trials that could share calls."""
@@ -219,7 +220,7 @@ class CachedEngine(PlainEngine):
             sharing = [
                 (i, acting)
                 for i, faults in enumerate(many)
-                if (acting := acting_in(batch, faults)) and not self.ledger.prefers_plain(class_of(batch, acting))
+                if (acting := acting_in(batch, faults)) and not self.ledger.prefers_plain(cost_class_of(batch, acting))
             ]
             size = PACK_BYTES // max(replayer.largest, 1) if replayer is not None else 0
             for first in range(0, len(sharing), size) if size > 1 else ():
@@ -237,22 +238,22 @@ class CachedEngine(PlainEngine):
         except Exception:  # one of them fails, and alone each says so for itself
             return {}
         finally:
-            replayer.forget()
+            replayer.drop_recomputed()
         result = {i: out for (i, _), out in zip(sharing, outputs, strict=True) if not isinstance(out, Diverged)}
         company = [acting for _, acting in sharing]
         for place, (i, _) in enumerate(sharing):
             if i in result:
-                self.witnesses.add(batch, company, place, result[i] is not self.golden[batch])
+                self.validation_samples.add(batch, company, place, result[i] is not self.golden[batch])
         return result
 
     def _evaluate(self, batch: int, faults: Sequence[Fault]) -> Any:
         if batch in self._ready:
             return self._ready.pop(batch)
-        replayer, key = self.replayers[batch], class_of(batch, faults)
+        replayer, key = self.replayers[batch], cost_class_of(batch, faults)
         if replayer is None:
             return super()._evaluate(batch, faults)
         begun = time.process_time()
-        if self.ledger.skips(key):
+        if self.ledger.is_plain_run_due(key):
             output = super()._evaluate(batch, faults)
             self.ledger.add_plain(key, time.process_time() - begun)
             return output
@@ -261,7 +262,7 @@ class CachedEngine(PlainEngine):
             if isinstance(result, Diverged):
                 raise result
         except Exception:  # whatever happens on the tape, the plain run says what it means
-            self.diverged += 1
+            self.diverged_count += 1
             between = time.process_time()
             try:
                 return super()._evaluate(batch, faults)
@@ -269,9 +270,9 @@ class CachedEngine(PlainEngine):
                 now = time.process_time()
                 self.ledger.add(key, now - begun, now - between)
         finally:
-            replayer.forget()
+            replayer.drop_recomputed()
         self.ledger.add(key, time.process_time() - begun)
-        self.witnesses.add(batch, [list(faults)], 0, result is not self.golden[batch])
+        self.validation_samples.add(batch, [list(faults)], 0, result is not self.golden[batch])
         return result
 
     def _take(self, batch: int, replayer: Replayer, many: Sequence[Sequence[Fault]], packed: bool = True) -> list[Any]:
@@ -280,9 +281,13 @@ class CachedEngine(PlainEngine):
         ``packed``: on rows where that can be. Faults of parameters, which only a single trial may have, are in place.
         """
         with torch.no_grad():
-            starts = [start_of(replayer.tape, self.parameters, faults) for faults in many]
+            starts = [trial_entry_of(replayer.tape, self.parameters, faults) for faults in many]
             return [
-                dirty if isinstance(dirty, Diverged) else assemble(replayer, dirty) if dirty else self.golden[batch]
+                dirty
+                if isinstance(dirty, Diverged)
+                else assemble_output(replayer, dirty)
+                if dirty
+                else self.golden[batch]
                 for dirty in replayer.run(starts, packed)
             ]
 
@@ -297,11 +302,11 @@ class CachedEngine(PlainEngine):
             UnsilentError: it does not.
         """
         super().check_intact()
-        for witness in self.witnesses.take():
+        for witness in self.validation_samples.take():
             if not self._stands(witness):
                 raise UnsilentError(
-                    f"shortcuts gave other bits than a plain run ({witness.faults[0].describe()}); nothing since the last "
-                    "proof is stored: use --engine plain, and report this as a defect"
+                    f"shortcuts returned other bits than a plain run ({witness.faults[0].describe()}); trials since the last "
+                    "check were not stored: use --engine plain, and report this as a bug"
                 )
 
     def _stands(self, witness: ValidationSample) -> bool:
@@ -309,25 +314,25 @@ class CachedEngine(PlainEngine):
         batch, faults, replayer = witness.batch, witness.faults, self.replayers[witness.batch]
         assert replayer is not None
         try:
-            with self.in_memory(faults):
-                plain = self.plainly(batch, faults)
-                if len(witness.company) == 1:
-                    return same_outputs(plain, self.on_tape(batch, faults))
-            return same_outputs(plain, self._take(batch, replayer, witness.company)[witness.place])
+            with self.inject_parameter_faults(faults):
+                plain = self.output_without_tape(batch, faults)
+                if len(witness.group_faults) == 1:
+                    return same_outputs(plain, self.output_from_tape(batch, faults))
+            return same_outputs(plain, self._take(batch, replayer, witness.group_faults)[witness.group_index])
         except Exception:
             return False
         finally:
-            replayer.forget()
+            replayer.drop_recomputed()
 
-    def in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
+    def inject_parameter_faults(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
         self._refresh()
-        return super().in_memory(faults)
+        return super().inject_parameter_faults(faults)
 
     def _refresh(self) -> bool:
         """Record again where somebody has written into the model; whether that was so."""
         if self._versions == self._count_writes():
             return False
-        self.parameters, self.witnesses = Parameters(self.model), ValidationSamples()
+        self.parameters, self.validation_samples = Parameters(self.model), ValidationSamples()
         self.weights_hash = self.parameters.hash()
         self._record_golden()
         self.record()
@@ -348,12 +353,12 @@ def _preparing() -> Iterator[None]:
         raise ProcessUnusable(kind_and_line(error), shortcuts=True) from error
 
 
-def assemble(replayer: Replayer, dirty: Holders) -> Any:
+def assemble_output(replayer: Replayer, dirty: Holders) -> Any:
     """The output of the run with what differs put in."""
     memo: dict[int, Any] = {}
-    for leaf, window in replayer.tape.leaves:
+    for leaf, window in replayer.tape.output_tensors:
         holder = dirty.get(window.value)
-        memo[id(leaf)] = leaf.clone() if holder is None else look(holder, window)  # a judge may write into it
+        memo[id(leaf)] = leaf.clone() if holder is None else view_window(holder, window)  # a judge may write into it
     return copy.deepcopy(replayer.tape.output, memo)
 
 

@@ -17,38 +17,38 @@ from torch import Tensor, nn
 
 from unsilent.engine.digests import digest, digest_given
 from unsilent.engine.tape import flatten
-from unsilent.engine.values import words_of_storage
+from unsilent.engine.tape_values import words_of_storage
 from unsilent.nested import tensors_in
-from unsilent.sites.calls import Calls
-from unsilent.sites.modes import Mode
+from unsilent.sites.calls import OperationNamer
+from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.operands import gives_uninitialised, operands_of, written_by
 
 _LARGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OperationRecord:
     """One operation: hashes of what it is given by Python, of tensors no operation made, and of what it makes."""
 
     name: str
-    given: int
-    outside: int
-    made: int
+    python_arguments_hash: int
+    external_inputs_hash: int
+    results_hash: int
     random: bool
 
 
-class Watch(Mode):
+class OperationRecorder(DispatchMode):
     """Active around one run; ``steps`` then says what it did. ``clear``: zero memory that nobody has written."""
 
     def __init__(self, model: nn.Module, clear: bool) -> None:
-        self._calls = Calls(model)
+        self._calls = OperationNamer(model)
         super().__init__(self._calls)
-        self.steps: list[Step] = []
+        self.steps: list[OperationRecord] = []
         self._clear = clear
         self._made: dict[int, Any] = {}
         """Storages of results by address, held so that no address is used twice."""
 
-    def run(self, run: Callable[[], Any]) -> list[Step]:
+    def run(self, run: Callable[[], Any]) -> list[OperationRecord]:
         """Watch one run."""
         with self:
             run()
@@ -56,7 +56,7 @@ class Watch(Mode):
         return self.steps
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, given, outside = self._calls.name(func), digest_given(args, kwargs), 0
+        name, given, outside = self._calls.next_name(func), digest_given(args, kwargs), 0
         if not func.is_view:  # a view reads nothing: the operation that uses it is the one to name
             outside = digest([t for t in operands_of(args, kwargs) if _storage(t) not in self._made])
         result = func(*args, **kwargs)
@@ -69,7 +69,7 @@ class Watch(Mode):
                 _zero(result)
             made = []
         random = torch.Tag.nondeterministic_seeded in func.tags
-        self.steps.append(Step(name, given, outside, 0 if func.is_view else digest(made), random))
+        self.steps.append(OperationRecord(name, given, outside, 0 if func.is_view else digest(made), random))
         return result
 
 
@@ -77,7 +77,8 @@ def first_difference(run: Callable[[], Any], model: nn.Module) -> str | None:
     """Name the operation at which two runs part, and say how, in words that follow "first at ".
 
     Args:
-        run: one evaluation. model: what it runs; its modules give the operations their names.
+        run: One evaluation.
+        model: What it runs; its modules give the operations their names.
 
     Returns:
         None where every operation gives the same bits twice, or where watching makes the run fail: the caller has an error
@@ -94,13 +95,13 @@ def first_difference(run: Callable[[], Any], model: nn.Module) -> str | None:
 
 def _first_difference(run: Callable[[], Any], model: nn.Module, clear: bool) -> str | None:
     with torch.no_grad():
-        one, two = Watch(model, clear).run(run), Watch(model, clear).run(run)
+        one, two = OperationRecorder(model, clear).run(run), OperationRecorder(model, clear).run(run)
     before = ""
     for a, b in zip_longest(one, two):
         if a is None or b is None or a.name != b.name:
             names = [_quoted(step) for step in (a, b)]
             if not before:
-                return f"its beginning, which is {names[0]} in one run and {names[1]} in the other"
+                return f"the first operation, which is {names[0]} in one run and {names[1]} in the other"
             return f"{before}, which is followed by {names[0]} in one run and by {names[1]} in the other"
         if (why := _why(a, b)) is not None:
             return f"{_quoted(a)}, {why}"
@@ -108,20 +109,20 @@ def _first_difference(run: Callable[[], Any], model: nn.Module, clear: bool) -> 
     return None
 
 
-def _why(a: Step, b: Step) -> str | None:
+def _why(a: OperationRecord, b: OperationRecord) -> str | None:
     """How two executions of one operation differ; None: not at all."""
-    if a.given != b.given:
-        return "which Python gives other numbers in each run (a counter, an order?)"
-    if a.outside != b.outside:
-        return "which reads a tensor that differs and that no operation made (from numpy, or kept from an earlier run?)"
-    if a.made == b.made:
+    if a.python_arguments_hash != b.python_arguments_hash:
+        return "which Python calls with other arguments in each run, maybe from a counter or a changing order"
+    if a.external_inputs_hash != b.external_inputs_hash:
+        return "which reads a tensor that differs. No recorded operation computed it: it may come from numpy or an earlier run"
+    if a.results_hash == b.results_hash:
         return None
     if a.random:
         return "which draws random numbers"
-    return "which returns different bits for the same inputs (a kernel that is not deterministic?)"
+    return "which returns different bits for the same inputs, maybe from a nondeterministic kernel"
 
 
-def _quoted(step: Step | None) -> str:
+def _quoted(step: OperationRecord | None) -> str:
     return "nothing" if step is None else repr(step.name[:_LARGEST_NAME])
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unsilent.engine.tape import flatten
 from unsilent.outcomes.tensors import words_of
-from unsilent.sites.memory import distinct
+from unsilent.sites.memory import drop_repeated_dimensions
 from unsilent.sites.training.updates import local
 
 
@@ -31,12 +31,12 @@ def digest(values: Sequence[Any]) -> int:
     with no_dispatch():
         for value in values:
             if not isinstance(value, Tensor):
-                result.update(bits_of_text(value) + b"\0")
+                result.update(exact_value_bytes(value) + b"\0")
                 continue
             tensor = local(value).detach()
             result.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             for part in _parts(tensor):
-                result.update(words_of(distinct(part)).contiguous().cpu().numpy().data)
+                result.update(words_of(drop_repeated_dimensions(part)).contiguous().cpu().numpy().data)
     return int(result.intdigest())
 
 
@@ -46,7 +46,7 @@ def content_of(tensor: Tensor) -> Any:
     return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
-def contents(tensors: Iterable[Tensor]) -> Any:
+def tensors_hasher(tensors: Iterable[Tensor]) -> Any:
     """xxh3-64, to be gone on with, of the bytes of all elements."""
     result = xxhash.xxh3_64()
     for tensor in tensors:
@@ -96,7 +96,7 @@ def digest_given(args: Any, kwargs: dict[str, Any]) -> int:
     return digest([value for value in flatten((*args, *kwargs.values())) if not isinstance(value, Tensor)])
 
 
-def bits_of_text(value: Any) -> bytes:
+def exact_value_bytes(value: Any) -> bytes:
     """Numbers to the last bit; things without a text of their own (their address differs) by their type."""
     if isinstance(value, float):
         return value.hex().encode()

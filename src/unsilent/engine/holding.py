@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unsilent.nested import tensors_in
-from unsilent.workloads.trainings.randomness import held_generators
+from unsilent.workloads.trainings.randomness import save_generator_states
 
 
-class Copies(Protocol):
+class TensorCopier(Protocol):
     """Where copies are kept."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -38,21 +38,24 @@ class HeldTraining:
     """A copy of the state.
 
     Args:
-        others: schedulers, scalers and the like: whatever has ``state_dict`` and ``load_state_dict``. gradients: hold those, too.
-        copies: where copies are kept. generators: random generators besides the global ones.
+        stateful_objects: Schedulers, scalers and the like: whatever has ``state_dict`` and
+            ``load_state_dict``.
+        gradients: Hold those, too.
+        copies: Where copies are kept.
+        generators: Random generators besides the global ones.
 
     Attributes:
-        generators: puts the generators back, and nothing else.
+        generators: Puts the generators back, and nothing else.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
-        others: Sequence[Any] = (),
+        stateful_objects: Sequence[Any] = (),
         *,
         gradients: bool = True,
-        copies: Copies = clones,
+        copies: TensorCopier = clones,
         generators: Sequence[Any] = (),
     ) -> None:
         # Comparing a tensor with a text, as ``key != "params"`` would, takes longer than copying a small one.
@@ -82,8 +85,8 @@ class HeldTraining:
         ]
         self._live = list(live.values())
         self._kept = copies(self._live)
-        self._others = [(other, copy.deepcopy(other.state_dict())) for other in others]
-        self.generators = held_generators(generators)
+        self._others = [(other, copy.deepcopy(other.state_dict())) for other in stateful_objects]
+        self.generators = save_generator_states(generators)
 
     def restore(self) -> None:
         """Put everything back."""

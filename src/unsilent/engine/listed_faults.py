@@ -18,7 +18,7 @@ from torch import nn
 from unsilent.engine.plain import PlainEngine
 from unsilent.errors import UsageError
 from unsilent.faults import Fault, Region
-from unsilent.faults.lists import Entry, Tensors, read_entries, read_file, resolve
+from unsilent.faults.lists import FaultListEntry, ModelTensors, read_entries, read_list_bytes, resolve_entry
 from unsilent.faults.naming import SiteName, is_transient, parse_site
 from unsilent.sites.modules import named_modules
 from unsilent.sites.targets import LEVELS, Target, component_of
@@ -33,12 +33,17 @@ class ListedFaults:
     """The faults of a file.
 
     Args:
-        path: of the list. kind: the format, None where the content says it. per: what a target is. components: name -> modules.
-        most_elements: that the faults of a trial may have.
+        path: Of the list.
+        kind: The format, None where the content says it.
+        per: What a target is.
+        components: Name -> modules.
+        most_elements: That the faults of a trial may have.
 
     Attributes:
-        targets: what they fall in, with the elements they touch as regions. regions: all of these.
-        digest: of the file's content. note: a sentence for the reader of a report.
+        targets: What they fall in, with the elements they touch as regions.
+        regions: All of these.
+        digest: Of the file's content.
+        note: A sentence for the reader of a report.
 
     Raises:
         UsageError: the file cannot be read, or names something that the workload does not have.
@@ -53,7 +58,7 @@ class ListedFaults:
         components: Mapping[str, Sequence[str]],
         most_elements: int,
     ) -> None:
-        content = read_file(path)
+        content = read_list_bytes(path)
         self.digest = xxhash.xxh3_128_hexdigest(content)
         entries = list(read_entries(content, path, kind))
         tensors = _tensors(engine, entries)
@@ -61,10 +66,11 @@ class ListedFaults:
         owners: dict[str, Target] = {}
         touched: dict[str, dict[tuple[Any, ...], list[Fault]]] = defaultdict(lambda: defaultdict(list))
         for entry in entries:
-            faults = resolve(entry, tensors, path)
+            faults = resolve_entry(entry, tensors, path)
             if (size := sum(map(len, faults))) > most_elements:
                 raise UsageError(
-                    f"{path} {entry.place}: corrupts {size:,} elements, of which {most_elements:,} are stored; corrupt fewer"
+                    f"{path} {entry.file_position}: corrupts {size:,} elements, but at most {most_elements:,} can "
+                    f"be stored; corrupt fewer"
                 )
             owner = _owner(faults, components, per)
             owners.setdefault(owner.name, owner)
@@ -88,27 +94,27 @@ class ListedFaults:
                 everywhere[key] += corrupted
         self.regions = tuple(_region(key, corrupted) for key, corrupted in everywhere.items())
         self.note = (
-            f"All numbers describe the {len(entries):,} faults of the list, each tried once, and about no others: where the "
-            "list itself was drawn at random, no interval here says so."
+            f"All numbers describe only the {len(entries):,} faults of the list, each injected once. If the list itself "
+            "is a random sample of faults, no interval here includes the error of that sampling."
         )
 
     def count(self, target: str) -> int:
         """How many faults fall in a target."""
         return len(self._faults[target])
 
-    def of(self, target: str, number: int) -> tuple[int | None, Faults]:
+    def faults_of_trial(self, target: str, number: int) -> tuple[int | None, Faults]:
         """The batch that is corrupted (None: all of them) and the faults of a target's trial, from 0."""
         faults = self._faults[target][number]
         return faults[0].step, faults
 
 
-def _tensors(engine: PlainEngine, entries: Sequence[Entry]) -> Tensors:
+def _tensors(engine: PlainEngine, entries: Sequence[FaultListEntry]) -> ModelTensors:
     """What the workload has of the kinds that the list speaks of."""
-    sites = [parse_site(p.site) for e in entries for p in e.parts if isinstance(p, Fault)]
+    sites = [parse_site(p.site) for e in entries for p in e.corruptions if isinstance(p, Fault)]
     addresses = dict.fromkeys(_everything(site) for site in sites) or {"param:*": None}
     if "param:*" in addresses:  # which leaves out index buffers
         addresses |= dict.fromkeys(f"param:{name}" for name in engine.parameters.index_buffers)
-    regions = engine.regions(tuple(addresses))
+    regions = engine.select_regions(tuple(addresses))
     layers = [
         (kind, name)
         for name, module in named_modules(engine.model)
@@ -116,7 +122,7 @@ def _tensors(engine: PlainEngine, entries: Sequence[Entry]) -> Tensors:
         if isinstance(module, known)
     ]
     known = {(r.site, r.step, r.occurrence): r for r in regions}
-    return Tensors(known, engine.parameters.names, engine.parameters.unfit, layers, len(engine.batches))
+    return ModelTensors(known, engine.parameters.site_aliases, engine.parameters.unfit, layers, len(engine.batches))
 
 
 def _everything(site: SiteName) -> str:
@@ -127,7 +133,7 @@ def _everything(site: SiteName) -> str:
 def _owner(faults: Faults, components: Mapping[str, Sequence[str]], per: str) -> Target:
     """The target that a trial belongs to, still without regions; where its faults fall in several, all their names together."""
     if per not in LEVELS or per == "bit":
-        raise UsageError(f"--per is {per!r}; a list of faults is sorted by component, layer or tensor")
+        raise UsageError(f"--per is {per!r}; expected component, layer or tensor for a list of faults")
     sites = [parse_site(fault.site) for fault in faults]
     names: dict[str, list[str]] = {
         "component": [component_of(site, components) for site in sites],

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.clock import clock
+from unsilent.engine.device_or_cpu_clock import clock
 from unsilent.engine.tape import Node, Tape
-from unsilent.engine.values import Window
+from unsilent.engine.tape_values import StorageWindow
 
 BLOCK = 16
 NUMBERS_NOT = (float("nan"), float("inf"), float("-inf"), 3e38)
@@ -30,7 +30,7 @@ _OUTPUTS: Mapping[str, Mapping[int, int]] = {
 """Operation -> argument -> the dimension of it along which the outputs lie (dimension 1 of the result)."""
 
 
-def channels_of(node: Node) -> int:
+def blockwise_channels(node: Node) -> int:
     """How many outputs an operation has that can be computed in blocks, 0 where it cannot be tried."""
     if node.func is None or node.func._schema.name not in _OUTPUTS or len(node.results) != 1:
         return 0
@@ -45,15 +45,15 @@ def channels_of(node: Node) -> int:
     return channels if channels > BLOCK else 0
 
 
-class Blocks:
+class BlockwiseOperation:
     """One operation, computed in blocks of its outputs."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.channels = channels_of(node)
+        self.channels = blockwise_channels(node)
         roles = _OUTPUTS[node.func._schema.name]
         self._dims = {k: roles[int(slot.key)] for k, slot in enumerate(node.slots) if slot.key in roles}
-        self.out: Window = node.results[0]
+        self.out: StorageWindow = node.results[0]
         self.seconds = float("inf")
         """Measured CPU time of one block."""
 
@@ -82,7 +82,7 @@ class Blocks:
             return False
         self.seconds = (now() - start) / count
         others = [
-            corrupted_weights(t, self._dims[k]) if self._dims.get(k) is not None and t.ndim > 1 else t
+            random_test_weights(t, self._dims[k]) if self._dims.get(k) is not None and t.ndim > 1 else t
             for k, t in enumerate(tensors)
         ]
         return self._equal(apply, others, apply(self.node, others))
@@ -93,7 +93,7 @@ class Blocks:
             for block in range(self.channels // BLOCK)
         )
 
-    def corrupted(self, value: int, offsets: NDArray[np.int64]) -> set[int] | None:
+    def corrupted_blocks(self, value: int, offsets: NDArray[np.int64]) -> set[int] | None:
         """The blocks that corrupted bytes of a value reach, by their places in its storage; None: not in blocks."""
         blocks: set[int] = set()
         for k, window in enumerate(self.node.reads):
@@ -106,7 +106,7 @@ class Blocks:
         return None if any(b >= self.channels // BLOCK for b in blocks) else blocks
 
 
-def _overlaps(window: Window) -> bool:
+def _overlaps(window: StorageWindow) -> bool:
     """Whether an element of the memory may stand in several places of a window (expanded, unfolded)."""
     reach = 0
     for stride, size in sorted(zip(window.stride, window.shape, strict=True)):
@@ -117,7 +117,7 @@ def _overlaps(window: Window) -> bool:
     return False
 
 
-def _coordinates(window: Window, offsets: NDArray[np.int64], dim: int) -> NDArray[np.int64]:
+def _coordinates(window: StorageWindow, offsets: NDArray[np.int64], dim: int) -> NDArray[np.int64]:
     """Positions along a dimension of the elements at ``offsets`` of the storage that are inside a window without overlap."""
     rest = offsets - window.offset
     dim %= len(window.shape)
@@ -134,7 +134,7 @@ def _coordinates(window: Window, offsets: NDArray[np.int64], dim: int) -> NDArra
     return np.asarray(result[inside & (rest == 0)], np.int64)
 
 
-def corrupted_weights(weights: Tensor, dim: int) -> Tensor:
+def random_test_weights(weights: Tensor, dim: int) -> Tensor:
     """Random numbers of the same size, laid out alike; every fourth output along ``dim`` has one that is none."""
     chance = torch.Generator().manual_seed(0)
     scale = weights.nan_to_num(0, 0, 0).abs().mean().clamp(1e-3, 1e3)
@@ -153,4 +153,4 @@ def equal_bits(one: Tensor, two: Tensor) -> bool:
 
 def candidates(tape: Tape) -> list[Node]:
     """Operations worth trying: those that read memory of before the run."""
-    return [n for n in tape.nodes if channels_of(n) and any(w.value in tape.externals for w in n.reads)]
+    return [n for n in tape.nodes if blockwise_channels(n) and any(w.value in tape.externals for w in n.reads)]

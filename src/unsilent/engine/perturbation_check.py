@@ -15,15 +15,15 @@ import numpy as np
 from torch import Tensor
 
 from unsilent.engine.plain import same_outputs
-from unsilent.engine.replay import Replayer
 from unsilent.engine.tape import Tape, Unrecordable
-from unsilent.engine.values import private_copy
+from unsilent.engine.tape_replay import Replayer
+from unsilent.engine.tape_values import private_copy
 from unsilent.faults import Fault
 from unsilent.sites import Parameters
 from unsilent.sites.corrupting import corruptible
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.memory import dtype_name
-from unsilent.sites.parameters import Site
+from unsilent.sites.parameters import ParameterSite
 
 if TYPE_CHECKING:
     from unsilent.engine.cached import CachedEngine
@@ -32,7 +32,7 @@ MOST = 1 << 14
 """Elements of one tensor that are corrupted."""
 SPREAD = 0.5
 """By what share of themselves floating-point numbers change at most when shaken strongly."""
-HIDDEN = "the output depends on parameters or inputs by something other than operations (compiled code?)"
+HIDDEN = "the output depends on parameters or inputs through something other than operations, maybe compiled code"
 
 
 def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outputs: Callable[[Any], Any]) -> None:
@@ -44,15 +44,15 @@ def hidden_read_check(engine: CachedEngine, batch: int, replayer: Replayer, outp
     live, own = tape.externals, set(tape.by_storage.values())
     tape.externals = {v: private_copy(t) if v in own else t for v, t in live.items()}
     try:
-        with engine.in_memory(perturbed(engine.parameters, strongly=True)):
+        with engine.inject_parameter_faults(perturbing_faults(engine.parameters, strongly=True)):
             try:
-                result = outputs(replayer.fill(lambda value: False))
+                result = outputs(replayer.run_golden(lambda value: False))
             except Exception:
                 result = None
     finally:
         tape.externals = live
     if result is None or not same_outputs(engine.golden[batch], result):
-        raise Unrecordable("an operation reads a parameter that it is not given")
+        raise Unrecordable("an operation reads a parameter that is not among its arguments")
 
 
 def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
@@ -61,16 +61,19 @@ def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
     Raises:
         Unrecordable: plain run and tape differ; or both experiments failed although there is something to be suspected.
     """
-    mixed = mixed_inputs(engine.batches[batch], batch)
+    mixed = input_element_swap_faults(engine.batches[batch], batch)
     if tape.unexplained and any(_left_alone(t) for _, t in named_inputs(engine.batches[batch])):
         raise Unrecordable(
-            f"numbers that no operation made come into it{first_reader(tape)}, maybe from integer inputs"
+            f"the model uses numbers that no operation computed{first_unexplained_read_text(tape)}, maybe from integer inputs"
         )
     for strongly in (True, False):
-        faults = [*perturbed(engine.parameters, strongly), *mixed]
-        with engine.in_memory(faults):
+        faults = [*perturbing_faults(engine.parameters, strongly), *mixed]
+        with engine.inject_parameter_faults(faults):
             try:
-                expected, result = engine.plainly(batch, faults), engine.on_tape(batch, faults, packed=False)
+                expected, result = (
+                    engine.output_without_tape(batch, faults),
+                    engine.output_from_tape(batch, faults, packed=False),
+                )
             except Exception:  # noqa: S112 - the run takes another way then, or fails
                 continue
         if not same_outputs(expected, result):
@@ -78,19 +81,19 @@ def perturbation_check(engine: CachedEngine, batch: int, tape: Tape) -> None:
         return
     if tape.unexplained:
         raise Unrecordable(
-            f"numbers that no operation made come into it{first_reader(tape)}, and where from could not be found out"
+            f"the model uses numbers that no operation computed{first_unexplained_read_text(tape)}, and their origin is unknown"
         )
     _corrupt_unread(engine, batch, tape)
 
 
 def _corrupt_unread(engine: CachedEngine, batch: int, tape: Tape) -> None:
     """Parameters that no operation reads must not change a thing."""
-    faults = [f for f in perturbed(engine.parameters, strongly=True) if not _read(engine.parameters, f, tape)]
+    faults = [f for f in perturbing_faults(engine.parameters, strongly=True) if not _read(engine.parameters, f, tape)]
     if not faults:
         return
-    with engine.in_memory(faults):
+    with engine.inject_parameter_faults(faults):
         try:
-            same = same_outputs(engine.golden[batch], engine.plainly(batch, faults))
+            same = same_outputs(engine.golden[batch], engine.output_without_tape(batch, faults))
         except Exception:
             same = False
     if not same:
@@ -101,7 +104,7 @@ def _read(parameters: Parameters, fault: Fault, tape: Tape) -> bool:
     return parameters.memory(fault).tensor.untyped_storage().data_ptr() in tape.by_storage
 
 
-def perturbed(parameters: Parameters, strongly: bool) -> list[Fault]:
+def perturbing_faults(parameters: Parameters, strongly: bool) -> list[Fault]:
     """Faults that change many elements of every tensor. Numbers keep their sign, indices are exchanged: the run goes on."""
     chance = np.random.default_rng(0)
     return list(_shaken(parameters.sites.values(), strongly, chance))
@@ -126,12 +129,12 @@ def _shaken(sites: Any, strongly: bool, chance: np.random.Generator) -> Iterator
         yield Fault(f"param:{site.name}", codec.name, memory.shape, elements, "set", new)
 
 
-def _elements(site: Site, chance: np.random.Generator) -> Any:
+def _elements(site: ParameterSite, chance: np.random.Generator) -> Any:
     own = np.arange(int(np.prod(site.memory.shape)), dtype=np.int64) if site.elements is None else site.elements
     return np.sort(chance.choice(own, MOST, replace=False)) if len(own) > MOST else own.copy()
 
 
-def mixed_inputs(batch: Any, step: int) -> list[Fault]:
+def input_element_swap_faults(batch: Any, step: int) -> list[Fault]:
     """Faults that exchange a few elements of every input, so that all values are ones that do occur.
 
     Integers on an accelerator are left alone: as indices into tables of other sizes they may trigger an assertion on the
@@ -151,7 +154,7 @@ def _left_alone(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu" and not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def first_reader(tape: Tape) -> str:
+def first_unexplained_read_text(tape: Tape) -> str:
     """Where a tape first meets what came from nowhere, and by what Python had read tensors until then."""
     met = min((r for v in tape.unexplained for r in tape.values[v].readers), default=None)
     if met is None:

@@ -20,20 +20,20 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unsilent.engine.device_placement import clone, place, place_model
 from unsilent.engine.digests import content_of
-from unsilent.engine.placement import clone, place, place_model
 from unsilent.engine.running_out import out_of_memory
 from unsilent.errors import InjectionError, ProcessUnusable, UnsilentError, UsageError, kind_and_line
 from unsilent.faults import Fault, Region
 from unsilent.faults.naming import is_transient
-from unsilent.faults.receipts import Hit
+from unsilent.faults.receipts import AppliedFault
 from unsilent.outcomes.base import Judge, Outcome
-from unsilent.outcomes.classify import BatchOutcome, all_of, classify, sample_count
-from unsilent.outcomes.tensors import differing, leaves, nonfinite
-from unsilent.sites import Operations, Parameters, Receipt, Survey, TransientInjection
+from unsilent.outcomes.classify import BatchOutcome, classify, same_outcome_for_all, sample_count
+from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_nonfinite
+from unsilent.sites import OperationInjector, Parameters, Receipt, Survey, TransientInjection
 from unsilent.sites.addresses import component_hint
 from unsilent.workloads.base import InferenceWorkload
-from unsilent.workloads.process import check_forks, note, watched_process
+from unsilent.workloads.process_side_effects import add_workload_note, check_no_returned_fork, contain_user_process
 from unsilent.workloads.user import user_code
 
 RANDOM_SEED = 20240503
@@ -67,13 +67,17 @@ class PlainEngine:
     """Evaluates a workload under faults by running all of it.
 
     Args:
-        workload: what runs. device, dtype: where and in which floating-point type (None: as it is).
+        workload: What runs.
+        device, dtype: Where and in which floating-point type (None: as it is).
 
     Attributes:
-        parameters: the model's sites. survey: those of a running evaluation. samples: number of samples of each batch.
-        golden: golden outputs. golden_seconds: wall time of one fault-free evaluation.
+        parameters: The model's sites.
+        survey: Those of a running evaluation.
+        samples: Number of samples of each batch.
+        golden: Golden outputs.
+        golden_seconds: Wall time of one fault-free evaluation.
         batch_seconds: CPU time of its batches.
-        notes: sentences for the reader of a report.
+        notes: Sentences for the reader of a report.
 
     Raises:
         UsageError: the golden run raises nothing but is not finite, not repeatable, or does not fit the judge (names the batch).
@@ -95,7 +99,8 @@ class PlainEngine:
         self.batches: Sequence[Any] = [place(b, device, dtype) for b in workload.batches()]
         if any(t.is_inference() for t in (*self.model.parameters(), *self.model.buffers())):
             raise UsageError(
-                "the model was built under torch.inference_mode(), so it cannot be watched; build it outside"
+                "the model was built under torch.inference_mode(), so its operations cannot be observed; "
+                "build it outside of this mode"
             )
         self.parameters = Parameters(self.model)
         self.survey = Survey(self.model, self.batches, self._watch)
@@ -127,10 +132,12 @@ class PlainEngine:
             self.samples = [sample_count(self.judge, g, b) for g, b in zip(first, self.batches, strict=True)]
         largest = max((len(leaf) for output in first for leaf in leaves(output) if leaf.ndim), default=1)
         if max(self.samples) == 1 < largest:
-            note(f"has a judge that returns one value a batch of {largest}, so a batch counts as one sample")
+            add_workload_note(
+                f"has a judge that returns one value for a batch of {largest}, so each batch counts as one sample"
+            )
         if self.parameters.hash() != self.weights_hash:
             raise UsageError(
-                "running the model changes its own parameters or buffers; give a model that leaves them alone in eval mode"
+                "running the model changes its own parameters or buffers; give a model that does not change them in eval mode"
             )
         self.check_intact()
 
@@ -154,7 +161,7 @@ class PlainEngine:
     def _run(self, batch: Any) -> Any:
         if self.seeded:
             torch.manual_seed(RANDOM_SEED)
-        with torch.no_grad(), watched_process():
+        with torch.no_grad(), contain_user_process():
             return self.workload.run(self.model, batch)
 
     def trial(self, faults: Sequence[Fault]) -> TrialOutcome:
@@ -163,24 +170,24 @@ class PlainEngine:
         Raises ``ProcessUnusable`` where taking back raises, as on a device that an assertion has stopped.
         """
         if not faults:
-            return TrialOutcome(tuple(all_of(Outcome.MASKED, n) for n in self.samples))
-        self.prepare(faults)
+            return TrialOutcome(tuple(same_outcome_for_all(Outcome.MASKED, n) for n in self.samples))
+        self.check_and_prepare(faults)
         outcomes: list[BatchOutcome] = []
         error, short = "", False
         each = bool(self._scratch)  # then one evaluation may overwrite the fault that the next is to meet
         try:
-            with nullcontext() if each else self.in_memory(faults):
+            with nullcontext() if each else self.inject_parameter_faults(faults):
                 for batch in range(len(self.batches)):
                     acting = acting_in(batch, faults)
                     try:
-                        with self.in_memory(faults) if each else nullcontext():
+                        with self.inject_parameter_faults(faults) if each else nullcontext():
                             outcomes.append(self._outcome(batch, acting))
                     except (KeyboardInterrupt, InjectionError):
                         raise
                     except BaseException as raised:
                         # Of the model, or of a judge that cannot read such an output; SystemExit as well.
                         error, short = error or kind_and_line(raised), short or out_of_memory(raised)
-                        outcomes.append(all_of(Outcome.EXCEPTION, self.samples[batch]))
+                        outcomes.append(same_outcome_for_all(Outcome.EXCEPTION, self.samples[batch]))
         except (UnsilentError, KeyboardInterrupt):
             raise
         except BaseException as undoing:
@@ -188,7 +195,7 @@ class PlainEngine:
             raise ProcessUnusable(error or kind_and_line(undoing), known) from undoing
         return TrialOutcome(tuple(outcomes), error, short)
 
-    def pack(self, transient: bool) -> int:
+    def preferred_group_size(self, transient: bool) -> int:
         """How many trials it likes to be given at a time, as it may run them together."""
         return 1
 
@@ -199,26 +206,26 @@ class PlainEngine:
     def _outcome(self, batch: int, acting: Sequence[Fault]) -> BatchOutcome:
         """How one batch ends under the faults that act in it; parameters are corrupted already."""
         if not acting:
-            return all_of(Outcome.SPARED, self.samples[batch])
+            return same_outcome_for_all(Outcome.SPARED, self.samples[batch])
         golden, output = self.golden[batch], self._evaluate(batch, acting)
         if output is golden:
-            return all_of(Outcome.MASKED, self.samples[batch])
+            return same_outcome_for_all(Outcome.MASKED, self.samples[batch])
         try:
             return classify(self.judge, golden, output, self.batches[batch], self.samples[batch])
         except Exception as raised:
             if not isinstance(raised, UnsilentError) and not out_of_memory(raised):
-                note(
+                add_workload_note(
                     f"has a judge that raises {type(raised).__name__} on faulty outputs; such trials count as exceptions"
                 )
             raise
 
     def output(self, batch: int, faults: Sequence[Fault]) -> Any:
         """The output of one batch under faults (those that act in it), which are taken back; raises what the model raises."""
-        self.prepare(faults)
-        with self.in_memory(faults):
+        self.check_and_prepare(faults)
+        with self.inject_parameter_faults(faults):
             return self._evaluate(batch, acting_in(batch, faults))
 
-    def prepare(self, faults: Sequence[Fault]) -> None:
+    def check_and_prepare(self, faults: Sequence[Fault]) -> None:
         """Raise ``InjectionError`` for a fault of a run whose batch, or whose site in that batch, is not there.
 
         Without faults of parameters the run itself tells; with them it may rightly take another way than the golden one.
@@ -226,22 +233,24 @@ class PlainEngine:
         transient = [f for f in faults if is_transient(f.site)]
         mixed = len(transient) < len(faults)
         if len({f.step for f in faults if not is_transient(f.site)}) > 1:
-            raise InjectionError("faults of parameters act in different batches; make them trials of their own")
+            raise InjectionError(
+                "the parameter faults of one trial act in different batches; give each batch a trial of its own"
+            )
         for fault in faults:
             if fault.step is not None and not 0 <= fault.step < len(self.batches):
                 raise InjectionError(
-                    f"{fault.site}: the fault acts in batch {fault.step}, the workload has {len(self.batches)}; "
-                    "use the workload it was drawn for"
+                    f"{fault.site}: the fault acts in batch {fault.step}, but the workload has {len(self.batches)} batches; "
+                    "use the workload that it was drawn for"
                 )
             steps = range(len(self.batches)) if fault.step is None else [fault.step]
             for step in steps if mixed and is_transient(fault.site) else []:
-                if not self.survey.holds(step, fault):
+                if not self.survey.has_site_of(step, fault):
                     raise InjectionError(
                         f"{fault.site} as {fault.dtype}{list(fault.shape)} is not in batch {step}; "
-                        "use the workload and batch it was drawn for"
+                        "use the workload and batch that it was drawn for"
                     )
 
-    def in_memory(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
+    def inject_parameter_faults(self, faults: Sequence[Fault]) -> AbstractContextManager[None]:
         """The context in which the faults of parameters are in the model's memory; what a run writes there is put back."""
         return self._corrupted(faults)
 
@@ -270,10 +279,10 @@ class PlainEngine:
 
     def receipt(self, faults: Sequence[Fault]) -> Receipt:
         """What the faults of a trial find and write: those of parameters in memory, others in the batches they act in."""
-        self.prepare(faults)
-        hits: list[Hit] = []
+        self.check_and_prepare(faults)
+        applied_faults: list[AppliedFault] = []
         with self.parameters.inject([f for f in faults if not is_transient(f.site)]) as receipt:
-            hits += receipt.entries
+            applied_faults += receipt.applied_faults
             for batch in range(len(self.batches)):
                 transient = [f for f in acting_in(batch, faults) if is_transient(f.site)]
                 if transient:
@@ -284,18 +293,18 @@ class PlainEngine:
                             raise
                         except Exception:  # noqa: S110 - what the model raises is the trial's outcome
                             pass
-                    hits += corrupt.hits
-        return Receipt(tuple(hits))
+                    applied_faults += corrupt.applied_faults
+        return Receipt(tuple(applied_faults))
 
     def _check_landed(self, corrupt: TransientInjection, batch: int, in_memory: bool) -> None:
         """Raise ``InjectionError`` for a fault that did not land and should have; ``in_memory``: parameters are, too."""
         for fault, why in corrupt.missed:
             # An earlier fault may have changed what runs afterwards; a site that was never there is an error all the same.
             # With parameters corrupted, sites were checked before.
-            if not in_memory and not (corrupt.landed and self.survey.holds(batch, fault)):
+            if not in_memory and not (corrupt.landed_count and self.survey.has_site_of(batch, fault)):
                 raise corrupt.error(fault, why)
 
-    def regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
+    def select_regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
         """Where faults may corrupt: what the addresses select together.
 
         Raises ``UsageError`` for an address that selects nothing, or for memory and values of a run together.
@@ -307,17 +316,17 @@ class PlainEngine:
                 "run two campaigns"
             )
         try:
-            return self.survey.regions(addresses) if kinds == {True} else self.parameters.select(*addresses)
+            return self.survey.select_regions(addresses) if kinds == {True} else self.parameters.select(*addresses)
         except UsageError as error:
             raise component_hint(error, addresses, self.workload.components) from None
 
-    def _watch(self, batch: int, operations: Operations) -> None:
+    def _watch(self, batch: int, operations: OperationInjector) -> None:
         """One fault-free evaluation under a watching mode, which must not change a bit."""
         with operations:
             output = self._run(self.batches[batch])
         if not same_outputs(self.golden[batch], output):
             raise UsageError(
-                f"batch {batch}: the output has other bits while operations are watched, so they cannot be corrupted; "
+                f"batch {batch}: observing operations changes the bits of the output, so operations cannot be corrupted; "
                 "run the model without compiling or tracing it"
             )
 
@@ -338,13 +347,13 @@ class PlainEngine:
             raise UsageError(
                 "the judge writes into the outputs it compares, so trials are not independent; let it work on copies"
             )
-        check_forks(self.workload.name)
+        check_no_returned_fork(self.workload.name)
         for i, (batch, golden) in enumerate(zip(self.batches, self.golden, strict=True)):
             again = self._run(batch)
             if not same_outputs(golden, again):
                 raise UsageError(
-                    f"batch {i}: a fault-free run returns different bits after some trials than before; the workload keeps state "
-                    "outside of parameters and inputs (a cache, a counter), so trials are not independent: start afresh in run()"
+                    f"batch {i}: a fault-free run returns other bits after some trials than before them, so trials are not "
+                    "independent; reset all state outside of parameters and inputs (caches, counters) in run()"
                 )
 
     def fingerprint(self) -> dict[str, str]:
@@ -369,9 +378,11 @@ def check_golden(one: Any, two: Any, batch: int, difference: Callable[[], str | 
     """
     ones = list(leaves(one))
     if not ones:
-        raise UsageError(f"golden run, batch {batch}: the output ({type(one).__name__}) holds no tensor to judge")
+        raise UsageError(
+            f"golden run, batch {batch}: the output is a {type(one).__name__}; expected at least one tensor in it"
+        )
     for leaf in ones:
-        if nonfinite(leaf, 1)[0] or (leaf.ndim and nonfinite(leaf, leaf.shape[0]).any()):
+        if samples_with_nonfinite(leaf, 1)[0] or (leaf.ndim and samples_with_nonfinite(leaf, leaf.shape[0]).any()):
             raise UsageError(
                 f"golden run, batch {batch}: the output holds NaN or infinity without any fault; fix model or inputs"
             )
@@ -387,7 +398,9 @@ def check_golden(one: Any, two: Any, batch: int, difference: Callable[[], str | 
 def same_outputs(one: Any, two: Any) -> bool:
     """Whether two outputs have the same tensors, bit for bit."""
     ones, twos = list(leaves(one)), list(leaves(two))
-    return len(ones) == len(twos) and not any(bool(differing(a, b, 1).any()) for a, b in zip(ones, twos, strict=True))
+    return len(ones) == len(twos) and not any(
+        bool(samples_that_differ(a, b, 1).any()) for a, b in zip(ones, twos, strict=True)
+    )
 
 
 def _random_states() -> list[torch.Tensor]:

@@ -19,12 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.engine.tape import READBACK, Entry, Node, Slot, Tape, Unrecordable, Value, Write, flatten, generator_of
-from unsilent.engine.values import Window, private_copy, window_of
-from unsilent.nested import mapped
-from unsilent.sites.caches import Caches, entries
-from unsilent.sites.calls import Calls
-from unsilent.sites.modes import Mode
+from unsilent.engine.tape import (
+    READBACK,
+    ArgumentSlot,
+    FaultEntryPoint,
+    Node,
+    Tape,
+    Unrecordable,
+    Value,
+    Write,
+    default_generator_of,
+    flatten,
+)
+from unsilent.engine.tape_values import StorageWindow, private_copy, window_of
+from unsilent.nested import map_tensors
+from unsilent.sites.caches import KvCacheObserver, kv_cache_entries
+from unsilent.sites.calls import OperationNamer
+from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.operands import operation_name, written_by
 
 UNSEEN = (
@@ -37,7 +48,7 @@ HANDS_OUT = frozenset({
     "__cuda_array_interface__",
 })  # fmt: skip
 """Of these, what gives away the memory itself: whoever has it may read and write it from then on."""
-NUMBERS = ("item", "__bool__", "__int__", "__float__", "__index__", "__complex__")
+SCALAR_READS = ("item", "__bool__", "__int__", "__float__", "__index__", "__complex__")
 """What reads a number by an operation, which is seen unless another thread does it."""
 MAKERS = ("tensor", "as_tensor", "asarray")
 """What makes a tensor from numbers of Python, or of numpy, whose memory could be anything."""
@@ -45,10 +56,10 @@ LARGEST_CONSTANT = 1 << 20
 """Bytes. Smaller tensors that are neither parameter nor input are copied, so that a run may write into them."""
 
 
-class Recorder(Mode):
+class Recorder(DispatchMode):
     """Active around one evaluation; see `record`."""
 
-    def __init__(self, calls: Calls, own: Iterable[Tensor], attributes: Iterable[Tensor] = ()) -> None:
+    def __init__(self, calls: OperationNamer, own: Iterable[Tensor], attributes: Iterable[Tensor] = ()) -> None:
         super().__init__(calls)
         self.tape = Tape()
         self._calls = calls
@@ -66,7 +77,7 @@ class Recorder(Mode):
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._busy:  # our own look at a tensor
             return func(*args, **kwargs)
-        name = self._calls.name(func)
+        name = self._calls.next_name(func)
         if self._broken is not None:
             return func(*args, **kwargs)
         self._busy = True
@@ -89,7 +100,7 @@ class Recorder(Mode):
             node.generator = before, self._random_state()  # the same perhaps, and yet it may draw under a fault
         try:
             if sizes != [t.untyped_storage().nbytes() for t in written]:
-                raise Unrecordable(f"{name} changes the size of memory that is in use")
+                raise Unrecordable(f"{name} changes the size of existing memory")
             self._results(node, result, written, {t.untyped_storage()._cdata for _, t in _tensors(args, kwargs)})
         except Exception as why:
             self._give_up(name, why)
@@ -105,11 +116,13 @@ class Recorder(Mode):
             self._numbers |= {s._cdata: weakref.ref(s) for s in (t.untyped_storage() for _, t in result)}
         reads = tuple(self._window(t) for _, t in result)
         if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
-            raise Unrecordable(f"{name} draws from a generator of its own")
-        positional, named = mapped((args, kwargs), lambda path, tensor: None)  # a tape keeps no value alive
+            raise Unrecordable(f"{name} draws from its own random generator")
+        positional, named = map_tensors((args, kwargs), lambda path, tensor: None)  # a tape keeps no value alive
         node = Node(len(self.tape.nodes), name, func, positional, named, tuple(slot for slot, _ in result), reads)
         first: dict[int, int] = {}
-        node.twins = tuple((k, i) for k, (_, t) in enumerate(result) if (i := first.setdefault(id(t), k)) != k)
+        node.shared_arguments = tuple(
+            (k, i) for k, (_, t) in enumerate(result) if (i := first.setdefault(id(t), k)) != k
+        )
         written = written_by(func, args, kwargs)
         places = [self._window(t) for t in written]
         node.written = frozenset(k for k, window in enumerate(reads) if window in places)
@@ -131,32 +144,32 @@ class Recorder(Mode):
             key = part.untyped_storage()._cdata
             if key not in seen:
                 if self._known(key) not in (None, *made):
-                    raise Unrecordable(f"{node.name} returns memory that it was not given")
+                    raise Unrecordable(f"{node.name} returns memory that is not among its arguments")
                 if self._known(key) is None:
                     made.add(self._new(part, node.index))
             windows.append(window_of(_plain(part), self._value(part)))
-        visible = any(not isinstance(w, Window) and w is not None for w in windows)
-        checks = not any(isinstance(w, Window) for w in windows)  # it gives nothing, so it is there to raise
+        visible = any(not isinstance(w, StorageWindow) and w is not None for w in windows)
+        checks = not any(isinstance(w, StorageWindow) for w in windows)  # it gives nothing, so it is there to raise
         if not made and not visible and not checks:
             return
-        node.writes, node.results, node.made = tuple(writes.values()), tuple(windows), tuple(sorted(made))
+        node.writes, node.results, node.new_values = tuple(writes.values()), tuple(windows), tuple(sorted(made))
         self._append(node)
 
     def _write(self, node: Node, tensor: Tensor, key: int) -> Write:
         old = self._value(tensor)
         if key in self._given or (old in self.tape.externals and self._value_of(old).nbytes > LARGEST_CONSTANT):
-            raise Unrecordable(f"{node.name} writes into memory that was there before the run")
-        home = self._value_of(old).home
+            raise Unrecordable(f"{node.name} writes into memory that existed before the run")
+        home = self._value_of(old).storage_window
         new = self._add(node.index, tensor.untyped_storage().nbytes(), home)
         self._current[key] = (weakref.ref(tensor.untyped_storage()), new)
         return Write(old, new)
 
-    def read_back(self, tensor: Tensor, how: str) -> None:
+    def record_readback(self, tensor: Tensor, how: str) -> None:
         """Python reads a tensor unseen."""
         if self._broken is not None or self._busy:
             return
         self._busy = True
-        if self.elsewhere:
+        if self.is_other_thread:
             self._broken = Unrecordable(f"another thread reads a tensor ({how})")
         try:
             node = Node(len(self.tape.nodes), f"{self._calls.module}#{how}", None, (), {}, (), (self._window(tensor),))
@@ -170,18 +183,18 @@ class Recorder(Mode):
             self._busy = False
 
     @property
-    def elsewhere(self) -> bool:
+    def is_other_thread(self) -> bool:
         """Whether this is not the thread whose operations are seen."""
         return threading.get_ident() != self._thread
 
-    def cache(self, number: int, cache: Any) -> None:
+    def record_kv_cache_entry(self, number: int, cache: Any) -> None:
         """A call is given a key/value cache; where a fault in it would enter."""
         if self._broken is not None:
             return
         self._busy = True
         try:
-            for name, tensor in entries(cache).items():
-                self.tape.caches[name, number] = Entry(len(self.tape.nodes), self._window(tensor))
+            for name, tensor in kv_cache_entries(cache).items():
+                self.tape.caches[name, number] = FaultEntryPoint(len(self.tape.nodes), self._window(tensor))
         except Exception as why:
             self._give_up("the key/value cache", why)
         finally:
@@ -192,17 +205,17 @@ class Recorder(Mode):
         if self._broken is not None:
             raise self._broken
         copies: dict[int, Any] = {}
-        result = tensors_in(output)
+        result = copyable_tensors(output)
         windows = [self._window(t) for t in result]
         self.tape.output = copy.deepcopy(output, copies)
         for tensor, window in zip(result, windows, strict=True):
-            self.tape.leaves.append((copies[id(tensor)], window))
+            self.tape.output_tensors.append((copies[id(tensor)], window))
             self._value_of(window.value).output = True
         return self.tape
 
     # -- values ------------------------------------------------------------------------------------------------
 
-    def _window(self, tensor: Tensor) -> Window:
+    def _window(self, tensor: Tensor) -> StorageWindow:
         return window_of(_plain(tensor), self._value(tensor))
 
     def _value(self, tensor: Tensor) -> int:
@@ -233,7 +246,7 @@ class Recorder(Mode):
         self._current[storage._cdata] = (weakref.ref(storage), index)
         return index
 
-    def _add(self, producer: int | None, nbytes: int, home: Window) -> int:
+    def _add(self, producer: int | None, nbytes: int, home: StorageWindow) -> int:
         index = len(self.tape.values)
         self.tape.values.append(Value(index, producer, nbytes, home._replace(value=index)))
         return index
@@ -244,33 +257,36 @@ class Recorder(Mode):
     def _append(self, node: Node) -> None:
         for value in node.values:
             if node.func is not None and value in self._handed_out:
-                raise Unrecordable(f"{node.name} uses memory that was given away before ({self._handed_out[value]})")
+                raise Unrecordable(
+                    f"{node.name} uses memory that Python code can access directly ({self._handed_out[value]})"
+                )
             entry = self._value_of(value)
             entry.readers.append(node.index)
             entry.last = node.index
         self.tape.nodes.append(node)
 
     def _random_state(self) -> Tensor:
-        return generator_of(self.tape.device).get_state()
+        return default_generator_of(self.tape.device).get_state()
 
 
 def record(run: Callable[[], Any], model: nn.Module, inputs: Iterable[tuple[str, Tensor]]) -> Tape:
     """Run once and return the tape; raises `Unrecordable`, and whatever ``run`` raises.
 
     Args:
-        model: its parameters and buffers, and the named ``inputs``, are memory into which a run must not write.
+        model: Its parameters and buffers, and the named ``inputs``, are memory into which a run must not
+            write.
     """
-    inputs, calls = list(inputs), Calls(model)
+    inputs, calls = list(inputs), OperationNamer(model)
     own = [*model.parameters(), *model.buffers(), *(t for _, t in inputs)]
     recorder = Recorder(calls, own, [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)])
     recorder.tape.device = own[0].device if own else torch.device("cpu")
-    with Caches(model, recorder.cache), recorder, _readbacks_told(recorder):
+    with KvCacheObserver(model, recorder.record_kv_cache_entry), recorder, _readbacks_told(recorder):
         output = run()
     tape = recorder.finish(output)
     for name, tensor in inputs:
         value = tape.by_storage.get(tensor.untyped_storage().data_ptr())
         if value is not None:
-            tape.inputs[name] = Entry(0, window_of(tensor, value))
+            tape.inputs[name] = FaultEntryPoint(0, window_of(tensor, value))
     return tape
 
 
@@ -281,8 +297,8 @@ def _readbacks_told(recorder: Recorder) -> Any:
     def told(name: str, method: Any) -> Any:
         @wraps(method)
         def wrapper(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if name not in NUMBERS or recorder.elsewhere:
-                recorder.read_back(tensor, name)
+            if name not in SCALAR_READS or recorder.is_other_thread:
+                recorder.record_readback(tensor, name)
             return method(tensor, *args, **kwargs)
 
         return wrapper
@@ -298,7 +314,7 @@ def _readbacks_told(recorder: Recorder) -> Any:
 
         return wrapper
 
-    names = (*UNSEEN, *NUMBERS)
+    names = (*UNSEEN, *SCALAR_READS)
     own = {name: vars(Tensor)[name] for name in names if name in vars(Tensor)}
     makers = {name: getattr(torch, name) for name in MAKERS}
     methods = {name: getattr(Tensor, name) for name in names if callable(getattr(Tensor, name, None))}
@@ -325,22 +341,24 @@ def _numbers(data: Any) -> bool:
 
 def _plain(tensor: Tensor) -> Tensor:
     if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
-        raise Unrecordable(f"a tensor is a {type(tensor).__name__} of layout {tensor.layout}")
+        raise Unrecordable(
+            f"a tensor has type {type(tensor).__name__} and layout {tensor.layout}; expected a strided torch.Tensor"
+        )
     if tensor.is_quantized or tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
-        raise Unrecordable("a tensor is quantised, a view that negates or conjugates, or zeros without memory")
+        raise Unrecordable("a tensor is quantised, a negating or conjugating view, or a zero tensor without memory")
     return tensor
 
 
-def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[tuple[Slot, Tensor]]:
+def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[tuple[ArgumentSlot, Tensor]]:
     places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for key, value in places:
         if isinstance(value, Tensor):
-            yield Slot(key, -1), value
+            yield ArgumentSlot(key, -1), value
         elif isinstance(value, (list, tuple)):
-            yield from ((Slot(key, i), v) for i, v in enumerate(value) if isinstance(v, Tensor))
+            yield from ((ArgumentSlot(key, i), v) for i, v in enumerate(value) if isinstance(v, Tensor))
 
 
-def tensors_in(output: Any) -> list[Tensor]:
+def copyable_tensors(output: Any) -> list[Tensor]:
     """Every tensor that a copy of ``output`` would copy, each once; raises `Unrecordable` for what cannot be copied."""
     mapping: dict[int, Tensor] = {}
 
@@ -356,5 +374,5 @@ def tensors_in(output: Any) -> list[Tensor]:
     try:
         Finder(io.BytesIO()).dump(output)
     except Exception as error:
-        raise Unrecordable(f"its output cannot be copied ({type(error).__name__}: {error})") from None
+        raise Unrecordable(f"the output of the run cannot be copied ({type(error).__name__}: {error})") from None
     return list(mapping.values())

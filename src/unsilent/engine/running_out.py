@@ -20,7 +20,7 @@ def out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
 
 
-def free_memory() -> None:
+def release_cached_memory() -> None:
     """Give unreachable objects back, and what torch keeps of a device's memory for later."""
     gc.collect()
     if torch.cuda.is_initialized():
@@ -32,13 +32,14 @@ def unusable_if_raised(reason: str = "", known: bool = False) -> Iterator[None]:
     """Raise ``ProcessUnusable`` for whatever raises inside that we do not raise on purpose.
 
     Args:
-        reason: What the trial before had raised. known: Whether it is then certain that this trial did it.
+        reason: What the trial before had raised.
+        known: Whether it is then certain that this trial did it.
     """
     try:
         yield
     except ProcessUnusable as error:
-        known = error.known or (known and not out_of_memory(error.__cause__))
-        raise ProcessUnusable(reason or str(error), known, error.shortcuts) from error
+        known = error.caused_by_trial or (known and not out_of_memory(error.__cause__))
+        raise ProcessUnusable(reason or str(error), known, error.while_preparing_shortcuts) from error
     except (UnsilentError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unsilent.engine.values import Window
+from unsilent.engine.tape_values import StorageWindow
 
 READBACK = "readback"
 
@@ -23,7 +23,7 @@ class Unrecordable(Exception):
     """This evaluation cannot be put on a tape; the message says why."""
 
 
-class Slot(NamedTuple):
+class ArgumentSlot(NamedTuple):
     """Where an argument takes a tensor: position or keyword, and the place in a list there (-1: not in a list)."""
 
     key: int | str
@@ -46,18 +46,18 @@ class Node:
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    slots: tuple[Slot, ...]
-    reads: tuple[Window, ...]
+    slots: tuple[ArgumentSlot, ...]
+    reads: tuple[StorageWindow, ...]
     writes: tuple[Write, ...] = ()
     results: tuple[Any, ...] = ()
     """Flattened results: a `Window` for a tensor, the value itself for what Python gets to see (a number, None)."""
     written: frozenset[int] = frozenset()
     """Which of ``reads`` it writes into."""
-    twins: tuple[tuple[int, int], ...] = ()
+    shared_arguments: tuple[tuple[int, int], ...] = ()
     """Arguments that were the very same tensor: an operation may ask whether query is key."""
     generator: tuple[Tensor, Tensor] | None = None
     """State of torch's generator before and after, where the operation draws random numbers."""
-    made: tuple[int, ...] = ()
+    new_values: tuple[int, ...] = ()
     """Values that exist since this operation, written ones included."""
     seconds: float = 0.0
     values: frozenset[int] = field(init=False)
@@ -75,18 +75,18 @@ class Value:
     producer: int | None
     """The operation that made it; None: it was there before (a parameter, an input, a constant)."""
     nbytes: int
-    home: Window
+    storage_window: StorageWindow
     readers: list[int] = field(default_factory=list)
     last: int = -1
     """The last operation that reads it, -1 if none."""
     output: bool = False
 
 
-class Entry(NamedTuple):
+class FaultEntryPoint(NamedTuple):
     """Where a fault enters: from operation ``position`` on, ``window`` is corrupted."""
 
     position: int
-    window: Window
+    window: StorageWindow
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class Tape:
     """What one evaluation did.
 
     ``externals``: tensors that were there before, by value; parameters are the live ones. ``output``: what the run
-    returned, ``leaves``: the tensors in it, and the windows that they are. ``device``: where the generator states belong.
+    returned, ``output_tensors``: the tensors in it, and the windows that they are. ``device``: where the generator states belong.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -104,11 +104,11 @@ class Tape:
     """Value of each external storage, by its data pointer."""
     unexplained: list[int] = field(default_factory=list)
     """Externals that appeared from nowhere: what operations that cannot be seen may have made of the parameters."""
-    inputs: dict[str, Entry] = field(default_factory=dict)
-    caches: dict[tuple[str, int], Entry] = field(default_factory=dict)
+    inputs: dict[str, FaultEntryPoint] = field(default_factory=dict)
+    caches: dict[tuple[str, int], FaultEntryPoint] = field(default_factory=dict)
     """Entries of the key/value cache by name and number of the call."""
     output: Any = None
-    leaves: list[tuple[Tensor, Window]] = field(default_factory=list)
+    output_tensors: list[tuple[Tensor, StorageWindow]] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @cached_property
@@ -117,7 +117,7 @@ class Tape:
         return {n.name: n.index for n in self.nodes if n.func is not None}
 
 
-def generator_of(device: torch.device) -> torch.Generator:
+def default_generator_of(device: torch.device) -> torch.Generator:
     """The global generator that operations on a device draw from."""
     if device.type != "cuda":
         return torch.default_generator
@@ -133,7 +133,7 @@ def flatten(result: Any) -> Iterator[Any]:
         yield result
 
 
-def join_twins(node: Node, tensors: list[Tensor]) -> None:
+def restore_shared_arguments(node: Node, tensors: list[Tensor]) -> None:
     """Arguments that were one tensor are one again."""
-    for k, first in node.twins:
+    for k, first in node.shared_arguments:
         tensors[k] = tensors[first]

@@ -4,7 +4,7 @@
     trace_step   a training step: state is put back before every run, and after the last
     trace_batch  one batch of an inference workload under the faults of a trial
 
-What the numbers mean is said in `unsilent.traced`.
+What the numbers mean is said in `unsilent.fault_trace`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ from torch.optim import Optimizer
 
 from unsilent.engine.holding import HeldTraining
 from unsilent.engine.plain import PlainEngine, acting_in
-from unsilent.engine.tracing.passes import Compared, Run, compare, together
+from unsilent.engine.tracing.golden_and_faulty_runs import PassComparison, Run, common_prefix_length, compare
 from unsilent.engine.tracing.tracer import Tracer
 from unsilent.errors import UsageError
+from unsilent.fault_trace import (
+    BEFORE_FIRST_ROW,
+    FaultTrace,
+    OperationDivergence,
+    OutputDifference,
+    TracedFault,
+    TraceRow,
+)
 from unsilent.faults import Fault
-from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName, is_transient, parse_site
-from unsilent.faults.receipts import Hit
+from unsilent.faults.receipts import AppliedFault
+from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites import TransientInjection
-from unsilent.sites.training.step import Step
-from unsilent.traced import BEFORE, Change, Parting, Placed, Trace, TraceRow
-from unsilent.workloads.training import Progress, silent
+from unsilent.sites.training.step import StepInjection
+from unsilent.workloads.model_fitting import Progress, no_progress
 
 _ADDRESSED = {"outside": "fwd"}
 MEMORY = 1 << 30
@@ -41,17 +48,20 @@ def trace(
     *,
     training: bool = True,
     memory: int = MEMORY,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     faults: Callable[[], Sequence[tuple[Fault, int | None]]] = tuple,
-) -> Trace:
+) -> FaultTrace:
     """Compare faulty runs with golden ones.
 
     Args:
-        model: whose modules and parameters give the names. run: ``run(faulty, tracer)`` runs once, always from the same state,
-            and enters ``tracer`` inside of every other mode, around all that is to be seen. training: the run may hold backward
-            passes and updates; without, names are those of an evaluation. memory: bytes that golden outputs may take: with less
-            than is needed, runs are repeated. progress: told of runs. faults: asked after the runs which faults there were, with
-            the bits each changed (None: not counted), to be marked in the picture.
+        model: Whose modules and parameters give the names.
+        run: ``run(faulty, tracer)`` runs once, always from the same state, and enters ``tracer`` inside of
+            every other mode, around all that is to be seen.
+        training: The run may hold backward passes and updates; without, names are those of an evaluation.
+        memory: Bytes that golden outputs may take: with less than is needed, runs are repeated.
+        progress: Told of runs.
+        faults: Asked after the runs which faults there were, with the bits each changed (None: not counted),
+            to be marked in the picture.
 
     Raises:
         UsageError: runs that should be the same differ (names the first operation), or the tracer was not entered.
@@ -64,49 +74,55 @@ def trace(
         and torch.distributed.get_world_size() > 1
     ):
         raise UsageError(
-            "a job of several ranks cannot be traced: runs are repeated on one rank alone; trace with one rank"
+            "a trace repeats the run, which is possible only in a job with one rank; start the job with one rank"
         )
     result = compare(model, run, training, memory, progress)
     rows, numbers = _rows(result)
     placed = tuple(_placed(fault, bits, rows) for fault, bits in faults())
     notes = () if not result.scratch else (_scratch_note(result),)
-    return Trace(rows, placed, _parting(result, numbers), result.runs, notes)
+    return FaultTrace(rows, placed, _parting(result, numbers), result.runs, notes)
 
 
 def trace_step(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     step: Callable[[], Any],
-    faults: Sequence[Fault | Draw],
+    faults: Sequence[Fault | UnresolvedFault],
     *,
-    others: Sequence[Any] = (),
+    stateful_objects: Sequence[Any] = (),
     memory: int = MEMORY,
-    progress: Progress = silent,
-) -> Trace:
+    progress: Progress = no_progress,
+) -> FaultTrace:
     """How faults spread through one training step.
 
     Args:
-        step: runs one step, whatever it does: forward and backward passes, updates. It must give the same when it is run again
-            from the same parameters, buffers, gradients, optimizer state, ``others`` and random generators; a step that takes
-            its batch from an iterator does not. faults: see `Step`. others: schedulers, scalers: what has a ``state_dict``.
+        step: Runs one step, whatever it does: forward and backward passes, updates. It must give the same
+            when it is run again from the same parameters, buffers, gradients, optimizer state,
+            ``stateful_objects`` and random generators; a step that takes its batch from an iterator does not.
+        faults: See `Step`.
+        stateful_objects: Schedulers, scalers: what has a ``state_dict``.
 
     State is put back before every run, and after the last one. Raises as `trace` and `Step` do.
     """
-    state, hits = HeldTraining(model, optimizers, others), list[Hit]()
+    state, applied_faults = HeldTraining(model, optimizers, stateful_objects), list[AppliedFault]()
 
     def run(faulty: bool, tracer: Tracer) -> None:
         state.restore()
-        corrupted = Step(model, faults if faulty else (), optimizers)
+        corrupted = StepInjection(model, faults if faulty else (), optimizers)
         try:
             with corrupted, tracer:
                 step()
         finally:
             if faulty:
-                hits[:] = corrupted.hits
+                applied_faults[:] = corrupted.applied_faults
 
     try:
         return trace(
-            model, run, memory=memory, progress=progress, faults=lambda: [(h.fault, h.changed_bits) for h in hits]
+            model,
+            run,
+            memory=memory,
+            progress=progress,
+            faults=lambda: [(h.fault, h.changed_bits) for h in applied_faults],
         )
     finally:
         state.restore()
@@ -118,20 +134,20 @@ def trace_batch(
     faults: Sequence[Fault],
     *,
     memory: int = MEMORY,
-    progress: Progress = silent,
-) -> Trace:
+    progress: Progress = no_progress,
+) -> FaultTrace:
     """How the faults of a trial spread through the evaluation of one batch; the model is as before afterwards.
 
     Raises as `trace` does, and ``InjectionError`` for a fault that is not there.
     """
     acting, missed = acting_in(batch, faults), list[str]()
-    engine.prepare(acting)
+    engine.check_and_prepare(acting)
 
     def run(faulty: bool, tracer: Tracer) -> None:
         corrupted = acting if faulty else []
         transient = [f for f in corrupted if is_transient(f.site)]
         corrupt = TransientInjection(engine.model, engine.batches[batch], transient)
-        with engine.in_memory(corrupted), corrupt, tracer:
+        with engine.inject_parameter_faults(corrupted), corrupt, tracer:
             engine._run(corrupt.batch)
         engine._check_landed(corrupt, batch, len(transient) < len(corrupted))
         if faulty:
@@ -145,12 +161,12 @@ def trace_batch(
         progress=progress,
         faults=lambda: [(fault, None) for fault in acting],
     )
-    return Trace(result.rows, result.faults, result.parting, result.runs, (*result.notes, *missed))
+    return FaultTrace(result.rows, result.faults, result.divergence, result.runs, (*result.notes, *missed))
 
 
-def _rows(result: Compared) -> tuple[tuple[TraceRow, ...], list[int]]:
+def _rows(result: PassComparison) -> tuple[tuple[TraceRow, ...], list[int]]:
     """The rows up to where the runs part, and the number of every row among all that was seen."""
-    numbers = [i for i in range(together(result.golden, result.faulty)) if i not in result.scratch]
+    numbers = [i for i in range(common_prefix_length(result.golden, result.faulty)) if i not in result.scratch]
     rows = []
     for i in numbers:
         one, two = result.golden[i], result.faulty[i]
@@ -158,33 +174,35 @@ def _rows(result: Compared) -> tuple[tuple[TraceRow, ...], list[int]]:
             "" if (one.dtype, one.shape) == (two.dtype, two.shape) else f"{two.dtype}[{','.join(map(str, two.shape))}]"
         )
         elements = int(torch.Size(one.shape).numel())
-        change = result.changes[i] if not other else Change(elements)
-        rows.append(TraceRow(*one.key, dtype=one.dtype, shape=one.shape, elements=elements, change=change, other=other))
+        change = result.changes[i] if not other else OutputDifference(elements)
+        rows.append(
+            TraceRow(*one.key, dtype=one.dtype, shape=one.shape, elements=elements, change=change, faulty_type=other)
+        )
     return tuple(rows), numbers
 
 
-def _parting(result: Compared, numbers: Sequence[int]) -> Parting | None:
-    both = together(result.golden, result.faulty)
+def _parting(result: PassComparison, numbers: Sequence[int]) -> OperationDivergence | None:
+    both = common_prefix_length(result.golden, result.faulty)
     if both == len(result.golden) == len(result.faulty) and not result.error:
         return None
     golden, faulty = (seen[both].text if both < len(seen) else "" for seen in (result.golden, result.faulty))
-    return Parting(len(numbers), golden, faulty, result.error)
+    return OperationDivergence(len(numbers), golden, faulty, result.error)
 
 
-def _scratch_note(result: Compared) -> str:
+def _scratch_note(result: PassComparison) -> str:
     names = [result.golden[i].text for i in sorted(result.scratch)]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"left out, scratch memory that differs between golden runs and that nothing reads: {', '.join(names[:4])}{more}"
+    return f"scratch memory is left out: it differs between golden runs, and nothing reads it: {', '.join(names[:4])}{more}"
 
 
-def _placed(fault: Fault, bits: int | None, rows: Sequence[TraceRow]) -> Placed:
-    return Placed(fault.site, fault.describe(), _place(parse_site(fault.site), fault, rows), bits)
+def _placed(fault: Fault, bits: int | None, rows: Sequence[TraceRow]) -> TracedFault:
+    return TracedFault(fault.site, fault.describe(), _place(parse_site(fault.site), fault, rows), bits)
 
 
 def _place(site: SiteName, fault: Fault, rows: Sequence[TraceRow]) -> int | None:
-    """The number of the row that a fault corrupts, see `Placed`."""
+    """The number of the row that a fault corrupts, see `TracedFault`."""
     if site.kind in ("param", "optim", "input"):
-        return BEFORE
+        return BEFORE_FIRST_ROW
     phase = {"fwd": "recomputed" if fault.occurrence else "fwd", "optim": "update"}.get(site.phase, "bwd")
     if site.kind == "saved":
         return next((i for i, row in enumerate(rows) if row.phase == "bwd"), None)

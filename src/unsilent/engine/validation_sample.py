@@ -12,16 +12,16 @@ Faults = Sequence[Fault]
 
 
 class ValidationSample(NamedTuple):
-    """One trial on one batch. ``company``: the faults of all trials that shared its calls, its own at ``place``."""
+    """One trial on one batch. ``group_faults``: the faults of all trials that shared its calls, its own at ``group_index``."""
 
     batch: int
-    company: Sequence[Faults]
-    place: int
+    group_faults: Sequence[Faults]
+    group_index: int
 
     @property
     def faults(self) -> Faults:
         """The faults of the trial itself."""
-        return self.company[self.place]
+        return self.group_faults[self.group_index]
 
 
 class ValidationSamples:

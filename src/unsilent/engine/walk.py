@@ -17,58 +17,59 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.rows import RowPlan, Rows, Tag
-from unsilent.engine.tape import Entry, Node, join_twins
-from unsilent.engine.values import Diverged, Holders, at, private_copy
+from unsilent.engine.sample_rows import CorruptedRows, RowPlan, Tag
+from unsilent.engine.tape import FaultEntryPoint, Node, restore_shared_arguments
+from unsilent.engine.tape_values import Diverged, Holders, private_copy, tensor_at_window
 from unsilent.faults import Fault
 from unsilent.sites.corrupting import corrupt, misfit
-from unsilent.sites.memory import Memory
+from unsilent.sites.memory import TensorMemory
 
 if TYPE_CHECKING:
-    from unsilent.engine.replay import Replayer
+    from unsilent.engine.tape_replay import Replayer
 
 LONGEST_GAP = 16
 """Operations between two looks at whether a fault has died out, on a device."""
 
 
 @dataclass
-class Start:
+class TrialEntry:
     """Where the faults of a trial enter a tape.
 
     ``corrupted``: operations that read corrupted memory of the model; ``offsets``: at which bytes of its storage, by value.
-    ``dirty``: values that differ from the beginning, private to the trial. ``entering``: faults on a value, from an
-    operation on. ``operands``: faults on what one operation reads: which of its tensors, and the fault.
+    ``dirty``: values that differ from the beginning, private to the trial. ``value_faults``: faults on a value, from an
+    operation on. ``operand_faults``: faults on what one operation reads: which of its tensors, and the fault.
     """
 
     corrupted: set[int] = field(default_factory=set)
     offsets: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     dirty: Holders = field(default_factory=dict)
-    entering: list[tuple[Entry, Fault]] = field(default_factory=list)
-    operands: dict[int, list[tuple[int, Fault]]] = field(default_factory=dict)
+    value_faults: list[tuple[FaultEntryPoint, Fault]] = field(default_factory=list)
+    operand_faults: dict[int, list[tuple[int, Fault]]] = field(default_factory=dict)
 
 
 class Walk:
     """The trials of ``starts`` on the tape of ``replayer``; ``plan`` says what can run on rows (None: nothing)."""
 
-    def __init__(self, replayer: Replayer, starts: Sequence[Start], plan: RowPlan | None) -> None:
+    def __init__(self, replayer: Replayer, starts: Sequence[TrialEntry], plan: RowPlan | None) -> None:
         self._replayer, self._tape, self._plan = replayer, replayer.tape, plan
         self._starts = starts
         self._full: list[Holders] = [dict(s.dirty) for s in starts]
-        self._rows: dict[int, Rows] = {}
+        self._rows: dict[int, CorruptedRows] = {}
         self._lost: dict[int, Diverged] = {}
         self._gap, self._wait = 1, 1
         self._entering = sorted(
-            ((e.position, t, e, fault) for t, s in enumerate(starts) for e, fault in s.entering), key=lambda x: -x[0]
+            ((e.position, t, e, fault) for t, s in enumerate(starts) for e, fault in s.value_faults),
+            key=lambda x: -x[0],
         )
         self._forced: dict[int, set[int]] = {}
         for trial, start in enumerate(starts):
-            for index in start.corrupted | start.operands.keys():
+            for index in start.corrupted | start.operand_faults.keys():
                 self._forced.setdefault(index, set()).add(trial)
         self._heap = list(self._forced)
         for start in starts:
             for value in start.dirty:
                 self._heap += self._tape.values[value].readers
-            for entry, _ in start.entering:
+            for entry, _ in start.value_faults:
                 self._heap += [r for r in self._tape.values[entry.window.value].readers if r >= entry.position]
         heapq.heapify(self._heap)
 
@@ -109,7 +110,7 @@ class Walk:
         calls = None
         if packed and self._plan is not None:
             tags = sorted({tag for tag in tags if tag[0] in packed})
-            calls = self._plan.calls(node.index, len(tags))
+            calls = self._plan.call_sizes(node.index, len(tags))
             if calls is None:
                 alone |= packed
         made_rows = self._run_rows(node, tags, calls) if calls else {}
@@ -126,13 +127,13 @@ class Walk:
             if value in self._rows:
                 self._whole(trial, value)
         try:
-            if node.index in start.corrupted and node.index not in start.operands:
+            if node.index in start.corrupted and node.index not in start.operand_faults:
                 made = replayer.blockwise(node, dirty, start.offsets)
                 return replayer.step(node, dirty) if made is None else made
-            faults = start.operands.get(node.index, ())
+            faults = start.operand_faults.get(node.index, ())
             for k, fault in faults:  # memory that the operation writes is corrupted itself
                 if k in node.written:
-                    self._corrupt_whole(trial, Entry(node.index, node.reads[k]), fault)
+                    self._corrupt_whole(trial, FaultEntryPoint(node.index, node.reads[k]), fault)
             return replayer.step(node, dirty, [(k, f) for k, f in faults if k not in node.written])
         except Diverged as why:
             self._lose(trial, why)
@@ -144,9 +145,9 @@ class Walk:
         if not live or trial in self._lost:
             return
         dirty = self._full[trial]
-        if not dirty and not self._has_rows(trial) and self._looks() and self._replayer.all_golden(live):
+        if not dirty and not self._has_rows(trial) and self._looks() and self._replayer.is_all_golden(live):
             return
-        shrink = len(self._starts) > 1 or node.index in self._starts[trial].operands
+        shrink = len(self._starts) > 1 or node.index in self._starts[trial].operand_faults
         for value, holder in live.items():
             if not (shrink and self._shrink(trial, value, holder)):
                 dirty[value] = holder
@@ -162,7 +163,7 @@ class Walk:
         self._gap = self._wait = min(2 * self._gap, LONGEST_GAP)
         return True
 
-    def _take_rows(self, made: Mapping[int, Rows], node: Node) -> None:
+    def _take_rows(self, made: Mapping[int, CorruptedRows], node: Node) -> None:
         live = {v: rows for v, rows in made.items() if not self._spent(v, node.index)}
         frontier = not self._rows  # nothing else that is packed is alive
         for value, rows in live.items():
@@ -181,7 +182,7 @@ class Walk:
         return entry.last <= index and not entry.output
 
     def _forget_spent(self, values: frozenset[int], index: int) -> None:
-        self._replayer.drop(values, index)
+        self._replayer.drop_unread(values, index)
         for value in values:
             entry = self._tape.values[value]
             if entry.last <= index and not entry.output:
@@ -201,7 +202,7 @@ class Walk:
 
     # -- rows --------------------------------------------------------------------------------------------------
 
-    def _run_rows(self, node: Node, tags: list[Tag], calls: Sequence[int]) -> dict[int, Rows]:
+    def _run_rows(self, node: Node, tags: list[Tag], calls: Sequence[int]) -> dict[int, CorruptedRows]:
         """The operation on rows, in calls of the sizes given."""
         plan, replayer = self._plan, self._replayer
         assert plan is not None
@@ -212,18 +213,22 @@ class Walk:
             count = min(size, len(tags) - first)
             mine = {v: self._padded(v, words, first, count, size) for v, words in parts.items()}
             tensors = [
-                plan.window(mine[w.value], w) if w.value in mine else plan.shared(replayer.golden_window(node, k), size)
+                plan.window(mine[w.value], w)
+                if w.value in mine
+                else plan.shared(replayer.golden_operand(node, k), size)
                 for k, w in enumerate(node.reads)
             ]
-            join_twins(node, tensors)
+            restore_shared_arguments(node, tensors)
             results = plan.results(node, replayer.apply(node, tensors), size)
             if results is None:
-                raise Diverged(f"{node.name} returns another shape on rows")
+                raise Diverged(f"{node.name} returns a different shape for single rows")
             results.update({w.new: mine[w.old] for w in node.writes})
             for value, words in results.items():
                 made.setdefault(value, []).append(words[:count])
             first += count
-        return {v: Rows(list(tags), parts[0] if len(parts) == 1 else torch.cat(parts)) for v, parts in made.items()}
+        return {
+            v: CorruptedRows(list(tags), parts[0] if len(parts) == 1 else torch.cat(parts)) for v, parts in made.items()
+        }
 
     def _gather(self, value: int, tags: list[Tag]) -> Tensor:
         """Words of a value for each tag: corrupted ones, else golden ones."""
@@ -248,14 +253,14 @@ class Walk:
             return mine.clone()
         return torch.cat([mine, self._plan.golden_rows(self._replayer.golden(value), [0] * (size - count))])
 
-    def _differing(self, value: int, rows: Rows) -> Rows:
+    def _differing(self, value: int, rows: CorruptedRows) -> CorruptedRows:
         """The rows that are not golden."""
         assert self._plan is not None
         if not self._replayer.at_hand(value):
             return rows
         golden = self._plan.golden_rows(self._replayer.golden(value), [s for _, s in rows.tags])
         differs = (rows.words != golden).any(1).tolist()
-        return rows if all(differs) else rows.of(i for i, d in enumerate(differs) if d)
+        return rows if all(differs) else rows.select_rows(i for i, d in enumerate(differs) if d)
 
     def _has_rows(self, trial: int) -> bool:
         return any(t == trial for rows in self._rows.values() for t, _ in rows.tags)
@@ -292,7 +297,9 @@ class Walk:
     def _add_rows(self, value: int, tags: list[Tag], words: Tensor) -> None:
         rows = self._rows.get(value)
         self._rows[value] = (
-            Rows(tags, words) if rows is None else Rows(rows.tags + tags, torch.cat([rows.words, words]))
+            CorruptedRows(tags, words)
+            if rows is None
+            else CorruptedRows(rows.tags + tags, torch.cat([rows.words, words]))
         )
 
     # -- faults that enter on the way --------------------------------------------------------------------------
@@ -303,23 +310,23 @@ class Walk:
             if trial not in self._lost and not self._corrupt_rows(trial, entry, fault):
                 self._corrupt_whole(trial, entry, fault)
 
-    def _corrupt_whole(self, trial: int, entry: Entry, fault: Fault) -> None:
+    def _corrupt_whole(self, trial: int, entry: FaultEntryPoint, fault: Fault) -> None:
         """Corrupt a value as it is now."""
         dirty, value = self._full[trial], entry.window.value
         if value in self._rows:
             self._whole(trial, value)
         if value not in dirty:
             dirty[value] = private_copy(self._replayer.golden(value))
-        corrupt(at(dirty[value], entry.window), fault)
+        corrupt(tensor_at_window(dirty[value], entry.window), fault)
 
-    def _corrupt_rows(self, trial: int, entry: Entry, fault: Fault) -> bool:
+    def _corrupt_rows(self, trial: int, entry: FaultEntryPoint, fault: Fault) -> bool:
         """Corrupt the samples a fault is in, and hold only them; False where that cannot be done."""
         plan, window = self._plan, entry.window
         value = window.value
         if plan is None or not plan.carries(value) or value in self._full[trial] or fault.operation == "copy_from":
             return False
         golden = self._replayer.golden(value)
-        if misfit(at(golden, window), fault):
+        if misfit(tensor_at_window(golden, window), fault):
             return False
         samples, places = plan.places(window, fault.elements)
         tags = [(trial, s) for s in sorted(set(samples.tolist()))]
@@ -332,7 +339,7 @@ class Walk:
             self._add_rows(value, fresh, plan.golden_rows(golden, [s for _, s in fresh]))
         rows = self._rows[value]
         row_of = {tag: i for i, tag in enumerate(rows.tags)}
-        memory = Memory(plan.elements(rows.words, window.dtype))
+        memory = TensorMemory(plan.elements(rows.words, window.dtype))
         chunk = memory.shape[1]
         where = np.array([row_of[trial, s] for s in samples.tolist()], np.int64) * chunk + places
         memory.write(where, fault.apply(memory.read(where)))

@@ -20,11 +20,13 @@ Corruption = tuple[str, Array]  # the operation and its operands, as in a Fault
 class ValueModel(ABC):
     """Base of the value models; immutable and hashable."""
 
-    corrupted: ClassVar[str] = "elements"  # what a count counts, for messages
-    told: ClassVar[tuple[str, ...]] = ()  # parameters that a text always names, for the name does not say them
+    counted_noun: ClassVar[str] = "elements"  # what a count counts, for messages
+    always_in_text: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parameters that a text always names, for the name does not say them
 
     @property
-    def needs(self) -> str:
+    def region_requirement(self) -> str:
         """What a region must have to be corrupted, for messages."""
         return "a tensor with elements"
 
@@ -33,17 +35,17 @@ class ValueModel(ABC):
         return 1
 
     @abstractmethod
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
         """The operation, and one operand for each element of ``elements`` [m] corrupted in the way ``way`` [m].
 
-        ``together``: the elements are one run, so a bit position that is drawn here is drawn once for all of
+        ``single_event``: the elements are one run, so a bit position that is drawn here is drawn once for all of
         them.
         """
 
 
-class OfBits(ValueModel):
+class BitValueModel(ValueModel):
     """Base of those that choose among ``bits``: all, a class of them, one, or a range."""
 
     bits: str
@@ -53,28 +55,28 @@ class OfBits(ValueModel):
         parse_bits(self.bits)
 
     @property
-    def needs(self) -> str:
+    def region_requirement(self) -> str:
         return f"a dtype with bits={self.bits}"
 
 
 @dataclass(frozen=True)
-class Flip(OfBits):
+class Flip(BitValueModel):
     """Flip bits: each corrupted bit is inverted; bits=all, a class (sign, exponent, mantissa), 30, or 23-30."""
 
     bits: str = "all"
-    corrupted: ClassVar[str] = "flips"
+    counted_noun: ClassVar[str] = "flips"
 
     def ways(self, region: Region) -> int:
-        return len(region.codec.matching(self.bits))
+        return len(region.codec.selected_bits(self.bits))
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
         return "xor", _masks(region.dtype, self.bits, 1)[way]
 
 
 @dataclass(frozen=True)
-class Burst(OfBits):
+class Burst(BitValueModel):
     """Flip adjacent bits of one element: length=2 of them, all within bits."""
 
     length: int = 2
@@ -86,20 +88,20 @@ class Burst(OfBits):
             raise UsageError(f"length={self.length}; expected 1 to {WIDEST} adjacent bits")
 
     @property
-    def needs(self) -> str:
+    def region_requirement(self) -> str:
         return f"a dtype with {self.length} adjacent bits among bits={self.bits}"
 
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, self.length).size > 0)
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
-        return "xor", _any_of(_masks(region.dtype, self.bits, self.length), elements.size, rng, together)
+        return "xor", _any_of(_masks(region.dtype, self.bits, self.length), elements.size, rng, single_event)
 
 
 @dataclass(frozen=True)
-class MultiBit(OfBits):
+class MultiBit(BitValueModel):
     """Flip several distinct bits of one element: flips=2 of bits, adjacent or not, every such set equally likely."""
 
     flips: int = 2
@@ -111,32 +113,32 @@ class MultiBit(OfBits):
             raise UsageError(f"flips={self.flips}; expected 1 to {WIDEST} bits")
 
     @property
-    def needs(self) -> str:
+    def region_requirement(self) -> str:
         return f"a dtype with {self.flips} bits among bits={self.bits}"
 
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, 1).size >= self.flips)
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
         single = _masks(region.dtype, self.bits, 1)
-        chosen = np.zeros(1 if together else elements.size, dtype=single.dtype)
+        chosen = np.zeros(1 if single_event else elements.size, dtype=single.dtype)
         for last in range(
             single.size - self.flips, single.size
         ):  # Floyd's way to draw a subset, for all elements at once
             drawn = single[rng.integers(last + 1, size=chosen.size)]
             chosen |= np.where(chosen & drawn, single[last], drawn)
-        return "xor", np.repeat(chosen, elements.size) if together else chosen
+        return "xor", np.repeat(chosen, elements.size) if single_event else chosen
 
 
 @dataclass(frozen=True)
-class Stuck(OfBits):
+class Stuck(BitValueModel):
     """Hold one bit of each corrupted element at=0 or at=1, whatever it was; the bit is drawn from bits."""
 
     at: int = 1
     bits: str = "all"
-    told: ClassVar[tuple[str, ...]] = ("at",)
+    always_in_text: ClassVar[tuple[str, ...]] = ("at",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,10 +148,10 @@ class Stuck(OfBits):
     def ways(self, region: Region) -> int:
         return int(_masks(region.dtype, self.bits, 1).size > 0)
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
-        masks = _any_of(_masks(region.dtype, self.bits, 1), elements.size, rng, together)
+        masks = _any_of(_masks(region.dtype, self.bits, 1), elements.size, rng, single_event)
         return ("or", masks) if self.at else ("and", ~masks)
 
 
@@ -157,12 +159,12 @@ class Stuck(OfBits):
 def _masks(dtype: str, bits: str, length: int) -> Array:
     """Masks of ``length`` adjacent bits that all are among ``bits``, by lowest bit."""
     layout = codec(dtype)
-    chosen = set(layout.matching(bits))
+    chosen = set(layout.selected_bits(bits))
     runs = [p for p in sorted(chosen) if all(p + i in chosen for i in range(length))]
-    masks = np.array([((1 << length) - 1) << p for p in runs], dtype=layout.word)
+    masks = np.array([((1 << length) - 1) << p for p in runs], dtype=layout.word_dtype)
     masks.setflags(write=False)
     return masks
 
 
-def _any_of(masks: Array, n: int, rng: np.random.Generator, together: bool) -> Array:
-    return masks[np.repeat(rng.integers(masks.size), n) if together else rng.integers(masks.size, size=n)]
+def _any_of(masks: Array, n: int, rng: np.random.Generator, single_event: bool) -> Array:
+    return masks[np.repeat(rng.integers(masks.size), n) if single_event else rng.integers(masks.size, size=n)]

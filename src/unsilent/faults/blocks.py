@@ -16,17 +16,17 @@ from typing import ClassVar
 import numpy as np
 
 from unsilent.errors import UsageError
-from unsilent.faults.patterns import Pattern, whole
-from unsilent.faults.population import Picks, Region, Slots
+from unsilent.faults.patterns import Pattern, check_at_least_one
+from unsilent.faults.population import LocatedSlots, Region, Slots
 
 
 class Aligned(Pattern):
     """Base of the two."""
 
-    together: ClassVar[bool] = True
+    single_event: ClassVar[bool] = True
 
     def with_count(self, k: int) -> Pattern:
-        raise UsageError(f"{self.text} says which elements are corrupted; leave it out to ask for {k}")
+        raise UsageError(f"{self.text} already chooses the elements; leave it out to corrupt {k}")
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Block(Aligned):
     cycles: int | None = 1
 
     def __post_init__(self) -> None:
-        whole("block", self.n)
+        check_at_least_one("block", self.n)
         if self.cycles is not None:
-            whole("cycles", self.cycles)
+            check_at_least_one("cycles", self.cycles)
 
     @property
-    def grid(self) -> Hashable:
+    def placement_cache_key(self) -> Hashable:
         return "block", self.n
 
     @property
@@ -54,16 +54,16 @@ class Block(Aligned):
         several = "" if self.cycles == 1 else f",cycles={'any' if self.cycles is None else self.cycles}"
         return f"block={self.n}{several}"
 
-    def places(self, region: Region) -> int:
-        return -(-region.size // self.n)
+    def count_placements(self, region: Region) -> int:
+        return -(-region.eligible_count // self.n)
 
-    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
+    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
         region, block, way = slots.locate(slots.draw(1, rng, law))
-        size, first = regions[region[0]].size, int(block[0])
-        left = self.places(regions[region[0]]) - first
+        size, first = regions[region[0]].eligible_count, int(block[0])
+        left = self.count_placements(regions[region[0]]) - first
         cycles = int(rng.integers(left)) + 1 if self.cycles is None else self.cycles
         places = np.arange(first * self.n, min(size, (first + cycles) * self.n), dtype=np.int64)
-        return Picks(np.repeat(region, places.size), places, np.repeat(way, places.size))
+        return LocatedSlots(np.repeat(region, places.size), places, np.repeat(way, places.size))
 
 
 @dataclass(frozen=True)
@@ -77,34 +77,39 @@ class Tile(Aligned):
     columns: int
 
     def __post_init__(self) -> None:
-        whole("rows of the tile", self.rows)
-        whole("columns of the tile", self.columns)
+        check_at_least_one("rows of the tile", self.rows)
+        check_at_least_one("columns of the tile", self.columns)
 
     @property
-    def grid(self) -> Hashable:
+    def placement_cache_key(self) -> Hashable:
         return "tile", self.rows, self.columns
 
     @property
     def text(self) -> str:
         return f"tile={self.rows}x{self.columns}"
 
-    def places(self, region: Region) -> int:
+    def count_placements(self, region: Region) -> int:
         if region.elements is not None:
-            raise UsageError(f"{self.text} needs a whole tensor, but {region.site!r} has a selection; leave that out")
-        return -(-region.size // (max(region.columns, 1) * self.rows)) * -(-region.columns // self.columns)
+            raise UsageError(
+                f"{self.text} needs a whole tensor, but only some elements of {region.site!r} are selected; leave out the "
+                "selection"
+            )
+        return -(-region.eligible_count // (max(region.fastest_axis_length, 1) * self.rows)) * -(
+            -region.fastest_axis_length // self.columns
+        )
 
-    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
+    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
         region, tile, way = slots.locate(slots.draw(1, rng, law))
-        width = regions[region[0]].columns
-        height = regions[region[0]].size // width
+        width = regions[region[0]].fastest_axis_length
+        height = regions[region[0]].eligible_count // width
         down, right = divmod(int(tile[0]), -(-width // self.columns))
         rows = np.arange(down * self.rows, min(height, (down + 1) * self.rows), dtype=np.int64)
         columns = np.arange(right * self.columns, min(width, (right + 1) * self.columns), dtype=np.int64)
         places = (rows[:, None] * width + columns).reshape(-1)
-        return Picks(np.repeat(region, places.size), places, np.repeat(way, places.size))
+        return LocatedSlots(np.repeat(region, places.size), places, np.repeat(way, places.size))
 
 
-def tile(text: str) -> Tile:
+def parse_tile(text: str) -> Tile:
     """The tile of a text such as ``16x8``; raises ``UsageError``."""
     match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text.strip(), re.ASCII)
     if match is None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 
 BIT_CLASSES = ("all", "sign", "exponent", "exponent_msb", "mantissa")
 WIDEST = 64
@@ -32,30 +32,30 @@ Array = npt.NDArray[Any]
 class Codec:
     """One dtype: field widths, and the way between words and numbers.
 
-    ``exponent`` and ``mantissa`` are field widths in bits. An integer has no exponent; its value bits count
-    as mantissa and, if signed, its top bit as sign. ``native`` is numpy's own dtype of this layout, if it has
+    ``exponent_bits`` and ``mantissa_bits`` are field widths in bits. An integer has no exponent; its value bits count
+    as mantissa and, if signed, its top bit as sign. ``numpy_dtype`` is numpy's own dtype of this layout, if it has
     one.
     """
 
     name: str
     bits: int
-    word: np.dtype[Any]
+    word_dtype: np.dtype[Any]
     kind: str
-    exponent: int
-    mantissa: int
+    exponent_bits: int
+    mantissa_bits: int
     signed: bool
-    native: np.dtype[Any] | None
+    numpy_dtype: np.dtype[Any] | None
     has_inf: bool = True
 
-    def field(self, position: int) -> str:
+    def field_of_bit(self, position: int) -> str:
         """Which field bit ``position`` belongs to: ``"sign"``, ``"exponent"`` or ``"mantissa"``."""
         if not 0 <= position < self.bits:
             raise UsageError(f"bit {position} is outside {self.name}; give one of 0-{self.bits - 1}")
-        if position < self.mantissa:
+        if position < self.mantissa_bits:
             return "mantissa"
-        return "exponent" if position < self.mantissa + self.exponent else "sign"
+        return "exponent" if position < self.mantissa_bits + self.exponent_bits else "sign"
 
-    def matching(self, bits: str | int) -> tuple[int, ...]:
+    def selected_bits(self, bits: str | int) -> tuple[int, ...]:
         """The bits of this dtype that ``bits`` names, ascending; empty where it has none of them.
 
         ``bits`` is a class (``all``, ``sign``, ``exponent``, ``exponent_msb``, ``mantissa``), a position
@@ -64,55 +64,58 @@ class Codec:
         """
         return _matching(self.name, str(bits))
 
-    def positions(self, bits: str | int) -> tuple[int, ...]:
+    def require_bits(self, bits: str | int) -> tuple[int, ...]:
         """Like `matching`, but raises ``UsageError`` where this dtype has none of the named bits."""
-        result = self.matching(bits)
+        result = self.selected_bits(bits)
         if not result:
-            raise UsageError(f"bits={bits} names no bit of {self.name}, which has bits {self.describe()}")
+            raise UsageError(f"bits={bits} names no bit of {self.name}, which has bits {self.describe_layout()}")
         return result
 
     @property
-    def classes(self) -> dict[str, tuple[int, ...]]:
+    def bit_strata(self) -> dict[str, tuple[int, ...]]:
         """All bits, sorted by how much a flip is expected to do: strata for sampling, never an answer.
 
         The top exponent bit makes a weight huge, those below it mostly zero, the low ones change its size; few mantissa
         bits change more than an eighth. An integer's value bits are halved.
         """
-        top = self.mantissa + self.exponent
+        top = self.mantissa_bits + self.exponent_bits
         cuts = {"sign": (top, self.bits if self.signed else top)}
-        if self.exponent:
-            middle = self.mantissa + (self.exponent - 1) // 2
+        if self.exponent_bits:
+            middle = self.mantissa_bits + (self.exponent_bits - 1) // 2
             cuts |= {"exponent-top": (top - 1, top), "exponent-high": (middle, top - 1)}
-            cuts |= {"exponent-low": (self.mantissa, middle)}
-            fine = max(0, self.mantissa - 3)
-            cuts |= {"mantissa-high": (fine, self.mantissa), "mantissa-low": (0, fine)}
+            cuts |= {"exponent-low": (self.mantissa_bits, middle)}
+            fine = max(0, self.mantissa_bits - 3)
+            cuts |= {"mantissa-high": (fine, self.mantissa_bits), "mantissa-low": (0, fine)}
         else:
-            cuts |= {"value-high": (self.mantissa // 2, self.mantissa), "value-low": (0, self.mantissa // 2)}
+            cuts |= {
+                "value-high": (self.mantissa_bits // 2, self.mantissa_bits),
+                "value-low": (0, self.mantissa_bits // 2),
+            }
         return {name: tuple(range(low, high)) for name, (low, high) in cuts.items() if high > low}
 
-    def describe(self) -> str:
+    def describe_layout(self) -> str:
         """The layout in words, such as ``0-31: mantissa 0-22, exponent 23-30, sign 31``."""
-        runs = {"mantissa": (0, self.mantissa), "exponent": (self.mantissa, self.exponent)}
-        runs["sign"] = (self.mantissa + self.exponent, int(self.signed))
+        runs = {"mantissa": (0, self.mantissa_bits), "exponent": (self.mantissa_bits, self.exponent_bits)}
+        runs["sign"] = (self.mantissa_bits + self.exponent_bits, int(self.signed))
         parts = [f"{name} {lo}" + (f"-{lo + n - 1}" if n > 1 else "") for name, (lo, n) in runs.items() if n]
         return f"0-{self.bits - 1}: " + ", ".join(parts)
 
     @property
-    def nonfinite(self) -> int:
+    def smallest_nonfinite_word(self) -> int:
         """The smallest magnitude (word without sign) that is no finite number; 2^bits for an integer."""
         if self.kind == "int":
             return 1 << self.bits
         if not self.has_inf:
             return (1 << (self.bits - 1)) - 1
-        return ((1 << self.exponent) - 1) << self.mantissa
+        return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
 
     def decode(self, words: npt.ArrayLike) -> Array:
         """The numbers that ``words`` stand for, exactly: float64 (int64 for integers). Same shape."""
-        array = np.ascontiguousarray(words, dtype=self.word).reshape(np.shape(words))
-        if self.native is None:
+        array = np.ascontiguousarray(words, dtype=self.word_dtype).reshape(np.shape(words))
+        if self.numpy_dtype is None:
             return self._decode_fields(array)
         with np.errstate(invalid="ignore"):  # a signalling NaN is quieted; that is no news here
-            return array.view(self.native).astype(np.float64 if self.kind == "float" else np.int64)
+            return array.view(self.numpy_dtype).astype(np.float64 if self.kind == "float" else np.int64)
 
     def encode(self, values: npt.ArrayLike) -> Array:
         """The words nearest to ``values`` (float64; ties to even). Same shape.
@@ -124,24 +127,24 @@ class Codec:
         if self.kind == "int":
             return self._saturate(np.asarray(values))
         numbers = np.asarray(values, dtype=np.float64)
-        if self.native is None:
+        if self.numpy_dtype is None:
             return self._encode_fields(numbers)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            return np.asarray(numbers.astype(self.native)).view(self.word)
+            return np.asarray(numbers.astype(self.numpy_dtype)).view(self.word_dtype)
 
     @property
     def _emin(self) -> int:
-        return 2 - (1 << (self.exponent - 1))  # exponent of the smallest normal number
+        return 2 - (1 << (self.exponent_bits - 1))  # exponent of the smallest normal number
 
     def _decode_fields(self, words: Array) -> Array:
         whole = words.astype(np.int64)
         magnitude = whole & ((1 << (self.bits - 1)) - 1)
-        power, fraction = magnitude >> self.mantissa, magnitude & ((1 << self.mantissa) - 1)
-        significand = np.where(power == 0, fraction, fraction + (1 << self.mantissa)).astype(np.float64)
-        value = np.ldexp(significand, np.maximum(power, 1) - 1 + self._emin - self.mantissa)
+        power, fraction = magnitude >> self.mantissa_bits, magnitude & ((1 << self.mantissa_bits) - 1)
+        significand = np.where(power == 0, fraction, fraction + (1 << self.mantissa_bits)).astype(np.float64)
+        value = np.ldexp(significand, np.maximum(power, 1) - 1 + self._emin - self.mantissa_bits)
         if self.has_inf:
-            value = np.where(magnitude == self.nonfinite, np.inf, value)
-        value = np.where(magnitude >= self.nonfinite + int(self.has_inf), np.nan, value)
+            value = np.where(magnitude == self.smallest_nonfinite_word, np.inf, value)
+        value = np.where(magnitude >= self.smallest_nonfinite_word + int(self.has_inf), np.nan, value)
         return np.asarray(np.where(whole >> (self.bits - 1), -value, value))
 
     def _encode_fields(self, numbers: Array) -> Array:
@@ -151,15 +154,15 @@ class Codec:
         # constant.
         power = np.where(magnitude == 0, self._emin, np.frexp(magnitude)[1] - 1)
         power = np.maximum(power, self._emin).astype(np.int64)
-        steps = np.rint(np.ldexp(magnitude, self.mantissa - power)).astype(np.int64)
+        steps = np.rint(np.ldexp(magnitude, self.mantissa_bits - power)).astype(np.int64)
         # ``steps`` holds the implicit leading one, so a carry out of rounding moves into the exponent by
         # itself. The clamp keeps numbers far beyond the format from overflowing the sum.
-        raised = np.minimum(power - self._emin, 1 << self.exponent)
-        overflow = self.nonfinite - (not self.has_inf)
-        word = np.minimum(steps + (raised << self.mantissa), overflow)
-        nan = self.nonfinite | (self.has_inf << (self.mantissa - 1))  # the quiet one
+        raised = np.minimum(power - self._emin, 1 << self.exponent_bits)
+        overflow = self.smallest_nonfinite_word - (not self.has_inf)
+        word = np.minimum(steps + (raised << self.mantissa_bits), overflow)
+        nan = self.smallest_nonfinite_word | (self.has_inf << (self.mantissa_bits - 1))  # the quiet one
         word = np.where(finite, word, np.where(np.isnan(numbers), nan, overflow))
-        return np.asarray(word | (np.signbit(numbers).astype(np.int64) << (self.bits - 1))).astype(self.word)
+        return np.asarray(word | (np.signbit(numbers).astype(np.int64) << (self.bits - 1))).astype(self.word_dtype)
 
     def _saturate(self, values: Array) -> Array:
         low = -(1 << (self.bits - 1)) if self.signed else 0
@@ -167,13 +170,13 @@ class Codec:
         if values.dtype.kind in "iub":
             held = np.iinfo(np.uint8 if values.dtype.kind == "b" else values.dtype)
             exact = np.clip(values, max(low, held.min), min(high, held.max))
-            return np.asarray(exact.astype(self.native)).view(self.word)
+            return np.asarray(exact.astype(self.numpy_dtype)).view(self.word_dtype)
         numbers = np.rint(np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
         inside = (numbers > low) & (numbers < high)
         ends = np.where(numbers > 0, np.int64(high), np.int64(low))
         # Only what is inside is cast: casting a float beyond the integer's range has no defined result.
         whole = np.where(inside, np.where(inside, numbers, 0.0).astype(np.int64), ends)
-        return np.asarray(whole.astype(self.native)).view(self.word)
+        return np.asarray(whole.astype(self.numpy_dtype)).view(self.word_dtype)
 
 
 def _float(name: str, exponent: int, mantissa: int, native: str | None, has_inf: bool = True) -> Codec:
@@ -211,7 +214,7 @@ def codec(name: str) -> Codec:
     """The codec of a dtype by its torch name; raises ``UsageError`` for one that has none."""
     value = CODECS.get(name)
     if value is None:
-        raise unknown("dtype", name, CODECS)
+        raise unknown_name_error("dtype", name, CODECS)
     return value
 
 
@@ -223,7 +226,9 @@ def parse_bits(text: str) -> tuple[str | tuple[int, int], ...]:
         number = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", term.strip(), re.ASCII)
         if number is None:
             if term.strip() not in BIT_CLASSES:
-                raise unknown("bit class", term.strip(), [*BIT_CLASSES, "a position like 30", "a range like 23-30"])
+                raise unknown_name_error(
+                    "bit class", term.strip(), [*BIT_CLASSES, "a position like 30", "a range like 23-30"]
+                )
             terms.append(term.strip())
             continue
         low, high = int(number[1]), int(number[2] or number[1])
@@ -243,7 +248,7 @@ def _matching(name: str, text: str) -> tuple[int, ...]:
         elif term == "all":
             chosen.update(range(layout.bits))
         elif term == "exponent_msb":
-            chosen.update({layout.mantissa + layout.exponent - 1} if layout.exponent else ())
+            chosen.update({layout.mantissa_bits + layout.exponent_bits - 1} if layout.exponent_bits else ())
         else:
-            chosen.update(p for p in range(layout.bits) if layout.field(p) == term)
+            chosen.update(p for p in range(layout.bits) if layout.field_of_bit(p) == term)
     return tuple(sorted(chosen))

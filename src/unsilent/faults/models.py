@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from unsilent import named
+from unsilent import name_and_parameters
 from unsilent.errors import UsageError
-from unsilent.faults.asked import pattern
 from unsilent.faults.bitwise import ValueModel
+from unsilent.faults.pattern_parameters import pattern_from_parameters
 from unsilent.faults.patterns import One, Pattern
-from unsilent.faults.population import Picks, Population, Region, Slots, check_law, population
+from unsilent.faults.population import LocatedSlots, Population, Region, Slots, as_population, check_law
 from unsilent.faults.record import Fault
 from unsilent.faults.values import VALUES
 
@@ -48,7 +48,7 @@ class FaultModel:
         own = [
             f"{f.name}={getattr(self.value, f.name)}"
             for f in fields(self.value)  # type: ignore[arg-type]
-            if getattr(self.value, f.name) != f.default or f.name in self.value.told
+            if getattr(self.value, f.name) != f.default or f.name in self.value.always_in_text
         ]
         return ":".join(filter(None, (self.name, ",".join(filter(None, (*own, self.pattern.text))))))
 
@@ -58,7 +58,7 @@ class FaultModel:
         return self.pattern.count
 
     @property
-    def counted(self) -> bool:
+    def has_explicit_count(self) -> bool:
         """Whether the number was given (count, rate, run, block, …) rather than left at one."""
         return not isinstance(self.pattern, One)
 
@@ -71,42 +71,48 @@ class FaultModel:
 
         (element, bit) pairs for ``bitflip``, elements for the others; 0 where nothing can be corrupted.
         """
-        return population(regions).slots(self.value.ways, self.value).total
+        return as_population(regions).slots(self.value.ways, self.value).total
 
     def draw(self, regions: Regions, rng: np.random.Generator, law: str = "per-element") -> tuple[Fault, ...]:
         """Draw what this model corrupts: one fault per corrupted tensor, in the order of ``regions``.
 
-        ``law`` is a key of `LAWS`. A rate may corrupt nothing: ``()``. Passing a `Population`, or the same
+        ``law`` is a key of `SAMPLING_LAWS`. A rate may corrupt nothing: ``()``. Passing a `Population`, or the same
         `Region` objects again, spares counting them again. Raises ``UsageError`` where nothing can be corrupted,
         or not that many.
         """
         check_law(law)
-        people = population(regions)
-        slots = people.slots(self.value.ways, self.value, self.pattern.places, self.pattern.grid)
-        if slots.total < self.pattern.placements:
-            raise self._too_few(people)
-        picks = self.pattern.pick(slots, people.regions, rng, law)
-        if picks.region.size == 1 or self.pattern.together:
-            return (self._fault(people.regions[picks.region[0]], slots, picks, rng),)
+        population = as_population(regions)
+        slots = population.slots(
+            self.value.ways, self.value, self.pattern.count_placements, self.pattern.placement_cache_key
+        )
+        if slots.total < self.pattern.slots_needed:
+            raise self._too_few(population)
+        picks = self.pattern.draw_slots(slots, population.regions, rng, law)
+        if picks.region.size == 1 or self.pattern.single_event:
+            return (self._fault(population.regions[picks.region[0]], slots, picks, rng),)
         edges = np.flatnonzero(picks.region[1:] != picks.region[:-1]) + 1
         bounds = [0, *edges.tolist(), picks.region.size] if picks.region.size else [0]
         return tuple(
-            self._fault(people.regions[picks.region[a]], slots, Picks(*(p[a:b] for p in picks)), rng)
+            self._fault(population.regions[picks.region[a]], slots, LocatedSlots(*(p[a:b] for p in picks)), rng)
             for a, b in itertools.pairwise(bounds)
         )
 
-    def nth(self, regions: Regions, number: int) -> tuple[Fault, ...]:
+    def nth_fault(self, regions: Regions, number: int) -> tuple[Fault, ...]:
         """The single fault of a slot, ``0 <= number < capacity(regions)``; the value model must leave nothing to chance."""
-        people = population(regions)
-        picks = people.slots(self.value.ways, self.value).locate(np.array([number]))
+        population = as_population(regions)
+        picks = population.slots(self.value.ways, self.value).locate(np.array([number]))
         return (
-            self._fault(people.regions[picks.region[0]], people.slots(self.value.ways, self.value), picks, _NO_CHANCE),
+            self._fault(
+                population.regions[picks.region[0]], population.slots(self.value.ways, self.value), picks, _NO_CHANCE
+            ),
         )
 
-    def _fault(self, region: Region, slots: Slots, picks: Picks, rng: np.random.Generator) -> Fault:
+    def _fault(self, region: Region, slots: Slots, picks: LocatedSlots, rng: np.random.Generator) -> Fault:
         """The fault of one region; ``picks`` are all its corrupted slots."""
-        elements = region.at(picks.place)
-        operation, operands = self.value.corrupt(region, elements, picks.way, rng, self.pattern.together)
+        elements = region.to_flat_indices(picks.place)
+        operation, operands = self.value.operation_and_operands(
+            region, elements, picks.way, rng, self.pattern.single_event
+        )
         if elements.size > 1:
             fresh = elements[1:] != elements[:-1]
             if not fresh.all():  # several flips of one element: one mask
@@ -118,20 +124,24 @@ class FaultModel:
         where = (region.site, region.dtype, region.shape)
         return Fault(*where, elements, operation, operands, step=region.step, occurrence=region.occurrence)
 
-    def _too_few(self, people: Population) -> UsageError:
-        """Why ``people`` do not have as many slots as asked."""
-        usable = [r for r in people.regions if r.size and self.value.ways(r)]
+    def _too_few(self, population: Population) -> UsageError:
+        """Why ``population`` does not have as many slots as asked."""
+        usable = [r for r in population.regions if r.eligible_count and self.value.ways(r)]
         if not usable:
-            sample = ", ".join(f"{r.site!r} ({r.dtype}, {r.size} elements)" for r in people.regions[:3])
-            more = ", …" if len(people.regions) > 3 else ""
-            return UsageError(f"{self.text} needs {self.value.needs}; found {sample + more if sample else 'no tensor'}")
-        largest = max(usable, key=lambda r: r.size)
-        if self.pattern.together:
+            sample = ", ".join(f"{r.site!r} ({r.dtype}, {r.eligible_count} elements)" for r in population.regions[:3])
+            more = ", …" if len(population.regions) > 3 else ""
+            return UsageError(
+                f"{self.text} needs {self.value.region_requirement}; found {sample + more if sample else 'no tensor'}"
+            )
+        largest = max(usable, key=lambda r: r.eligible_count)
+        if self.pattern.single_event:
             asked = f"{self.pattern.text} spans {self.pattern.span} elements of one tensor"
-            return UsageError(f"{asked}, but the largest, {largest.site!r}, has {largest.size}; ask for fewer")
+            return UsageError(
+                f"{asked}, but the largest tensor, {largest.site!r}, has {largest.eligible_count}; ask for fewer"
+            )
         where = f"{largest.site!r} has" if len(usable) == 1 else f"the {len(usable)} tensors have"
-        asked = f"asked for {self.pattern.count} distinct {self.value.corrupted}"
-        return UsageError(f"{asked}, but {where} {self.capacity(people)} for {self.name}; ask for fewer")
+        asked = f"asked for {self.pattern.count} distinct {self.value.counted_noun}"
+        return UsageError(f"{asked}, but {where} {self.capacity(population)} for {self.name}; ask for fewer")
 
 
 class Factory:
@@ -141,8 +151,8 @@ class Factory:
         self.name = name
         self.value = value
         self.__doc__ = value.__doc__
-        # Signature and annotations are what `named.build` reads to convert the parameters of a text.
-        own, shared = inspect.signature(value), inspect.signature(pattern)
+        # Signature and annotations are what `name_and_parameters.build` reads to convert the parameters of a text.
+        own, shared = inspect.signature(value), inspect.signature(pattern_from_parameters)
         self.__signature__ = own.replace(
             parameters=[
                 p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -150,12 +160,14 @@ class Factory:
             ],
             return_annotation=FaultModel,
         )
-        hints = {**typing.get_type_hints(value.__init__), **typing.get_type_hints(pattern)}
+        hints = {**typing.get_type_hints(value.__init__), **typing.get_type_hints(pattern_from_parameters)}
         self.__annotations__ = {**hints, "return": FaultModel}
 
     def __call__(self, **parameters: Any) -> FaultModel:
-        shared = {k: parameters.pop(k) for k in inspect.signature(pattern).parameters if k in parameters}
-        return FaultModel(self.name, self.value(**parameters), pattern(**shared))
+        shared = {
+            k: parameters.pop(k) for k in inspect.signature(pattern_from_parameters).parameters if k in parameters
+        }
+        return FaultModel(self.name, self.value(**parameters), pattern_from_parameters(**shared))
 
     def __repr__(self) -> str:
         return f"<fault model {self.name}{self.__signature__}>"
@@ -166,4 +178,4 @@ FAULT_MODELS: Mapping[str, Factory] = MappingProxyType({name: Factory(name, valu
 
 def fault_model(text: str) -> FaultModel:
     """The fault model of a text such as ``"bitflip:bits=exponent,count=8"``; raises ``UsageError``."""
-    return named.build("fault model", text, FAULT_MODELS)
+    return name_and_parameters.build_named("fault model", text, FAULT_MODELS)

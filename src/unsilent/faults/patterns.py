@@ -1,6 +1,6 @@
 """Patterns: which slots a fault takes.
 
-One small frozen dataclass each. ``pick`` returns the corrupted places as `Picks`, ordered by region, from a
+One small frozen dataclass each. ``pick`` returns the corrupted places as `LocatedSlots`, ordered by region, from a
 `Slots` table made for the pattern's ``places`` (how many placements a region has). Patterns of aligned blocks
 are in `blocks`; `asked` makes a pattern of the parameters of a text.
 """
@@ -15,14 +15,14 @@ from typing import ClassVar
 import numpy as np
 
 from unsilent.errors import UsageError
-from unsilent.faults.population import Picks, Region, Slots, check_law
-from unsilent.faults.sampling import distinct
+from unsilent.faults.population import LocatedSlots, Region, Slots, check_law
+from unsilent.faults.sampling import draw_distinct
 
 
 class Pattern(ABC):
     """Base of the patterns; immutable and hashable."""
 
-    together: ClassVar[bool] = False  # one physical event: a bit position is drawn once for all elements
+    single_event: ClassVar[bool] = False  # one physical event: a bit position is drawn once for all elements
 
     @property
     def count(self) -> int | None:
@@ -35,18 +35,18 @@ class Pattern(ABC):
         return 1
 
     @property
-    def grid(self) -> Hashable:
+    def placement_cache_key(self) -> Hashable:
         """What ``places`` depends on beside the region."""
         return self.span
 
     @property
-    def placements(self) -> int:
+    def slots_needed(self) -> int:
         """How many distinct slots of the table it takes at least."""
         return 1
 
-    def places(self, region: Region) -> int:
+    def count_placements(self, region: Region) -> int:
         """How many placements there are in a region."""
-        return max(0, region.size - (self.span - 1))
+        return max(0, region.eligible_count - (self.span - 1))
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class Pattern(ABC):
         """The parameters that re-create it, such as ``count=8``."""
 
     @abstractmethod
-    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
+    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
         """Draw from ``slots`` of ``regions``; there are at least ``placements`` of them."""
 
     @abstractmethod
@@ -69,21 +69,21 @@ class Count(Pattern):
     k: int
 
     def __post_init__(self) -> None:
-        whole("count", self.k)
+        check_at_least_one("count", self.k)
 
     @property
     def count(self) -> int:
         return self.k
 
     @property
-    def placements(self) -> int:
+    def slots_needed(self) -> int:
         return self.k
 
     @property
     def text(self) -> str:
         return f"count={self.k}"
 
-    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
+    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
         return slots.locate(slots.draw(self.k, rng, law))
 
     def with_count(self, k: int) -> Pattern:
@@ -115,14 +115,17 @@ class Rate(Pattern):
     def text(self) -> str:
         return f"rate={self.p!r}"
 
-    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
+    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
         if check_law(law) != "per-element":
-            raise UsageError(f"{self.text} corrupts every slot alike and has no {law} law; use per-element, or a count")
+            raise UsageError(
+                f"{self.text} corrupts each element or bit with the same probability, so the law {law} does not apply; use "
+                "per-element, or a count"
+            )
         # A uniform set of binomial size is the same as deciding slot by slot.
-        return slots.locate(distinct(rng, slots.total, int(rng.binomial(slots.total, self.p))))
+        return slots.locate(draw_distinct(rng, slots.total, int(rng.binomial(slots.total, self.p))))
 
     def with_count(self, k: int) -> Pattern:
-        raise UsageError(f"{self.text} draws how many are corrupted; leave it out to ask for {k}")
+        raise UsageError(f"{self.text} draws the number of corrupted elements; leave it out to corrupt {k}")
 
 
 @dataclass(frozen=True)
@@ -131,11 +134,11 @@ class Strided(Pattern):
 
     n: int
     stride: int
-    together: ClassVar[bool] = True
+    single_event: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole("count", self.n)
-        whole("stride", self.stride)
+        check_at_least_one("count", self.n)
+        check_at_least_one("stride", self.stride)
 
     @property
     def count(self) -> int:
@@ -149,10 +152,10 @@ class Strided(Pattern):
     def text(self) -> str:
         return f"count={self.n},stride={self.stride}"
 
-    def pick(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> Picks:
+    def draw_slots(self, slots: Slots, regions: Sequence[Region], rng: np.random.Generator, law: str) -> LocatedSlots:
         region, place, way = slots.locate(slots.draw(1, rng, law))
         steps = np.arange(self.n, dtype=np.int64) * self.stride
-        return Picks(np.repeat(region, self.n), place + steps, np.repeat(way, self.n))
+        return LocatedSlots(np.repeat(region, self.n), place + steps, np.repeat(way, self.n))
 
     def with_count(self, k: int) -> Pattern:
         return Strided(k, self.stride)
@@ -165,7 +168,7 @@ class Run(Strided):
     stride: int = 1
 
     def __post_init__(self) -> None:
-        whole("run", self.n)
+        check_at_least_one("run", self.n)
 
     @property
     def text(self) -> str:
@@ -175,7 +178,7 @@ class Run(Strided):
         return Run(k)
 
 
-def whole(name: str, value: int) -> None:
+def check_at_least_one(name: str, value: int) -> None:
     """Raise ``UsageError`` for a number below 1."""
     if value < 1:
         raise UsageError(f"{name}={value}; expected 1 or more")

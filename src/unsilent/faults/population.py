@@ -24,11 +24,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults.codecs import Codec, codec
-from unsilent.faults.sampling import Ints, distinct, successive
+from unsilent.faults.sampling import Ints, draw_distinct, successive_sample_counts
 
-LAWS: Mapping[str, str] = MappingProxyType(
+SAMPLING_LAWS: Mapping[str, str] = MappingProxyType(
     {
         "per-element": "uniform over the elements of all tensors, then over the eligible bits",
         "per-tensor": "uniform over the tensors, then over their elements, then over the eligible bits",
@@ -81,13 +81,13 @@ class Region:
         if self.elements is None:
             return
         if np.size(self.elements) and np.asarray(self.elements).dtype.kind not in "iu":
-            raise UsageError(f"the selection of {self.site!r} is no list of positions; give whole numbers")
+            raise UsageError(f"the selection of {self.site!r} is not a list of positions; give whole numbers")
         chosen = np.array(self.elements, dtype=np.int64).reshape(-1)
         if chosen.size and not 0 <= chosen.min() <= chosen.max() < self.numel:
             worst = chosen.max() if chosen.min() >= 0 else chosen.min()
             raise UsageError(f"element {worst} is outside {self.site!r}, which has {self.numel} elements")
         if np.unique(chosen).size != chosen.size:
-            raise UsageError(f"the selection of {self.site!r} names an element twice; name each once")
+            raise UsageError(f"the selection of {self.site!r} names an element twice; name each element once")
         if self.axes is not None:
             chosen = chosen[np.argsort(_renumbered(chosen, self.shape, range(len(self.shape)), self.axes))]
         chosen.setflags(write=False)
@@ -99,25 +99,25 @@ class Region:
         return math.prod(self.shape)
 
     @cached_property
-    def size(self) -> int:
+    def eligible_count(self) -> int:
         """Elements that may be corrupted."""
         return self.numel if self.elements is None else int(self.elements.size)
 
     @property
-    def columns(self) -> int:
+    def fastest_axis_length(self) -> int:
         """Elements along the fastest axis of the order that runs follow; 1 for a scalar."""
         return self.shape[-1 if self.axes is None else self.axes[-1]] if self.shape else 1
 
-    def at(self, places: Ints) -> Ints:
+    def to_flat_indices(self, places: Ints) -> Ints:
         """Places in the order that runs follow -> flat C-order indices, both int64[m]."""
         if self.elements is not None:
             return np.asarray(self.elements[places])
         return places if self.axes is None else _renumbered(places, self.shape, self.axes, range(len(self.shape)))
 
     @property
-    def bits(self) -> int:
+    def eligible_bit_count(self) -> int:
         """Bits that may be corrupted: elements times the width of the dtype."""
-        return self.size * self.codec.bits
+        return self.eligible_count * self.codec.bits
 
     @property
     def codec(self) -> Codec:
@@ -125,7 +125,7 @@ class Region:
         return codec(self.dtype)
 
 
-class Picks(NamedTuple):
+class LocatedSlots(NamedTuple):
     """Slots taken apart, int64[m] each, by region: region number, place in it, way to corrupt."""
 
     region: Ints
@@ -161,21 +161,21 @@ class Slots:
         check_law(law)
         masses, weight, same = self._masses[law]
         if same:
-            return distinct(rng, self.total, k)
+            return draw_distinct(rng, self.total, k)
         if k == 1:
             region = int(np.searchsorted(masses, rng.integers(masses[-1]), side="right"))
             first = self.ends[region] - self.counts[region]
             return np.asarray(first + rng.integers(self.counts[region], size=1))
-        taken = successive(rng, self.counts, weight, k)
+        taken = successive_sample_counts(rng, self.counts, weight, k)
         firsts = self.ends - self.counts
-        parts = [firsts[r] + distinct(rng, int(self.counts[r]), int(taken[r])) for r in np.flatnonzero(taken)]
+        parts = [firsts[r] + draw_distinct(rng, int(self.counts[r]), int(taken[r])) for r in np.flatnonzero(taken)]
         return np.concatenate(parts)
 
-    def locate(self, numbers: Ints) -> Picks:
+    def locate(self, numbers: Ints) -> LocatedSlots:
         """Take slot numbers (ascending) apart."""
         region = np.searchsorted(self.ends, numbers, side="right")
         place, way = np.divmod(numbers - (self.ends - self.counts)[region], self.ways[region])
-        return Picks(region, place, way)
+        return LocatedSlots(region, place, way)
 
 
 class Population:
@@ -186,10 +186,12 @@ class Population:
         keys = [(r.site, r.step, r.occurrence) for r in self.regions]
         if len(set(keys)) != len(keys):
             twice = Counter(keys).most_common(1)[0][0]
-            raise UsageError(f"{twice[0]!r} is among the regions twice; give each tensor once")
+            raise UsageError(f"{twice[0]!r} appears twice in the regions; give each tensor once")
         self._slots: dict[tuple[Hashable, Hashable], Slots] = {}
 
-    def slots(self, ways: Ways, key: Hashable, places: Ways = attrgetter("size"), grid: Hashable = 1) -> Slots:
+    def slots(
+        self, ways: Ways, key: Hashable, places: Ways = attrgetter("eligible_count"), grid: Hashable = 1
+    ) -> Slots:
         """The slots where a region has ``places(region)`` places, each with ``ways(region)`` ways to be corrupted.
 
         ``key`` identifies ``ways`` and ``grid`` identifies ``places``; results are kept under both.
@@ -206,13 +208,13 @@ def _population(regions: tuple[Region, ...]) -> Population:
     return Population(regions)
 
 
-def population(regions: Sequence[Region] | Population) -> Population:
+def as_population(regions: Sequence[Region] | Population) -> Population:
     """The population of ``regions``; remembered for a while for the same `Region` objects."""
     return regions if isinstance(regions, Population) else _population(tuple(regions))
 
 
 def check_law(law: str) -> str:
     """Return ``law`` if it is a sampling law; raises ``UsageError`` otherwise."""
-    if law not in LAWS:
-        raise unknown("sampling law", law, LAWS)
+    if law not in SAMPLING_LAWS:
+        raise unknown_name_error("sampling law", law, SAMPLING_LAWS)
     return law

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from unsilent.faults.record import Fault
 
 Words = NDArray[np.unsignedinteger]
-SHOWN = 4
+MAX_ITEMS_SHOWN = 4
 """Tensors, and elements of each, that a receipt shows as text."""
 
 
 @dataclass(frozen=True, eq=False)
-class Hit:
+class AppliedFault:
     """One fault as it landed: the words (unsigned[n]) at ``fault.elements`` before and after."""
 
     fault: Fault
@@ -31,7 +31,7 @@ class Hit:
         return int(np.bitwise_count(self.before ^ self.after).sum())
 
     @property
-    def victims(self) -> Iterator[tuple[tuple[int, ...], float, float]]:
+    def element_changes(self) -> Iterator[tuple[tuple[int, ...], float, float]]:
         """Place in the tensor, value before and value after of every element, in order."""
         fault = self.fault
         index = np.unravel_index(fault.elements, fault.shape) if fault.shape else ()
@@ -41,31 +41,37 @@ class Hit:
             yield tuple(place), before, after
 
     def __str__(self) -> str:
-        shown = [f"[{','.join(map(str, p))}] {b:g} -> {a:g}" for p, b, a in itertools.islice(self.victims, SHOWN)]
-        more = f", and {len(self.fault) - SHOWN} more" if len(self.fault) > SHOWN else ""
+        shown = [
+            f"[{','.join(map(str, p))}] {b:g} -> {a:g}"
+            for p, b, a in itertools.islice(self.element_changes, MAX_ITEMS_SHOWN)
+        ]
+        more = f", and {len(self.fault) - MAX_ITEMS_SHOWN} more" if len(self.fault) > MAX_ITEMS_SHOWN else ""
         return f"{self.fault.describe()}: {', '.join(shown)}{more}"
 
 
 @dataclass(frozen=True, eq=False)
 class Receipt:
-    """What an injection did. ``asked`` elements were to be written, ``hits`` were read back as intended."""
+    """What an injection did.
 
-    entries: tuple[Hit, ...]
+    ``requested_elements`` elements were to be written, ``verified_elements`` were read back as intended.
+    """
+
+    applied_faults: tuple[AppliedFault, ...]
 
     @property
-    def asked(self) -> int:
+    def requested_elements(self) -> int:
         """Elements that the faults name."""
-        return sum(len(hit.fault) for hit in self.entries)
+        return sum(len(hit.fault) for hit in self.applied_faults)
 
     @property
-    def hits(self) -> int:
+    def verified_elements(self) -> int:
         """Elements verified after writing; entering an injection raises unless it equals ``asked``."""
-        return sum(len(hit.after) for hit in self.entries)
+        return sum(len(hit.after) for hit in self.applied_faults)
 
     @property
     def changed_bits(self) -> int:
         """Bits that differ from before, over all faults."""
-        return sum(hit.changed_bits for hit in self.entries)
+        return sum(hit.changed_bits for hit in self.applied_faults)
 
     def to_json(self) -> list[dict[str, Any]]:
         """One JSON object a fault: the fault, and its words before and after in hex."""
@@ -75,12 +81,16 @@ class Receipt:
                 "before": [f"{int(w):#x}" for w in hit.before],
                 "after": [f"{int(w):#x}" for w in hit.after],
             }
-            for hit in self.entries
+            for hit in self.applied_faults
         ]
 
     def __str__(self) -> str:
-        if not self.entries:
+        if not self.applied_faults:
             return "there was nothing to inject"
-        more = f"; and {len(self.entries) - SHOWN} tensors more" if len(self.entries) > SHOWN else ""
-        lines = "; ".join(map(str, self.entries[:SHOWN]))
-        return f"{self.hits} of {self.asked} hit, {self.changed_bits} bits changed: {lines}{more}"
+        more = (
+            f"; and {len(self.applied_faults) - MAX_ITEMS_SHOWN} more tensors"
+            if len(self.applied_faults) > MAX_ITEMS_SHOWN
+            else ""
+        )
+        lines = "; ".join(map(str, self.applied_faults[:MAX_ITEMS_SHOWN]))
+        return f"{self.verified_elements} of {self.requested_elements} hit, {self.changed_bits} bits changed: {lines}{more}"

@@ -26,7 +26,7 @@ from unsilent.faults.sampling import Ints
 
 MASKS = ("xor", "and", "or")
 OPERATIONS = (*MASKS, "set", "copy_from", "scale")
-MOMENT = ("rank", "step", "micro_step", "occurrence", "first_step", "last_step")
+TIMING_FIELDS = ("rank", "step", "micro_step", "occurrence", "first_step", "last_step")
 LABELS = ("phase", "operand")
 OPTIONAL = ("held", "reach")
 """Left out of the JSON form where they are None."""
@@ -39,9 +39,9 @@ class Fault:
     """One resolved corruption of one tensor.
 
     The constructor trusts its arguments and makes the two arrays read-only; `from_json` is the checked way
-    in. ``elements`` int64[n]: flat C-order indices into ``shape``. ``operands`` [n]: see the module. ``reach`` int64[m]: flat
-    positions of the operation's output that see the corrupted operand (None: all that use it). The rest says on which rank and
-    when the fault acts (``None``: not restricted).
+    in. ``elements`` int64[n]: flat C-order indices into ``shape``. ``operands`` [n]: see the module. ``affected_outputs``
+    int64[m]: flat positions of the operation's output that see the corrupted operand (None: all that use it). The rest
+    says on which rank and when the fault acts (``None``: not restricted).
     """
 
     VERSION: ClassVar[int] = 1
@@ -111,9 +111,11 @@ class Fault:
         return source.copy()
 
     def _check(self, words: Array | None, what: str) -> None:
-        if words is None or words.shape != self.elements.shape or words.dtype != self.codec.word:
+        if words is None or words.shape != self.elements.shape or words.dtype != self.codec.word_dtype:
             result = "nothing" if words is None else f"{words.dtype} of shape {words.shape}"
-            raise UsageError(f"{what} is {result}; {self.operation} needs {self.codec.word} of shape ({len(self)},)")
+            raise UsageError(
+                f"{what} is {result}; {self.operation} needs {self.codec.word_dtype} of shape ({len(self)},)"
+            )
 
     def bit_positions(self) -> list[tuple[int, int]]:
         """The (element, bit) pairs that a mask names, ascending; empty where whole words are replaced.
@@ -137,7 +139,7 @@ class Fault:
             text = f"{self.site} {self.operation} on {len(self)} elements"
             if self.operation in MASKS:
                 text += f" ({len(self.bit_positions())} bits)"
-        asked = {k: getattr(self, k) for k in (*MOMENT, *LABELS)}
+        asked = {k: getattr(self, k) for k in (*TIMING_FIELDS, *LABELS)}
         at = [f"{k} {v}" for k, v in asked.items() if v is not None and (k, v) != ("rank", 0)]
         text += f" held as {self.held}" if self.held else ""
         text += f", seen by {self.reach.size} outputs" if self.reach is not None else ""
@@ -153,7 +155,7 @@ class Fault:
             return f"{word} ({self.corrupted_codec.decode(self.operands)[0]:g})"
         bits = [b for _, b in self.bit_positions()]
         if len(bits) == 1:
-            return f"{word} (bit {bits[0]}, {self.corrupted_codec.field(bits[0])})"
+            return f"{word} (bit {bits[0]}, {self.corrupted_codec.field_of_bit(bits[0])})"
         return f"{word} (bits {', '.join(map(str, bits))})"
 
     def to_json(self) -> dict[str, Any]:
@@ -173,7 +175,7 @@ class Fault:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Fault:
         """Read a record that may come from anyone; raises ``UsageError`` on anything out of order."""
-        from unsilent.faults.reading import read_fault
+        from unsilent.faults.fault_json import read_fault
 
         return read_fault(record)
 

@@ -1,6 +1,6 @@
 """Drawing distinct things, uniformly or by weight, without touching every one of them.
 
-`distinct` is a uniform subset. `successive` is weighted sampling without replacement in the sense of drawing
+`draw_distinct` is a uniform subset. `successive_sample_counts` is weighted sampling without replacement in the sense of drawing
 one by one and redrawing what was drawn already (successive sampling; counts per group follow Wallenius'
 distribution). It runs the equivalent race of exponential clocks (Efraimidis and Spirakis, 2006): every slot
 rings after an Exp(weight) time, the first k to ring are the sample. Slots of one group share a weight, so
@@ -22,13 +22,13 @@ _WORD = (1 << 64) - 1
 _RACE = 4096  # as many clocks as are raced one by one
 
 
-def distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
+def draw_distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
     """``k`` of ``range(total)``, distinct, ascending; every such set equally likely."""
     if k == 1:
         return rng.integers(total, size=1)
     if 2 * k > total:  # draw what is left out instead: redrawing collisions would get slow
         kept = np.ones(total, dtype=np.bool_)
-        kept[distinct(rng, total, total - k)] = False
+        kept[draw_distinct(rng, total, total - k)] = False
         return np.flatnonzero(kept)
     result = np.unique(rng.integers(total, size=k))
     while result.size < k:
@@ -36,7 +36,7 @@ def distinct(rng: np.random.Generator, total: int, k: int) -> Ints:
     return result
 
 
-def successive(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.float64], k: int) -> Ints:
+def successive_sample_counts(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.float64], k: int) -> Ints:
     """How many of ``k`` distinct slots fall into each group, drawn one by one with the given weights.
 
     ``slots`` int64[R]: slots per group; ``weight`` float64[R], positive: the weight of each single slot of
@@ -62,7 +62,7 @@ def successive(rng: np.random.Generator, slots: Ints, weight: npt.NDArray[np.flo
     return taken
 
 
-def shuffled(k: int, total: int) -> int:
+def shuffled_index(k: int, total: int) -> int:
     """The ``k``-th number of ``range(total)`` in a shuffled order, which is always the same; no table of the order exists.
 
     A Feistel network over the next even power of two, walked until it ends inside the range (Black and Rogaway 2002).

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults.bitwise import Burst, Corruption, Flip, MultiBit, Stuck, ValueModel
 from unsilent.faults.codecs import Codec, codec
 from unsilent.faults.population import Region
@@ -45,42 +45,42 @@ class Set(ValueModel):
             raise UsageError(f"value={self.value[:40]!r}; {expected}") from None
 
     @property
-    def needs(self) -> str:
+    def region_requirement(self) -> str:
         return f"a dtype that can hold {self.value}"
 
     def ways(self, region: Region) -> int:
         return int(_word(self.value, region.dtype) is not None)
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
-        return "set", np.full(elements.size, _word(self.value, region.dtype), dtype=region.codec.word)
+        return "set", np.full(elements.size, _word(self.value, region.dtype), dtype=region.codec.word_dtype)
 
 
 @dataclass(frozen=True)
 class Zero(ValueModel):
     """Replace by zero (all bits 0)."""
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
-        return "set", np.zeros(elements.size, dtype=region.codec.word)
+        return "set", np.zeros(elements.size, dtype=region.codec.word_dtype)
 
 
 @dataclass(frozen=True)
 class Random(ValueModel):
     """Replace by a random finite bit pattern, each one equally likely (the old one too)."""
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
         layout, n = region.codec, elements.size
         if layout.kind == "int":
-            return "set", rng.integers(0, (1 << layout.bits) - 1, size=n, dtype=layout.word.type, endpoint=True)
+            return "set", rng.integers(0, (1 << layout.bits) - 1, size=n, dtype=layout.word_dtype.type, endpoint=True)
         # Finite magnitudes are the numbers below the first that is not, so no pattern has to be redrawn.
-        magnitude = rng.integers(0, layout.nonfinite, size=n, dtype=np.uint64)
+        magnitude = rng.integers(0, layout.smallest_nonfinite_word, size=n, dtype=np.uint64)
         sign = rng.integers(0, 2, size=n, dtype=np.uint64) << np.uint64(layout.bits - 1)
-        return "set", (magnitude | sign).astype(layout.word)
+        return "set", (magnitude | sign).astype(layout.word_dtype)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Uniform(ValueModel):
     low: float = 0.0
     high: float = 1.0
     sign: str = "plus"
-    told: ClassVar[tuple[str, ...]] = ("low", "high")
+    always_in_text: ClassVar[tuple[str, ...]] = ("low", "high")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "low", float(self.low))
@@ -102,10 +102,10 @@ class Uniform(ValueModel):
         if not -np.inf < self.low <= self.high < np.inf:  # also refuses NaN
             raise UsageError(f"low={self.low},high={self.high}; expected two finite numbers, low not above high")
         if self.sign not in SIGNS:
-            raise unknown("sign", str(self.sign)[:40], SIGNS)
+            raise unknown_name_error("sign", str(self.sign)[:40], SIGNS)
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
         share = rng.random(elements.size)
         numbers = np.clip(self.low * (1.0 - share) + self.high * share, self.low, self.high)  # high - low may overflow
@@ -126,8 +126,8 @@ class Scale(ValueModel):
         if np.isnan(self.factor):
             raise UsageError("factor=nan; expected a number (set:value=nan makes NaN)")
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
         return "scale", np.full(elements.size, self.factor)
 
@@ -137,14 +137,14 @@ class Copy(ValueModel):
     """Replace by another element of the same tensor, drawn uniformly; tensors of one element are left out."""
 
     @property
-    def needs(self) -> str:
+    def region_requirement(self) -> str:
         return "a tensor of two elements or more"
 
     def ways(self, region: Region) -> int:
         return int(region.numel > 1)
 
-    def corrupt(
-        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, together: bool
+    def operation_and_operands(
+        self, region: Region, elements: Ints, way: Ints, rng: np.random.Generator, single_event: bool
     ) -> Corruption:
         source = rng.integers(region.numel - 1, size=elements.size)
         return "copy_from", np.asarray(source + (source >= elements))  # skips the element itself

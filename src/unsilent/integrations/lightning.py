@@ -3,7 +3,7 @@
     trainer = Trainer(callbacks=[GuardCallback()])
     trainer.fit(module, loader)
 
-A batch is one step of the guard. After an alarm the callback does the last two batches again as Lightning's loop does them: the
+A batch is one step of the guard. After an alarm the callback does the last batches again as Lightning's loop does them: the
 module's ``on_train_batch_start``, its ``training_step`` with backward, clipping and optimizer, and the schedules. Lightning's own
 counts of steps go back, too. What is logged of a batch that is done again is logged twice, and other callbacks are not told of
 it; put this one before those that change weights.
@@ -39,14 +39,14 @@ class GuardCallback(Callback):
     """Guards every ``fit`` of a Trainer.
 
     Args:
-        options: as of `Guard` (``factor``, ``where``, ``told`` …).
+        options: as of `Guard` (``factor``, ``snapshot_location``, ``on_alarm`` …).
 
     Raises:
         UsageError: when training begins: manual optimization, accumulated gradients, a strategy of sharded parameters, a schedule
             by step that needs a metric.
 
     Attributes:
-        guard: made when training begins; None before.
+        guard: Made when training begins; None before.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -76,7 +76,7 @@ class GuardCallback(Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """What stands between two epochs is not done again."""
         assert self.guard is not None
-        self.guard.forget()
+        self.guard.discard_snapshots()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A step begins."""
@@ -92,7 +92,7 @@ class GuardCallback(Callback):
         self._now.outputs.append(outputs)
         self.guard.end()
         if self._now.ends_epoch or _followed(trainer):
-            self.guard.settle()
+            self.guard.check_pending_steps()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the loop as it was."""
@@ -134,18 +134,20 @@ def _followed(trainer: Any) -> bool:
 def _check(trainer: Any, module: Any) -> None:
     if not module.automatic_optimization:
         raise UsageError(
-            "GuardCallback does batches again by automatic optimization, and this module optimizes by hand; "
-            "guard its step with Guard.step"
+            "GuardCallback supports only automatic optimization, but this module optimizes manually; "
+            "guard the training step with Guard.step"
         )
     if trainer.accumulate_grad_batches != 1:
         raise UsageError(
-            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}; GuardCallback expects 1, as two batches are done "
-            "again; train with larger batches"
+            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}; expected 1, because GuardCallback does not "
+            "support gradient accumulation; train with larger batches"
         )
     if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
-        raise UsageError(f"GuardCallback guards one device or DDP; this Trainer uses {type(trainer.strategy).__name__}")
+        raise UsageError(
+            f"GuardCallback supports one device or DDP; this Trainer uses {type(trainer.strategy).__name__}"
+        )
     if any(c.reduce_on_plateau and c.interval == "step" for c in trainer.lr_scheduler_configs):
         raise UsageError(
-            "a schedule that follows a metric is told of it between steps, where GuardCallback cannot do it again; "
-            "have it follow by epoch (interval: 'epoch')"
+            "GuardCallback cannot repeat a scheduler that follows a metric and is updated between steps; "
+            "update the scheduler once per epoch (interval: 'epoch')"
         )

@@ -29,10 +29,10 @@ class GuardCallback(TrainerCallback):
     """Guards one training of a Trainer.
 
     Args:
-        trainer: the one it is added to. options: as of `Guard` (``factor``, ``where``, ``told`` …).
+        trainer: The one it is added to. options: as of `Guard` (``factor``, ``snapshot_location``, ``on_alarm`` …).
 
     Attributes:
-        guard: made when training begins; None before.
+        guard: Made when training begins; None before.
     """
 
     def __init__(self, trainer: Trainer, **options: Any) -> None:
@@ -42,7 +42,7 @@ class GuardCallback(TrainerCallback):
         self._evaluated = False
         self.guard: Guard | None = None
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise UsageError("GuardCallback guards one process (or DDP); this Trainer uses FSDP or DeepSpeed")
+            raise UsageError("GuardCallback supports one process or DDP; this Trainer uses FSDP or DeepSpeed")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Guard what is trained."""
@@ -64,7 +64,7 @@ class GuardCallback(TrainerCallback):
         """An update begins; its batches are there already."""
         assert self.guard is not None
         if self._evaluated:  # a schedule may have been told of it, which would not be done again
-            self.guard.forget()
+            self.guard.discard_snapshots()
             self._evaluated = False
         self._update = update = list[tuple[Any, Any]]()
         self.guard.begin(self._again(update))
@@ -74,12 +74,12 @@ class GuardCallback(TrainerCallback):
         assert self.guard is not None
         self.guard.end()
         if control.should_save or control.should_evaluate or control.should_training_stop:
-            self.guard.settle()
+            self.guard.check_pending_steps()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Nothing is left to be read."""
         assert self.guard is not None
-        self.guard.settle()
+        self.guard.check_pending_steps()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Evaluated between two updates."""

@@ -1,8 +1,8 @@
 """The live watch of a training job."""
 
 from unsilent.monitor.alarms import Alarm, GuardStop, NotRepeatable, RepeatabilityWarning
-from unsilent.monitor.analytic import Analytic
+from unsilent.monitor.analytic import AnalyticBounds
 from unsilent.monitor.guard import Guard
 from unsilent.monitor.workload import guard_training
 
-__all__ = ["Alarm", "Analytic", "Guard", "GuardStop", "NotRepeatable", "RepeatabilityWarning", "guard_training"]
+__all__ = ["Alarm", "AnalyticBounds", "Guard", "GuardStop", "NotRepeatable", "RepeatabilityWarning", "guard_training"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from unsilent.errors import UnsilentError
 
-LEFT = (
-    "the loop was left while steps were executed again after the alarm at {}: it has ended some steps early (a counter that is "
-    "not put back decides when it ends: take it from the batch, guard.over(enumerate(loader)))"
+LOOP_LEFT_MESSAGE = (
+    "the loop was left while steps were executed again after the alarm at {}, so some steps are missing; "
+    "if a counter ends the loop, take it from the batch: guard.iterate(enumerate(loader))"
 )
 
 
@@ -20,15 +20,16 @@ class Alarm:
     step: int
     tensor: str
     kind: str
-    largest: float
+    largest_magnitude: float
     bound: float
     rule: str
 
     def __str__(self) -> str:
-        if self.largest < 0 or not math.isfinite(self.largest):
-            return f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g} ({self.rule})"
+        if self.largest_magnitude < 0 or not math.isfinite(self.largest_magnitude):
+            return f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest_magnitude:.3g} ({self.rule})"
         return (
-            f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest:.3g}, beyond its bound {self.bound:.3g} "
+            f"step {self.step}: {self.kind} {self.tensor} reaches {self.largest_magnitude:.3g}, beyond its "
+            f"bound {self.bound:.3g} "
             f"({self.rule})"
         )
 
@@ -49,7 +50,8 @@ class GuardStop(UnsilentError):
     The oldest state kept was put back, so that a checkpoint saved now is sound unless the fault is older than that.
 
     Attributes:
-        alarm: the last alarm. first: the one that began the recovery; the same where nothing could be executed again.
+        alarm: The last alarm.
+        first: The one that began the recovery; the same where nothing could be executed again.
     """
 
     exit_code = 17
@@ -58,15 +60,17 @@ class GuardStop(UnsilentError):
         what = "; the loop was left, so its last steps cannot be executed again"
         if steps:
             what = (
-                f", again after going back {steps} iterations (first alarm at {first}); the fault is not transient, or older "
-                "than that, or the bound is too tight: check this device, or give Guard a larger factor or depth"
+                f", although the last {steps} iteration{'s' if steps > 1 else ''} ran again (first alarm at {first}); the "
+                "fault is not transient, the "
+                "fault is older than these iterations, or the bound is too tight: check this device, or give Guard a larger "
+                "factor or snapshot_count"
             )
-        super().__init__(f"{alarm}{what}. The oldest state kept was put back: it is sound unless the fault is older")
+        super().__init__(f"{alarm}{what}. The oldest kept state was restored; it is sound unless the fault is older")
         self.alarm, self.first = alarm, first
 
 
 @dataclass
-class Spent:
+class GuardOverhead:
     """Seconds (wall) that the guard itself took, and over how many steps.
 
     ``check``: finding the largest magnitudes and comparing them. ``synchronise``: waiting for the device and for other ranks.

@@ -1,6 +1,6 @@
 """The analytic bounds of a model: how many terms each weight's gradient sums up is counted while one step runs.
 
-Bound of a first moment: 20 sqrt(n) / m (see `unsilent.detectors.gradient_history`). n is the number of positions that a layer
+Bound of a first moment: 20 sqrt(n) / m (see `unsilent.detectors.moment_bounds`). n is the number of positions that a layer
 was applied to (samples times pixels or tokens; of an embedding all indices, as if they were the same one), m the number of terms
 that the loss is the mean of. What is assumed: layer inputs and gradients of outputs (times m) of variance 1 and independent,
 gradients that are not scaled (no loss scaler's factor is left in the moments), no weight decay in the gradient.
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.optim import SGD, Optimizer
 
-from unsilent.detectors.gradient_history import analytic
+from unsilent.detectors.moment_bounds import first_moment_bounds
 from unsilent.errors import UsageError
-from unsilent.monitor.history import remembered
+from unsilent.monitor.watched_tensors import find_history_tensors
 from unsilent.sites.modules import named_parameters
 
 RULE = "analytic"
@@ -32,27 +32,30 @@ _SQUARES = ("exp_avg_sq", "square_avg", "max_exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Analytic:
+class AnalyticBounds:
     """Ask a guard for analytic bounds, measured in its first step.
 
     Args:
-        terms: that the loss of one step is the mean of. None: the samples, which is right where a loss is averaged over samples,
-            and too loose by the root of the length where it is averaged over tokens (then give batch times length).
+        loss_terms: That the loss of one step is the mean of. None: the samples, which is right where a loss
+            is averaged over samples, and too loose by the root of the length where it is averaged over tokens
+            (then give batch times length).
     """
 
-    terms: int | None = None
+    loss_terms: int | None = None
 
     def __post_init__(self) -> None:
-        if self.terms is not None and self.terms < 1:
-            raise UsageError(f"the loss is the mean of {self.terms} terms; expected 1 or more")
+        if self.loss_terms is not None and self.loss_terms < 1:
+            raise UsageError(
+                f"loss_terms is {self.loss_terms}, the number of terms averaged by the loss; expected 1 or more"
+            )
 
 
-class Positions:
+class GradientTermCounter:
     """Counts, from now until `close`, what the layers of a model are applied to.
 
     Attributes:
-        sums: terms of the gradient of each parameter, by ``id``. samples: first dimension of the model's inputs, summed up over
-            its forward passes.
+        sums: Terms of the gradient of each parameter, by ``id``.
+        samples: First dimension of the model's inputs, summed up over its forward passes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -95,35 +98,35 @@ def _positions(layer: nn.Module, given: Any, output: Tensor) -> int:
     return output.numel() // weight.numel() if "Norm" in type(layer).__name__ else 0
 
 
-def analytic_bounds(
-    model: nn.Module, optimizers: Sequence[Optimizer], positions: Positions, asked: Analytic
+def analytic_moment_bounds(
+    model: nn.Module, optimizers: Sequence[Optimizer], positions: GradientTermCounter, bounds_options: AnalyticBounds
 ) -> Mapping[str, float]:
     """Bounds by name, of what optimizers remember now and the rule covers.
 
     Raises:
         UsageError: no forward pass of a known layer was seen.
     """
-    terms = asked.terms or positions.samples
+    terms = bounds_options.loss_terms or positions.samples
     if not positions.sums or not terms:
         raise UsageError(
-            "analytic bounds need one forward pass of the model in training mode through its own layers, and none was seen; "
-            "give the model that runs to Guard, uncompiled, or leave out bounds= for calibrated ones"
+            "analytic bounds need one forward pass in training mode through the layers of the model, but none ran; "
+            "give Guard the uncompiled model that is trained, or leave out bounds= to use calibrated bounds"
         )
     names = dict(named_parameters(model))
     settings = {id(p): (o, group) for o in optimizers for group in o.param_groups for p in group["params"]}
     result = {}
-    for part in remembered(model, optimizers):
+    for part in find_history_tensors(model, optimizers):
         parameter = names.get(part.owner)
         sums = positions.sums.get(id(parameter))
         if sums is None:
             continue
         optimizer, group = settings[id(parameter)]
-        bound = float(analytic(np.array([float(sums)]), terms)[0])
+        bound = float(first_moment_bounds(np.array([float(sums)]), terms)[0])
         key = part.name.rpartition("/")[2]
         if key in _AVERAGES:
             result[part.name] = bound
         elif key in _SQUARES:
             result[part.name] = bound**2
         elif key == "momentum_buffer" and isinstance(optimizer, SGD):
-            result[part.name] = float(analytic(np.array([float(sums)]), terms, group["momentum"])[0])
+            result[part.name] = float(first_moment_bounds(np.array([float(sums)]), terms, group["momentum"])[0])
     return {name: bound for name, bound in result.items() if math.isfinite(bound)}

@@ -1,7 +1,7 @@
 """A guard around a training loop: it detects a fault by what it leaves in memory, goes back some steps, and executes them again.
 
     guard = Guard(model, optimizer, scheduler)
-    for batch in guard.over(loader):      # instead of: for batch in loader
+    for batch in guard.iterate(loader):      # instead of: for batch in loader
         ...
 
 After each iteration the largest magnitude of every moment, moving statistic and parameter is compared with its bound. Beyond it,
@@ -29,46 +29,45 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from unsilent.detectors.gradient_history import FACTOR, Floats
+from unsilent.detectors.moment_bounds import FACTOR, Floats
 from unsilent.errors import UsageError
-from unsilent.monitor.alarms import LEFT, Alarm, GuardStop, NotRepeatable, RepeatabilityWarning, Spent
-from unsilent.monitor.analytic import RULE, Analytic, Positions, analytic_bounds
-from unsilent.monitor.bounds import Bounds
-from unsilent.monitor.execution import (
-    Execution,
-    Iteration,
-    Recorder,
-    Segment,
-    digests_of,
-    not_repeated,
-    numbers_that_differ,
+from unsilent.monitor.alarms import (
+    LOOP_LEFT_MESSAGE,
+    Alarm,
+    GuardOverhead,
+    GuardStop,
+    NotRepeatable,
+    RepeatabilityWarning,
 )
-from unsilent.monitor.history import (
-    Remembered,
-    has_history,
-    magnitudes_of,
-    remembered,
-    unchanged,
-    watched,
-    without_history,
+from unsilent.monitor.analytic import AnalyticBounds
+from unsilent.monitor.execution_record import (
+    ExecutionRecord,
+    ExecutionRecorder,
+    ReplayableIteration,
+    SnapshotSegment,
+    digests_of,
+    numbers_that_differ,
+    repetition_differences,
 )
 from unsilent.monitor.loop_state import (
     Variables,
     find_objects,
     is_put_back,
-    numbers,
+    numeric_variables,
     variables_of_function,
     variables_of_loop,
 )
-from unsilent.monitor.reading import Ranks, Reading, any_rank, check_alike, group_of
-from unsilent.recovery.ring import Ring, Where
-from unsilent.workloads.trainings.randomness import GENERATORS, held_generators, state_of
+from unsilent.monitor.magnitude_check import MagnitudeCheck
+from unsilent.monitor.pending_magnitudes import Ranks, any_rank, process_group_for
+from unsilent.monitor.watched_tensors import find_watched_tensors, magnitudes_of
+from unsilent.recovery.ring import SnapshotLocation, SnapshotRing
+from unsilent.workloads.trainings.randomness import GENERATORS, generator_state, save_generator_states
 
 __all__ = ["Alarm", "Guard", "GuardStop"]
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
-EVERY = 4
+SNAPSHOT_INTERVAL = 4
 """Steps from one state that is kept to the next."""
 SEARCHES = 2
 """Iterations of a loop in which random generators are searched for: the body may make some in the first one."""
@@ -81,38 +80,45 @@ class Guard:
     """Watches and recovers one training; a context manager that checks the last step and closes itself.
 
     Args:
-        model: what is trained; its parameters, buffers and moving statistics. optimizers: one, or several. others: schedulers,
-            loss scalers and the like, with ``state_dict`` and ``load_state_dict``, and random generators that the loop uses.
-            Schedulers, scalers and generators that variables of the loop lead to are found without being given.
-        factor: of the calibrated bounds. bounds: largest magnitudes by name of the tensor (see `names`), or `Analytic`; what
-            these do not cover is calibrated.
-        where: where states are kept: ``device``, ``host`` or ``file``. gradients: keep those, too; False where every step
-            begins by setting them to zero. every: steps from one state that is kept to the next; an alarm leads to at most
-            ``every * depth`` steps that are executed again, whose batches stay in memory. depth: states that are kept; None: 2,
-            or 3 with ``late`` and ``every=1``.
-        late: read the magnitudes of a step after the next one; None: where they are on CUDA. ranks: whose magnitudes count, so
-            that all go back together: ``all`` of torch.distributed where it is in use, ``alone``, or a process group.
-        strict: a recovery that may not be exact is an error, not a warning. on_alarm: is called with every alarm.
+        model: What is trained; its parameters, buffers and moving statistics.
+        optimizers: One, or several. stateful_objects: schedulers, loss scalers and the like, with
+            ``state_dict`` and ``load_state_dict``, and random generators that the loop uses. Schedulers,
+            scalers and generators that variables of the loop lead to are found without being given.
+        factor: Of the calibrated bounds.
+        bounds: Largest magnitudes by name of the tensor (see `names`), or `AnalyticBounds`; what these do not
+            cover is calibrated.
+        snapshot_location: Where states are kept: ``device``, ``host`` or ``file``.
+        snapshot_gradients: Keep those, too; False where every step begins by setting them to zero.
+        snapshot_interval: Steps from one kept state to the next; after an alarm, at most ``snapshot_interval *
+            snapshot_count`` steps are executed again, whose batches stay in memory.
+        snapshot_count: States that are kept; None: 2, or 3 with ``delayed_check`` and ``snapshot_interval=1``.
+        delayed_check: Read the magnitudes of a step after the next one; None: where they are on CUDA.
+        ranks: Whose magnitudes count, so that all go back together: ``all`` of torch.distributed where it is
+            in use, ``alone``, or a process group.
+        strict: A recovery that may not be exact is an error, not a warning.
+        on_alarm: Is called with every alarm.
 
     Raises:
         UsageError: the model or an optimizer is guarded already, an optimizer remembers no gradients, a part cannot be put back.
 
     Attributes:
-        alarms: all there were. recoveries: how often steps were executed again. spent: what it cost.
+        alarms: All there were.
+        recoveries: How often steps were executed again.
+        overhead: What it cost.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizers: Optimizer | Sequence[Optimizer],
-        *others: Any,
+        *stateful_objects: Any,
         factor: float = FACTOR,
-        bounds: Mapping[str, float] | Analytic | None = None,
-        where: Where = "device",
-        gradients: bool = True,
-        every: int = EVERY,
-        depth: int | None = None,
-        late: bool | None = None,
+        bounds: Mapping[str, float] | AnalyticBounds | None = None,
+        snapshot_location: SnapshotLocation = "device",
+        snapshot_gradients: bool = True,
+        snapshot_interval: int = SNAPSHOT_INTERVAL,
+        snapshot_count: int | None = None,
+        delayed_check: bool | None = None,
         ranks: Ranks = "all",
         strict: bool = False,
         on_alarm: Callable[[Alarm], None] | None = None,
@@ -125,38 +131,43 @@ class Guard:
         for part in (model, *self._optimizers):
             if part in _guarded:
                 raise UsageError(
-                    f"this {type(part).__name__} is guarded already; make one Guard for a training, or close() the first"
+                    f"this {type(part).__name__} is already guarded; make only one Guard per training, or close() the first Guard"
                 )
         if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
             raise UsageError(
-                "the model has parameters without a shape (lazy modules); run one batch through it before Guard"
+                "the model has parameters without a shape (lazy modules); run one batch through it before making the Guard"
             )
         self._on_alarm, self._ranks, self._strict = on_alarm, ranks, strict
-        group_of(ranks)
-        self._late = any(p.is_cuda for p in model.parameters()) if late is None else late
-        depth = (3 if self._late and every == 1 else 2) if depth is None else depth
-        if depth < 2:
-            raise UsageError(f"depth is {depth}; a guard needs 2 states or more")
-        if every < 1:
-            raise UsageError(f"every is {every}; expected 1 step or more from one state that is kept to the next")
-        self._depth, self._every = depth, every
-        self._analytic = bounds if isinstance(bounds, Analytic) else None
-        self._bounds = Bounds(factor, None if isinstance(bounds, Analytic) else bounds)
-        self._parts: list[Remembered] = []
-        self._ring = Ring(model, self._optimizers, others, depth=depth, where=where, gradients=gradients)
+        process_group_for(ranks)
+        self._late = any(p.is_cuda for p in model.parameters()) if delayed_check is None else delayed_check
+        snapshot_count = (
+            (3 if self._late and snapshot_interval == 1 else 2) if snapshot_count is None else snapshot_count
+        )
+        if snapshot_count < 2:
+            raise UsageError(f"snapshot_count is {snapshot_count}; expected 2 or more")
+        if snapshot_interval < 1:
+            raise UsageError(f"snapshot_interval is {snapshot_interval}; expected 1 or more steps")
+        self._depth, self._every = snapshot_count, snapshot_interval
+        self._ring = SnapshotRing(
+            model,
+            self._optimizers,
+            stateful_objects,
+            snapshot_count=snapshot_count,
+            snapshot_location=snapshot_location,
+            snapshot_gradients=snapshot_gradients,
+        )
         self._generators: dict[str, Any] = {f"generator {n}": g for n, g in enumerate(self._ring.generators)}
         self._variables: Callable[[], Variables] = dict
         self._searches = 0
-        self._segments: list[Segment] = []
-        self._unread: Reading | None = None
+        self._segments: list[SnapshotSegment] = []
         self._returned: Any = None
-        self._left: Alarm | None = None
+        self._alarm_when_left: Alarm | None = None
         self._in_loop = self._loop_was_left = self._closed = False
-        self._positions = Positions(model) if self._analytic else None
-        self._recorder = Recorder(model, self._optimizers)
+        self._recorder = ExecutionRecorder(model, self._optimizers)
         self.alarms: list[Alarm] = []
         self.recoveries = 0
-        self.spent = Spent()
+        self.overhead = GuardOverhead()
+        self._magnitudes = MagnitudeCheck(model, self._optimizers, factor, bounds, ranks, self.overhead)
         _guarded.update((model, *self._optimizers))
 
     def close(self) -> None:
@@ -166,9 +177,8 @@ class Guard:
         self._closed = True
         _guarded.difference_update((self._model, *self._optimizers))
         self._recorder.close()
-        if self._positions is not None:
-            self._positions.close()
-        self.forget()
+        self._magnitudes.close()
+        self.discard_snapshots()
 
     def __enter__(self) -> Self:
         return self
@@ -176,7 +186,7 @@ class Guard:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
             if kind is None and not self._closed:
-                self.settle()
+                self.check_pending_steps()
         finally:
             self.close()
 
@@ -187,30 +197,31 @@ class Guard:
 
     def names(self) -> list[str]:
         """Of tensors that are watched now: ``fc.weight/exp_avg``, ``bn1.running_var``, ``fc.weight``; moments after a step."""
-        return [part.name for part in watched(self._model, self._optimizers)]
+        return [part.name for part in find_watched_tensors(self._model, self._optimizers)]
 
     def magnitudes(self) -> Floats:
         """The largest magnitude of each tensor of `names`, in that order, float64[n]; of this rank alone."""
-        return np.asarray(magnitudes_of(watched(self._model, self._optimizers)).cpu(), dtype=np.float64)
+        return np.asarray(magnitudes_of(find_watched_tensors(self._model, self._optimizers)).cpu(), dtype=np.float64)
 
     def learn(self, names: Sequence[str], largest: Floats) -> None:
         """Begin with the bounds of a guard that has seen these clean steps: for a run that starts in the middle.
 
         Args:
-            names: as of `names`; what is not remembered yet is learnt for later. largest: `magnitudes` after each step,
-                float64[steps, n]; NaN where there was no such tensor yet.
+            names: As of `names`; what is not remembered yet is learnt for later.
+            largest: `magnitudes` after each step, float64[steps, n]; NaN where there was no such tensor
+                yet.
 
         Raises:
             UsageError: the shape does not fit, a name comes twice, a value is infinite or negative.
         """
-        self._bounds.learn(names, largest)
+        self._magnitudes.bounds.learn(names, largest)
 
     # -- what a loop calls -------------------------------------------------------------------------------------
 
-    def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def iterate(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches, and those of the last steps again after an alarm; the body between two of them is one iteration."""
         if self._loop_was_left:
-            self.settle()
+            self.check_pending_steps()
         self._start_loop(lambda: variables_of_loop(sys._getframe(1)))
         self._in_loop = True
         try:
@@ -219,15 +230,15 @@ class Guard:
                 yield batch
                 if (alarm := self._end()) is not None:
                     yield from self._recover(alarm)
-            if (alarm := self._last()) is not None:
-                after = held_generators(self._ring.generators)  # the loader may have drawn at its end
+            if (alarm := self._magnitudes.check_pending()) is not None:
+                after = save_generator_states(self._ring.generators)  # the loader may have drawn at its end
                 yield from self._recover(alarm)
                 after()
-            self.forget()  # batches and states
+            self.discard_snapshots()  # batches and states
         except GeneratorExit:  # by break, return or an exception in the body
             self._loop_was_left = True
-            if self._left is not None:
-                warnings.warn(LEFT.format(self._left), RepeatabilityWarning, stacklevel=2)
+            if self._alarm_when_left is not None:
+                warnings.warn(LOOP_LEFT_MESSAGE.format(self._alarm_when_left), RepeatabilityWarning, stacklevel=2)
             raise
         finally:
             self._in_loop = False
@@ -257,35 +268,35 @@ class Guard:
         """The step that began is over; raises `GuardStop`."""
         self._run_again(self._end())
 
-    def settle(self) -> None:
-        """Check every step that is not checked yet: before a checkpoint, after ``break``, at the end; not in a loop of `over`.
+    def check_pending_steps(self) -> None:
+        """Check every step that is not checked yet: before a checkpoint, after ``break``, at the end; not in a loop of `iterate`.
 
         Raises:
             GuardStop: a fault came again, or the loop was left and its last step cannot be executed again.
-            UsageError: called inside a loop of `over`.
+            UsageError: called inside a loop of `iterate`.
         """
         self._require_open()
         if self._in_loop:
             raise UsageError(
-                "settle() was called inside the loop of guard.over; call it after the loop (an iterator of guard.over that has a "
-                "name and was left: close() it first)"
+                "check_pending_steps() was called inside the loop of guard.iterate; call it after the loop, and first close() a "
+                "named iterator of guard.iterate that you left early"
             )
         if not self._loop_was_left:
-            self._run_again(self._last())
+            self._run_again(self._magnitudes.check_pending())
             return
         self._loop_was_left = False
-        left, self._left = self._left, None
+        left, self._alarm_when_left = self._alarm_when_left, None
         if left is not None and self._strict:
-            self._give_up(NotRepeatable(LEFT.format(left)))
+            self._give_up(NotRepeatable(LOOP_LEFT_MESSAGE.format(left)))
         if self._segments and (alarm := self._check(late=False)) is not None:
             self._report(alarm)
             self._give_up(GuardStop(alarm, alarm))
 
-    def forget(self) -> None:
+    def discard_snapshots(self) -> None:
         """Forget states, not bounds: what was done since the last step cannot be executed again."""
         self._ring.clear()
         self._segments.clear()
-        self._unread, self._parts = None, []
+        self._magnitudes.restart()
         self._loop_was_left = False
 
     def _require_open(self) -> None:
@@ -301,7 +312,7 @@ class Guard:
 
     def _start_loop(self, variables: Callable[[], Variables]) -> None:
         self._require_open()
-        self.forget()  # what a user does between two epochs cannot be executed again
+        self.discard_snapshots()  # what a user does between two epochs cannot be executed again
         self._variables, self._searches = variables, 0
 
     def _begin(self, item: Any, fresh: bool | None = None) -> None:
@@ -312,23 +323,25 @@ class Guard:
             self._search()
         updates = self._updates()
         if fresh is None:
-            fresh = not self._segments or self._segments[-1].ended(updates) >= self._every
+            fresh = not self._segments or self._segments[-1].steps_ended(updates) >= self._every
         if fresh:
             put_back = self._ring.keep().generators
-            self._recorder.now = Execution()
-            self._segments = [*self._segments, Segment(self._recorder.now, updates)][-self._depth :]
+            self._recorder.current_execution = ExecutionRecord()
+            self._segments = [*self._segments, SnapshotSegment(self._recorder.current_execution, updates)][
+                -self._depth :
+            ]
         else:
-            put_back = held_generators(self._ring.generators)
-        self._segments[-1].begin(Iteration(item, put_back, self._variables), updates)
-        self._recorder.begin(item, self._ring.others)
-        self.spent.snapshot += time.perf_counter() - begun
+            put_back = save_generator_states(self._ring.generators)
+        self._segments[-1].begin_iteration(ReplayableIteration(item, put_back, self._variables), updates)
+        self._recorder.record_iteration_start(item, self._ring.others)
+        self.overhead.snapshot += time.perf_counter() - begun
 
     def _end(self, late: bool | None = None) -> Alarm | None:
         """The first bound that is passed after an iteration, or (late) after the one before it."""
         if self._segments:
             begun = time.perf_counter()
-            self._segments[-1].execution.finish(self._generators, numbers(self._variables()))
-            self.spent.snapshot += time.perf_counter() - begun
+            self._segments[-1].execution.record_end(self._generators, numeric_variables(self._variables()))
+            self.overhead.snapshot += time.perf_counter() - begun
         return self._check(late)
 
     def _updates(self) -> int:
@@ -345,7 +358,7 @@ class Guard:
                 self._ring.others.append(used)
                 continue
             try:
-                state_of(used)
+                generator_state(used)
             except UsageError as error:
                 self._not_repeatable([f"{name}: {error}"])
                 continue
@@ -371,38 +384,45 @@ class Guard:
             second = self._go_back()
             yield from self._again(second, first, count)
         except GeneratorExit:
-            self._left = first
+            self._alarm_when_left = first
             raise
         third = self._segments
-        causes += not_repeated(segments, second, third, digests == digests_of(self._model, self._optimizers))
+        causes += repetition_differences(segments, second, third, digests == digests_of(self._model, self._optimizers))
         counted = numbers_that_differ(segments[-1].execution, third[-1].execution)
         if self._any_rank(bool(causes)):
             self._not_repeatable(
-                list(dict.fromkeys(causes)) or ["another rank says that its steps were not the same"], first
+                list(dict.fromkeys(causes))
+                or ["the repeated steps of another rank differed from their first execution"],
+                first,
             )
         if counted:
-            text = f"variables of the loop are not put back: {'; '.join(counted)}. Where the training depends on one, take it "
-            warnings.warn(text + "from the batch: guard.over(enumerate(loader))", RepeatabilityWarning, stacklevel=2)
+            text = f"variables of the loop are not restored: {'; '.join(counted)}. If the training depends on such a variable, "
+            warnings.warn(
+                text + "take it from the batch: guard.iterate(enumerate(loader))", RepeatabilityWarning, stacklevel=2
+            )
         what = f"{count} iterations and executed them" if count > 1 else "1 iteration and executed it"
-        log.warning("%s: went back %s again%s", first, what, "; not exact, see the warning" if causes else "")
+        log.warning(
+            "%s: went back %s again%s", first, what, "; the repeated steps differed, see the warning" if causes else ""
+        )
 
     def _found_late(self) -> list[str]:
         """Schedulers and scalers that are not in the states, because they are newer than the loop."""
         known = {id(other) for other in self._ring.others}
         self._search()
         names = [type(other).__name__ for other in self._ring.others if id(other) not in known]
-        return [f"{', '.join(names)} was made after the loop began (give it to Guard)"] if names else []
+        return [f"{', '.join(names)} was created after the loop began (give it to Guard)"] if names else []
 
-    def _go_back(self) -> list[Segment]:
+    def _go_back(self) -> list[SnapshotSegment]:
         """Put the oldest state back; the segments since then."""
         begun = time.perf_counter()
-        self._ring.back(len(self._ring))
-        segments, self._segments, self._unread = self._segments, [], None
-        self.spent.steps -= sum(len(segment.iterations) for segment in segments)
-        self.spent.recovery += time.perf_counter() - begun
+        self._ring.restore_snapshot(len(self._ring))
+        segments, self._segments = self._segments, []
+        self._magnitudes.drop_pending()
+        self.overhead.steps -= sum(len(segment.iterations) for segment in segments)
+        self.overhead.recovery += time.perf_counter() - begun
         return segments
 
-    def _again(self, segments: Sequence[Segment], first: Alarm, count: int) -> Iterator[Any]:
+    def _again(self, segments: Sequence[SnapshotSegment], first: Alarm, count: int) -> Iterator[Any]:
         for segment in segments:
             for number, (item, put_back, self._variables) in enumerate(segment.iterations):
                 put_back()
@@ -412,7 +432,7 @@ class Guard:
                     self._give_up(GuardStop(alarm, first, count))
 
     def _any_rank(self, flag: bool) -> bool:
-        return any_rank(flag, group_of(self._ranks), next(self._model.parameters()).device)
+        return any_rank(flag, process_group_for(self._ranks), next(self._model.parameters()).device)
 
     def _report(self, alarm: Alarm) -> None:
         self.alarms.append(alarm)
@@ -421,7 +441,7 @@ class Guard:
 
     def _not_repeatable(self, causes: Sequence[str], alarm: Alarm | None = None) -> None:
         """Warn, or in strict mode put the oldest state back and raise."""
-        after = f"after the alarm at {alarm}, steps were executed again, but not as before"
+        after = f"after the alarm at {alarm}, the repeated steps differed from their first execution"
         text = f"{after if alarm else 'this loop is not repeatable'}: {'; '.join(causes)}"
         if not self._strict:
             warnings.warn(text, RepeatabilityWarning, stacklevel=2)
@@ -431,67 +451,15 @@ class Guard:
     def _give_up(self, error: GuardStop | NotRepeatable) -> NoReturn:
         """Put the oldest state back and raise."""
         if len(self._ring):
-            self._ring.back(len(self._ring))
-        self.forget()
+            self._ring.restore_snapshot(len(self._ring))
+        self.discard_snapshots()
         log.error("%s", error)
         raise error
 
     # -- checking ----------------------------------------------------------------------------------------------
 
     def _check(self, late: bool | None = None) -> Alarm | None:
-        alarm = self._last()
-        if alarm is None:
-            begun = time.perf_counter()
-            self._look()
-            self._unread = Reading(self.spent.steps, self._parts, group_of(self._ranks))
-            self._spend(begun, self._unread.waited)
-            if not (self._late if late is None else late):
-                alarm = self._last()
-        self.spent.steps += 1
-        return alarm
-
-    def _last(self) -> Alarm | None:
-        """The verdict on the step that is not read yet."""
-        unread, self._unread = self._unread, None
-        if unread is None:
-            return None
-        begun, before = time.perf_counter(), unread.waited
-        result = unread.read()
-        passed = self._bounds.passed(result)
-        if passed is None:
-            self._bounds.learn_step(result)
-        self._spend(begun, unread.waited - before)
-        if passed is None:
-            return None
-        part = unread.parts[passed.part]
-        return Alarm(unread.step, part.name, part.kind, passed.largest, passed.bound, passed.rule)
-
-    def _spend(self, begun: float, waited: float) -> None:
-        self.spent.synchronise += waited
-        self.spent.check += time.perf_counter() - begun - waited
-
-    def _look(self) -> None:
-        """Find the tensors that are watched now."""
-        if self._parts and unchanged(self._parts, self._optimizers):
-            return
-        parts = watched(self._model, self._optimizers)
-        for optimizer in self._optimizers:
-            if optimizer.state and not has_history(optimizer):
-                raise UsageError(without_history(optimizer))
-        if (
-            not any(o.state for o in self._optimizers)
-            and not remembered(self._model, self._optimizers)
-            and self._stepped()
-        ):
-            raise UsageError(without_history(self._optimizers[0]))
-        others = self._bounds.know(parts)
-        if others and (group := group_of(self._ranks)) is not None:
-            check_alike(parts, group)
-        if self._analytic and self._positions and any(o.state for o in self._optimizers):
-            self._bounds.fix(analytic_bounds(self._model, self._optimizers, self._positions, self._analytic), RULE)
-            self._positions.close()
-            self._positions = None
-        self._parts = parts
+        return self._magnitudes.check(self._late if late is None else late, self._stepped)
 
     def _stepped(self) -> bool:
-        return bool(self._segments) and self._segments[-1].ended(self._updates()) > 0
+        return bool(self._segments) and self._segments[-1].steps_ended(self._updates()) > 0

@@ -74,7 +74,7 @@ def variables_of_function(function: Callable[..., Any]) -> Variables:
     return result
 
 
-def numbers(variables: Variables) -> dict[str, int | float]:
+def numeric_variables(variables: Variables) -> dict[str, int | float]:
     """The whole numbers and fractions among variables."""
     return {name: value for name, value in variables.items() if type(value) in (int, float)}
 

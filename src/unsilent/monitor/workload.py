@@ -25,7 +25,7 @@ class Counters:
         """Go there."""
         for name in _COUNTERS:
             setattr(self._state, name, kept[name])
-        self._state.derived.clear()
+        self._state.cached_values.clear()
 
 
 def guard_training(state: TrainingState, **options: Any) -> Guard:
@@ -35,4 +35,4 @@ def guard_training(state: TrainingState, **options: Any) -> Guard:
     """
     scaler = [] if state.scaler is None else [state.scaler]
     others = [*state.schedulers, *scaler, Counters(state)]
-    return Guard(state.model, state.optimizers, *others, **{"gradients": False, **options})
+    return Guard(state.model, state.optimizers, *others, **{"snapshot_gradients": False, **options})

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from unsilent.errors import UsageError
-from unsilent.named import build
+from unsilent.name_and_parameters import build_named
 from unsilent.outcomes.base import Judge as Judge
+from unsilent.outcomes.base import JudgeVerdict as JudgeVerdict
 from unsilent.outcomes.base import Outcome as Outcome
-from unsilent.outcomes.base import Verdict as Verdict
 
 
 def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
@@ -17,9 +17,9 @@ def judge(what: Judge | str | Callable[[Any, Any, Any], Any]) -> Judge:
     from unsilent.outcomes.judges import JUDGES, Function
 
     if isinstance(what, str):
-        return build("judge", what, JUDGES)
+        return build_named("judge", what, JUDGES)
     if not callable(what) or isinstance(what, type):
-        raise UsageError(f"expected a judge, its name or a function, got {what!r}")
+        raise UsageError(f"expected a judge, the name of a judge or a function, found {what!r}")
     return Function(what) if hasattr(what, "__qualname__") else what  # an object's own repr names it
 
 
@@ -36,8 +36,8 @@ def judge_text(what: Judge) -> str:
     return repr(what)
 
 
-def decide(decision: Callable[[Any], Any]) -> Judge:
+def judge_by_decision(decision: Callable[[Any], Any]) -> Judge:
     """Sugar: a judge by inequality of ``decision(output)``, one value (or row) a sample."""
-    from unsilent.outcomes.judges import Function, by_decision
+    from unsilent.outcomes.judges import Function, decision_judge_function
 
-    return Function(by_decision(decision))
+    return Function(decision_judge_function(decision))

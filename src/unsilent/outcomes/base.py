@@ -50,7 +50,7 @@ def incorrect(codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return np.asarray((codes >= Outcome.SDC) & (codes <= Outcome.HANG))
 
 
-class Verdict(NamedTuple):
+class JudgeVerdict(NamedTuple):
     """What a judge says of one batch: ``incorrect`` bool[n], ``severity`` float64[n] (the judge's own unit, 0 = same)."""
 
     incorrect: NDArray[np.bool_]
@@ -61,6 +61,6 @@ class Verdict(NamedTuple):
 class Judge(Protocol):
     """Says, sample by sample, whether a faulty output is incorrect with respect to the golden one."""
 
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         """Compare two outputs of ``run(model, batch)``; raises ``UsageError`` when the output does not fit the judge."""
         ...

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
-from unsilent.outcomes.base import Judge, Outcome, Verdict
-from unsilent.outcomes.judges import verdict_of
-from unsilent.outcomes.tensors import differing, leaves, nonfinite
+from unsilent.outcomes.base import Judge, JudgeVerdict, Outcome
+from unsilent.outcomes.judges import to_verdict
+from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_nonfinite
 
 
 class BatchOutcome(NamedTuple):
@@ -33,18 +33,18 @@ def sample_count(judge: Judge, golden: Any, batch: Any) -> int:
         raise UsageError("a batch has no samples; leave empty batches out")
     if verdict.incorrect.any():
         raise UsageError(
-            f"{judge!r} calls {int(verdict.incorrect.sum())} golden samples different from themselves; "
+            f"{judge!r} rejects {int(verdict.incorrect.sum())} golden samples when they are compared with themselves; "
             "a judge must accept the golden output"
         )
     return len(verdict.incorrect)
 
 
-def _judged(judge: Judge, golden: Any, faulty: Any, batch: Any) -> Verdict:
-    """What the judge says; one of the user's own may return anything that `verdict_of` takes."""
-    return verdict_of(judge, judge(golden, faulty, batch))
+def _judged(judge: Judge, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
+    """What the judge says; one of the user's own may return anything that `to_verdict` takes."""
+    return to_verdict(judge, judge(golden, faulty, batch))
 
 
-def all_of(outcome: Outcome, samples: int) -> BatchOutcome:
+def same_outcome_for_all(outcome: Outcome, samples: int) -> BatchOutcome:
     """Every sample ended the same way (an exception, a crash, a hang; masked or spared)."""
     return BatchOutcome(np.full(samples, outcome, np.uint8), np.full(samples, np.inf if outcome.incorrect else 0.0))
 
@@ -68,9 +68,9 @@ def classify(judge: Judge, golden: Any, faulty: Any, batch: Any, samples: int) -
     except Exception:
         if _same_shapes(golden, faulty):
             raise
-        return all_of(Outcome.SDC, samples)  # an answer of another shape is another answer
+        return same_outcome_for_all(Outcome.SDC, samples)  # an answer of another shape is another answer
     if len(verdict.incorrect) != samples:
-        return all_of(Outcome.SDC, samples)
+        return same_outcome_for_all(Outcome.SDC, samples)
     codes[changed] = np.where(verdict.incorrect[changed], Outcome.SDC, Outcome.BENIGN)
     codes[loud] = Outcome.NONFINITE
     severity[changed] = verdict.severity[changed]
@@ -96,9 +96,9 @@ def _changed_and_loud(
     else:
         changed = torch.zeros(samples, dtype=torch.bool)
         for g, f in zip(golden, faulty, strict=True):
-            changed |= differing(g, f, samples)
+            changed |= samples_that_differ(g, f, samples)
     loud = torch.zeros(samples, dtype=torch.bool)
     if bool(changed.any()):
         for f in faulty:
-            loud |= nonfinite(f, samples)
+            loud |= samples_with_nonfinite(f, samples)
     return changed.numpy(), (loud & changed).numpy()

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.blame import call
+from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError
-from unsilent.outcomes.base import Judge, Verdict
-from unsilent.outcomes.tensors import array_of, leaves, rows_of, wide
+from unsilent.outcomes.base import Judge, JudgeVerdict
+from unsilent.outcomes.tensors import array_of, float8_as_float32, leaves, rows_of
 
 Doubles = NDArray[np.float64]
 
@@ -43,16 +43,16 @@ def doubles(tensor: Tensor) -> Doubles:
     return array_of(tensor).astype(np.float64, copy=False)
 
 
-def _verdict(incorrect: NDArray[np.bool_], severity: Doubles) -> Verdict:
-    return Verdict(incorrect, np.where(np.isnan(severity), np.inf, severity))
+def _verdict(incorrect: NDArray[np.bool_], severity: Doubles) -> JudgeVerdict:
+    return JudgeVerdict(incorrect, np.where(np.isnan(severity), np.inf, severity))
 
 
-def verdict_of(judge: Judge, answer: Any) -> Verdict:
+def to_verdict(judge: Judge, answer: Any) -> JudgeVerdict:
     """What a judge returned, as arrays; an answer without severity has 1 where incorrect.
 
     Args:
-        answer: ``incorrect`` or the pair ``(incorrect, severity)``: tensors of any dtype and device, arrays, lists or numbers,
-            one value a sample.
+        answer: ``incorrect`` or the pair ``(incorrect, severity)``: tensors of any dtype and device, arrays,
+            lists or numbers, one value a sample.
 
     Raises ``UsageError`` for anything else.
     """
@@ -67,7 +67,7 @@ def verdict_of(judge: Judge, answer: Any) -> Verdict:
     ):
         raise UsageError(
             f"judge {judge!r} returned {wrong.dtype}{list(wrong.shape)} and {amount.dtype}{list(amount.shape)}; "
-            "expected bool[n] and float[n], one value a sample"
+            "expected bool[n] and float[n], one value per sample"
         )
     return _verdict(wrong.astype(bool), amount.astype(np.float64))
 
@@ -76,13 +76,13 @@ def _pair(golden: Any, faulty: Any, judge: Judge, dims: int) -> tuple[Tensor, Te
     g, f = decision_tensor(golden, judge, dims), decision_tensor(faulty, judge, dims)
     if g.shape != f.shape:
         raise UsageError(
-            f"{judge!r} does not fit an output whose shape changes ({tuple(g.shape)} golden, {tuple(f.shape)} faulty); "
+            f"{judge!r} cannot compare outputs of different shapes ({tuple(g.shape)} golden, {tuple(f.shape)} faulty); "
             "use exact-sequence or a function of your own"
         )
     return g, f
 
 
-def _choices(golden: Doubles, faulty: Doubles) -> Verdict:
+def _choices(golden: Doubles, faulty: Doubles) -> JudgeVerdict:
     """Rows of scores, float64[n, classes]: whether the best class changed, and the fall of its softmax probability."""
     rows, choice = np.arange(len(golden)), golden.argmax(1)
     with np.errstate(all="ignore"):  # NaN and infinity are what faults make; they come out as infinite severity
@@ -95,11 +95,13 @@ def _classes(golden: Any, faulty: Any, judge: Judge) -> tuple[Tensor, Tensor]:
     g, f = _pair(golden, faulty, judge, 2)
     if g.ndim > 2:
         raise UsageError(
-            f"{judge!r} needs one row of classes a sample, the output has shape {tuple(g.shape)}; "
+            f"{judge!r} needs one row of class scores per sample, but the output has shape {tuple(g.shape)}; "
             "try next-token, exact-sequence, or a function of your own"
         )
     if g.shape[-1] < 2:
-        raise UsageError(f"{judge!r} needs two or more classes, the output has shape {tuple(g.shape)}; try threshold")
+        raise UsageError(
+            f"{judge!r} needs two or more classes, but the output has shape {tuple(g.shape)}; try threshold"
+        )
     return g, f
 
 
@@ -107,7 +109,7 @@ def _classes(golden: Any, faulty: Any, judge: Judge) -> tuple[Tensor, Tensor]:
 class Top1:
     """The most likely class changed; severity: fall of that class's softmax probability. Output [n, classes]."""
 
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         g, f = _classes(golden, faulty, self)
         return _choices(doubles(g), doubles(f))
 
@@ -122,11 +124,11 @@ class TopK:
         if self.k < 1:
             raise UsageError(f"topk: k is {self.k}; expected 1 or more")
 
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         g, f = _classes(golden, faulty, self)
         if self.k >= g.shape[-1]:
             raise UsageError(f"topk: k is {self.k}, but the output has {g.shape[-1]} classes; choose a smaller k")
-        golden_set, faulty_set = (wide(x).topk(self.k, -1).indices.cpu().numpy() for x in (g, f))
+        golden_set, faulty_set = (float8_as_float32(x).topk(self.k, -1).indices.cpu().numpy() for x in (g, f))
         kept = (golden_set[:, :, None] == faulty_set[:, None, :]).any(2).mean(1)
         return _verdict(kept < 1, 1 - kept)
 
@@ -142,10 +144,12 @@ class Threshold:
     tolerance: float = 0.0
     logits: bool = False
 
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         g, f = _pair(golden, faulty, self, 1)
         if g.numel() != g.shape[0]:
-            raise UsageError(f"{self!r} needs one score a sample, the output has shape {tuple(g.shape)}; try top1")
+            raise UsageError(
+                f"{self!r} needs one score per sample, but the output has shape {tuple(g.shape)}; try top1"
+            )
         with np.errstate(all="ignore"):
             before, after = (
                 1 / (1 + np.exp(-x)) if self.logits else x for x in (doubles(g).ravel(), doubles(f).ravel())
@@ -159,7 +163,7 @@ class Threshold:
 class NextToken:
     """The most likely next token (last position) changed; severity: fall of its probability. Output [n, time, vocabulary]."""
 
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         g, f = _pair(golden, faulty, self, 3)
         return _choices(doubles(g[:, -1]), doubles(f[:, -1]))
 
@@ -171,11 +175,12 @@ class ExactSequence:
     Lengths may differ (generation that stops early): the missing part counts as different.
     """
 
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         g, f = (self._tokens(decision_tensor(o, self, 2)) for o in (golden, faulty))
         if g.shape[0] != f.shape[0]:
             raise UsageError(
-                f"{self!r}: {g.shape[0]} sequences golden, {f.shape[0]} faulty; the batch size must not change"
+                f"{self!r}: the golden output has {g.shape[0]} sequences, the faulty one {f.shape[0]}; "
+                "the batch size must not change"
             )
         longest, common = max(g.shape[1], f.shape[1]), min(g.shape[1], f.shape[1])
         differing = (g[:, :common] != f[:, :common]).sum(1) + float(longest - common)
@@ -183,7 +188,7 @@ class ExactSequence:
 
     @staticmethod
     def _tokens(output: Tensor) -> NDArray[np.int64]:
-        return (wide(output).argmax(-1) if output.dtype.is_floating_point else output).long().cpu().numpy()
+        return (float8_as_float32(output).argmax(-1) if output.dtype.is_floating_point else output).long().cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,7 @@ class Tolerance:
     rtol: float = 1e-3
     atol: float = 1e-5
 
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
         g, f = _pair(golden, faulty, self, 1)
         before, after = doubles(rows_of(g)), doubles(rows_of(f))
         with np.errstate(all="ignore"):
@@ -209,8 +214,8 @@ class Function:
 
     function: Callable[[Any, Any, Any], Any]
 
-    def __call__(self, golden: Any, faulty: Any, batch: Any) -> Verdict:
-        return verdict_of(self, call(self.function, golden, faulty, batch))
+    def __call__(self, golden: Any, faulty: Any, batch: Any) -> JudgeVerdict:
+        return to_verdict(self, call_user_code(self.function, golden, faulty, batch))
 
     def __repr__(self) -> str:
         return f"Function({self.function.__module__}:{self.function.__qualname__})"
@@ -226,8 +231,8 @@ JUDGES: dict[str, Callable[..., Judge]] = {
 }
 
 
-def by_decision(decision: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """The judge function for ``unsilent.outcomes.decide``: incorrect where ``decision`` of the two outputs is unequal."""
+def decision_judge_function(decision: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """The function behind `judge_by_decision`: incorrect where ``decision`` of the two outputs is unequal."""
 
     def unequal(golden: Any, faulty: Any, batch: Any) -> np.ndarray[Any, np.dtype[Any]]:
         g, f = array_of(decision(golden)), array_of(decision(faulty))

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.interval import PART
+from unsilent.interval import PART_OF_LIST
 from unsilent.outcomes.base import Outcome
-from unsilent.outcomes.question import UNITS as UNITS
-from unsilent.outcomes.question import PvfReading
+from unsilent.outcomes.pvf_options import UNITS as UNITS
+from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.statistics import Interval, Stratum, stratified, wilson
 from unsilent.statistics.interim import confidence_at
 
@@ -23,26 +23,26 @@ WILSON_FROM = 20
 
 
 @dataclass(frozen=True)
-class Question(PvfReading):
+class PvfEstimator(PvfAnalysisOptions):
     """How stored trials are read, and estimates made of them."""
 
-    def of(self, transient: bool) -> Question:
+    def with_default_unit(self, transient: bool) -> PvfEstimator:
         """The question put to a campaign: samples are counted where parameters are corrupted, else the one batch that is."""
         return replace(self, unit=self.unit or ("batch" if transient else "sample"))
 
-    def estimate(self, sample: Sample) -> Interval:
+    def estimate(self, sample: StratifiedTrials) -> Interval:
         """PVF over strata with their shares of the law, which are taken relative to their sum.
 
         Of a campaign that may stop at any of its looks the interval holds over all of them.
         """
-        strata, look = sample.strata, sample.look
+        strata, look = sample.strata, sample.look_number
         total = sum(s.share for s in strata)
-        parts = [Stratum.of(s.tally.shares, s.share / total, s.centre) for s in strata]
-        if sample.complete:
+        parts = [Stratum.of(s.tally.incorrect_share_per_trial, s.share / total, s.expected_mean) for s in strata]
+        if sample.exhaustive_of:
             exact = math.fsum(p.weight * p.mean for p in parts)
-            return Interval(exact, exact, exact, self.confidence, sum(p.n for p in parts), sample.complete)
-        if sample.left:
-            return _part_of_list(parts, sample.left, self.confidence)
+            return Interval(exact, exact, exact, self.confidence, sum(p.n for p in parts), sample.exhaustive_of)
+        if sample.not_run_counts:
+            return _part_of_list(parts, sample.not_run_counts, self.confidence)
         if look is not None:
             interval = stratified(parts, confidence_at(look, self.confidence))
             return replace(interval, confidence=self.confidence, method=f"{interval.method}, look {look + 1}")
@@ -53,78 +53,78 @@ class Question(PvfReading):
                 return wilson(wrong, part.n, self.confidence)
         return stratified(parts, self.confidence)
 
-    def jointly(self, rows: int) -> Question:
+    def with_joint_confidence(self, rows: int) -> PvfEstimator:
         """The same at the confidence that makes ``rows`` intervals hold together (Bonferroni)."""
         return replace(self, confidence=1 - (1 - self.confidence) / max(rows, 1))
 
 
 @dataclass(frozen=True)
-class Sample:
-    """The trials behind one row. ``look``: at which look they count, None where a campaign was planned at once.
+class StratifiedTrials:
+    """The trials behind one row. ``look_number``: at which look they count, None where a campaign was planned at once.
 
-    ``complete``: says what they are all of, so that nothing is estimated; empty where they are not all. ``left``: by stratum,
-    faults of a list that were not run yet; empty where trials are drawn.
+    ``exhaustive_of``: says what they are all of, so that nothing is estimated; empty where they are not all.
+    ``not_run_counts``: by stratum, faults of a list that were not run yet; empty where trials are drawn.
     """
 
-    strata: tuple[Weighed, ...]
-    look: int | None = None
-    complete: str = ""
-    left: tuple[int, ...] = ()
+    strata: tuple[StratumTally, ...]
+    look_number: int | None = None
+    exhaustive_of: str = ""
+    not_run_counts: tuple[int, ...] = ()
 
 
 def _part_of_list(parts: Sequence[Stratum], left: Sequence[int], confidence: float) -> Interval:
-    """The mean over a list that was run in part: nobody drew that part, so the rest may all be right or all be wrong."""
+    """The mean over a list of which a part was run, which is not a random sample: the rest may all be right or all wrong."""
     each = [p.weight / max(p.n + rest, 1) for p, rest in zip(parts, left, strict=True)]
     wrong = math.fsum(w * p.n * p.mean for w, p in zip(each, parts, strict=True) if p.n)
     seen = math.fsum(w * p.n for w, p in zip(each, parts, strict=True))
     high = min(1.0, wrong + math.fsum(w * rest for w, rest in zip(each, left, strict=True)))
     n = sum(p.n for p in parts)
-    return Interval(wrong / seen if n else None, wrong, high, confidence, n, PART)
+    return Interval(wrong / seen if n else None, wrong, high, confidence, n, PART_OF_LIST)
 
 
 @dataclass(frozen=True)
-class Weighed:
+class StratumTally:
     """A stratum of a row: its share of the law, its trials, and what their mean was expected to be before they were run."""
 
     share: float
     tally: Tally
-    centre: float = 0.0
+    expected_mean: float = 0.0
 
 
 @dataclass(frozen=True)
 class Tally:
     """Outcomes of some trials in one unit: ``classes[i, o]`` units of trial i ended as `Outcome` o; int64[trials, 8]."""
 
-    classes: NDArray[np.int64]
+    outcome_counts: NDArray[np.int64]
 
     @property
-    def incorrect(self) -> NDArray[np.int64]:
+    def incorrect_per_trial(self) -> NDArray[np.int64]:
         """Incorrect units a trial."""
-        wrong: NDArray[np.int64] = self.classes[:, Outcome.SDC : Outcome.SPARED].sum(1)
+        wrong: NDArray[np.int64] = self.outcome_counts[:, Outcome.SDC : Outcome.SPARED].sum(1)
         return wrong
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def units_per_trial(self) -> NDArray[np.int64]:
         """Units a trial, without those it spared."""
-        units: NDArray[np.int64] = self.classes[:, : Outcome.SPARED].sum(1)
+        units: NDArray[np.int64] = self.outcome_counts[:, : Outcome.SPARED].sum(1)
         return units
 
     @property
-    def shares(self) -> NDArray[np.float64]:
+    def incorrect_share_per_trial(self) -> NDArray[np.float64]:
         """Share of the units of each trial that are incorrect; trials that judged none are left out."""
-        sizes = self.sizes
+        sizes = self.units_per_trial
         some = sizes > 0
-        return self.incorrect[some] / sizes[some]
+        return self.incorrect_per_trial[some] / sizes[some]
 
     @property
-    def silent(self) -> float | None:
+    def silent_share(self) -> float | None:
         """Share of the incorrect units that are silent; None where none is incorrect."""
-        wrong = int(self.incorrect.sum())
-        return float(self.classes[:, Outcome.SDC].sum()) / wrong if wrong else None
+        wrong = int(self.incorrect_per_trial.sum())
+        return float(self.outcome_counts[:, Outcome.SDC].sum()) / wrong if wrong else None
 
     def totals(self) -> dict[str, int]:
         """Units by class name over all trials."""
-        sums = self.classes.sum(0)
+        sums = self.outcome_counts.sum(0)
         return {o.name.lower(): int(sums[o]) for o in Outcome}
 
     @classmethod
@@ -143,7 +143,7 @@ class Tally:
     @classmethod
     def joined(cls, parts: Iterable[Tally]) -> Tally:
         """Several tallies as one."""
-        return cls(np.concatenate([p.classes for p in parts]))
+        return cls(np.concatenate([p.outcome_counts for p in parts]))
 
 
 def _counted(all_codes: Sequence[bytes], samples: Sequence[int], unit: str) -> NDArray[np.int64]:

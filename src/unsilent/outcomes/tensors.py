@@ -48,7 +48,7 @@ def array_of(value: Any) -> NDArray[Any]:
     return np.asarray(value)
 
 
-def wide(tensor: Tensor) -> Tensor:
+def float8_as_float32(tensor: Tensor) -> Tensor:
     """A float8 tensor as float32, as torch has few operations for float8; others as they are."""
     return tensor.float() if tensor.dtype.is_floating_point and tensor.element_size() == 1 else tensor
 
@@ -65,7 +65,7 @@ def words_of(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.bool else tensor.contiguous().view(WORDS[tensor.element_size()])
 
 
-def differing(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
+def samples_that_differ(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
     """Which samples differ in any bit, bool[samples]; a tensor without a sample dimension stands for all of them."""
     if golden.shape != faulty.shape or golden.dtype != faulty.dtype:
         return torch.ones(samples, dtype=torch.bool)
@@ -75,11 +75,11 @@ def differing(golden: Tensor, faulty: Tensor, samples: int) -> Tensor:
     return unequal.any().expand(samples).cpu()
 
 
-def nonfinite(tensor: Tensor, samples: int) -> Tensor:
+def samples_with_nonfinite(tensor: Tensor, samples: int) -> Tensor:
     """Which samples hold NaN or infinity, bool[samples]."""
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return torch.zeros(samples, dtype=torch.bool)
-    tensor = wide(tensor)
+    tensor = float8_as_float32(tensor)
     if torch.isfinite(tensor.sum()):  # one pass says it of nearly all: NaN and infinity stay in any sum they enter
         return torch.zeros(samples, dtype=torch.bool)
     bad = ~torch.isfinite(tensor)

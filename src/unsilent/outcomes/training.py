@@ -76,12 +76,16 @@ class Thresholds:
     """Settings of the classes; shares are of 1, so 0.02 is two points of accuracy.
 
     Attributes:
-        short_term: steps after that of the fault within which a loss that is not finite counts as short-term (ours). window:
-            steps over which the training metric is averaged (ours). sharp_within: steps after that of the fault in which a
-            drop is sharp, and drop: the share of golden's metric that it takes (ours; the artifact's slow sample loses 18 % in
-            the first step after the fault, 44 % by the second, 67 % by the fourth). gap: of the training metric, averaged over
-            the last ``end`` steps, that is low (the artifact's README: masked is within about 2 %). end: steps (ours).
-            test_gap: of held-out accuracy that is low (ours, as ``gap``).
+        short_term: Steps after that of the fault within which a loss that is not finite counts as short-term
+            (ours).
+        window: Steps over which the training metric is averaged (ours).
+        sharp_within: Steps after that of the fault in which a drop is sharp, and drop: the share of golden's
+            metric that it takes (ours; the artifact's slow sample loses 18 % in the first step after the
+            fault, 44 % by the second, 67 % by the fourth).
+        gap: Of the training metric, averaged over the last ``end`` steps, that is low (the artifact's README:
+            masked is within about 2 %).
+        end: Steps (ours).
+        test_gap: Of held-out accuracy that is low (ours, as ``gap``).
     """
 
     short_term: int = 10
@@ -100,24 +104,26 @@ class Thresholds:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Ending:
+class TrainingCurves:
     """A training from the step of the fault to its end.
 
     Attributes:
-        metric: float64[n], the training metric of each step from that of the fault on, more is better; shorter than the golden
-            one where the run ended early. losses: float64[n]. test: held-out accuracy at the end. same_bits: as the golden twin's
-            final state.
+        metric: float64[n], the training metric of each step from that of the fault on, more is better;
+            shorter than the golden one where the run ended early.
+        losses: float64[n].
+        test_accuracy: Held-out accuracy at the end.
+        same_bits: As the golden twin's final state.
     """
 
     metric: Curve
     losses: Curve
-    test: float
+    test_accuracy: float
     same_bits: bool = False
 
 
-def judge_ending(
-    golden: Ending,
-    faulty: Ending,
+def classify_training(
+    golden: TrainingCurves,
+    faulty: TrainingCurves,
     thresholds: Thresholds | None = None,
     *,
     beyond_noise: bool = True,
@@ -126,12 +132,12 @@ def judge_ending(
     """The class of one run.
 
     Args:
-        beyond_noise: whether the run differs from golden by more than fault-free runs do; without that no difference at the end
-            is harm or improvement.
+        beyond_noise: Whether the run differs from golden by more than fault-free runs do; without that no
+            difference at the end is harm or improvement.
 
-    >>> flat = Ending(np.full(100, 0.9), np.full(100, 0.3), 0.9)
-    >>> low = Ending(np.r_[0.9, np.full(99, 0.2)], np.full(100, 2.0), 0.2)
-    >>> judge_ending(flat, low).value
+    >>> flat = TrainingCurves(np.full(100, 0.9), np.full(100, 0.3), 0.9)
+    >>> low = TrainingCurves(np.r_[0.9, np.full(99, 0.2)], np.full(100, 2.0), 0.2)
+    >>> classify_training(flat, low).value
     'sharp-degrade'
     """
     t = thresholds or Thresholds()
@@ -147,9 +153,11 @@ def judge_ending(
         return TrainingOutcome.SHORT_TERM_NAN if first <= t.short_term else TrainingOutcome.SLOW_DEGRADE
     length = min(len(golden.metric), len(faulty.metric))
     if not length:
-        raise ValueError("a run has no step from the fault on; give the metric of the fault's own step at least")
+        raise ValueError(
+            "a run has no metric from the step of the fault on; give the metric of this step and later steps"
+        )
     below = golden.metric[:length] - faulty.metric[:length]
-    test = golden.test - faulty.test
+    test = golden.test_accuracy - faulty.test_accuracy
     if not beyond_noise:
         return TrainingOutcome.MASKED_BENIGN
     if test < -t.test_gap:

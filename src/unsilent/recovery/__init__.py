@@ -1,5 +1,5 @@
 """What is done after an alarm."""
 
-from unsilent.recovery.ring import Ring
+from unsilent.recovery.ring import SnapshotRing
 
-__all__ = ["Ring"]
+__all__ = ["SnapshotRing"]

@@ -15,26 +15,29 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.engine.available import free_memory
+from unsilent.engine.available import available_memory_bytes
 from unsilent.engine.holding import HeldTraining
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.sizes import human_bytes
-from unsilent.workloads.trainings.randomness import GENERATORS, state_of
+from unsilent.workloads.trainings.randomness import GENERATORS, generator_state
 
-Where = Literal["device", "host", "file"]
-PLACES = ("device", "host", "file")
+SnapshotLocation = Literal["device", "host", "file"]
+SNAPSHOT_LOCATIONS = ("device", "host", "file")
 
 
-class Ring:
-    """The newest ``depth`` states.
+class SnapshotRing:
+    """The newest ``snapshot_count`` states.
 
     Args:
-        others: schedulers, scalers and the like, with ``state_dict`` and ``load_state_dict``, and random generators besides the
-            global ones. depth: states that are held. where: on the device of each tensor, in (pinned) memory of the host, or in
-            a file. gradients: hold those, too; without, a step has to begin by setting them to zero.
+        stateful_objects: Schedulers, scalers and the like, with ``state_dict`` and ``load_state_dict``, and
+            random generators besides the global ones.
+        snapshot_count: States that are held.
+        snapshot_location: On the device of each tensor, in (pinned) memory of the host, or in a file.
+        snapshot_gradients: Hold those, too; without, a step has to begin by setting them to zero.
 
     Attributes:
-        generators: the random generators besides the global ones. others: schedulers and the like. More may be added to both.
+        generators: The random generators besides the global ones.
+        stateful_objects: Schedulers and the like. More may be added to both.
 
     Raises:
         UsageError: bad arguments; at `keep`, a ring that does not fit.
@@ -44,30 +47,30 @@ class Ring:
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
-        others: Sequence[Any] = (),
+        stateful_objects: Sequence[Any] = (),
         *,
-        depth: int = 2,
-        where: Where = "device",
-        gradients: bool = True,
+        snapshot_count: int = 2,
+        snapshot_location: SnapshotLocation = "device",
+        snapshot_gradients: bool = True,
     ) -> None:
-        if where not in PLACES:
-            raise unknown("place for the states of a ring (where)", where, PLACES)
-        if depth < 1:
-            raise UsageError(f"depth is {depth}; expected 1 or more")
-        self.generators = [other for other in others if isinstance(other, GENERATORS)]
-        others = [other for other in others if not isinstance(other, GENERATORS)]
+        if snapshot_location not in SNAPSHOT_LOCATIONS:
+            raise unknown_name_error("snapshot_location", snapshot_location, SNAPSHOT_LOCATIONS)
+        if snapshot_count < 1:
+            raise UsageError(f"snapshot_count is {snapshot_count}; expected 1 or more")
+        self.generators = [other for other in stateful_objects if isinstance(other, GENERATORS)]
+        stateful_objects = [other for other in stateful_objects if not isinstance(other, GENERATORS)]
         for generator in self.generators:
-            state_of(generator)
-        for other in others:
+            generator_state(generator)
+        for other in stateful_objects:
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise UsageError(
-                    f"{type(other).__name__} has no state_dict and load_state_dict, so it cannot be put back"
+                    f"{type(other).__name__} has no state_dict and load_state_dict, so it cannot be restored"
                 )
-        self.others = others
+        self.others = stateful_objects
         self._parts = (model, list(optimizers))
-        self._where, self._gradients = where, gradients
+        self._where, self._gradients = snapshot_location, snapshot_gradients
         self._slots: list[_Slot] = []
-        self._slots += [_Slot(where, self._slots) for _ in range(depth)]
+        self._slots += [_Slot(snapshot_location, self._slots) for _ in range(snapshot_count)]
         self._held: list[HeldTraining] = []
         self._next = 0
 
@@ -94,10 +97,12 @@ class Ring:
         self._next += 1
         return held
 
-    def back(self, count: int = 1) -> None:
+    def restore_snapshot(self, count: int = 1) -> None:
         """Put back the state of ``count`` calls of `keep` ago (1: the newest), and forget it and those after it."""
         if not 1 <= count <= len(self._held):
-            raise UsageError(f"the ring holds {len(self._held)} states; asked for the one {count} ago")
+            raise UsageError(
+                f"the ring holds {len(self._held)} snapshots, but number {count} was requested, counted from 1, the newest"
+            )
         self._held[-count].restore()
         del self._held[-count:]
         self._next -= count
@@ -115,7 +120,7 @@ class Ring:
 class _Slot:
     """Memory for the copies of one state, made when it is first needed and whenever tensors change in kind or number."""
 
-    def __init__(self, where: Where, ring: Sequence[_Slot]) -> None:
+    def __init__(self, where: SnapshotLocation, ring: Sequence[_Slot]) -> None:
         self._where, self._ring = where, ring
         self._buffers: list[Tensor] = []
         self._kinds: list[tuple[Any, ...]] = []
@@ -127,7 +132,7 @@ class _Slot:
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         if any(t.layout is not torch.strided for t in tensors):
             raise UsageError(
-                "a state with sparse tensors (sparse=True of an embedding) cannot be kept; use dense gradients"
+                "a state with sparse tensors (sparse=True of an embedding) cannot be saved; use dense gradients"
             )
         kinds = [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
         if kinds != self._kinds:
@@ -165,12 +170,14 @@ class _Slot:
         if self._where == "file":
             return  # a full disk says so itself
         for device, size in need.items():
-            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory_bytes()
             if free is not None and empty * size > free:
-                other = "in memory of the host (where='host') or in a file" if device.type == "cuda" else "in a file"
+                other = (
+                    "in host memory (snapshot_location='host') or in a file" if device.type == "cuda" else "in a file"
+                )
                 raise UsageError(
-                    f"the ring needs {human_bytes(empty * size)} on {device} ({empty} x {human_bytes(size)}), where "
-                    f"{human_bytes(int(free))} is free; keep it {other} (where='file')"
+                    f"the snapshots need {human_bytes(empty * size)} on {device} ({empty} x {human_bytes(size)}), but "
+                    f"{human_bytes(int(free))} is free; keep the snapshots {other} (snapshot_location='file')"
                 )
 
 
@@ -186,8 +193,8 @@ def _mapped(size: int) -> torch.UntypedStorage:
         os.posix_fallocate(handle, 0, size)  # a disk that is full later would kill the process
     except OSError as error:
         raise UsageError(
-            f"one state of the ring needs {human_bytes(size)} in {os.path.dirname(path)}: {error.strerror}; make room there, or "
-            "name another folder in TMPDIR"
+            f"one snapshot needs {human_bytes(size)} in {os.path.dirname(path)}: {error.strerror}; free space there, or "
+            "set TMPDIR to another folder"
         ) from None
     finally:
         os.close(handle)

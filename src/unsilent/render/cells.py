@@ -5,41 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unsilent.interval import Interval
-from unsilent.report.model import Cell, Column, Row, Shown
-from unsilent.report.text import clean, limits
+from unsilent.report.model import Cell, Column, TableRow, TextCell
+from unsilent.report.text import escape_unprintable, interval_text
 
 NOTHING = "–"
 
 
-def head(column: Column) -> str:
+def header_text(column: Column) -> str:
     """The name of a column with its unit."""
-    return f"{clean(column.name)}, {column.unit}" if column.unit else clean(column.name)
+    return f"{escape_unprintable(column.name)}, {column.unit}" if column.unit else escape_unprintable(column.name)
 
 
 def cell_text(column: Column, cell: Cell) -> str:
     """What is shown of a cell."""
     if cell is None:
         return NOTHING
-    if isinstance(cell, Shown):
-        return clean(cell.text)
+    if isinstance(cell, TextCell):
+        return escape_unprintable(cell.text)
     if isinstance(cell, Interval):
-        return limits(cell, column.scale, column.most)
+        return interval_text(cell, column.scale, column.max_value)
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, int):
         return f"{cell:,}"
-    return format(cell * column.scale, column.digits) if isinstance(cell, float) else clean(cell)
+    return format(cell * column.scale, column.digits) if isinstance(cell, float) else escape_unprintable(cell)
 
 
 def cell_key(cell: Cell) -> float | None:
     """The number that a cell is sorted by; None: by its text."""
-    if isinstance(cell, Shown):
+    if isinstance(cell, TextCell):
         return cell.key
     if isinstance(cell, Interval):
         return cell.estimate
     return float(cell) if isinstance(cell, (int, float)) else None
 
 
-def texts(columns: Sequence[Column], row: Row) -> list[str]:
+def texts(columns: Sequence[Column], row: TableRow) -> list[str]:
     """All cells of a row."""
     return [cell_text(column, cell) for column, cell in zip(columns, row.cells, strict=True)]

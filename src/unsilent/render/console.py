@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str = "", whole: bool = False) -> None:
-    """Lines of text; ``first`` is the style of the first one, ``whole`` lines are not wrapped."""
+def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str = "", no_wrap: bool = False) -> None:
+    """Lines of text; ``first`` is the style of the first one, ``no_wrap`` lines are not wrapped."""
     from rich.text import Text
 
     for number, line in enumerate(lines):
         style = first if number == 0 and not plain else ""
-        console.print(Text(f"# {line}" if plain else line, style=style), soft_wrap=plain or whole)
+        console.print(Text(f"# {line}" if plain else line, style=style), soft_wrap=plain or no_wrap)
 
 
 def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

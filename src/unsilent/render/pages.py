@@ -1,7 +1,7 @@
-"""Self-contained HTML files that work offline: what all pages share.
+r"""Self-contained HTML files that work offline: what all pages share.
 
 Everything is inlined once: style, the figures as JSON, plotly.js where a page has figures. Names are hostile: jinja2 escapes
-every value, figures are stored as JSON with ``<``, ``>`` and ``&`` written as ``\\\\uXXXX`` and are parsed, not
+every value, figures are stored as JSON with ``<``, ``>`` and ``&`` written as ``\\uXXXX`` and are parsed, not
 executed, and a content security policy allows exactly the scripts written here (by hash) and no
 connection at all.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.errors import UsageError
-from unsilent.report.text import clean
+from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import Figure
-from unsilent.strictjson import strict
+from unsilent.strictjson import as_json_values
 from unsilent.version import __version__
 
 GENERATOR = "Unsilent"
@@ -41,14 +41,14 @@ def render_page(template: str, values: Mapping[str, Any], figures: Mapping[str, 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["clean"] = clean
+    environment.filters["clean"] = escape_unprintable
     script = environment.get_template("page.js.jinja").render()
     library = _plotly() if figures else ""
     return environment.get_template(template).render(
         **values,
         generator=f"{GENERATOR} {__version__}",
         figures=figures,
-        figure_data=Markup(as_script(figures)),  # noqa: S704 - see as_script
+        figure_data=Markup(json_for_script(figures)),  # noqa: S704 - see as_script
         plotly=Markup(library),  # noqa: S704 - plotly's own file
         script=Markup(script),  # noqa: S704 - ours, holds no value
         hashes=[_hash(text) for text in (library, script) if text],
@@ -74,7 +74,7 @@ def write_file(content: bytes, path: str | os.PathLike[str], what: str) -> Path:
     return target
 
 
-def is_ours(path: str | os.PathLike[str]) -> bool:
+def is_unsilent_page(path: str | os.PathLike[str]) -> bool:
     """Whether the file there is a page of ours, by the mark in its first 4 KB; False where no file can be read."""
     file = Path(path)
     try:
@@ -86,13 +86,13 @@ def is_ours(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def as_script(value: Any) -> str:
-    """JSON that is safe inside a script element: no character is left that HTML would read.
+def json_for_script(value: Any) -> str:
+    r"""JSON that is safe inside a script element: no character is left that HTML would read.
 
-    >>> as_script("</script>")
-    '"\\\\u003c/script\\\\u003e"'
+    >>> json_for_script("</script>")
+    '"\\u003c/script\\u003e"'
     """
-    text = json.dumps(strict(value), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(as_json_values(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

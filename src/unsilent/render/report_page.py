@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unsilent.render.cells import cell_key, head, texts
+from unsilent.render.cells import cell_key, header_text, texts
 from unsilent.render.pages import capitalised, render_page, write_page
-from unsilent.report.model import Grid, Heading, Part, Plot, Report, Row, Shown, Table, Text
-from unsilent.report.text import clean
+from unsilent.report.model import Heading, Part, Plot, Report, SideBySide, Table, TableRow, TextBlock, TextCell
+from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import Figure
 
 TEMPLATE = "report.html.jinja"
@@ -23,35 +23,35 @@ def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
 
 def report_html(report: Report) -> str:
     """The whole page as text."""
-    return render_page(TEMPLATE, page(report), figures(report))
+    return render_page(TEMPLATE, template_values(report), figures_by_place(report))
 
 
-def figures(report: Report) -> dict[str, Figure]:
+def figures_by_place(report: Report) -> dict[str, Figure]:
     """All figures by the names of their places."""
     return {plot.name: plot.figure for section in report.sections for plot in _plots(section.parts)}
 
 
-def page(report: Report) -> dict[str, Any]:
+def template_values(report: Report) -> dict[str, Any]:
     """Everything the template shows."""
     return {
-        "title": clean(report.title),
-        "kicker": clean(report.kicker),
-        "headline": capitalised(clean(report.headline)),
-        "numbers": [tuple(map(clean, number)) for number in report.numbers],
-        "findings": [capitalised(clean(line)) for line in report.findings],
+        "title": escape_unprintable(report.title),
+        "kicker": escape_unprintable(report.report_type),
+        "headline": capitalised(escape_unprintable(report.headline)),
+        "numbers": [tuple(map(escape_unprintable, number)) for number in report.numbers],
+        "findings": [capitalised(escape_unprintable(line)) for line in report.findings],
         "sections": [
             {
-                "title": clean(s.title),
-                "lead": clean(s.lead),
+                "title": escape_unprintable(s.title),
+                "lead": escape_unprintable(s.introduction),
                 "parts": [_part(part, s.title) for part in s.parts if _on_page(part)],
             }
             for s in report.sections
             if any(map(_on_page, s.parts))
         ],
-        "notes": [capitalised(clean(line)) for line in report.notes],
-        "facts": [(clean(term), clean(text)) for term, text in report.facts],
-        "again": clean(report.again),
-        "method": [clean(line) for line in report.method.split("\n") if line],
+        "notes": [capitalised(escape_unprintable(line)) for line in report.notes],
+        "facts": [(escape_unprintable(term), escape_unprintable(text)) for term, text in report.facts],
+        "again": escape_unprintable(report.repeat_command),
+        "method": [escape_unprintable(line) for line in report.method.split("\n") if line],
     }
 
 
@@ -59,7 +59,7 @@ def _plots(parts: tuple[Part, ...]) -> Iterator[Plot]:
     for part in parts:
         if isinstance(part, Plot):
             yield part
-        elif isinstance(part, Grid):
+        elif isinstance(part, SideBySide):
             yield from _plots(part.parts)
 
 
@@ -69,23 +69,25 @@ def _on_page(part: Part) -> bool:
 
 def _part(part: Part, section: str) -> dict[str, Any]:
     if isinstance(part, Plot):
-        return {"kind": "plot", "name": part.name, "label": clean(part.label)}
-    if isinstance(part, Text):
-        return {"kind": "text", "lines": [(mark, clean(text)) for mark, text in part.lines]}
+        return {"kind": "plot", "name": part.name, "label": escape_unprintable(part.alt_text)}
+    if isinstance(part, TextBlock):
+        return {"kind": "text", "lines": [(mark, escape_unprintable(text)) for mark, text in part.lines]}
     if isinstance(part, Heading):
-        return {"kind": "heading", "title": clean(part.title), "small": clean(part.small)}
-    if isinstance(part, Grid):
+        return {"kind": "heading", "title": escape_unprintable(part.title), "small": escape_unprintable(part.subtitle)}
+    if isinstance(part, SideBySide):
         return {"kind": "grid", "parts": [_part(inner, section) for inner in part.parts]}
-    heads = [(head(column), bool(column.left) or not number) for number, column in enumerate(part.columns)]
+    heads = [
+        (header_text(column), bool(column.left_aligned) or not number) for number, column in enumerate(part.columns)
+    ]
     rows = [_row(part, row) for row in part.rows]
-    title = "" if part.title.lower() == section.lower() else capitalised(clean(part.title))
-    return {"kind": "table", "title": title, "heads": heads, "rows": rows, "long": part.long}
+    title = "" if part.title.lower() == section.lower() else capitalised(escape_unprintable(part.title))
+    return {"kind": "table", "title": title, "heads": heads, "rows": rows, "long": part.sortable}
 
 
-def _row(table: Table, row: Row) -> dict[str, Any]:
+def _row(table: Table, row: TableRow) -> dict[str, Any]:
     cells = []
     for text, cell in zip(texts(table.columns, row), row.cells, strict=True):
-        mark, bar = (cell.mark, cell.bar) if isinstance(cell, Shown) else (None, None)
+        mark, bar = (cell.mark, cell.bar) if isinstance(cell, TextCell) else (None, None)
         ends = bar and (100 * bar[0], max(100 * (bar[1] - bar[0]), 0.6))
         cells.append((text, cell_key(cell), mark, ends))
-    return {"strong": row.strong, "hint": clean(row.hint), "cells": cells}
+    return {"strong": row.emphasised, "hint": escape_unprintable(row.tooltip), "cells": cells}

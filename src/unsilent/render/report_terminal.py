@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from unsilent.render.cells import head, texts
+from unsilent.render.cells import header_text, texts
 from unsilent.render.console import print_columns, print_lines
 from unsilent.render.report_json import row_object
 from unsilent.report.model import Column, Report, Table
-from unsilent.report.text import clean, wrapped
+from unsilent.report.text import escape_unprintable, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,22 +23,24 @@ GAP = 2
 
 def render_report(report: Report, console: Console, plain: bool) -> None:
     """Write a report to the console."""
-    print_lines(console, [clean(line) for line in (report.headline, report.title, *report.findings)], plain, "bold")
+    print_lines(
+        console, [escape_unprintable(line) for line in (report.headline, report.title, *report.findings)], plain, "bold"
+    )
     tables = [part for section in report.sections for part in section.parts if isinstance(part, Table)]
     if plain:
         if report.estimates.columns:
             _columns(report.estimates, console)
         for table in tables:
-            for row in table.rows if table.sentence else ():
-                print_lines(console, [table.sentence.format(*texts(table.columns, row))], plain)
+            for row in table.rows if table.plain_line_format else ():
+                print_lines(console, [table.plain_line_format.format(*texts(table.columns, row))], plain)
     else:
         for table in tables:
-            _table(table, console)
+            print_table(table, console)
         if any(table.terminal_rows for table in tables):
             console.print()
-    print_lines(console, [clean(line) for line in report.notes], plain)
-    if report.again:
-        print_lines(console, [f"again: {clean(report.again)}"], plain, whole=True)
+    print_lines(console, [escape_unprintable(line) for line in report.notes], plain)
+    if report.repeat_command:
+        print_lines(console, [f"repeat with: {escape_unprintable(report.repeat_command)}"], plain, no_wrap=True)
 
 
 def _columns(table: Table, console: Console) -> None:
@@ -50,10 +52,11 @@ def _columns(table: Table, console: Console) -> None:
 def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}" if value == value else ""
-    return "" if value is None else clean(str(value))
+    return "" if value is None else escape_unprintable(str(value))
 
 
-def _table(table: Table, console: Console) -> None:
+def print_table(table: Table, console: Console, has_all: str = "--plain") -> None:
+    """Write a table; columns of low priority are left out where a terminal is too narrow; the option ``has_all`` shows them."""
     from rich import box
     from rich.table import Table as Drawn
     from rich.text import Text
@@ -61,28 +64,30 @@ def _table(table: Table, console: Console) -> None:
     if not table.terminal_rows:
         return
     rows = table.rows[: table.terminal_rows]
-    heads = [head(column) for column in table.columns]
+    heads = [header_text(column) for column in table.columns]
     cells = [texts(table.columns, row) for row in rows]
-    widths = fitting(table.columns, [heads, *cells], console.width + 1)
+    widths = fit_columns(table.columns, [heads, *cells], console.width + 1)
     console.print()
     if table.title:
-        print_lines(console, [clean(table.title)], False, "bold")
+        print_lines(console, [escape_unprintable(table.title)], False, "bold")
     drawn = Drawn(box=box.SIMPLE_HEAD, show_header=any(heads), show_edge=False, padding=(0, GAP - 1, 0, 0))
     for number, width in widths.items():
-        right = number and not table.columns[number].left
+        right = number and not table.columns[number].left_aligned
         name = Text("\n".join(wrapped(heads[number], width)))
         drawn.add_column(name, justify="right" if right else "left", width=width, overflow="fold")
     for row, line in zip(rows, cells, strict=True):
-        style = "bold" if row.strong else ""
+        style = "bold" if row.emphasised else ""
         drawn.add_row(*(Text("\n".join(wrapped(line[n], width)), style) for n, width in widths.items()))
     console.print(drawn)
-    if left := [head(column) for number, column in enumerate(table.columns) if number not in widths]:
-        print_lines(console, [f"no room for {', '.join(left)}: widen the terminal, or --plain"], False)
+    if left := [header_text(column) for number, column in enumerate(table.columns) if number not in widths]:
+        print_lines(
+            console, [f"columns that do not fit: {', '.join(left)}; widen the terminal, or use {has_all}"], False
+        )
     if len(table.rows) > len(rows):
-        print_lines(console, [table.cut.format(shown=len(rows), left=len(table.rows) - len(rows))], False)
+        print_lines(console, [table.more_rows_text.format(shown=len(rows), left=len(table.rows) - len(rows))], False)
 
 
-def fitting(columns: Sequence[Column], lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
+def fit_columns(columns: Sequence[Column], lines: Sequence[Sequence[str]], room: int) -> dict[int, int]:
     """The columns for which there is room, by number, and their widths.
 
     Those of the highest priority are left out first, until words stay whole: of texts and heads all, and cells that are
@@ -93,7 +98,7 @@ def fitting(columns: Sequence[Column], lines: Sequence[Sequence[str]], room: int
         return max((len(word) for line in only for word in line[number].split()), default=1)
 
     def floors(text: Callable[[int], int], compared: Callable[[int], int]) -> list[int]:
-        return [text(n) if columns[n].left or not n else compared(n) for n in range(len(columns))]
+        return [text(n) if columns[n].left_aligned or not n else compared(n) for n in range(len(columns))]
 
     whole = [min(max(len(line[n]) for line in lines), room) for n in range(len(columns))]
     words = [longest(n, lines) for n in range(len(columns))]

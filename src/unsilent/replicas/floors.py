@@ -9,9 +9,9 @@ import numpy as np
 
 from unsilent.errors import UsageError
 from unsilent.replicas import Replica, ReplicaRow, ReplicaStore, Switches
-from unsilent.replicas.spec import same
+from unsilent.replicas.spec import same_replica_bits
 from unsilent.statistics.distances import distance
-from unsilent.statistics.nulls import Compared, Null
+from unsilent.statistics.null_distribution import NullDistribution, RunComparison
 
 ACCURACY, LOSS, CHURN, UNIT = "accuracy", "loss", "churn", "unit"
 """Measures: differences of accuracy (a share) and loss on held-out samples; share of predictions that differ, and distance of
@@ -22,7 +22,8 @@ class Floor:
     """Replicas of one training with the same switches beside its clean twin.
 
     Args:
-        store: where they are. switches: the noise that the runs which are to be judged have met, too.
+        store: Where they are.
+        switches: The noise that the runs which are to be judged have met, too.
 
     Raises:
         UsageError: the store has no clean twin.
@@ -30,19 +31,19 @@ class Floor:
 
     def __init__(self, store: ReplicaStore, switches: Switches) -> None:
         self._store, self._switches = store, switches
-        self.twin = store.twin()
-        self._labels = np.array(store.description.labels)
-        self._weights = store.whole(self.twin.replica).flat
+        self.twin = store.clean_twin()
+        self._labels = np.array(store.baseline.labels)
+        self._weights = store.row_with_weights(self.twin.replica).flat_weights
 
-    def null(self, numbers: range) -> Null:
+    def null_comparisons(self, numbers: range) -> NullDistribution:
         """The clean comparisons of the replicas with these numbers; raises ``UsageError`` where one is not stored."""
-        rows = self._store.of(self._switches, numbers.stop, weights=True)
-        result = {row.trial.k: self.compared(row) for row in rows if row.trial.k in numbers}
+        rows = self._store.runs_with_switches(self._switches, numbers.stop, weights=True)
+        result = {row.trial.k: self.compare_with_twin(row) for row in rows if row.trial.k in numbers}
         if missing := [number for number in numbers if number not in result]:
             raise UsageError(f"replica {Replica(self._switches, missing[0])} is not stored; run it first")
-        return Null([result[number] for number in numbers])
+        return NullDistribution([result[number] for number in numbers])
 
-    def compared(self, row: ReplicaRow) -> Compared:
+    def compare_with_twin(self, row: ReplicaRow) -> RunComparison:
         """A run beside the clean twin."""
         accuracy, clean = (float((one.predictions == self._labels).mean()) for one in (row, self.twin))
         values = {
@@ -50,13 +51,13 @@ class Floor:
             LOSS: row.loss - self.twin.loss,
             CHURN: float(np.mean(row.predictions != self.twin.predictions)),
         }
-        own = row.flat
+        own = row.flat_weights
         if own is not None and self._weights is not None:
             values[UNIT] = distance(self._weights, own)[1]
-        return Compared(
+        return RunComparison(
             str(row.replica),
             str(self.twin.replica),
             values,
-            source=str(row.replica.switches),
-            same_bits=same(row, self.twin),
+            noise_source=str(row.replica.switches),
+            same_bits=same_replica_bits(row, self.twin),
         )

@@ -12,12 +12,12 @@ from typing import Any
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.opening import TEXT_BYTES
-from unsilent.campaigns.reading import Damaged, parsed
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
+from unsilent.campaigns.stored_values import DamagedRecordError, parse_record
 from unsilent.errors import UsageError
 from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
-from unsilent.replicas.step_trace import StepTrace, StepTraceId, asked_by, read_step_trace
+from unsilent.replicas.step_trace import StepTrace, StepTraceId, read_step_trace, replica_or_step_trace
 from unsilent.replicas.switches import Switches
 from unsilent.workloads.zoo import TRAININGS
 
@@ -32,108 +32,110 @@ _BITS, _HASH = re.compile(r"([0-9a-f]{2})*"), re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
-class AskedFor:
+class ReplicaRequest:
     """Which replicas somebody asked for: sets of switches as text, and how many of each that varies."""
 
     variants: tuple[str, ...]
     replicas: int
 
 
-def read_asked(text: str, spec: ReplicaSpec, baseline: ReplicaBaseline) -> AskedFor:
-    """Such a record; raises ``Damaged``."""
-    asked = parsed(AskedFor, text, "record of what was asked")
+def read_replica_request(text: str, spec: ReplicaSpec, baseline: ReplicaBaseline) -> ReplicaRequest:
+    """Such a record; raises ``DamagedRecordError``."""
+    asked = parse_record(ReplicaRequest, text, "record of requested replicas")
     try:
         known = [str(Switches.parse(name)) for name in asked.variants]
     except (UsageError, ValueError):
         known = []
     if tuple(known) != asked.variants or not known or not 1 <= asked.replicas < MOST_NUMBER:
-        raise Damaged("its record of what was asked names unknown switches")
+        raise DamagedRecordError(
+            "its record of requested replicas has unknown switches or an invalid number of replicas"
+        )
     return asked
 
 
 def check_spec(spec: ReplicaSpec) -> None:
-    """Raise ``Damaged`` for impossible numbers."""
+    """Raise ``DamagedRecordError`` for impossible numbers."""
     if spec.every < 1 or (spec.steps is not None and spec.steps < 1):
-        raise Damaged("its spec has an impossible number of steps")
+        raise DamagedRecordError("its spec has an invalid number of steps or of steps between hashes")
 
 
-def check_trained(baseline: ReplicaBaseline) -> None:
-    """Raise ``Damaged`` for impossible numbers and groups."""
+def check_baseline(baseline: ReplicaBaseline) -> None:
+    """Raise ``DamagedRecordError`` for impossible numbers and groups."""
     known = math.isfinite(baseline.run_seconds) and baseline.run_seconds >= 0 and baseline.parameters >= 0
-    if not 1 <= baseline.hashes <= baseline.steps <= MOST_STEPS or not known or not baseline.labels:
-        raise Damaged("its description has impossible numbers")
+    if not 1 <= baseline.hash_count <= baseline.steps <= MOST_STEPS or not known or not baseline.labels:
+        raise DamagedRecordError("its description has invalid numbers")
     if not all(-(2**63) <= label < 2**63 for label in baseline.labels):
-        raise Damaged("its description has impossible labels")
+        raise DamagedRecordError("its description has invalid labels")
     size = 2 * -(-len(baseline.labels) // 8)
     if not all(len(bits) == size and _BITS.fullmatch(bits) for bits in baseline.groups.values()):
-        raise Damaged("its description has a group of other samples")
+        raise DamagedRecordError("its description has a group that does not fit its samples")
 
 
-def has(trial: TrialId, spec: ReplicaSpec, targets: frozenset[str]) -> bool:
+def is_run_or_step_trace(trial: TrialId, spec: ReplicaSpec, targets: frozenset[str]) -> bool:
     """Whether a trial is a run, or a look at one, with switches that there are."""
     try:
-        return trial.k < MOST_NUMBER and asked_by(trial).trial == trial
+        return trial.k < MOST_NUMBER and replica_or_step_trace(trial).trial == trial
     except (UsageError, ValueError):
         return False
 
 
 def is_replica(trial: TrialId) -> bool:
     """Whether it is a run, not a look at one."""
-    return isinstance(asked_by(trial), Replica)
+    return isinstance(replica_or_step_trace(trial), Replica)
 
 
 def shapes(baseline: ReplicaBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """Arrays are as long as the training says; those of a look are empty. Raises ``Damaged``."""
+    """Arrays are as long as the training says; those of a look are empty. Raises ``DamagedRecordError``."""
     if values["dtype"] not in WIDTHS:
-        raise Damaged("has weights of an impossible dtype")
+        raise DamagedRecordError("its weights have an unknown dtype")
     if not is_replica(values["trial"]):
         return dict.fromkeys(("losses", "hashes", "predictions", "weights"), 0)
     return {
         "losses": baseline.steps,
-        "hashes": baseline.hashes,
+        "hashes": baseline.hash_count,
         "predictions": len(baseline.labels),
         "weights": baseline.parameters * WIDTHS[values["dtype"]],
     }
 
 
 def check_row(row: ReplicaRow, baseline: ReplicaBaseline) -> None:
-    """Raise ``Damaged`` where a text of a row is not what a run or a look leaves."""
-    asked = asked_by(row.trial)
+    """Raise ``DamagedRecordError`` where a text of a row is not what a run or a look leaves."""
+    asked = replica_or_step_trace(row.trial)
     if isinstance(asked, StepTraceId):
-        read_step_trace(row.seen)
+        read_step_trace(row.step_trace_json)
         if asked.step >= baseline.steps:
-            raise Damaged("is at no step of its training")
-        if (row.finals, row.metrics, row.dtype, row.notes) != ("[]", "{}", "", "[]"):
-            raise Damaged("is a step trace with the end of a run")
+            raise DamagedRecordError("traces a step that its training does not have")
+        if (row.final_hashes, row.metrics, row.dtype, row.notes) != ("[]", "{}", "", "[]"):
+            raise DamagedRecordError("is a step trace, but has results of a whole run")
         return
-    if row.seen:
-        raise Damaged("is a run with a step trace")
-    finals = parsed(list[tuple[str, str]], row.finals, "final state")
+    if row.step_trace_json:
+        raise DamagedRecordError("is a whole run, but has a step trace")
+    finals = parse_record(list[tuple[str, str]], row.final_hashes, "final state")
     if not all(_HASH.fullmatch(value) for _, value in finals):
-        raise Damaged("has a hash of its final state that is none")
-    parsed(dict[str, float], row.metrics, "metrics")
-    parsed(list[str], row.notes, "notes")
+        raise DamagedRecordError("has an invalid hash of its final state")
+    parse_record(dict[str, float], row.metrics, "metrics")
+    parse_record(list[str], row.notes, "notes")
 
 
 REPLICAS: Replicas = Kind(
     name="noise",
-    application=0x556E7372,  # "Unsr"
-    version=5,
+    application_id=0x556E7372,  # "Unsr"
+    schema_version=6,
     spec=ReplicaSpec,
     baseline=ReplicaBaseline,
     row=ReplicaRow,
-    longest=TEXT_BYTES + WEIGHT_BYTES,
+    max_cell_bytes=TEXT_BYTES + WEIGHT_BYTES,
     check_spec=check_spec,
-    check_baseline=check_trained,
+    check_baseline=check_baseline,
     check_row=check_row,
     shapes=shapes,
-    has=has,
-    planned=is_replica,
-    records={ASKED: read_asked},
-    builtin={"workload": TRAININGS},
-    fixed=("labels", "groups", "steps", "parameters"),
-    store=lambda *given, **more: ReplicaStore(*given, **more),
-    subject=lambda store: str(store.description.name),
+    accepts_trial=is_run_or_step_trace,
+    is_planned_trial=is_replica,
+    record_readers={ASKED: read_replica_request},
+    builtin_values={"workload": TRAININGS},
+    shared_baseline_fields=("labels", "groups", "steps", "parameters"),
+    store_class=lambda *given, **more: ReplicaStore(*given, **more),
+    subject=lambda store: str(store.baseline.name),
 )
 """Without what a study makes of them."""
 
@@ -143,35 +145,39 @@ class ReplicaStore(Store[ReplicaSpec, ReplicaBaseline, ReplicaRow]):
 
     kind = REPLICAS
 
-    def note_asked(self, asked: AskedFor) -> None:
+    def record_request(self, asked: ReplicaRequest) -> None:
         """Remember what was asked for, where that is new."""
         if self.records(ASKED)[-1:] != [asked]:
             self.add_record(ASKED, asdict(asked))
 
     def replicas(self) -> set[Replica]:
         """All runs that are stored."""
-        return {asked for asked in map(asked_by, self.done()) if isinstance(asked, Replica)}
+        return {asked for asked in map(replica_or_step_trace, self.stored_trial_ids()) if isinstance(asked, Replica)}
 
-    def of(self, switches: Switches, count: int = MOST_NUMBER, *, weights: bool = False) -> Iterator[ReplicaRow]:
+    def runs_with_switches(
+        self, switches: Switches, count: int = MOST_NUMBER, *, weights: bool = False
+    ) -> Iterator[ReplicaRow]:
         """The first ``count`` stored runs with these switches, by number; their weights only where they are asked for."""
-        rows = self.rows(target=str(switches), without=() if weights else ("weights",))
+        rows = self.rows(target=str(switches), omit_arrays=() if weights else ("weights",))
         return (row for row in islice(rows, count) if row.trial.k < count)
 
-    def twin(self) -> ReplicaRow:
+    def clean_twin(self) -> ReplicaRow:
         """The clean twin; raises ``UsageError`` where it was not run."""
-        value = next(self.of(Switches(), 1), None)
+        value = next(self.runs_with_switches(Switches(), 1), None)
         if value is None:
-            raise UsageError(f"{self.path} has no clean twin of {self.description.name}; run its replicas first")
+            raise UsageError(
+                f"{self.path} has no clean twin (fault-free reference run) of {self.baseline.name}; run its replicas first"
+            )
         return value
 
-    def whole(self, replica: Replica) -> ReplicaRow:
+    def row_with_weights(self, replica: Replica) -> ReplicaRow:
         """One run with its weights; raises ``UsageError`` where it was not run."""
-        result = self.find(replica.trial)
+        result = self.find_row(replica.trial)
         if result is None:
             raise UsageError(f"replica {replica} is not stored; run it first")
         return result
 
-    def seen(self, look: StepTraceId) -> StepTrace | None:
+    def find_step_trace(self, look: StepTraceId) -> StepTrace | None:
         """What was seen of one step; None where nobody looked."""
-        result = self.find(look.trial)
-        return None if result is None else read_step_trace(result.seen)
+        result = self.find_row(look.trial)
+        return None if result is None else read_step_trace(result.step_trace_json)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from unsilent.campaigns import executors
 from unsilent.campaigns.driver import run_trials
 from unsilent.campaigns.observer import Observer
-from unsilent.replicas.kind import AskedFor, ReplicaStore
+from unsilent.replicas.kind import ReplicaRequest, ReplicaStore
 from unsilent.replicas.spec import Replica, ReplicaBaseline, ReplicaSpec
 from unsilent.replicas.step_trace import StepTraceId
 from unsilent.replicas.switches import Switches
@@ -25,31 +25,31 @@ def run_replicas(
     executor: str | None = None,
     address: str | None = None,
     observer: Observer | None = None,
-    asked_for: AskedFor | None = None,
+    replica_request: ReplicaRequest | None = None,
     command: str = "",
-    check: Callable[[], None] = lambda: None,
-    looks: Callable[[], Iterable[StepTraceId]] = lambda: (),
+    after_control_runs: Callable[[], None] = lambda: None,
+    step_traces: Callable[[], Iterable[StepTraceId]] = lambda: (),
 ) -> ReplicaBaseline:
     """Run what ``wanted`` asks for and the store does not hold; return what the training is.
 
     ``wanted`` decides once it is known what the training is. Rows are stored as runs end, so an interrupt or a kill loses only
-    the runs in flight. ``check`` is called when all runs without switches are stored, before any other; ``looks`` is asked when
-    all runs are. ``asked_for``: what the store remembers of the question. ``deadline``: seconds that one run may take; None: no
-    limit. The rest: see `make_executor`.
+    the runs in flight. ``after_control_runs`` is called when all runs without switches are stored, before any other;
+    ``step_traces`` is asked when all runs are. ``replica_request``: what the store remembers of the question.
+    ``deadline``: seconds that one run may take; None: no limit. The rest: see `make_executor`.
     """
     with executors.make_executor(
         executor, spec, jobs=jobs, deadline=deadline, observer=observer, address=address
     ) as running:
-        trained: ReplicaBaseline = running.describe()  # type: ignore[assignment]
-        store.bind(spec, trained)
+        trained: ReplicaBaseline = running.establish_baseline()  # type: ignore[assignment]
+        store.bind_campaign(spec, trained)
         asked = sorted(dict.fromkeys(wanted(trained)), key=_order)
-        store.note_budget(1 + max((replica.number for replica in asked), default=0), command)
-        if asked_for is not None:
-            store.note_asked(asked_for)
+        store.record_budget(1 + max((replica.number for replica in asked), default=0), command)
+        if replica_request is not None:
+            store.record_request(replica_request)
         run_trials([r.trial for r in asked if r.switches == Switches()], running, store, observer)
-        check()
+        after_control_runs()
         run_trials([r.trial for r in asked], running, store, observer)
-        run_trials([look.trial for look in sorted(dict.fromkeys(looks()), key=_order)], running, store, observer)
+        run_trials([look.trial for look in sorted(dict.fromkeys(step_traces()), key=_order)], running, store, observer)
     return trained
 
 

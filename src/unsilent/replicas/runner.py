@@ -23,26 +23,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unsilent.campaigns.code import code_fingerprint, versions
-from unsilent.campaigns.reading import stored_json
-from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash, canonical
-from unsilent.engine.digests import content_of, contents, digest, digest_unordered
-from unsilent.engine.tracing.flow import Flow, Met
+from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash, sorted_json_text
+from unsilent.campaigns.stored_values import dump_stored_json
+from unsilent.engine.digests import content_of, digest, digest_unordered, tensors_hasher
+from unsilent.engine.tracing.flow import DataflowRecorder, RecordedOperation
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.nested import leaves_in
-from unsilent.replicas.child import Child
+from unsilent.replicas.replica_process import ReplicaProcess
 from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
-from unsilent.replicas.step_trace import Operation, StepTrace, StepTraceId, asked_by
+from unsilent.replicas.step_trace import Operation, StepTrace, StepTraceId, replica_or_step_trace
 from unsilent.replicas.switches import Switches
 from unsilent.sites.calls import OUTSIDE
 from unsilent.sites.modules import named_modules
 from unsilent.workloads import load_training
-from unsilent.workloads.process import check_forks, take_notes
+from unsilent.workloads.process_side_effects import check_no_returned_fork, take_notes
 from unsilent.workloads.trainings.base import Seeds, TrainingState
 from unsilent.workloads.trainings.dropout import RowDropout
-from unsilent.workloads.trainings.snapshots import tensors_of
+from unsilent.workloads.trainings.snapshots import model_tensors
 from unsilent.workloads.user import user_code
 
-PROBED = 2
+PROBE_STEPS = 2
 """Steps that are trained before the first run: code and data that user code reads by itself show in them."""
 _CHOOSE = (
     "ATEN_",
@@ -65,63 +65,64 @@ class ReplicaRunner:
     """Runs replicas of one training, one after the other.
 
     Attributes:
-        pack, unproven: as every runner's: runs are made one at a time, and leave nothing behind to be proven.
+        max_trials_together, unverified_row_count: As every runner's; runs are made one at a time and leave
+            nothing to be proven.
     """
 
-    pack, unproven = 1, 0
+    max_trials_together, unverified_row_count = 1, 0
 
-    def __init__(self, spec: ReplicaSpec, means: Means | None = None) -> None:
+    def __init__(self, spec: ReplicaSpec, worker_settings: WorkerSettings | None = None) -> None:
         # What cuBLAS needs to be deterministic; without CUDA nobody reads it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        self._spec, self._jobs = spec, (means or Means()).jobs
+        self._spec, self._jobs = spec, (worker_settings or WorkerSettings()).jobs
         self.workload = load_training(spec.workload, dict(spec.options), data=spec.data)
         self._steps = self.workload.steps if spec.steps is None else spec.steps
         self._described: ReplicaBaseline | None = None
-        self._child: Child | None = None
+        self._child: ReplicaProcess | None = None
         if not self._steps >= 1:
             raise UsageError(f"steps is {self._steps}; expected at least 1")
 
-    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[ReplicaRow | RunAlone]:
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[ReplicaRow | DeferredTrial]:
         """The rows of some trials. Threads of two runs that take turns wait a hundred times longer, so those run alone."""
         for trial in trials:
-            switches = asked_by(trial).switches
+            switches = replica_or_step_trace(trial).switches
             if switches.threads > 1 and self._jobs > 1 and not alone:
-                yield RunAlone(trial, "")
+                yield DeferredTrial(trial, "")
             elif switches.environment or trial == SECOND_TWIN:
                 yield self._in_child(trial, dict(switches.environment))
             else:
-                yield self._checked(self.row(trial))
+                yield self._checked(self.run_trial(trial))
 
     def _in_child(self, trial: TrialId, environment: Mapping[str, str]) -> ReplicaRow:
         """The row of a trial that needs a process of its own, which those that follow in the same environment share."""
         if self._child is None or trial == SECOND_TWIN or self._child.environment != environment:
             self.close()
-            self._child = Child(self._spec, environment)
-        return self._checked(self._child.row(trial))
+            self._child = ReplicaProcess(self._spec, environment)
+        return self._checked(self._child.run_trial(trial))
 
     def _checked(self, row: ReplicaRow) -> ReplicaRow:
         """The row; raises ``UsageError`` where its predictions are of other samples than were held out before the first run."""
-        samples = len(self.describe().labels)
-        if not row.seen and row.predictions.size != samples:
+        samples = len(self.establish_baseline().labels)
+        if not row.step_trace_json and row.predictions.size != samples:
             raise UsageError(
-                f"replica {row.replica} has {row.predictions.size} predictions where {samples} samples are held out; "
-                "evaluate on the same samples in the same order at every call"
+                f"replica {row.replica} made {row.predictions.size} predictions; expected {samples}, one per held-out "
+                "sample: evaluate the same samples in the same order at every call"
             )
         return row
 
-    def lost(self, trial: TrialId, ended: Any, seconds: float, reason: str) -> ReplicaRow:
+    def lost_trial_row(self, trial: TrialId, ended: Any, seconds: float, reason: str) -> ReplicaRow:
         """A run that ends its process is no outcome: raises ``UsageError``, ``UnsilentError``."""
-        what = f"{self._spec.workload}: replica {asked_by(trial)}"
+        what = f"{self._spec.workload}: replica {replica_or_step_trace(trial)}"
         if ended.name == "HANG":
             raise UsageError(
-                f"{what} was not over before the deadline; what was stored is safe: wait longer (--deadline SECONDS), or make "
-                "fewer steps (--steps N)"
+                f"{what} did not end before the deadline; stored results are safe: allow more time (--deadline SECONDS), or "
+                "train fewer steps (--steps N)"
             )
         raise UnsilentError(
-            f"{what} ended its process ({reason}); what was stored is safe: see what ends it, then run the same command again"
+            f"{what} ended its process ({reason}); stored results are safe: find out why, then run the same command again"
         )
 
-    def prove(self) -> None:
+    def verify_restored_state(self) -> None:
         """Nothing is to be proven: every run begins anew."""
 
     def close(self) -> None:
@@ -130,27 +131,27 @@ class ReplicaRunner:
             self._child.close()
             self._child = None
 
-    def row(self, trial: TrialId) -> ReplicaRow:
+    def run_trial(self, trial: TrialId) -> ReplicaRow:
         """The row of a trial, run in this process."""
-        asked = asked_by(trial)
+        asked = replica_or_step_trace(trial)
         return self.run(asked) if isinstance(asked, Replica) else self.trace_step(asked)
 
-    def describe(self) -> ReplicaBaseline:
+    def establish_baseline(self) -> ReplicaBaseline:
         """What is known before the first run; trains the first steps with the base seed, and evaluates."""
         if self._described is None:
             self._described = self._describe()
         return self._described
 
     def _describe(self) -> ReplicaBaseline:
-        with applied(Switches()), _told(), user_code(self._spec.workload):
-            state = self.workload.start(Seeds.all(self._spec.seed))
-            start = digest_of(_all_tensors(self.workload.snapshot(state)))
+        with apply_switches(Switches()), collect_nondeterminism_warnings(), user_code(self._spec.workload):
+            state = self.workload.start(Seeds.same_for_all(self._spec.seed))
+            start = digest_of_tensors(_all_tensors(self.workload.snapshot(state)))
             evaluation = self.workload.evaluate(state)
             draws = self._draws()
-            began, probed = time.perf_counter(), min(PROBED, self._steps)
+            began, probed = time.perf_counter(), min(PROBE_STEPS, self._steps)
             losses = [self.workload.step(state).loss for _ in range(probed)]
             step_seconds = (time.perf_counter() - began) / probed
-            first = digest_of(_all_tensors(self.workload.snapshot(state)))
+            first = digest_of_tensors(_all_tensors(self.workload.snapshot(state)))
         parameters = list(state.model.parameters())
         labels = np.asarray(evaluation.labels, np.int64)
         machine = {
@@ -176,12 +177,12 @@ class ReplicaRunner:
             fingerprint=fingerprint,
             name=str(self.workload.name),
             steps=self._steps,
-            hashes=-(-self._steps // self._spec.every),
+            hash_count=-(-self._steps // self._spec.every),
             labels=tuple(labels.tolist()),
             groups={name: np.packbits(np.asarray(m)).tobytes().hex() for name, m in evaluation.groups.items()},
-            streams=None if streams is None else tuple(streams),
-            layouts=any(p.ndim == 4 and p.shape[1] > 1 for p in parameters),
-            draws=draws,
+            effective_streams=None if streams is None else tuple(streams),
+            has_channels_last=any(p.ndim == 4 and p.shape[1] > 1 for p in parameters),
+            draws_per_batch=draws,
             device=parameters[0].device.type if parameters else "cpu",
             parameters=sum(p.numel() for p in parameters),
             machine=machine,
@@ -192,15 +193,17 @@ class ReplicaRunner:
 
     def _draws(self) -> bool:
         """Whether a module draws random numbers in a step that do not go with the rows of the batch."""
-        state = self.workload.start(Seeds.all(self._spec.seed))
-        flow = Flow(state.model)
+        state = self.workload.start(Seeds.same_for_all(self._spec.seed))
+        flow = DataflowRecorder(state.model)
         try:
             with flow:
                 self.workload.step(state)
         except UnsilentError:  # a compiled model cannot be watched
             return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in state.model.modules())
         by_row = {name for name, module in named_modules(state.model) if isinstance(module, RowDropout)}
-        drawn = {met.key.name.partition("#")[0] for met in flow.met if met.draws and met.key is not None}
+        drawn = {
+            met.key.name.partition("#")[0] for met in flow.recorded_operations if met.draws and met.key is not None
+        }
         return bool(drawn - by_row - {OUTSIDE})
 
     def _start(self, replica: Replica) -> TrainingState:
@@ -220,12 +223,12 @@ class ReplicaRunner:
         )  # fmt: skip
 
     def _trace_step(self, wanted: StepTraceId) -> StepTrace:
-        with applied(wanted.switches), _told(), user_code(self._spec.workload):
+        with apply_switches(wanted.switches), collect_nondeterminism_warnings(), user_code(self._spec.workload):
             state = self._start(wanted.replica)
             for _ in range(wanted.step):
                 self.workload.step(state)
             kind = digest_unordered if wanted.unordered else _ordered
-            flow, before = Flow(state.model, kind), _digests(state, kind)
+            flow, before = DataflowRecorder(state.model, kind), _digests(state, kind)
             try:
                 with flow:
                     self.workload.step(state)
@@ -234,13 +237,17 @@ class ReplicaRunner:
             ) as error:  # what cannot be watched (a compiled model, say) still has its other measures
                 return StepTrace(note=str(error))
             after = _digests(state, kind)
-        return StepTrace(before, after, [_operation(met) for met in flow.met])
+        return StepTrace(before, after, [_operation(met) for met in flow.recorded_operations])
 
     def run(self, replica: Replica) -> ReplicaRow:
         """One training from start to end."""
         began = time.perf_counter()
         losses, hashes = [], []
-        with applied(replica.switches), _told() as notes, user_code(self._spec.workload):
+        with (
+            apply_switches(replica.switches),
+            collect_nondeterminism_warnings() as notes,
+            user_code(self._spec.workload),
+        ):
             state = self._start(replica)
             for step in range(self._steps):
                 losses.append(self.workload.step(state).loss)
@@ -248,17 +255,17 @@ class ReplicaRunner:
                     hashes.append(_quick_hash(state))
             evaluation = self.workload.evaluate(state)
             snapshot = self.workload.snapshot(state)
-        check_forks(self.workload.name)
+        check_no_returned_fork(self.workload.name)
         notes += take_notes(self.workload.name)
         finals = [(name, xxhash.xxh3_64_hexdigest(content_of(t))) for name, t in _all_tensors(snapshot).items()]
         weights = _weights(state)
         return ReplicaRow(
             trial=replica.trial,
-            finals=canonical(finals),
+            final_hashes=sorted_json_text(finals),
             loss=float(evaluation.loss),
-            metrics=canonical({name: float(value) for name, value in evaluation.metrics.items()}),
+            metrics=sorted_json_text({name: float(value) for name, value in evaluation.metrics.items()}),
             dtype="" if weights is None else str(weights.dtype),
-            notes=stored_json(sorted(set(notes))),
+            notes=dump_stored_json(sorted(set(notes))),
             losses=np.array(losses, dtype=np.float64),
             hashes=np.array(hashes, dtype=np.uint64),
             predictions=np.asarray(evaluation.predictions, np.int64),
@@ -268,7 +275,7 @@ class ReplicaRunner:
 
 
 @contextmanager
-def applied(switches: Switches) -> Iterator[None]:
+def apply_switches(switches: Switches) -> Iterator[None]:
     """The settings of these switches inside; those of before afterwards. The environment must be set already."""
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -297,7 +304,7 @@ def applied(switches: Switches) -> Iterator[None]:
 
 
 @contextmanager
-def _told() -> Iterator[list[str]]:
+def collect_nondeterminism_warnings() -> Iterator[list[str]]:
     """The operations that torch warned have no deterministic kernel; other warnings go where they go."""
     items: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
@@ -311,7 +318,7 @@ def _told() -> Iterator[list[str]]:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
+def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
     """One hash of names and contents."""
     digest = xxhash.xxh3_128()
     for name, tensor in tensors.items():
@@ -322,7 +329,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 
 def _quick_hash(state: TrainingState) -> int:
     """64 bits of parameters and buffers."""
-    return int(contents(tensors_of(state.model).values()).intdigest())
+    return int(tensors_hasher(model_tensors(state.model).values()).intdigest())
 
 
 def _ordered(tensor: Tensor) -> int:
@@ -331,10 +338,10 @@ def _ordered(tensor: Tensor) -> int:
 
 def _digests(state: TrainingState, digest: Callable[[Tensor], int]) -> tuple[int, ...]:
     """Of each parameter and buffer."""
-    return tuple(map(digest, tensors_of(state.model).values()))
+    return tuple(map(digest, model_tensors(state.model).values()))
 
 
-def _operation(met: Met) -> Operation:
+def _operation(met: RecordedOperation) -> Operation:
     name, phase = (met.kernel, "") if met.key is None else (met.key.name, met.key.phase)
     return Operation(name, met.kernel, phase, met.draws, met.moves, met.reads, met.gives)
 

@@ -18,15 +18,15 @@ import numpy as np
 from annotated_types import Ge, Lt
 from numpy.typing import NDArray
 
-from unsilent.campaigns.codec import LARGE, RUN, StoredRow
-from unsilent.campaigns.options import DATA, WITH
-from unsilent.campaigns.spec import Json, Means, Runner, TrialId, without_folders
+from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
+from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
 from unsilent.errors import UsageError
-from unsilent.options import PRECISION, RUNS, Option
+from unsilent.options import PRECISION_PANEL, WORKLOAD_PANEL, Option
 from unsilent.replicas.switches import SWITCHES, Switches
 
 if TYPE_CHECKING:
-    from unsilent.workloads.training import Progress
+    from unsilent.workloads.model_fitting import Progress
 
 WEIGHT_BYTES = 64 * 2**20
 """Final weights that take more than this are not kept; their distances are then not known."""
@@ -36,26 +36,31 @@ WEIGHT_BYTES = 64 * 2**20
 class ReplicaSpec:
     """What is trained, and what is written down of it.
 
-    ``steps``: after which a run ends; None: all of the workload's. ``every``: steps between two hashes of the weights.
+    ``steps``: the length of a run; None: all steps of the workload. ``every``: steps between two hashes of the weights.
     """
 
     workload: Annotated[str, Option(
-        "A training: built-in name, file.py:name or package.module:name.", RUNS,
-        missing="no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP",
+        "The training: a built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
+        missing_error="no training was named; give one like train-resnet (see unsilent workloads), or --explain FILE.py:LOOP",
     )]  # fmt: skip
-    options: Annotated[tuple[tuple[str, str], ...], WITH] = ()
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
-    seed: Annotated[int, Option("Base seed: of the clean twin, and what fresh seeds derive from.", RUNS)] = 0
-    steps: Annotated[int | None, Option("Steps of each run.", RUNS, usual="all of the training")] = None
-    every: Annotated[int, Option("Steps between two hashes of the weights.", PRECISION)] = 1
+    seed: Annotated[int, Option("Seed of the clean twin, from which fresh seeds are derived.", WORKLOAD_PANEL)] = 0
+    steps: Annotated[
+        int | None, Option("Number of steps of each run.", WORKLOAD_PANEL, default_text="all steps of the training")
+    ] = None
+    every: Annotated[int, Option("Number of steps between two hashes of the weights.", PRECISION_PANEL)] = 1
 
     def check(self) -> None:
         """Raise ``UsageError`` for numbers that make no sense."""
         if self.every < 1 or (self.steps is not None and self.steps < 1) or self.seed < 0:
-            raise UsageError("--every and --steps are numbers from 1 on, --seed from 0 on")
+            raise UsageError(
+                f"--every is {self.every}, --steps is {'all' if self.steps is None else self.steps}, --seed is {self.seed}; "
+                "expected 1 or more for --every and --steps, 0 or more for --seed"
+            )
 
     @property
-    def enumerated(self) -> bool:
+    def is_enumerated(self) -> bool:
         """Never: there are as many replicas as are asked for."""
         return False
 
@@ -82,11 +87,11 @@ class ReplicaSpec:
         """The spec without the folders its files happen to lie in."""
         return without_folders(self.to_json(), "data")
 
-    def make_runner(self, progress: Progress | None, means: Means) -> Runner:
+    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs replicas, in a worker."""
         from unsilent.replicas.runner import ReplicaRunner
 
-        return ReplicaRunner(self, means)
+        return ReplicaRunner(self, worker_settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +99,28 @@ class ReplicaBaseline:
     """What a worker found out about a training before its first run.
 
     Attributes:
-        steps: of a run. hashes: of the weights that a run has. fingerprint: what a run depends on, by name. labels: of the
-        held-out samples. groups: name -> the samples of it, as bits in hex digits. streams: seeds that have an effect (None: not
-        known). layouts: whether it has a tensor that can be channels last. draws: whether a module draws random numbers that do
-        not go with the rows of the batch. machine: what only holds where it was found (instructions, cores). run_seconds: of a
-        run, as its first steps foretell.
+        steps: Of a run.
+        hash_count: Of the weights that a run has.
+        fingerprint: What a run depends on, by name.
+        labels: Of the held-out samples.
+        groups: Name -> the samples of it, as bits in hex digits.
+        effective_streams: Seeds that have an effect (None: not known).
+        has_channels_last: Whether it has a tensor that can be channels last.
+        draws_per_batch: Whether a module draws random numbers that do not go with the rows of the batch.
+        machine: What only holds where it was found (instructions, cores).
+        run_seconds: Of a run, as its first steps foretell.
     """
 
     campaign: str
     fingerprint: Mapping[str, str]
     name: str
     steps: int
-    hashes: int
+    hash_count: int
     labels: tuple[int, ...]
     groups: Mapping[str, str]
-    streams: tuple[str, ...] | None
-    layouts: bool
-    draws: bool
+    effective_streams: tuple[str, ...] | None
+    has_channels_last: bool
+    draws_per_batch: bool
     device: str
     parameters: int
     machine: Mapping[str, str]
@@ -129,7 +139,7 @@ class ReplicaBaseline:
         return math.inf
 
     @property
-    def masks(self) -> dict[str, NDArray[np.bool_]]:
+    def group_masks(self) -> dict[str, NDArray[np.bool_]]:
         """Name of a group -> which samples are in it, bool[samples]."""
         count = len(self.labels)
         packed = {name: np.frombuffer(bytes.fromhex(bits), np.uint8) for name, bits in self.groups.items()}
@@ -159,22 +169,26 @@ class Replica(NamedTuple):
         fresh = int.from_bytes(hashlib.sha256(f"{base}/{self.number}".encode()).digest()[:7], "big")
         by_name: dict[str, int | None] = dict.fromkeys(("init", "order", "augment", "dropout"), base)
         by_name["within"] = None
-        return by_name | {name: fresh for name, _ in self.switches.settings if SWITCHES[name].draws}
+        return by_name | {name: fresh for name, _ in self.switches.settings if SWITCHES[name].is_random_stream}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReplicaRow(StoredRow):
-    """How one run went, or what was seen at one step of it (``seen``: see `looks`; then all else is empty).
+    """How one run went, or what was seen at one step of it (``step_trace_json``: see `looks`; then all else is empty).
 
     Attributes:
-        losses: float64[steps], before each update. hashes: uint64 of parameters and buffers, each ``every`` steps. finals: JSON
-        list of (tensor, hash) of all that the state holds at the end. metrics: JSON object. predictions: int64 of the held-out
-        samples. weights: all parameters one after the other, as ``dtype``; empty where they are too large. notes: JSON list of
-        what torch warned of. seconds, worker: no content.
+        losses: float64[steps], before each update.
+        hashes: uint64 of parameters and buffers, each ``every`` steps.
+        final_hashes: JSON list of (tensor, hash) of all that the state holds at the end.
+        metrics: JSON object.
+        predictions: int64 of the held-out samples.
+        weights: All parameters one after the other, as ``dtype``; empty where they are too large.
+        notes: JSON list of what torch warned of.
+        seconds, worker: No content.
     """
 
     trial: TrialId
-    finals: str
+    final_hashes: str
     loss: float
     metrics: str
     dtype: str
@@ -182,10 +196,10 @@ class ReplicaRow(StoredRow):
     losses: NDArray[np.float64]
     hashes: NDArray[np.uint64]
     predictions: NDArray[np.int64]
-    weights: Annotated[bytes, LARGE]
-    seen: str = ""
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN] = 0.0
-    worker: Annotated[int, RUN] = 0
+    weights: Annotated[bytes, NOT_EXPORTED]
+    step_trace_json: str = ""
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    worker: Annotated[int, RUN_SPECIFIC] = 0
 
     @property
     def replica(self) -> Replica:
@@ -193,24 +207,24 @@ class ReplicaRow(StoredRow):
         return Replica(Switches.parse(self.trial.target), self.trial.k)
 
     @property
-    def flat(self) -> NDArray[Any] | None:
+    def flat_weights(self) -> NDArray[Any] | None:
         """All parameters one after the other; None where they were not kept, or not read."""
         return np.frombuffer(self.weights, self.dtype) if self.weights else None
 
     @property
-    def final(self) -> str:
+    def final_state_hash(self) -> str:
         """One hash of the state at the end: equal hashes, equal bits of every tensor."""
-        return hashlib.sha256(self.finals.encode()).hexdigest()[:16]
+        return hashlib.sha256(self.final_hashes.encode()).hexdigest()[:16]
 
     def derived(self) -> dict[str, Any]:
         """The final state as one hash."""
-        return {"final": self.final}
+        return {"final": self.final_state_hash}
 
     @property
-    def bits(self) -> tuple[object, ...]:
+    def bitwise_results(self) -> tuple[object, ...]:
         """All that a run returned but its weights, which ``finals`` stand for: equal where all bits are."""
         floats = (np.float64(self.loss).tobytes(), self.losses.tobytes(), self.hashes.tobytes())
-        return (*floats, self.finals, self.predictions.tobytes(), self.metrics)
+        return (*floats, self.final_hashes, self.predictions.tobytes(), self.metrics)
 
     def notes_list(self) -> list[str]:
         """``notes`` as a list."""
@@ -218,6 +232,6 @@ class ReplicaRow(StoredRow):
         return items
 
 
-def same(one: ReplicaRow, other: ReplicaRow) -> bool:
+def same_replica_bits(one: ReplicaRow, other: ReplicaRow) -> bool:
     """Whether two runs have the same bits in all that was written down."""
-    return one.bits == other.bits
+    return one.bitwise_results == other.bitwise_results

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from unsilent.campaigns.reading import Damaged, parsed, stored_json
 from unsilent.campaigns.spec import TrialId
+from unsilent.campaigns.stored_values import DamagedRecordError, dump_stored_json, parse_record
 from unsilent.replicas.spec import Replica
 from unsilent.replicas.switches import Switches
 
@@ -37,7 +37,7 @@ class StepTraceId(NamedTuple):
         return TrialId(f"{prefix}{self.step}:{self.replica.switches}", None, self.replica.number)
 
 
-def asked_by(trial: TrialId) -> Replica | StepTraceId:
+def replica_or_step_trace(trial: TrialId) -> Replica | StepTraceId:
     """The run or the step trace that a trial is; raises ``UsageError`` or ``ValueError`` where it is neither."""
     for prefix in (STEP, UNORDERED):
         if trial.target.startswith(prefix):
@@ -50,18 +50,21 @@ class Operation(NamedTuple):
     """One operation of a step.
 
     Attributes:
-        name: as faults name it, ``conv1#convolution.0`` (what ran, without a module, where it has no name). kernel: what ran.
-        phase: ``fwd``, ``bwd``, ``update``, empty where it has no name. draws: it draws random numbers. moves: it computes
-        nothing, but takes elements of what it reads. reads, gives: hashes of tensors.
+        name: As faults name it, ``conv1#convolution.0`` (what ran, without a module, where it has no name).
+        kernel: What ran.
+        phase: ``fwd``, ``bwd``, ``update``, empty where it has no name.
+        is_random: It draws random numbers.
+        only_moves_data: It computes nothing, but takes elements of what it reads.
+        input_hashes, output_hashes: Hashes of tensors.
     """
 
     name: str
     kernel: str
     phase: str
-    draws: bool
-    moves: bool
-    reads: tuple[int, ...]
-    gives: tuple[int, ...]
+    is_random: bool
+    only_moves_data: bool
+    input_hashes: tuple[int, ...]
+    output_hashes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,12 @@ class StepTrace:
 
     def text(self) -> str:
         """As JSON."""
-        return stored_json(asdict(self))
+        return dump_stored_json(asdict(self))
 
 
 def read_step_trace(text: str) -> StepTrace:
-    """The inverse of `StepTrace.text`; raises ``Damaged``."""
-    trace = parsed(StepTrace, text, "step trace")
+    """The inverse of `StepTrace.text`; raises ``DamagedRecordError``."""
+    trace = parse_record(StepTrace, text, "step trace")
     if len(trace.before) != len(trace.after):
-        raise Damaged("what was seen of a step does not have as many tensors after it as before")
+        raise DamagedRecordError("a step trace has different numbers of tensors before and after the step")
     return trace

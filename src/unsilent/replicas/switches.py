@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 
 ALGORITHMIC, IMPLEMENTATION = "algorithmic", "implementation"
 MOST_THREADS = 1024
@@ -24,50 +24,52 @@ class Switch:
     """What can be switched.
 
     Attributes:
-        draws: each replica gets a fresh seed of the stream of this name. values: what it can be set to; the first is meant where
-        nothing is said; empty: nothing to set. threads: it takes a number of threads, 2 or more. variable: of the environment,
-        that it sets. cuda: it needs a CUDA device.
+        is_random_stream: Each replica gets a fresh seed of the stream of this name.
+        values: What it can be set to; the first is meant where nothing is said; empty: nothing to set.
+        takes_thread_count: It takes a number of threads, 2 or more.
+        environment_variable: Of the environment, that it sets.
+        needs_cuda: It needs a CUDA device.
     """
 
     name: str
     kind: str
-    text: str
-    draws: bool = False
+    varied_aspect: str
+    is_random_stream: bool = False
     values: tuple[str, ...] = ()
-    threads: bool = False
-    variable: str = ""
-    cuda: bool = False
+    takes_thread_count: bool = False
+    environment_variable: str = ""
+    needs_cuda: bool = False
 
 
 SWITCHES: Mapping[str, Switch] = {
     switch.name: switch
     for switch in (
-        Switch("init", ALGORITHMIC, "the weights a run starts from", draws=True),
-        Switch("order", ALGORITHMIC, "the order of the training data", draws=True),
-        Switch("augment", ALGORITHMIC, "augmentation", draws=True),
-        Switch("dropout", ALGORITHMIC, "all else that forward passes draw", draws=True),
-        Switch("within", IMPLEMENTATION, "a permutation of the rows of each batch: sums in another order", draws=True),
-        Switch("threads", IMPLEMENTATION, "the number of threads", threads=True),
+        Switch("init", ALGORITHMIC, "the initial weights", is_random_stream=True),
+        Switch("order", ALGORITHMIC, "the order of the training data", is_random_stream=True),
+        Switch("augment", ALGORITHMIC, "augmentation", is_random_stream=True),
+        Switch("dropout", ALGORITHMIC, "all other random draws of forward passes", is_random_stream=True),
+        Switch("within", IMPLEMENTATION, "the order of rows and sums within each batch", is_random_stream=True),
+        Switch("threads", IMPLEMENTATION, "the number of threads", takes_thread_count=True),
         Switch(
-            "race", IMPLEMENTATION, "that many threads, and operations that race are not made to wait", threads=True
+            "race", IMPLEMENTATION, "the number of threads, with nondeterministic operations allowed", takes_thread_count=True
         ),
         Switch("onednn", IMPLEMENTATION, "oneDNN's kernels", values=("off",)),
         Switch(
-            "isa", IMPLEMENTATION, "the instructions of torch's kernels",
-            values=("default", "avx2", "avx512"), variable="ATEN_CPU_CAPABILITY",
+            "isa", IMPLEMENTATION, "the instruction set of torch's kernels",
+            values=("default", "avx2", "avx512"), environment_variable="ATEN_CPU_CAPABILITY",
         ),
         Switch(
-            "onednn-isa", IMPLEMENTATION, "the instructions of oneDNN's kernels",
-            values=("AVX2", "SSE41", "AVX", "AVX512_CORE"), variable="ONEDNN_MAX_CPU_ISA",
+            "onednn-isa", IMPLEMENTATION, "the instruction set of oneDNN's kernels",
+            values=("AVX2", "SSE41", "AVX", "AVX512_CORE"), environment_variable="ONEDNN_MAX_CPU_ISA",
         ),
         Switch(
             "mkl", IMPLEMENTATION, "the code path of MKL's matrix products",
-            values=("COMPATIBLE", "AVX", "AVX2", "AVX512"), variable="MKL_CBWR",
+            values=("COMPATIBLE", "AVX", "AVX2", "AVX512"), environment_variable="MKL_CBWR",
         ),
         Switch("layout", IMPLEMENTATION, "the memory layout of images and kernels", values=("channels_last",)),
-        Switch("cudnn-benchmark", IMPLEMENTATION, "cuDNN takes the kernel that was fastest just now", cuda=True),
-        Switch("tf32", IMPLEMENTATION, "matrix products and convolutions in TF32", cuda=True),
-        Switch("nondeterministic", IMPLEMENTATION, "kernels with atomic additions are allowed", cuda=True),
+        Switch("cudnn-benchmark", IMPLEMENTATION, "cuDNN measures several kernels and takes the fastest", needs_cuda=True),
+        Switch("tf32", IMPLEMENTATION, "matrix products and convolutions in TF32", needs_cuda=True),
+        Switch("nondeterministic", IMPLEMENTATION, "kernels with atomic additions are allowed", needs_cuda=True),
     )
 }  # fmt: skip
 """All there are, in the order in which they are written."""
@@ -93,7 +95,7 @@ class Switches:
                 raise UsageError(f"switch {name!r} is set twice in {text!r}; give it once")
             by_name[name] = _value(name, value if equals else None)
         if {"threads", "race"} <= set(by_name):
-            raise UsageError(f"{text!r} sets threads and race, which both say how many threads; leave out threads")
+            raise UsageError(f"{text!r} sets threads and race, which both set the number of threads; leave out threads")
         return cls(tuple(sorted(by_name.items(), key=lambda item: _ORDER.index(item[0]))))
 
     def __str__(self) -> str:
@@ -106,14 +108,14 @@ class Switches:
         """What a switch is set to; empty where it is not set or has no value."""
         return dict(self.settings).get(name, "")
 
-    def parts(self) -> Iterable[Switches]:
+    def single_switches(self) -> Iterable[Switches]:
         """Each of its switches alone."""
         return (Switches((setting,)) for setting in self.settings)
 
     @property
-    def varies(self) -> bool:
+    def varies_between_replicas(self) -> bool:
         """Whether replicas of the same switches may differ from each other; otherwise all of them should be the same run."""
-        return any(SWITCHES[name].draws or name in RACING for name, _ in self.settings)
+        return any(SWITCHES[name].is_random_stream or name in RACING for name, _ in self.settings)
 
     @property
     def threads(self) -> int:
@@ -123,7 +125,9 @@ class Switches:
     @property
     def environment(self) -> tuple[tuple[str, str], ...]:
         """Variables that must be set before torch is loaded."""
-        return tuple((SWITCHES[n].variable, value) for n, value in self.settings if SWITCHES[n].variable)
+        return tuple(
+            (SWITCHES[n].environment_variable, value) for n, value in self.settings if SWITCHES[n].environment_variable
+        )
 
 
 CONTROL = "control"
@@ -141,13 +145,13 @@ VARIANTS: Mapping[str, Switches] = {
 def _value(name: str, value: str | None) -> str:
     """The value a switch gets; raises ``UsageError`` for an unknown switch or value."""
     if name not in SWITCHES:
-        raise unknown("switch", name, (*SWITCHES, *VARIANTS))
+        raise unknown_name_error("switch", name, (*SWITCHES, *VARIANTS))
     switch = SWITCHES[name]
-    if switch.threads:
+    if switch.takes_thread_count:
         text = "2" if value is None else value
         if not (text.isdecimal() and 2 <= int(text) <= MOST_THREADS):
             raise UsageError(
-                f"switch {name} is {text!r}; expected a number of threads from 2 to {MOST_THREADS}: {name}=2"
+                f"switch {name} is {text!r}; expected a number of threads from 2 to {MOST_THREADS}, like {name}=2"
             )
         return str(int(text))
     if not switch.values:
@@ -155,5 +159,5 @@ def _value(name: str, value: str | None) -> str:
             raise UsageError(f"switch {name} takes no value, found {value!r}; write {name}")
         return ""
     if value is not None and value not in switch.values:
-        raise unknown(f"value of switch {name}", value, switch.values)
+        raise unknown_name_error(f"value of switch {name}", value, switch.values)
     return switch.values[0] if value is None else value

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from unsilent.report.theme import GREY, HEAT, INK, SOFT, Figure, figure, label, labels, percent, upright
+from unsilent.report.theme import GREY, HEAT, INK, SOFT, Figure, figure, label, labels, percent_label, vertical_line
 
 FIELD_NAMES = {"value": "value bits"}
 """Headings over the columns, where they are longer than the name of the field."""
@@ -25,7 +25,7 @@ class HeatMap:
     n: tuple[tuple[int, ...], ...]
 
     @property
-    def trials(self) -> int:
+    def total_trials(self) -> int:
         """Trials in all cells."""
         return sum(map(sum, self.n))
 
@@ -33,20 +33,21 @@ class HeatMap:
 def heat_figures(maps: Sequence[HeatMap], measure: str) -> list[tuple[HeatMap, Figure]]:
     """Those that have something to show; one scale for all of them, so that a colour means the same number."""
     shown = [heat for heat in maps if heat.layers and heat.bits]
-    floor = floor_of([value for heat in shown for row in heat.estimate for value in row if value])
+    floor = colour_scale_bottom([value for heat in shown for row in heat.estimate for value in row if value])
     return [(heat, heat_figure(heat, floor, measure)) for heat in shown]
 
 
-def floor_of(values: Sequence[float]) -> float:
+def colour_scale_bottom(values: Sequence[float]) -> float:
     """Lower end of the colour scale: a power of ten, one to four decades down."""
     lowest = min(values, default=0.01)
     return min(max(10.0 ** math.floor(math.log10(lowest)), 1e-4), 0.1)
 
 
-def heat_figure(heat: HeatMap, floor: float, measure: str) -> Figure:
+def heat_figure(heat: HeatMap, scale_bottom: float, measure: str) -> Figure:
     """Layer x bit, the sign bit on the left, as a number is written.
 
-    Colour is the estimate on a logarithmic scale from ``floor``, cells without a trial stay grey, zero is the palest colour.
+    Colour is the estimate on a logarithmic scale from ``scale_bottom``, cells without a trial stay grey, zero is the
+    palest colour.
     """
     order = sorted(range(len(heat.bits)), key=lambda i: -heat.bits[i])
     bits = [heat.bits[i] for i in order]
@@ -54,18 +55,18 @@ def heat_figure(heat: HeatMap, floor: float, measure: str) -> Figure:
     counts = [[row[i] for i in order] for row in heat.n]
     fields = [heat.fields.get(bit, "") for bit in bits]
     starts = [i for i in range(len(bits)) if i == 0 or fields[i] != fields[i - 1]]
-    ticks = [10.0**k for k in range(math.ceil(math.log10(floor) - 1e-9), 1)]
+    ticks = [10.0**k for k in range(math.ceil(math.log10(scale_bottom) - 1e-9), 1)]
     # Title and scale lie above the map: a map of one row has no room for them at its side, a phone none at all.
     corner = {"xref": "container", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"}
     # 38: room for the half of the first tick's text that hangs over.
     bar: Figure = {"thickness": 12, "outlinewidth": 0, "orientation": "h", "lenmode": "pixels", "len": 310, "xpad": 38}
     bar |= {"tickangle": 0, "ticklabeloverflow": "allow", "ypad": 28, "tickvals": [math.log10(t) for t in ticks]}
-    bar |= {"ticktext": [("≤ " if i == 0 else "") + percent(t) for i, t in enumerate(ticks)], **corner}
+    bar |= {"ticktext": [("≤ " if i == 0 else "") + percent_label(t) for i, t in enumerate(ticks)], **corner}
     trace: Figure = {"type": "heatmap", "x": list(range(len(bits))), "y": list(range(len(values)))}
-    trace |= {"zmin": math.log10(floor), "zmax": 0, "colorscale": HEAT, "colorbar": bar, "xgap": 1}
+    trace |= {"zmin": math.log10(scale_bottom), "zmax": 0, "colorscale": HEAT, "colorbar": bar, "xgap": 1}
     trace |= {"ygap": 1 if len(values) <= 80 else 0, "hoverongaps": False, "hoverinfo": "text"}
     trace |= {
-        "z": [[None if v is None else math.log10(max(v, floor)) for v in row] for row in values],
+        "z": [[None if v is None else math.log10(max(v, scale_bottom)) for v in row] for row in values],
         "text": [
             [
                 f"<b>{label(layer, 60)}</b><br>bit {bit} ({label(field)})<br>"
@@ -86,7 +87,7 @@ def heat_figure(heat: HeatMap, floor: float, measure: str) -> Figure:
         margin={"l": 74, "r": 28, "t": 96, "b": 52},
         title={"text": label(measure), "font": {"size": 13, "color": SOFT}, **corner, "pad": {"t": 4}},
         plot_bgcolor=GREY,
-        shapes=[upright(start - 0.5, INK) for start in starts[1:]],
+        shapes=[vertical_line(start - 0.5, INK) for start in starts[1:]],
         annotations=[
             _field(fields[start], start, end - 1, len(bits))
             for start, end in zip(starts, [*starts[1:], len(bits)], strict=True)

@@ -21,11 +21,15 @@ class Column:
     """A column of a table.
 
     Attributes:
-        kind: ``text``; ``number`` (int, or float with ``digits``); ``estimate`` (`Interval`, shown with its limits).
-        unit: is shown behind the name. scale: what numbers are multiplied with before they are shown (100: percent).
-        digits: format of a float, like ``.2f``; an int is shown with thousands separated. most: the greatest value that there can
-        be, before scaling; an upper limit there says nothing and is shown as ``–``. priority: 0 is always shown; where a
-        terminal is too narrow, columns of the highest priority go first. left: text that is read, not compared.
+        kind: ``text``; ``number`` (int, or float with ``digits``); ``estimate`` (`Interval`, shown with its
+            limits).
+        unit: Is shown behind the name.
+        scale: What numbers are multiplied with before they are shown (100: percent).
+        digits: Format of a float, like ``.2f``; an int is shown with thousands separated.
+        max_value: The greatest value that there can be, before scaling; an upper limit there says nothing and
+            is shown as ``–``.
+        priority: 0 is always shown; where a terminal is too narrow, columns of the highest priority go first.
+        left_aligned: Text that is read, not compared.
     """
 
     name: str
@@ -33,9 +37,9 @@ class Column:
     unit: str = ""
     scale: float = 1.0
     digits: str = ".6g"
-    most: float = math.inf
+    max_value: float = math.inf
     priority: int = 0
-    left: bool = False
+    left_aligned: bool = False
 
 
 Mark = tuple[str, str]
@@ -43,7 +47,7 @@ Mark = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TextCell:
     """A cell that is shown as ``text`` whatever its column says, sorted by ``key`` (None: by the text).
 
     On a page with a mark, and over a bar between the ends ``bar``, 0 and 1 at most.
@@ -55,17 +59,17 @@ class Shown:
     bar: tuple[float, float] | None = None
 
 
-Cell = str | int | float | bool | Interval | Shown | None
+Cell = str | int | float | bool | Interval | TextCell | None
 """None: there is nothing; shown as ``–``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Cells in the order of columns; ``strong`` rows stand out; ``hint`` is shown when a page's row is pointed at."""
+class TableRow:
+    """Cells in the order of columns; ``emphasised`` rows stand out; ``tooltip`` is shown when a page's row is pointed at."""
 
     cells: tuple[Cell, ...]
-    strong: bool = False
-    hint: str = ""
+    emphasised: bool = False
+    tooltip: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +77,28 @@ class Table:
     """Rows of typed columns; it has no head where no column has a name.
 
     Attributes:
-        title: one line above it. terminal_rows: most rows in a terminal; 0: this table is left to the page. cut: what a terminal
-        says where there are more, of ``{shown}`` and ``{left}`` rows. on_page: False where a page shows the same otherwise.
-        long: the page lets the reader sort and filter it. sentence: in plain mode, where only estimates are a table, each row is
-        a line of this form, with cells by number (``switch {0}: {1}``); empty: it is left out.
+        title: One line above it.
+        terminal_rows: Most rows in a terminal; 0: this table is left to the page.
+        more_rows_text: What a terminal says where there are more, of ``{shown}`` and ``{left}`` rows.
+        on_page: False where a page shows the same otherwise.
+        sortable: The page lets the reader sort and filter it.
+        plain_line_format: In plain mode, where only estimates are a table, each row is a line of this form,
+            with cells by number (``switch {0}: {1}``); empty: it is left out.
     """
 
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     title: str = ""
     terminal_rows: int = 40
-    cut: str = "and {left:,} more in the report"
+    more_rows_text: str = "and {left:,} more in the report"
     on_page: bool = True
-    long: bool = False
-    sentence: str = ""
+    sortable: bool = False
+    plain_line_format: str = ""
 
 
 def columns(*names: str, left: Container[str] = (), priority: Mapping[str, int] | None = None) -> tuple[Column, ...]:
     """Columns of text by their names; ``left`` and ``priority``: see `Column`."""
-    return tuple(Column(name, left=name in left, priority=(priority or {}).get(name, 0)) for name in names)
+    return tuple(Column(name, left_aligned=name in left, priority=(priority or {}).get(name, 0)) for name in names)
 
 
 def estimates_table(names: Sequence[str], rows: Iterable[tuple[Cell, ...]], rare: Container[str] = ()) -> Table:
@@ -100,20 +107,20 @@ def estimates_table(names: Sequence[str], rows: Iterable[tuple[Cell, ...]], rare
     ``rare``: columns that a narrow terminal leaves out.
     """
     heads = (Column(name, "text" if name else "estimate", priority=int(name in rare)) for name in names)
-    return Table(tuple(heads), tuple(map(Row, rows)))
+    return Table(tuple(heads), tuple(map(TableRow, rows)))
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure as plain plotly data; ``label`` is what it shows, for those who do not see it."""
+    """A figure as plain plotly data; ``alt_text`` is what it shows, for those who do not see it."""
 
     name: str
-    label: str
+    alt_text: str
     figure: Figure
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextBlock:
     """Lines for the page, each with a mark or None: what the marks of a figure mean, or a few sentences."""
 
     lines: tuple[tuple[Mark | None, str], ...]
@@ -124,17 +131,17 @@ class Heading:
     """A smaller heading within a section, and what is set smaller behind it."""
 
     title: str
-    small: str = ""
+    subtitle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class SideBySide:
     """Parts that stand side by side where there is room."""
 
-    parts: tuple[Table | Plot | Text | Heading, ...]
+    parts: tuple[Table | Plot | TextBlock | Heading, ...]
 
 
-Part = Table | Plot | Text | Heading | Grid
+Part = Table | Plot | TextBlock | Heading | SideBySide
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +149,7 @@ class Section:
     """A heading, a few sentences for the page, and parts of the page; a terminal shows its tables."""
 
     title: str
-    lead: str
+    introduction: str
     parts: tuple[Part, ...]
 
 
@@ -151,15 +158,22 @@ class Report:
     """All that is shown of a result; what stands in backquotes in its sentences is a name or code.
 
     Attributes:
-        schema: of the JSON object, like ``unsilent/noise/1``. kicker: what kind of report it is. numbers: term, text, and what
-        is set smaller. estimates: one row for each estimate, the table for machines: lines of plain mode, ``results`` of JSON.
-        sections: their figures have names of their own. facts: how it was made, term and text. notes: how to read the tables,
-        without full stops. again: the command that makes it again, to be copied. method: how it was made, in sentences, a line
-        each paragraph. data: further fields of the JSON object, of any depth; ``results`` there replace those of ``estimates``.
+        schema: Of the JSON object, like ``unsilent/noise/2``.
+        report_type: What kind of report it is.
+        numbers: Term, text, and what is set smaller.
+        estimates: One row for each estimate, the table for machines: lines of plain mode, ``results`` of
+            JSON.
+        sections: Their figures have names of their own.
+        facts: How it was made, term and text.
+        notes: How to read the tables, without full stops.
+        repeat_command: The command that makes it again, to be copied.
+        method: How it was made, in sentences, a line each paragraph.
+        further_json: Further fields of the JSON object, of any depth; ``results`` there replace those of
+            ``estimates``.
     """
 
     schema: str
-    kicker: str
+    report_type: str
     title: str
     headline: str
     estimates: Table
@@ -168,6 +182,6 @@ class Report:
     sections: tuple[Section, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
-    again: str = ""
+    repeat_command: str = ""
     method: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    further_json: Mapping[str, Any] = field(default_factory=dict)

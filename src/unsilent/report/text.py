@@ -17,7 +17,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from textwrap import wrap
 
 from unsilent.interval import Interval
-from unsilent.printable import clean as clean
+from unsilent.printable import escape_unprintable as escape_unprintable
 
 NO_TRIAL = "no trial"
 _JOINT = "\xa0"
@@ -29,7 +29,7 @@ _PLACES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class EstimateText:
     """An estimate as text; ``low`` and ``high`` are the limits, rounded outwards. ``exact``: nothing was estimated."""
 
     estimate: str
@@ -43,23 +43,23 @@ class Shown:
         return "exact" if self.exact else f"[{self.low}, {self.high}]"
 
     @property
-    def behind(self) -> str:
+    def limits_in_sentence(self) -> str:
         """The limits as they follow the number in a sentence: a blank and both, nothing where it is exact."""
         return "" if self.exact else f" {self.limits}"
 
 
-def shown(estimate: float | None, low: float, high: float, scale: float = 100.0) -> Shown:
+def estimate_text(estimate: float | None, low: float, high: float, scale: float = 100.0) -> EstimateText:
     """Estimate and limits times ``scale`` (100: percent), each to the digits that the interval supports.
 
-    >>> shown(0.0031, 0.0018, 0.0046)
-    Shown(estimate='0.31', low='0.18', high='0.46')
-    >>> shown(0.0, 0.0, 0.003827).estimate
+    >>> estimate_text(0.0031, 0.0018, 0.0046)
+    EstimateText(estimate='0.31', low='0.18', high='0.46')
+    >>> estimate_text(0.0, 0.0, 0.003827).estimate
     '< 0.39'
     """
     bottom, top = low * scale, high * scale
     if estimate == low == high:  # not an estimate
         exact = f"{top:.4g}"
-        return Shown(exact, exact, exact, exact=True)
+        return EstimateText(exact, exact, exact, exact=True)
     # Of an upper limit alone two digits are told.
     places = _places((top - bottom) / 2) if estimate != 0 or top <= 0 else _two_digits(top)
     own = _kept(estimate * scale, places) if estimate else places
@@ -67,60 +67,59 @@ def shown(estimate: float | None, low: float, high: float, scale: float = 100.0)
     ends = [max(places, min(own, _two_digits(limit))) for limit in (bottom, top)]
     lower, upper = _text(bottom, ends[0], ROUND_FLOOR), _text(top, ends[1], ROUND_CEILING)
     if estimate is None:
-        return Shown(NO_TRIAL, lower, upper)
+        return EstimateText(NO_TRIAL, lower, upper)
     if estimate == 0 and top > 0:
-        return Shown(f"< {upper}", lower, upper)
-    return Shown(_text(estimate * scale, own, ROUND_HALF_EVEN), lower, upper)
+        return EstimateText(f"< {upper}", lower, upper)
+    return EstimateText(_text(estimate * scale, own, ROUND_HALF_EVEN), lower, upper)
 
 
-def limits(interval: Interval, scale: float = 1.0, most: float = math.inf) -> str:
+def interval_text(interval: Interval, scale: float = 1.0, most: float = math.inf) -> str:
     """``1.2 [1.0, 1.5]``; ``–`` in place of an upper limit that says nothing: one at ``most``, the greatest there can be."""
     if interval.high >= most * (1 - 1e-9):
         if interval.estimate == 0:
             return "0 [0, –]"
         # Digits as if the upper limit were as far off as the lower one.
-        text = shown(interval.estimate, interval.low, 2 * (interval.estimate or 0.0) - interval.low, scale)
+        text = estimate_text(interval.estimate, interval.low, 2 * (interval.estimate or 0.0) - interval.low, scale)
         return f"{text.estimate} [{text.low}, –]"
-    text = shown(interval.estimate, interval.low, interval.high, scale)
+    text = estimate_text(interval.estimate, interval.low, interval.high, scale)
     if interval.estimate == 0 and not text.exact:
         return f"0 {text.limits}"  # a spread of nothing, not a count of no events
-    return f"{text.estimate}{text.behind}"
+    return f"{text.estimate}{text.limits_in_sentence}"
 
 
-def signed(estimate: float | None, low: float, high: float) -> Shown:
+def signed(estimate: float | None, low: float, high: float) -> EstimateText:
     """A difference and its limits in percentage points, as `shown` does, each with its sign.
 
     >>> signed(-0.0031, -0.0046, -0.0018)
-    Shown(estimate='-0.31', low='-0.46', high='-0.18')
+    EstimateText(estimate='-0.31', low='-0.46', high='-0.18')
     """
     if estimate == low == high:  # not an estimate
         exact = _sign(f"{100 * estimate:.4g}")
-        return Shown(exact, exact, exact, exact=True)
+        return EstimateText(exact, exact, exact, exact=True)
     places = _places((high - low) * 100.0 / 2)
     value = NO_TRIAL if estimate is None else _sign(_rounded(estimate * 100.0, places))
     lower, upper = _text(low * 100.0, places, ROUND_FLOOR), _text(high * 100.0, places, ROUND_CEILING)
-    return Shown(value, _sign(lower), _sign(upper))
+    return EstimateText(value, _sign(lower), _sign(upper))
 
 
-def factor(estimate: float | None, low: float, high: float) -> Shown:
+def ratio_text(estimate: float | None, low: float, high: float) -> EstimateText:
     """A ratio and its limits, two digits each; ``–`` where it has no value, ``inf`` where nothing bounds it.
 
-    >>> factor(0.5, 0.2449, math.inf)
-    Shown(estimate='0.50', low='0.24', high='inf')
+    >>> ratio_text(0.5, 0.2449, math.inf)
+    EstimateText(estimate='0.50', low='0.24', high='inf')
     """
-
     if estimate is not None and math.isclose(low, high, rel_tol=1e-12):  # not an estimate
         exact = f"{estimate:.4g}"
-        return Shown(exact, exact, exact, exact=True)
+        return EstimateText(exact, exact, exact, exact=True)
 
     def digits(value: float, rounding: str) -> str:
         return _text(value, _two_digits(value), rounding)
 
     value = "–" if estimate is None else digits(estimate, ROUND_HALF_EVEN)
-    return Shown(value, digits(low, ROUND_FLOOR), digits(high, ROUND_CEILING))
+    return EstimateText(value, digits(low, ROUND_FLOOR), digits(high, ROUND_CEILING))
 
 
-def chance(p: float | None) -> str:
+def p_value_text(p: float | None) -> str:
     """A p value, rounded up to two digits; ``–`` where there is none."""
     if p is None:
         return "–"
@@ -129,12 +128,12 @@ def chance(p: float | None) -> str:
     return _text(p, _two_digits(p), ROUND_CEILING) if p < 1 else "1"
 
 
-def share(value: float | None) -> str:
+def percent_text(value: float | None) -> str:
     """A share in percent, without decimals; ``–`` where there is nothing to share."""
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
-def part(row_share: float, estimate: float, low: float, high: float) -> str:
+def share_of_estimate_text(row_share: float, estimate: float, low: float, high: float) -> str:
     """A share of an estimate, in percent, to the digits that the interval of the whole supports."""
     value = estimate * row_share * 100.0
     if low == high:  # not an estimate
@@ -142,7 +141,7 @@ def part(row_share: float, estimate: float, low: float, high: float) -> str:
     return "0" if value < 1e-12 else _rounded(value, _places((high - low) * 100.0 / 2))
 
 
-def seconds(value: float) -> str:
+def duration_text(value: float) -> str:
     """A duration a person can read."""
     if value < 120:
         return f"{value:.3g} s"
@@ -151,7 +150,7 @@ def seconds(value: float) -> str:
     return f"{value / 3600:.3g} h"
 
 
-def amount(value: float) -> str:
+def number_text(value: float) -> str:
     """Three digits, thousands separated: ``6,880,000``, ``0.0128``; a power of ten only where that would be longer."""
     if value == 0 or not 1e-4 <= abs(value) < 1e12:
         return f"{value:.3g}"
@@ -159,7 +158,7 @@ def amount(value: float) -> str:
     return f"{round(value, places):,.{max(places, 0)}f}"
 
 
-def counted(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """``1 batch``, ``2,048 samples``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
@@ -167,11 +166,11 @@ def counted(number: int, noun: str) -> str:
 def flips_text(flips: int | None) -> str:
     """``1 flip``, ``4 flips``; the fault model itself may say how many."""
     if flips is None:
-        return "as the fault model draws"
-    return counted(flips, "flip")
+        return "number of flips set by the fault model"
+    return count_text(flips, "flip")
 
 
-def flips_count(flips: int | None) -> str:
+def flips_number_text(flips: int | None) -> str:
     """The number alone."""
     return "–" if flips is None else f"{flips:,}"
 
@@ -184,10 +183,10 @@ def short(name: str, width: int) -> str:
     return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
 
 
-def folded(name: str, width: int) -> list[str]:
+def break_name(name: str, width: int) -> list[str]:
     """``name`` in lines of at most ``width`` characters, broken behind a dot or blank, else another sign, else anywhere.
 
-    >>> folded("layers.10.self_attention", 12)
+    >>> break_name("layers.10.self_attention", 12)
     ['layers.10.', 'self_', 'attention']
     """
     lines = []
@@ -200,7 +199,7 @@ def folded(name: str, width: int) -> list[str]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """``text`` in lines of at most ``width`` characters, broken at blanks; a word that is longer is `folded`.
+    """``text`` in lines of at most ``width`` characters, broken at blanks; a word that is longer is `break_name`.
 
     What stands in brackets stays in one line where it can.
 
@@ -214,10 +213,10 @@ def wrapped(text: str, width: int) -> list[str]:
         return result[0].replace(" ", _JOINT) if len(result[0]) <= width else result[0]
 
     lines = wrap(re.sub(r"\[[^][]*\]", joined, text), width, break_long_words=False, break_on_hyphens=False)
-    return [part.replace(_JOINT, " ") for line in lines for part in folded(line, width)]
+    return [part.replace(_JOINT, " ") for line in lines for part in break_name(line, width)]
 
 
-def distinct(names: Sequence[str], width: int) -> list[str]:
+def shorten_distinct(names: Sequence[str], width: int) -> list[str]:
     """Names cut to ``width`` characters so that what tells them apart stays: dotted parts that all share go first."""
     if len(names) < 2 or max(map(len, names)) <= width:
         return [short(name, width) for name in names]

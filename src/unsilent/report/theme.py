@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from unsilent.report.text import clean, distinct, short
+from unsilent.report.text import escape_unprintable, short, shorten_distinct
 
 Figure = dict[str, Any]
 
@@ -36,34 +36,41 @@ HEAT = [[0, "#FFF8EC"], [0.25, "#FDD49E"], [0.5, "#FC8D59"], [0.75, "#D7301F"], 
 
 def label(name: str, width: int = 30) -> str:
     """A name as plotly text: cleaned, shortened, and with nothing left that plotly would interpret."""
-    return html.escape(short(clean(name), width), quote=False)
+    return html.escape(short(escape_unprintable(name), width), quote=False)
 
 
 def labels(names: Sequence[str], width: int = 30) -> list[str]:
     """`label` for the names of one axis, cut so that they stay apart."""
-    return [html.escape(name, quote=False) for name in distinct([clean(name) for name in names], width)]
+    return [
+        html.escape(name, quote=False) for name in shorten_distinct([escape_unprintable(name) for name in names], width)
+    ]
 
 
 def percent_ticks(bottom: float) -> Figure:
+    """Ticks at powers of ten from ``bottom`` to 100 %, for a logarithmic axis of shares."""
     ticks = [10.0**k for k in range(round(math.log10(bottom)), 1)]
-    return {"tickvals": ticks, "ticktext": [percent(t) for t in ticks]}
+    return {"tickvals": ticks, "ticktext": [percent_label(t) for t in ticks]}
 
 
-def percent(value: float) -> str:
+def percent_label(value: float) -> str:
+    """A share as the text of a tick, in percent."""
     return f"{100 * value:g} %"
 
 
-def triangle(vertical: bool) -> str:
+def upper_limit_marker(vertical: bool) -> str:
+    """The marker for an upper limit without an estimate, pointing along the axis."""
     return "triangle-down-open" if vertical else "triangle-left-open"
 
 
-def upright(x: float, colour: str, width: float = 1.5, **more: Any) -> Figure:
+def vertical_line(x: float, colour: str, width: float = 1.5, **more: Any) -> Figure:
     """A vertical line over the whole height of a figure; ``more``: of the line, like ``dash``."""
     line = {"color": colour, "width": width, **more}
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
-def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], marker: Figure, **more: Any) -> Figure:
+def marker_series(
+    name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], marker: Figure, **more: Any
+) -> Figure:
     """A series of marks; ``name`` is that in the legend (empty: it has none), ``hover`` what is shown of each."""
     places = {"x": list(x), "y": list(y), "hoverinfo": "text", "hovertext": list(hover)}
     return {

@@ -16,9 +16,9 @@ from types import EllipsisType
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults.naming import KINDS, OPERANDS, PHASES, SiteName, is_cast
-from unsilent.printable import clean
+from unsilent.printable import escape_unprintable
 
 _ADDRESS = re.compile(r"(?:(?P<kind>[a-z]+):)?(?P<glob>[^\[\]:]+)(?:\[(?P<index>[^\[\]]*)\])?$")
 _EXAMPLES = {
@@ -41,17 +41,17 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> Address:
         """Parse an address; raises ``UsageError`` for an unknown kind or an unreadable text."""
-        text = clean(text)
+        text = escape_unprintable(text)
         match = _ADDRESS.match(text.strip())
         if match is None and text.strip().rstrip(":") in KINDS:
-            raise UsageError(f"address {text!r} names nothing; expected {_EXAMPLES[text.strip().rstrip(':')]}")
+            raise UsageError(f"address {text!r} has a kind but no name; expected {_EXAMPLES[text.strip().rstrip(':')]}")
         if match is None:
             raise UsageError(
                 f"cannot read address {text!r}; expected KIND:NAME-OR-GLOB or KIND:NAME[index], like param:*"
             )
         kind = match["kind"] or "param"
         if kind not in KINDS:
-            raise unknown("kind of site", kind, KINDS)
+            raise unknown_name_error("kind of site", kind, KINDS)
         return cls(kind, match["glob"], match["index"])
 
     def matching(self, names: Iterable[str]) -> list[str]:
@@ -63,7 +63,7 @@ class Address:
                 raise UsageError(
                     f"{self.glob!r} is a module, not a parameter; select its parameters with '{self.glob}.*'"
                 )
-            raise unknown(_noun(self), self.glob, known)
+            raise unknown_name_error(_noun(self), self.glob, known)
         return result
 
     def operations(self, known: Sequence[SiteName], others: Collection[str] = ()) -> list[SiteName]:
@@ -75,7 +75,7 @@ class Address:
         stem, phase, operand = _operand(self.glob)
         every = known
         if not any(fnmatch.fnmatchcase(s.phase, phase) for s in known) and not _is_glob(phase):
-            raise UsageError(f"phase {phase!r} is one of a training step; what is corrupted here has fwd alone")
+            raise UsageError(f"phase {phase!r} exists only in a training step; the only phase here is fwd")
         known = [s for s in known if fnmatch.fnmatchcase(s.operand, operand) and fnmatch.fnmatchcase(s.phase, phase)]
         if _is_glob(stem):
             result = [s for s in known if _fits(s.name, stem)]
@@ -103,17 +103,17 @@ class Address:
         module = module if mark else stem
         if stem in others or any(not mark and name.rpartition("#")[0] == stem for name in others):
             return UsageError(
-                f"{stem!r} cannot be corrupted at {operand!r}: it gives a view, nothing, or a dtype without a codec; "
+                f"{stem!r} cannot be corrupted at {operand!r}: it is a view, is absent, or has a dtype without a codec; "
                 f"choose one of {_some(_near(names, module)) or 'op:*'}"
             )
         if not _is_glob(stem) and not mark and any(n.startswith(f"{stem}.") for n in names):
             return UsageError(f"no operation runs in {stem!r} itself; select those of its children with 'op:{stem}.*'")
         near = [n for n in names if n.rpartition("#")[0] == module]
         if near:
-            return unknown(f"operation of {module!r}", stem, near)
+            return unknown_name_error(f"operation of {module!r}", stem, near)
         if _is_glob(stem):
-            return unknown("glob (it matches no operation)", stem, names)
-        return unknown("module with operations", module, {n.rpartition("#")[0] for n in names})
+            return unknown_name_error("glob (it matches no operation)", stem, names)
+        return unknown_name_error("module with operations", module, {n.rpartition("#")[0] for n in names})
 
 
 def component_hint(error: UsageError, addresses: Iterable[str], components: Mapping[str, Sequence[str]]) -> UsageError:
@@ -131,7 +131,7 @@ def component_hint(error: UsageError, addresses: Iterable[str], components: Mapp
             globs = [glob.removeprefix("param:") for glob in components[name]]
             instead = " ".join(f"--at '{kind}:{glob}'" for glob in globs if kind == "param" or _is_glob(glob))
             return UsageError(
-                f"{name!r} is a component, and components are no addresses; say what is in it, like {instead or 'op:*'}"
+                f"{name!r} is a component, which is not an address; address what it contains, like {instead or 'op:*'}"
             )
     return error
 
@@ -160,7 +160,7 @@ def _operand(text: str) -> tuple[str, str, str]:
         if noun == "operand" and re.fullmatch(r"out\.[1-9*]\d?", part):
             continue
         if not fnmatch.filter(known, part):
-            raise unknown(f"{noun} of an operation", part, known)
+            raise unknown_name_error(f"{noun} of an operation", part, known)
     return head + mark + stem, suffix[0], suffix[1]
 
 

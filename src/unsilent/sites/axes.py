@@ -15,36 +15,38 @@ _CONVOLUTION = ("convolution",)
 _IMAGES = ("batch_norm", "group_norm", "pool", "upsample", "instance_norm")
 
 
-class Axes(NamedTuple):
+class AxisOrder(NamedTuple):
     """How one corrupted tensor and the output that sees it lie.
 
     Attributes:
-        order: axes of the corrupted tensor, slowest first (None: as they are). output: those of the output.
+        order: Axes of the corrupted tensor, slowest first (None: as they are).
+        output: Those of the output.
     """
 
     order: tuple[int, ...] | None = None
     output: tuple[int, ...] | None = None
 
 
-FLAT = Axes()
+FLAT = AxisOrder()
 """As they lie."""
 
 
-def axes_of(func: Any, site: SiteName, ndim: int, transposed: bool = False) -> Axes:
+def axes_of(func: Any, site: SiteName, ndim: int, transposed: bool = False) -> AxisOrder:
     """The axes of an operation's tensors as a site of it means them.
 
     Args:
-        ndim: of its image tensors. transposed: of a convolution, whose kernel then is [in, out, …].
+        ndim: Of its image tensors.
+        transposed: Of a convolution, whose kernel then is [in, out, …].
     """
     name = operation_name(func)
     if ndim < 3 or not any(part in name for part in (*_CONVOLUTION, *_IMAGES)):
         return FLAT
     image = (0, *range(2, ndim), 1)
     if not any(part in name for part in _CONVOLUTION):
-        return Axes(image, image) if not site.operand.partition(".")[2] else FLAT
+        return AxisOrder(image, image) if not site.operand.partition(".")[2] else FLAT
     kernel = (*range(2, ndim), *((0, 1) if transposed else (1, 0)))
     output = kernel if site.phase == "grad_wt" else image
     if site.operand.startswith("out"):
-        return Axes(output, output) if site.operand == "out" else FLAT
+        return AxisOrder(output, output) if site.operand == "out" else FLAT
     is_kernel = site.operand == "second" and site.phase in ("fwd", "grad_in")
-    return Axes(kernel if is_kernel else image, output)
+    return AxisOrder(kernel if is_kernel else image, output)

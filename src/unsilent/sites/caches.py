@@ -18,7 +18,7 @@ from unsilent.sites.corrupting import corruptible
 ARGUMENT = "past_key_values"
 
 
-def entries(cache: Any) -> dict[str, Tensor]:
+def kv_cache_entries(cache: Any) -> dict[str, Tensor]:
     """``LAYER/key`` and ``LAYER/value`` -> the tensors of a cache that hold elements."""
     pairs: Iterable[tuple[Any, Any]]
     if hasattr(cache, "layers"):
@@ -44,22 +44,22 @@ def _takes_cache(module: nn.Module) -> bool:
         return False
 
 
-class Caches:
+class KvCacheObserver:
     """Tells of the cache before each outermost module call that is given one; a context manager around an evaluation.
 
     Args:
-        model: whose modules are watched: those with a parameter ``past_key_values``.
-        tell: called with the number of the call, counted from 0, and the cache.
+        model: Whose modules are watched: those with a parameter ``past_key_values``.
+        on_cache: Called with the number of the call, counted from 0, and the cache.
     """
 
-    def __init__(self, model: nn.Module, tell: Callable[[int, Any], None]) -> None:
+    def __init__(self, model: nn.Module, on_cache: Callable[[int, Any], None]) -> None:
         self._modules = [m for m in model.modules() if _takes_cache(m)]
-        self._tell = tell
+        self._tell = on_cache
         self._depth = 0
         self._count = 0
         self._handles: list[Any] = []
 
-    def __enter__(self) -> Caches:
+    def __enter__(self) -> KvCacheObserver:
         self._depth = self._count = 0
         for module in self._modules:
             self._handles.append(module.register_forward_pre_hook(self._begin, with_kwargs=True))

@@ -10,40 +10,40 @@ from torch import Tensor
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
 from unsilent.nested import tensors_in
-from unsilent.sites.axes import Axes, axes_of
-from unsilent.sites.corrupting import plain
-from unsilent.sites.landing import CorruptedTensor, Landings, Wanted
+from unsilent.sites.axes import AxisOrder, axes_of
+from unsilent.sites.corrupting import has_plain_memory
+from unsilent.sites.landing import CorruptedTensor, FaultOrDraw, Landings
 from unsilent.sites.operands import (
     PRODUCTS,
-    argument_number,
-    corrupted_output,
+    corruptible_output,
     exchanged,
     gives_views,
+    listed_operand_number,
     operands_of,
     operation_name,
     output_of,
     same_place,
     written_by,
 )
-from unsilent.sites.reaching import Use, splice
+from unsilent.sites.output_windows import OperandRerun, splice_outputs
 
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+OperationCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-class Aim(NamedTuple):
+class AimedFault(NamedTuple):
     """A fault, its site, and the entry that it means of an operation on lists (None: it has none)."""
 
     site: SiteName
-    wanted: Wanted
+    wanted: FaultOrDraw
     entry: int | None = None
 
     @property
-    def partial(self) -> bool:
+    def has_output_window(self) -> bool:
         """Whether some outputs alone see the fault."""
         return (self.wanted.reach if isinstance(self.wanted, Fault) else self.wanted.window) is not None
 
 
-def corrupted_call(call: Call, aims: Sequence[Aim], landings: Landings) -> Any:
+def corrupted_call(call: OperationCall, aims: Sequence[AimedFault], landings: Landings) -> Any:
     """The result of an operation with faults in what it reads and makes.
 
     A corrupted operand is a corrupted copy that this operation alone sees; one that the operation writes is corrupted in its own
@@ -51,71 +51,80 @@ def corrupted_call(call: Call, aims: Sequence[Aim], landings: Landings) -> Any:
     """
     before = [aim for aim in aims if not aim.site.operand.startswith("out")]
     for aim in before:
-        if not aim.partial:
+        if not aim.has_output_window:
             call, _ = _with_operand(call, aim, landings)
     result = call[0](*call[1], **call[2])
-    partial = [aim for aim in before if aim.partial]
+    partial = [aim for aim in before if aim.has_output_window]
     for number, aim in enumerate(partial):
-        _splice(call, aim, corrupted_output(*call, result), landings, number)
+        _splice(call, aim, corruptible_output(*call, result), landings, number)
     for aim in aims:
         if aim.site.operand.startswith("out"):
             out = output_of(*call, result, int(aim.site.operand.partition(".")[2] or 0), aim.entry)
             if out is None:
-                landings.refuse(aim.wanted, "that output cannot be corrupted: a view, empty, or not there")
+                landings.refuse(aim.wanted, "the output cannot be corrupted, because it is a view, empty or absent")
             else:
                 landings.corrupt(aim.site, aim.wanted, out, False, call_axes(call, aim.site, out.ndim))
     return result
 
 
-def _splice(call: Call, aim: Aim, golden: Tensor | None, landings: Landings, number: int) -> None:
+def _splice(call: OperationCall, aim: AimedFault, golden: Tensor | None, landings: Landings, number: int) -> None:
     """Let some elements of a golden output be what a corrupted operand makes of them."""
-    if why := no_window(call[0], aim.site, number):
+    if why := window_refusal(call[0], aim.site, number):
         landings.refuse(aim.wanted, why)
         return
     assert golden is not None
 
-    def again(faulty: Call) -> Tensor:
+    def again(faulty: OperationCall) -> Tensor:
         return next(tensors_in(faulty[0](*faulty[1], **faulty[2])))
 
     faulty, corrupted = _with_operand(call, aim, landings, (golden, again))
     if corrupted is not None and corrupted.reach is not None:
-        splice(golden, again(faulty), corrupted.reach)
+        splice_outputs(golden, again(faulty), corrupted.reach)
 
 
-def no_window(func: Any, site: SiteName, number: int) -> str:
+def window_refusal(func: Any, site: SiteName, number: int) -> str:
     """Why some outputs alone cannot see a fault; empty where they can: ``number`` of such faults came before."""
     if operation_name(func) not in PRODUCTS or site.operand not in OPERANDS[1:3]:
-        return "windows are of the factors of products, which have operand registers"
-    return "one fault of an operation can have a window" if number else ""
+        return (
+            "a window is possible only for the inputs of a matrix product or convolution, which have operand registers"
+        )
+    return "only one fault per operation can have a window" if number else ""
 
 
-def call_axes(call: Call, site: SiteName, ndim: int) -> Axes:
+def call_axes(call: OperationCall, site: SiteName, ndim: int) -> AxisOrder:
     """The axes of a call's tensors as a site of it means them."""
     transposed = operation_name(call[0]) == "convolution" and len(call[1]) > 6 and bool(call[1][6])
     return axes_of(call[0], site, ndim, transposed)
 
 
 def _with_operand(
-    call: Call, aim: Aim, landings: Landings, use: tuple[Tensor, Callable[[Call], Tensor]] | None = None
-) -> tuple[Call, CorruptedTensor | None]:
+    call: OperationCall,
+    aim: AimedFault,
+    landings: Landings,
+    use: tuple[Tensor, Callable[[OperationCall], Tensor]] | None = None,
+) -> tuple[OperationCall, CorruptedTensor | None]:
     """The call with a corrupted operand; as it is where the fault does not fit."""
     func, args, kwargs = call
-    number, tensors = argument_number(func, args, aim.site.operand, aim.entry), operands_of(args, kwargs)
+    number, tensors = listed_operand_number(func, args, aim.site.operand, aim.entry), operands_of(args, kwargs)
     if number is None or number >= len(tensors):
         landings.refuse(aim.wanted, f"the operation has no {aim.site.operand} tensor operand")
         return call, None
     if gives_views(func):
-        landings.refuse(aim.wanted, "the operation gives a view of its operand, so it has none of its own")
+        landings.refuse(
+            aim.wanted, "the operation returns a view of its operand, so this operand has no memory of its own"
+        )
         return call, None
     old, place = tensors[number], number
-    in_place = any(plain(t) and plain(old) and same_place(old, t) for t in written_by(func, args, kwargs))
+    in_place = any(
+        has_plain_memory(t) and has_plain_memory(old) and same_place(old, t) for t in written_by(func, args, kwargs)
+    )
 
-    def swapped(new: Tensor) -> Call:
+    def swapped(new: Tensor) -> OperationCall:
         return (func, *exchanged((args, kwargs), place, new))
 
     made = None
     if use is not None:
         golden, again = use
-        made = Use(golden, lambda new: again(swapped(new)))
+        made = OperandRerun(golden, lambda new: again(swapped(new)))
     corrupted = landings.corrupt(aim.site, aim.wanted, old, not in_place, call_axes(call, aim.site, old.ndim), made)
     return (call if corrupted is None or in_place else swapped(corrupted.tensor)), corrupted

@@ -2,7 +2,7 @@
 
 An operation belongs to the innermost module whose call it runs in; ``k`` counts the operations of one name there, over
 one evaluation of one batch. Every dispatched operation counts, views too, so that a name does not depend on what else is
-watched. Hooks are global to the process while a `Calls` is entered and are gone afterwards, also when the model raised.
+watched. Hooks are global to the process while a `OperationNamer` is entered and are gone afterwards, also when the model raised.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ OUTSIDE = "(run)"
 """What the workload's ``run`` does outside of the model."""
 
 
-class Calls:
+class OperationNamer:
     """Follows which module is being called; a context manager around one evaluation of one batch.
 
     Args:
-        model: the module whose children give the names. Modules that are not part of it go by their caller's name.
+        model: The module whose children give the names. Modules that are not part of it go by their caller's
+            name.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,14 +43,14 @@ class Calls:
         """Name of the innermost module that is being called."""
         return self._stack[-1]
 
-    def name(self, func: Any) -> str:
+    def next_name(self, func: Any) -> str:
         """The name of an operation that is about to run; to be asked exactly once for each, in order."""
         key = (self._stack[-1], operation_name(func))
         k = self._counts[key]
         self._counts[key] = k + 1
         return f"{key[0]}#{key[1]}.{k}"
 
-    def __enter__(self) -> Calls:
+    def __enter__(self) -> OperationNamer:
         self._stack, self._counts = [OUTSIDE], Counter()
         self._thread = threading.get_ident()
         self._handles = [

@@ -12,11 +12,11 @@ from torch.utils._mode_utils import no_dispatch
 
 from unsilent.errors import InjectionError
 from unsilent.faults import CODECS, Fault
-from unsilent.faults.receipts import Hit
-from unsilent.sites.memory import Memory, Words, dtype_name
+from unsilent.faults.receipts import AppliedFault
+from unsilent.sites.memory import TensorMemory, Words, dtype_name
 
 
-def plain(tensor: Tensor) -> bool:
+def has_plain_memory(tensor: Tensor) -> bool:
     """Whether the tensor is what its memory holds: strided, with memory, and not a view that negates or conjugates it."""
     special = tensor.is_nested or tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
     return tensor.layout == torch.strided and not special
@@ -24,27 +24,27 @@ def plain(tensor: Tensor) -> bool:
 
 def corruptible(tensor: Tensor) -> bool:
     """Whether a fault can corrupt this tensor: it has elements, memory and a dtype with a codec."""
-    return dtype_name(tensor.dtype) in CODECS and plain(tensor) and not tensor.is_meta and tensor.numel() > 0
+    return dtype_name(tensor.dtype) in CODECS and has_plain_memory(tensor) and not tensor.is_meta and tensor.numel() > 0
 
 
-def intended(memory: Memory, fault: Fault) -> tuple[Words, Words]:
+def intended(memory: TensorMemory, fault: Fault) -> tuple[Words, Words]:
     """The words at the fault's elements now, and what it makes of them."""
     before = memory.read(fault.elements)
     source = memory.read(fault.operands) if fault.operation == "copy_from" else None
     return before, fault.apply(before, source)
 
 
-def write(memory: Memory, fault: Fault, before: Words, words: Words) -> Hit:
+def write(memory: TensorMemory, fault: Fault, before: Words, words: Words) -> AppliedFault:
     """Write ``words`` at the fault's elements and read them back; raises ``InjectionError`` unless all are there."""
     memory.write(fault.elements, words)
     after = memory.read(fault.elements)
     if not np.array_equal(after, words):
         missed = int((after != words).sum())
         raise InjectionError(
-            f"{fault.site}: {len(fault) - missed} of {len(fault)} elements hit; "
-            "its memory does not keep what is written to it"
+            f"{fault.site}: {len(fault) - missed} of {len(fault)} elements corrupted; "
+            "the memory does not hold the values that were written"
         )
-    return Hit(fault, before, after)
+    return AppliedFault(fault, before, after)
 
 
 def misfit(tensor: Tensor, fault: Fault) -> str:
@@ -52,15 +52,15 @@ def misfit(tensor: Tensor, fault: Fault) -> str:
     result = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
     if result != (asked := f"{fault.dtype}{list(fault.shape)}"):
         return f"the fault is for {asked}, found {result}"
-    return "" if corruptible(tensor) else f"found {result} without memory of its own"
+    return "" if corruptible(tensor) else f"the tensor, {result}, has no memory of its own"
 
 
-def corrupt(tensor: Tensor, fault: Fault) -> Hit:
+def corrupt(tensor: Tensor, fault: Fault) -> AppliedFault:
     """Apply a fault to a tensor in place, whatever its strides; raises ``InjectionError`` where it does not fit or land."""
     with no_dispatch():
         if why := misfit(tensor, fault):
             raise InjectionError(f"{fault.site}: {why}")
-        memory = Memory(tensor)
+        memory = TensorMemory(tensor)
         return write(memory, fault, *intended(memory, fault))
 
 

@@ -1,5 +1,7 @@
-"""One fault in one line: ``with unsilent.inject(model, "param:fc.weight[3,5]", bit=30) as receipt:``, and of a training step
-``with unsilent.inject(model, "op:conv1/grad_wt", "random", optimizers=[optimizer]) as step:``.
+"""One fault in one line of Python.
+
+``with unsilent.inject(model, "param:fc.weight[3,5]", bit=30) as receipt:`` corrupts a parameter,
+``with unsilent.inject(model, "op:conv1/grad_wt", "random", optimizers=[optimizer]) as step:`` an operation of a training step.
 """
 
 from __future__ import annotations
@@ -11,19 +13,19 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import FAULT_MODELS, Fault, FaultModel, fault_model
-from unsilent.faults.drawn import Draw
 from unsilent.faults.hardware.presets import PRESETS, preset
 from unsilent.faults.naming import PHASES, kind_of
+from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.addresses import Address
-from unsilent.sites.landing import Wanted
-from unsilent.sites.parameters import Injection, Parameters
-from unsilent.sites.training.step import Step
+from unsilent.sites.landing import FaultOrDraw
+from unsilent.sites.parameters import ParameterInjection, Parameters
+from unsilent.sites.training.step import StepInjection
 
 _ELSEWHERE = {
-    "input": "corrupt the tensor that you give to the model: unsilent.sites.corrupted_copy",
-    "kv": "a campaign corrupts it: unsilent pvf WORKLOAD --at kv:*",
+    "input": "corrupt the input tensor before you pass it to the model: unsilent.sites.corrupted_copy",
+    "kv": "corrupt them in a campaign: unsilent pvf WORKLOAD --at kv:*",
 }
 _DEFAULTS = {"op": (PHASES[0], "out"), "saved": ("first",), "comm": ("in",)}
 """What is corrupted where an address leaves it out."""
@@ -31,7 +33,7 @@ _DEFAULTS = {"op": (PHASES[0], "out"), "saved": ("first",), "comm": ("in",)}
 
 def inject(
     model: nn.Module,
-    what: str | Wanted | Sequence[Wanted],
+    address_or_faults: str | FaultOrDraw | Sequence[FaultOrDraw],
     fault: str | FaultModel | None = None,
     *,
     bit: int | None = None,
@@ -41,19 +43,20 @@ def inject(
     rank: int = 0,
     micro_step: int | None = None,
     occurrence: int | None = None,
-) -> Injection | Step:
+) -> ParameterInjection | StepInjection:
     """A context manager that corrupts a model, or one training step of it.
 
     Args:
-        model: any module; nothing is copied, hooked or wrapped that stays.
-        what: an address (``"param:layer1.*"``, ``"op:layer1.0.conv1/grad_wt"``, ``"optim:fc.weight/exp_avg"``) for which a
-            fault is drawn, or faults (resolved ones are replayed).
-        fault: fault model for an address, default ``"bitflip"`` (one uniformly drawn bit); for operations a published preset, too
-            (``"N16_RD"``), which says which operand is corrupted.
-        bit: flip this bit position (0 = least significant) in *every* addressed element; instead of ``fault``, which draws
-            one of them.
-        seed, law: of the draw.
-        optimizers: whose state ``optim:`` corrupts. rank, micro_step, occurrence: which of several times (see `Fault`).
+        model: Any module; nothing is copied, hooked or wrapped that stays.
+        address_or_faults: An address (``"param:layer1.*"``, ``"op:layer1.0.conv1/grad_wt"``,
+            ``"optim:fc.weight/exp_avg"``) for which a fault is drawn, or faults (resolved ones are replayed).
+        fault: Fault model for an address, default ``"bitflip"`` (one uniformly drawn bit); for operations a
+            published preset, too (``"N16_RD"``), which says which operand is corrupted.
+        bit: Flip this bit position (0 = least significant) in *every* addressed element; instead of
+            ``fault``, which draws one of them.
+        seed, law: Of the draw.
+        optimizers: Whose state ``optim:`` corrupts.
+        rank, micro_step, occurrence: Which of several times (see `Fault`).
 
     Returns:
         for ``param:`` an `Injection`: entering it corrupts and gives a `Receipt`, leaving it restores all bits, proven. For
@@ -66,27 +69,31 @@ def inject(
         InjectionError: on entry when a fault did not land as asked, on exit when the bits were not restored.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"inject needs a torch.nn.Module first, found {type(model).__name__}: inject(model, address)")
+        raise UsageError(
+            f"the first argument of inject is {type(model).__name__}; expected a torch.nn.Module: inject(model, address)"
+        )
     if fault is not None and bit is not None:
         raise UsageError(
             "give fault= or bit=, not both; bit=30 is short for flipping bit 30 of every addressed element"
         )
-    if not isinstance(what, str):
-        given = [what] if isinstance(what, (Fault, Draw)) else list(what)
+    if not isinstance(address_or_faults, str):
+        given = (
+            [address_or_faults] if isinstance(address_or_faults, (Fault, UnresolvedFault)) else list(address_or_faults)
+        )
         if fault is not None or bit is not None:
-            raise UsageError("faults are taken as they are; leave out fault= and bit=")
+            raise UsageError("the faults are already given; leave out fault= and bit=")
         resolved = [one for one in given if isinstance(one, Fault) and kind_of(one.site) == "param"]
         if len(resolved) == len(given):
             return Parameters(model).inject(resolved, strict=True)
-        return Step(model, given, optimizers)
-    kind = kind_of(what)
+        return StepInjection(model, given, optimizers)
+    kind = kind_of(address_or_faults)
     if kind in _ELSEWHERE:
         raise UsageError(f"inject does not corrupt {kind}: sites; {_ELSEWHERE[kind]}")
     if kind != "param" or optimizers:
         moment = {"rank": rank, "micro_step": micro_step, "occurrence": occurrence}
-        return Step(model, [_draw(what, fault, bit, seed, law, moment)], optimizers)
+        return StepInjection(model, [_draw(address_or_faults, fault, bit, seed, law, moment)], optimizers)
     parameters = Parameters(model)
-    regions = parameters.select(what)
+    regions = parameters.select(address_or_faults)
     if bit is not None:
         drawn = fault_model(f"bitflip:bits={bit}")
         drawn = drawn.with_count(max(1, drawn.capacity(regions)))
@@ -97,24 +104,24 @@ def inject(
 
 def _draw(
     what: str, fault: str | FaultModel | None, bit: int | None, seed: int, law: str, moment: dict[str, Any]
-) -> Draw:
+) -> UnresolvedFault:
     """The draw for an address of a step."""
     address = Address.parse(what)
     if any(c in address.glob for c in "*?"):
         raise UsageError(
-            f"{what!r} may mean many operations, whose shapes are not known yet; name one (Step.names has them)"
+            f"{what!r} can match several operations, whose shapes are not known yet; name one operation (see Step.names)"
         )
     stem, *rest = address.glob.split("/")
     if isinstance(fault, str) and fault.partition(":")[0] not in (*FAULT_MODELS, *PRESETS):
-        raise unknown("fault model or preset", fault, [*FAULT_MODELS, *PRESETS])
+        raise unknown_name_error("fault model or preset", fault, [*FAULT_MODELS, *PRESETS])
     if isinstance(fault, str) and fault in PRESETS:
         if address.kind != "op" or (rest and rest[0] == "optim"):
             raise UsageError(
-                f"{fault} corrupts an operation forward or backward, op:MODULE/fwd, grad_in or grad_wt; found {what!r}"
+                f"{fault} corrupts a forward or backward operation; expected op:MODULE/fwd, /grad_in or /grad_wt, found {what!r}"
             )
         if len(rest) > 1:
-            raise UsageError(f"{fault} says itself which operand is corrupted; leave out '/{rest[1]}'")
-        return preset(fault).draw(
+            raise UsageError(f"{fault} already chooses the operand; leave out '/{rest[1]}'")
+        return preset(fault).fault_at_operation(
             f"op:{stem}", phase=rest[0] if rest else PHASES[0], seed=seed, index=address.index, **moment
         )
     rest += _DEFAULTS.get(address.kind, ())[len(rest) :]
@@ -122,4 +129,4 @@ def _draw(
     text = f"bitflip:bits={bit},rate=1" if bit is not None else fault or "bitflip"
     drawn = text if isinstance(text, FaultModel) else fault_model(text)
     site = f"{address.kind}:{'/'.join((stem, *rest))}"
-    return Draw(site, drawn, seed, address.index, law, **moment)
+    return UnresolvedFault(site, drawn, seed, address.index, law, **moment)

@@ -10,8 +10,8 @@ from torch import Tensor
 from unsilent.errors import InjectionError
 from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
-from unsilent.faults.receipts import Hit
-from unsilent.nested import Path, leaves_in, mapped
+from unsilent.faults.receipts import AppliedFault
+from unsilent.nested import Path, leaves_in, map_tensors
 from unsilent.sites.corrupting import copied, corrupt, misfit
 
 
@@ -26,10 +26,10 @@ def _name(path: Path) -> str:
     return ".".join(path) or "0"
 
 
-def corrupted_inputs(batch: Any, faults: Sequence[Fault], hits: list[Hit]) -> Any:
+def corrupted_inputs(batch: Any, faults: Sequence[Fault], applied_faults: list[AppliedFault]) -> Any:
     """The batch with corrupted copies of the tensors that the ``input:`` faults name; the batch itself is left alone.
 
-    ``hits``: what landed is added to it.
+    ``applied_faults``: what landed is added to it.
 
     Raises ``InjectionError`` where a fault names no tensor of the batch or does not fit it.
     """
@@ -41,11 +41,11 @@ def corrupted_inputs(batch: Any, faults: Sequence[Fault], hits: list[Hit]) -> An
         name = parse_site(fault.site).name
         if name not in result:
             raise InjectionError(
-                f"{fault.site}: the batch has no such input; it has {', '.join(result) or 'no tensor'}"
+                f"{fault.site}: the batch has no such input; its inputs are {', '.join(result) or 'no tensor'}"
             )
         if name not in corrupted:
             if why := misfit(result[name], fault):
                 raise InjectionError(f"{fault.site}: {why}")
             corrupted[name] = copied(result[name])
-        hits.append(corrupt(corrupted[name], fault))
-    return mapped(batch, lambda path, tensor: corrupted.get(_name(path), tensor))
+        applied_faults.append(corrupt(corrupted[name], fault))
+    return map_tensors(batch, lambda path, tensor: corrupted.get(_name(path), tensor))

@@ -1,6 +1,6 @@
 """Where faults meet tensors in the middle of a run: each lands once, or it is remembered why it did not.
 
-What is wanted is a resolved `Fault`, or a `Draw` whose elements are drawn now that the tensor is there.
+What is wanted is a resolved `Fault`, or a `UnresolvedFault` whose elements are drawn now that the tensor is there.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.faults import Fault
-from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName
-from unsilent.faults.receipts import Hit
+from unsilent.faults.receipts import AppliedFault
 from unsilent.faults.sampling import Ints
+from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.addresses import flat_elements
-from unsilent.sites.axes import FLAT, Axes
-from unsilent.sites.claims import distinct_elements
+from unsilent.sites.axes import FLAT, AxisOrder
 from unsilent.sites.corrupting import copied, corrupt, corruptible, misfit, overlaps
 from unsilent.sites.memory import dtype_name
-from unsilent.sites.reaching import Use, dependents
+from unsilent.sites.memory_ownership import distinct_elements
+from unsilent.sites.output_windows import OperandRerun, dependent_outputs
 
-Wanted = Fault | Draw
+FaultOrDraw = Fault | UnresolvedFault
 
 
 class CorruptedTensor(NamedTuple):
@@ -42,12 +42,13 @@ class Landings:
     """What becomes of the faults of one run.
 
     Attributes:
-        hits: what landed, in order. misfits: what did not fit where it was met, with the reason.
+        applied_faults: What landed, in order.
+        misfits: What did not fit where it was met, with the reason.
     """
 
     def __init__(self) -> None:
-        self.hits: list[Hit] = []
-        self.misfits: list[tuple[Wanted, str]] = []
+        self.applied_faults: list[AppliedFault] = []
+        self.misfits: list[tuple[FaultOrDraw, str]] = []
         self._landed: set[int] = set()
 
     @property
@@ -55,32 +56,33 @@ class Landings:
         """How many faults landed."""
         return len(self._landed)
 
-    def has(self, wanted: Wanted) -> bool:
+    def has_landed(self, wanted: FaultOrDraw) -> bool:
         """Whether it landed."""
         return id(wanted) in self._landed
 
-    def why(self, wanted: Wanted) -> str:
+    def why(self, wanted: FaultOrDraw) -> str:
         """Why it did not land where it was met; empty where it was not met."""
         return next((why for one, why in reversed(self.misfits) if one is wanted), "")
 
-    def refuse(self, wanted: Wanted, why: str) -> None:
+    def refuse(self, wanted: FaultOrDraw, why: str) -> None:
         """Remember that it does not fit."""
         self.misfits.append((wanted, why))
 
     def corrupt(
         self,
         site: SiteName,
-        wanted: Wanted,
+        wanted: FaultOrDraw,
         tensor: Tensor,
         copy: bool,
-        axes: Axes = FLAT,
-        use: Use | None = None,
+        axes: AxisOrder = FLAT,
+        use: OperandRerun | None = None,
     ) -> CorruptedTensor | None:
         """Corrupt a tensor or a copy of it.
 
         Args:
-            site: where it is met, in full. axes: order of runs in the tensor, and the channels of the output. use: what is made
-                of it; None for what is no operand, or where that cannot be told.
+            site: Where it is met, in full.
+            axes: Order of runs in the tensor, and the channels of the output.
+            use: What is made of it; None for what is no operand, or where that cannot be told.
 
         Returns:
             None, and remembered, where the fault does not fit.
@@ -98,46 +100,52 @@ class Landings:
             return None
         faults = tuple(f if f.site == site.text else replace(f, site=site.text) for f in faults)
         corrupted = copied(tensor) if copy else tensor
-        self.hits += [corrupt(corrupted, fault) for fault in faults]
+        self.applied_faults += [corrupt(corrupted, fault) for fault in faults]
         self._landed.add(id(wanted))
         return CorruptedTensor(corrupted, faults[0].reach if faults else None)
 
-    def _misfit(self, wanted: Wanted, tensor: Tensor) -> str:
+    def _misfit(self, wanted: FaultOrDraw, tensor: Tensor) -> str:
         if id(wanted) in self._landed:
-            return "it was met twice"
+            return "it was reached twice"
         if not corruptible(tensor):
             result = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-            return f"found {result} without memory of its own, or of a dtype without a codec"
+            return f"the tensor, {result}, has no memory of its own or a dtype whose bits cannot be corrupted"
         return misfit(tensor, wanted) if isinstance(wanted, Fault) else ""
 
-    def _faults(self, wanted: Wanted, tensor: Tensor, axes: Axes, use: Use | None) -> tuple[Fault, ...]:
+    def _faults(
+        self, wanted: FaultOrDraw, tensor: Tensor, axes: AxisOrder, use: OperandRerun | None
+    ) -> tuple[Fault, ...]:
         """The resolved faults, with what sees them."""
         if isinstance(wanted, Fault):
             if wanted.reach is not None and use is None:
-                raise _Unfit("a reach is for an operand of an operation that writes over nothing")
+                raise _Unfit(
+                    "a reach is possible only for an operand of an operation that overwrites none of its inputs"
+                )
             return (wanted,)
         shape = tuple(tensor.shape)
         elements = None if wanted.index is None else flat_elements(wanted.index, wanted.site, shape)
         if elements is None:
             elements = distinct_elements(tensor) if overlaps(tensor) else None  # a cell of memory is one element
         order = None if elements is not None else axes.order
-        faults = wanted.resolved(dtype_name(tensor.dtype), shape, elements, order)
+        faults = wanted.resolve_for_tensor(dtype_name(tensor.dtype), shape, elements, order)
         if wanted.window is None:
             return faults
         if use is None:
-            raise _Unfit("a window of outputs is for an operand of an operation that writes over nothing")
-        seen = [dependents(use, tensor, fault.elements) for fault in faults]
+            raise _Unfit(
+                "an output window is possible only for an operand of an operation that overwrites none of its inputs"
+            )
+        seen = [dependent_outputs(use, tensor, fault.elements) for fault in faults]
         if not all(mask.any() for mask in seen) and bool(use.golden.isnan().any()):
-            raise _Unfit("the golden output has NaNs, so which of its elements use the operand cannot be determined")
+            raise _Unfit("the golden output contains NaN, so it cannot be determined which outputs use the operand")
         return tuple(
             replace(fault, reach=_reach(wanted, mask, axes.output or tuple(range(mask.ndim))))
             for fault, mask in zip(faults, seen, strict=True)
         )
 
 
-def _reach(wanted: Draw, dependents: NDArray[np.bool_], order: tuple[int, ...]) -> Ints | None:
+def _reach(wanted: UnresolvedFault, dependents: NDArray[np.bool_], order: tuple[int, ...]) -> Ints | None:
     """The outputs that see a fault; positions are counted in the order of axes that runs follow, too, channels last."""
-    result = wanted.reach(dependents.transpose(order), len(order) - 1)
+    result = wanted.affected_outputs(dependents.transpose(order), len(order) - 1)
     if result is None:
         return None
     shape = tuple(dependents.shape[axis] for axis in order)

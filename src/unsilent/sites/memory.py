@@ -24,7 +24,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def distinct(tensor: Tensor) -> Tensor:
+def drop_repeated_dimensions(tensor: Tensor) -> Tensor:
     """The tensor without the dimensions along which it repeats the same memory (stride 0, from ``expand``)."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
@@ -32,7 +32,7 @@ def distinct(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class Memory:
+class TensorMemory:
     """Word access to one tensor by flat C-order element index."""
 
     __slots__ = ("_array", "_words", "codec", "shape", "tensor")
@@ -45,10 +45,10 @@ class Memory:
         # Dense memory is indexed flat, other memory dimension by dimension; on the CPU through numpy, which is much
         # quicker than torch for a few elements and shares the same memory.
         self._words = words.view(-1) if words.is_contiguous() else words
-        self._array = self._words.numpy().view(self.codec.word) if tensor.device.type == "cpu" else None
+        self._array = self._words.numpy().view(self.codec.word_dtype) if tensor.device.type == "cpu" else None
 
     @property
-    def current(self) -> bool:
+    def is_attached(self) -> bool:
         """Whether the tensor still uses this memory (``model.double()`` or ``.to()`` would replace it)."""
         return self.tensor.data_ptr() == self._words.data_ptr() and dtype_name(self.tensor.dtype) == self.codec.name
 
@@ -57,7 +57,7 @@ class Memory:
         index = self._index(elements)
         if self._array is not None:
             return self._array[index]
-        return self._words[self._on_device(index)].cpu().numpy().view(self.codec.word)
+        return self._words[self._on_device(index)].cpu().numpy().view(self.codec.word_dtype)
 
     def write(self, elements: NDArray[np.int64], words: Words) -> None:
         """Put ``words`` at ``elements``; elements must be distinct."""
@@ -65,7 +65,7 @@ class Memory:
         if self._array is not None:
             self._array[index] = words
             return
-        values = torch.tensor(words.view(np.dtype(f"i{self.codec.word.itemsize}")), device=self._words.device)
+        values = torch.tensor(words.view(np.dtype(f"i{self.codec.word_dtype.itemsize}")), device=self._words.device)
         self._words[self._on_device(index)] = values
 
     def hash(self) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError
-from unsilent.printable import clean
+from unsilent.printable import escape_unprintable
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _written(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
     escaped: dict[str, str] = {}
     for name, thing in named:
-        written = clean(name)
+        written = escape_unprintable(name)
         if "\\" in written and escaped.setdefault(written, name) != name:
-            raise UsageError(f"two names in the model are both written {written!r}; rename one of them")
+            raise UsageError(f"two names in the model are both written as {written!r}; rename one of the two")
         yield written, thing

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from unsilent.faults.naming import OPERANDS
-from unsilent.nested import Path, mapped, tensors_in
-from unsilent.sites.corrupting import corruptible, plain
+from unsilent.nested import Path, map_tensors, tensors_in
+from unsilent.sites.corrupting import corruptible, has_plain_memory
 
 _ROLES = {
     **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm", "_addmm_activation"), (1, 2, 0)),
@@ -43,7 +43,7 @@ def operand_number(func: Any, operand: str) -> int:
     return roles[number] if 0 <= number < len(roles) else number
 
 
-def argument_number(func: Any, args: Sequence[Any], operand: str, entry: int | None) -> int | None:
+def listed_operand_number(func: Any, args: Sequence[Any], operand: str, entry: int | None) -> int | None:
     """Which of the tensor arguments an operand is; of an operation on lists, that of the entry. None where it has none."""
     if entry is None:
         return operand_number(func, operand)
@@ -57,7 +57,7 @@ def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     return [*tensors_in(tuple(args)), *tensors_in(tuple(kwargs.values()))]
 
 
-def entries_of(args: Sequence[Any]) -> Sequence[Any] | None:
+def first_tensor_list(args: Sequence[Any]) -> Sequence[Any] | None:
     """The first list of tensors that an operation on lists is given; None for any other."""
     return next((a for a in args if isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a)), None)
 
@@ -71,7 +71,7 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
     return items
 
 
-def corrupted_output(
+def corruptible_output(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, number: int = 0
 ) -> Tensor | None:
     """The output of an operation that a fault can corrupt; None for a view of what it only read, and where nothing is written."""
@@ -86,7 +86,7 @@ def output_of(
 ) -> Tensor | None:
     """The output of that number; of an operation on lists, the entry of what it gives or writes."""
     if entry is None:
-        return corrupted_output(func, args, kwargs, result, number)
+        return corruptible_output(func, args, kwargs, result, number)
     given = list(tensors_in(result)) or written_by(func, args, kwargs)
     return given[entry] if entry < len(given) else None
 
@@ -94,14 +94,14 @@ def output_of(
 def is_view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> bool:
     """Whether the first output is memory of an argument that the operation only read, or gave another shape (``t_``)."""
     out = next(tensors_in(result), None)
-    if out is None or not plain(out):
+    if out is None or not has_plain_memory(out):
         return False
     if torch.Tag.inplace_view in func.tags:
         return True
     memory = out.untyped_storage()._cdata
-    if any(plain(t) and t.untyped_storage()._cdata == memory for t in written_by(func, args, kwargs)):
+    if any(has_plain_memory(t) and t.untyped_storage()._cdata == memory for t in written_by(func, args, kwargs)):
         return False
-    return any(plain(t) and t.untyped_storage()._cdata == memory for t in operands_of(args, kwargs))
+    return any(has_plain_memory(t) and t.untyped_storage()._cdata == memory for t in operands_of(args, kwargs))
 
 
 def gives_views(func: Any) -> bool:
@@ -122,7 +122,7 @@ def draws_numbers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def gives_uninitialised(func: Any) -> bool:
-    """Whether an operation gives memory that nothing has written yet: ``empty``, ``empty_like``, ``new_empty`` …"""
+    """Whether an operation gives memory that nothing has written yet: ``empty``, ``empty_like``, ``new_empty`` and so on."""
     return operation_name(func).startswith(("empty", "new_empty"))
 
 
@@ -145,5 +145,5 @@ def exchanged(
         left -= 1
         return new if left == -1 else tensor
 
-    args, kwargs = mapped(call, change)
+    args, kwargs = map_tensors(call, change)
     return args, kwargs

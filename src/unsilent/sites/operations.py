@@ -18,45 +18,47 @@ from torch import Tensor, nn
 
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, PHASES, SiteName, parse_site
-from unsilent.sites.caches import Caches, entries
-from unsilent.sites.calling import Aim, corrupted_call
-from unsilent.sites.calls import Calls
+from unsilent.sites.caches import KvCacheObserver, kv_cache_entries
+from unsilent.sites.calling import AimedFault, corrupted_call
+from unsilent.sites.calls import OperationNamer
 from unsilent.sites.corrupting import corruptible
+from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.landing import Landings
-from unsilent.sites.modes import Mode
-from unsilent.sites.operands import corrupted_output, gives_uninitialised, is_view, operand_number, operands_of
+from unsilent.sites.operands import corruptible_output, gives_uninitialised, is_view, operand_number, operands_of
 
 Tell = Callable[[SiteName, "Tensor | None", "int | None"], None]
 """Told of each site that is met: its name, its tensor (None where the operation cannot be corrupted), its occurrence."""
 
 
-class Operations(Mode):
+class OperationInjector(DispatchMode):
     """Active around one evaluation of one batch: names every operation, applies faults, tells what could be corrupted.
 
     Args:
-        model: whose modules give the names. faults: ``op:`` and ``kv:`` faults of this evaluation.
-        tell: told of every site that is met. operands: which of ``first`` and ``second`` it is told of beside ``out``.
+        model: Whose modules give the names.
+        faults: ``op:`` and ``kv:`` faults of this evaluation.
+        on_site: Told of every site that is met.
+        operands: Which of ``first`` and ``second`` it is told of beside ``out``.
 
     Attributes:
-        landings: what became of the faults.
+        landings: What became of the faults.
     """
 
     def __init__(
-        self, model: nn.Module, faults: Sequence[Fault] = (), tell: Tell | None = None, operands: Sequence[str] = ()
+        self, model: nn.Module, faults: Sequence[Fault] = (), on_site: Tell | None = None, operands: Sequence[str] = ()
     ) -> None:
-        self._calls = Calls(model)
+        self._calls = OperationNamer(model)
         super().__init__(self._calls)
-        self._tell = tell
+        self._tell = on_site
         self._told = [name for name in OPERANDS[1:] if name in operands]
-        self._aims: dict[str, list[Aim]] = {}
+        self._aims: dict[str, list[AimedFault]] = {}
         self._cached: list[tuple[str, Fault]] = []
         for fault in faults:
             site = parse_site(fault.site)
             if site.kind == "kv":
                 self._cached.append((f"{site.name}/{site.operand}", fault))
             elif site.phase == PHASES[0]:
-                self._aims.setdefault(site.name, []).append(Aim(site, fault))
-        self._caches = Caches(model, self._cache) if self._cached or tell else None
+                self._aims.setdefault(site.name, []).append(AimedFault(site, fault))
+        self._caches = KvCacheObserver(model, self._cache) if self._cached or on_site else None
         self.landings = Landings()
 
     def _around(self, stack: ExitStack) -> None:
@@ -66,7 +68,7 @@ class Operations(Mode):
             stack.enter_context(self._caches)
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = self._calls.name(func)
+        name = self._calls.next_name(func)
         aims = self._aims.get(name)
         result = corrupted_call((func, args, kwargs), aims, self.landings) if aims else func(*args, **kwargs)
         if self._tell is not None:
@@ -75,7 +77,7 @@ class Operations(Mode):
 
     def _cache(self, number: int, cache: Any) -> None:
         """Corrupt and describe the key/value cache that a call is given."""
-        result = entries(cache)
+        result = kv_cache_entries(cache)
         for name, fault in self._cached:
             if fault.occurrence == number and name in result:
                 self.landings.corrupt(parse_site(fault.site), fault, result[name], False)
@@ -86,7 +88,7 @@ class Operations(Mode):
     def _describe(
         self, tell: Tell, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        tell(SiteName("op", name, "fwd", "out"), corrupted_output(func, args, kwargs, result), None)
+        tell(SiteName("op", name, "fwd", "out"), corruptible_output(func, args, kwargs, result), None)
         if not self._told or gives_uninitialised(func) or is_view(func, args, kwargs, result):
             return
         tensors = operands_of(args, kwargs)

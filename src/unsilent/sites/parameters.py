@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from unsilent.errors import InjectionError, UsageError, unknown
+from unsilent.errors import InjectionError, UsageError, unknown_name_error
 from unsilent.faults import CODECS, Fault, Region
 from unsilent.faults.naming import is_transient
-from unsilent.faults.receipts import Hit, Receipt
-from unsilent.printable import clean
+from unsilent.faults.receipts import AppliedFault, Receipt
+from unsilent.printable import escape_unprintable
 from unsilent.sites.addresses import Address, flat_elements
-from unsilent.sites.claims import Claims
-from unsilent.sites.corrupting import intended, plain, write
-from unsilent.sites.memory import Memory, Words, distinct, dtype_name
+from unsilent.sites.corrupting import has_plain_memory, intended, write
+from unsilent.sites.memory import TensorMemory, Words, drop_repeated_dimensions, dtype_name
+from unsilent.sites.memory_ownership import StorageOwnership
 from unsilent.sites.modules import named_buffers, named_parameters
 
 INDEX_DTYPES = (torch.int64, torch.bool)
@@ -33,11 +33,11 @@ INDEX_DTYPES = (torch.int64, torch.bool)
 
 
 @dataclass(frozen=True)
-class Site:
+class ParameterSite:
     """One tensor of a model: its memory, and which elements are its own (None: all)."""
 
     name: str
-    memory: Memory
+    memory: TensorMemory
     elements: NDArray[np.int64] | None
 
     @property
@@ -50,45 +50,45 @@ class Parameters:
     """The inventory of a model's parameters and buffers, and the injector for them.
 
     Args:
-        model: the module. Tensors must stay where they are (no ``.to()``) while this object is used.
+        model: The module. Tensors must stay where they are (no ``.to()``) while this object is used.
 
     Attributes:
-        sites: by name, parameters first, each in the model's own order.
-        skipped: names of tensors without elements or of a dtype that has no codec.
-        index_buffers: names in ``sites`` of buffers that hold indices or counters.
+        sites: By name, parameters first, each in the model's own order.
+        skipped: Names of tensors without elements or of a dtype that has no codec.
+        index_buffers: Names in ``sites`` of buffers that hold indices or counters.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.sites: dict[str, Site] = {}
+        self.sites: dict[str, ParameterSite] = {}
         self.skipped: dict[str, str] = {}
         self._ties: dict[str, str] = {}
         self._views: dict[str, str] = {}
-        storages: dict[int, Claims] = {}
+        storages: dict[int, StorageOwnership] = {}
         for name, tensor in _named_tensors(model):
             self._add(name, tensor, storages)
         held = dict(model.named_buffers())
         self.index_buffers = tuple(n for n in self.sites if n in held and held[n].dtype in INDEX_DTYPES)
 
-    def _add(self, name: str, tensor: Tensor, storages: dict[int, Claims]) -> None:
+    def _add(self, name: str, tensor: Tensor, storages: dict[int, StorageOwnership]) -> None:
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-            raise UsageError(f"parameter {name!r} has no shape yet; run the model once before giving it")
+            raise UsageError(f"parameter {name!r} has no shape yet; run the model once first")
         if tensor.is_meta:
             raise UsageError(f"parameter {name!r} is on the meta device and holds no values; load the weights first")
         if tensor.layout == torch.strided:
-            tensor = distinct(tensor)
-        if dtype_name(tensor.dtype) not in CODECS or not plain(tensor) or not tensor.numel():
+            tensor = drop_repeated_dimensions(tensor)
+        if dtype_name(tensor.dtype) not in CODECS or not has_plain_memory(tensor) or not tensor.numel():
             self.skipped[name] = f"{dtype_name(tensor.dtype)}, {tensor.layout}" if tensor.numel() else "empty"
             return
-        claim = storages.setdefault(tensor.untyped_storage().data_ptr(), Claims()).claim(name, tensor)
+        claim = storages.setdefault(tensor.untyped_storage().data_ptr(), StorageOwnership()).claim(name, tensor)
         if claim.tied_to:
             self._ties[name] = claim.tied_to
         elif claim.view_of:
             self._views[name] = claim.view_of
         else:
-            self.sites[name] = Site(name, Memory(tensor), claim.own)
+            self.sites[name] = ParameterSite(name, TensorMemory(tensor), claim.owned)
 
     @property
-    def names(self) -> dict[str, str]:
+    def site_aliases(self) -> dict[str, str]:
         """Every name that a site goes by, tied ones too, with its name in ``sites``."""
         return {**{name: name for name in self.sites}, **self._ties}
 
@@ -112,7 +112,7 @@ class Parameters:
                 self._choose(self._ties.get(name, name), address.index, chosen)
         if not chosen:
             raise UsageError(
-                f"{' '.join(addresses)!r} selects only memory that cannot be corrupted or is a view; try param:*"
+                f"{' '.join(addresses)!r} selects only tensors that are views or cannot be corrupted; try param:*"
             )
         return tuple(
             Region(f"param:{n}", s.memory.codec.name, s.memory.shape, chosen[n])
@@ -151,7 +151,9 @@ class Parameters:
             if site.elements is not None:
                 wanted = np.intersect1d(wanted, site.elements)
             if not wanted.size:
-                raise UsageError(f"index [{index}] of {name!r} selects only memory that an earlier parameter owns")
+                raise UsageError(
+                    f"index [{index}] of {name!r} selects only memory that belongs to an earlier parameter"
+                )
         if name in chosen and wanted is not None and chosen[name] is not None:
             wanted = np.union1d(wanted, chosen[name])  # type: ignore[arg-type]
         elif name in chosen and chosen[name] is None:
@@ -169,33 +171,31 @@ class Parameters:
         """Full-hash proof: raises ``InjectionError`` when any bit differs from when ``hash()`` gave ``expected``."""
         if self.hash() != expected:
             raise InjectionError(
-                "the model's bits differ from before; something changed it besides the injected faults"
+                "the bits of the model changed, although all injected faults were undone; find what else changed the model"
             )
 
-    def memory(self, fault: Fault) -> Memory:
+    def memory(self, fault: Fault) -> TensorMemory:
         """The memory a fault means; raises ``UsageError`` when this model has no such tensor."""
         if is_transient(fault.site):
-            raise UsageError(
-                f"{fault.site!r} is there only while the model runs, not in its memory; give a param: fault"
-            )
+            raise UsageError(f"{fault.site!r} exists only while the model runs; give a param: fault")
         name = fault.site.removeprefix("param:")
         name = self._ties.get(name, name)
         if name not in self.sites:
-            raise unknown("parameter", name, self.sites)
+            raise unknown_name_error("parameter", name, self.sites)
         memory = self.sites[name].memory
         if (memory.codec.name, memory.shape) != (fault.dtype, tuple(fault.shape)):
             raise UsageError(
-                f"fault is for {fault.site} {fault.dtype}{list(fault.shape)}, "
-                f"the model has {memory.codec.name}{list(memory.shape)} there; use the model it was drawn for"
+                f"the fault is for {fault.site} {fault.dtype}{list(fault.shape)}, "
+                f"but the model has {memory.codec.name}{list(memory.shape)}; use the model that the fault was drawn for"
             )
         return memory
 
-    def inject(self, faults: Sequence[Fault] | Fault, *, strict: bool = False) -> Injection:
+    def inject(self, faults: Sequence[Fault] | Fault, *, strict: bool = False) -> ParameterInjection:
         """A context manager that applies the faults on entry and takes them back on exit (see `Injection`)."""
-        return Injection(self, (faults,) if isinstance(faults, Fault) else tuple(faults), strict)
+        return ParameterInjection(self, (faults,) if isinstance(faults, Fault) else tuple(faults), strict)
 
 
-class Injection:
+class ParameterInjection:
     """Applies faults on entry, restores and proves the restored bits on exit; entering gives the `Receipt`.
 
     Faults on the same tensor are applied in order and undone in reverse. ``strict`` also refuses, after restoring, when the
@@ -204,22 +204,22 @@ class Injection:
 
     def __init__(self, parameters: Parameters, faults: tuple[Fault, ...], strict: bool) -> None:
         self._targets = [(fault, parameters.memory(fault)) for fault in faults]
-        self._undo: list[tuple[Memory, NDArray[np.int64], Words, Words]] = []
+        self._undo: list[tuple[TensorMemory, NDArray[np.int64], Words, Words]] = []
         self._strict = strict
 
     def __enter__(self) -> Receipt:
         if self._undo:
-            raise InjectionError("this injection is active already; make another one to nest")
-        hits: list[Hit] = []
+            raise InjectionError("this injection is already active; make a second injection to nest two")
+        applied_faults: list[AppliedFault] = []
         try:
             for fault, memory in self._targets:
-                hits.append(self._apply(fault, memory))
+                applied_faults.append(self._apply(fault, memory))
         except BaseException:
             self._write_back()
             raise
-        return Receipt(tuple(hits))
+        return Receipt(tuple(applied_faults))
 
-    def _apply(self, fault: Fault, memory: Memory) -> Hit:
+    def _apply(self, fault: Fault, memory: TensorMemory) -> AppliedFault:
         before, after = intended(memory, fault)
         self._undo.append((memory, fault.elements, before, after))
         return write(memory, fault, before, after)
@@ -232,15 +232,15 @@ class Injection:
             raise
         if not intact:
             raise InjectionError(
-                "undo did not restore the model: its memory was replaced or changed while the fault was in place "
-                "(moved, converted, or faults that overlap without being nested); reload it"
+                "undo did not restore the model, because its memory was replaced or changed during the injection "
+                "(the model was moved or converted, or faults overlap without being nested); reload the model"
             )
 
     def _write_back(self) -> bool:
         intact = True
         while self._undo:
             memory, elements, before, after = self._undo[-1]
-            intact &= memory.current and (not self._strict or np.array_equal(memory.read(elements), after))
+            intact &= memory.is_attached and (not self._strict or np.array_equal(memory.read(elements), after))
             memory.write(elements, before)
             intact &= np.array_equal(memory.read(elements), before)
             self._undo.pop()
@@ -252,11 +252,11 @@ class Injection:
 
 def _address(text: str, known: Sequence[str]) -> Address:
     """Parse an address; a name as it stands comes first, for names may hold colons and brackets."""
-    name = clean(text.strip().removeprefix("param:"))
+    name = escape_unprintable(text.strip().removeprefix("param:"))
     address = Address("param", name) if name in known else Address.parse(text)
     if address.kind != "param":
         raise UsageError(
-            f"{text!r} is there only while the model runs, not in its memory; corrupt it in a campaign: "
+            f"{text!r} exists only while the model runs; corrupt it in a campaign: "
             f"unsilent pvf WORKLOAD --at '{address.kind}:*'"
         )
     return address

@@ -16,14 +16,14 @@ from unsilent.errors import UsageError
 from unsilent.faults import Fault, Region
 from unsilent.faults.naming import OPERANDS, SiteName, parse_site
 from unsilent.sites.addresses import Address, flat_elements
-from unsilent.sites.claims import distinct_elements
 from unsilent.sites.corrupting import corruptible
 from unsilent.sites.inputs import named_inputs
 from unsilent.sites.memory import dtype_name
-from unsilent.sites.operations import Operations
+from unsilent.sites.memory_ownership import distinct_elements
+from unsilent.sites.operations import OperationInjector
 
 
-class Key(NamedTuple):
+class TransientKey(NamedTuple):
     """One tensor of one evaluation: site, batch, and which time (of cache entries)."""
 
     site: SiteName
@@ -35,15 +35,19 @@ class Survey:
     """The transient sites of a workload, found by watching one fault-free evaluation of every batch when first asked.
 
     Args:
-        model: what runs. batches: its inputs. evaluate: runs the batch of that number while ``watch`` is active, and refuses
-            an output other than the golden one.
+        model: What runs.
+        batches: Its inputs.
+        evaluate: Runs the batch of that number while ``watch`` is active, and refuses an output other than
+            the golden one.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], evaluate: Callable[[int, Operations], None]) -> None:
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Any], evaluate: Callable[[int, OperationInjector], None]
+    ) -> None:
         self._model = model
         self._batches = batches
         self._evaluate = evaluate
-        self._found: dict[Key, Region] = {}
+        self._found: dict[TransientKey, Region] = {}
         self._others: set[str] = set()
         self._operands: frozenset[str] | None = None
         for step, batch in enumerate(batches):
@@ -51,7 +55,7 @@ class Survey:
                 if corruptible(tensor):
                     self._add(SiteName("input", name), tensor, step, None)
 
-    def regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
+    def select_regions(self, addresses: Sequence[str]) -> tuple[Region, ...]:
         """The regions that ``op:``, ``input:`` and ``kv:`` addresses select together, each element once.
 
         Raises ``UsageError`` for an address that selects nothing, with what there is.
@@ -59,17 +63,17 @@ class Survey:
         parsed = [Address.parse(text) for text in addresses]
         if any(a.kind != "input" for a in parsed):
             self._look([o for o in OPERANDS[1:] if any("/" in a.glob for a in parsed)])
-        chosen: dict[Key, Region] = {}
+        chosen: dict[TransientKey, Region] = {}
         for address in parsed:
             for key, region in self._indexed(address, set(self._matching(address))):
                 chosen[key] = _joined(chosen[key], region) if key in chosen else region
         return tuple(chosen[key] for key in self._found if key in chosen)
 
-    def holds(self, step: int, fault: Fault) -> bool:
+    def has_site_of(self, step: int, fault: Fault) -> bool:
         """Whether the fault-free evaluation of a batch has what a fault means."""
         site = parse_site(fault.site)
         self._look([site.operand] if site.operand in OPERANDS[1:] else [])
-        value = self._found.get(Key(site, step, fault.occurrence))
+        value = self._found.get(TransientKey(site, step, fault.occurrence))
         return value is not None and (value.dtype, value.shape) == (fault.dtype, tuple(fault.shape))
 
     def _look(self, operands: Sequence[str]) -> None:
@@ -78,7 +82,9 @@ class Survey:
             return
         self._operands = frozenset(operands) | (self._operands or frozenset())
         for step in range(len(self._batches)):
-            self._evaluate(step, Operations(self._model, tell=self._teller(step), operands=tuple(self._operands)))
+            self._evaluate(
+                step, OperationInjector(self._model, on_site=self._teller(step), operands=tuple(self._operands))
+            )
 
     def _teller(self, step: int) -> Callable[[SiteName, Tensor | None, int | None], None]:
         def tell(site: SiteName, tensor: Tensor | None, occurrence: int | None) -> None:
@@ -91,7 +97,7 @@ class Survey:
 
     def _add(self, site: SiteName, tensor: Tensor, step: int, occurrence: int | None) -> None:
         shape = tuple(tensor.shape)
-        self._found[Key(site, step, occurrence)] = Region(
+        self._found[TransientKey(site, step, occurrence)] = Region(
             site.text, dtype_name(tensor.dtype), shape, _own(tensor), step, occurrence
         )
 
@@ -101,18 +107,18 @@ class Survey:
             return address.operations(known, self._others)
         if address.kind == "kv" and not known:
             raise UsageError(
-                "this workload has no key/value cache to corrupt: no call of a module is given past_key_values with elements; "
-                "for hf: give --with generate=N, for a workload of your own a run= that calls generate()"
+                "this workload has no key/value cache to corrupt: no module is called with non-empty past_key_values; "
+                "for an hf: workload add --with generate=N, for your own workload give a run= that calls generate()"
             )
         names = {site.text.removeprefix(f"{site.kind}:"): site for site in known}
         if address.kind == "kv" and address.glob.isdecimal():
             layers = list(dict.fromkeys(site.name for site in known))
             if address.glob not in layers:
-                raise UsageError(f"unknown cache layer {address.glob}; there are {', '.join(layers)}")
+                raise UsageError(f"unknown cache layer {address.glob}; expected one of {', '.join(layers)}")
             address = replace(address, glob=f"{address.glob}/*")
         return [names[name] for name in address.matching(names)]
 
-    def _indexed(self, address: Address, sites: set[SiteName]) -> list[tuple[Key, Region]]:
+    def _indexed(self, address: Address, sites: set[SiteName]) -> list[tuple[TransientKey, Region]]:
         """The regions of those sites, narrowed to the index of the address where a batch is large enough to have it."""
         mine = [(key, region) for key, region in self._found.items() if key.site in sites]
         if address.index is None:
@@ -129,7 +135,9 @@ class Survey:
             if elements.size:
                 result.append((key, replace(region, elements=elements)))
         if not result:
-            raise error or UsageError(f"index [{address.index}] selects only memory that another element shares")
+            raise error or UsageError(
+                f"index [{address.index}] selects only elements that share their memory with another element"
+            )
         return result
 
 

@@ -1,6 +1,6 @@
 """Targets: what is corrupted, grouped by component, layer, tensor or bit, with the share of the sampling law each one holds.
 
-A fault in values of a run acts in one evaluation of one batch: `Evaluations` draws the batch, the fault falls within it.
+A fault in values of a run acts in one evaluation of one batch: `RegionsByBatch` draws the batch, the fault falls within it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import Population, Region, codec
 from unsilent.faults.naming import SiteName, parse_site
-from unsilent.printable import clean
+from unsilent.printable import escape_unprintable
 from unsilent.sites.modules import named_modules
 from unsilent.sites.parameters import Parameters
 
@@ -52,7 +52,7 @@ class Target:
     @property
     def elements(self) -> int:
         """Number of elements."""
-        return sum(r.size for r in self.regions)
+        return sum(r.eligible_count for r in self.regions)
 
     @property
     def bits_by_width(self) -> tuple[tuple[int, int], ...]:
@@ -60,11 +60,11 @@ class Target:
         mapping: Counter[int] = Counter()
         for region in self.regions:
             width = codec(region.dtype).bits
-            mapping[width] += region.size * (width if self.bits is None else len(self.bits))
+            mapping[width] += region.eligible_count * (width if self.bits is None else len(self.bits))
         return tuple(sorted(mapping.items()))
 
 
-class Evaluations:
+class RegionsByBatch:
     """The regions of a target by the batch they act in; parameters act in all of them (``step`` None).
 
     Drawing the batch by its mass and then a slot within it is the sampling law over all regions for one flip, and keeps
@@ -77,10 +77,13 @@ class Evaluations:
             mapping.setdefault(region.step, []).append(region)
         self.steps = tuple(mapping)
         self.populations = tuple(Population(regions) for regions in mapping.values())
-        mass = [sum(r.size for r in regions) if law == "per-element" else len(regions) for regions in mapping.values()]
+        mass = [
+            sum(r.eligible_count for r in regions) if law == "per-element" else len(regions)
+            for regions in mapping.values()
+        ]
         self._ends = np.cumsum(np.array(mass, np.int64))
 
-    def pick(self, rng: np.random.Generator) -> tuple[int | None, Population]:
+    def draw_batch(self, rng: np.random.Generator) -> tuple[int | None, Population]:
         """A batch and what can be corrupted in it; draws nothing where there is one."""
         chosen = 0
         if len(self.steps) > 1:
@@ -88,15 +91,15 @@ class Evaluations:
         return self.steps[chosen], self.populations[chosen]
 
 
-def top_level(model: nn.Module) -> dict[str, tuple[str, ...]]:
+def default_components(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Default components: the children of the first module that has several, or parameters of its own."""
     prefix = ""
     while len(children := dict(model.named_children())) == 1 and not list(model.parameters(recurse=False)):
         name, model = next(iter(children.items()))
-        prefix += f"{clean(name)}."
+        prefix += f"{escape_unprintable(name)}."
     return {
         prefix + name: (f"{glob.escape(prefix + name)}.*",)
-        for name, child in ((clean(name), child) for name, child in children.items())
+        for name, child in ((escape_unprintable(name), child) for name, child in children.items())
         if any(True for _ in child.parameters()) or any(True for _ in child.buffers())
     }
 
@@ -137,7 +140,7 @@ def make_targets(
     """Split the selected regions into targets; shares follow ``law`` and sum to 1.
 
     ``strata`` splits every target further, each part a target of its own: ``dtype`` by dtype, so that all bits of a part are
-    equally likely; ``bits`` by classes of them as well (`Codec.classes`); ``risk`` moreover all classes but the mantissa's by
+    equally likely; ``bits`` by classes of them as well (`Codec.bit_strata`); ``risk`` moreover all classes but the mantissa's by
     whether an element's score is among the target's highest (``scores``: by parameter name, one for each element).
 
     ``corruptible`` says whether a fault model can corrupt a tensor at all (exponent bits of an integer: no); a tensor that it
@@ -146,17 +149,17 @@ def make_targets(
     Raises ``UsageError`` for an unknown level or law.
     """
     if per not in LEVELS:
-        raise unknown("--per", per, LEVELS)
+        raise unknown_name_error("--per", per, LEVELS)
     if law not in LAWS:
-        raise unknown("--law", law, LAWS)
+        raise unknown_name_error("--law", law, LAWS)
     if strata not in STRATA:
-        raise unknown("--strata", strata, STRATA)
+        raise unknown_name_error("--strata", strata, STRATA)
     regions = [r for r in selected if corruptible(r)] or selected  # none at all: drawing says why
-    total = sum(r.size for r in regions)
+    total = sum(r.eligible_count for r in regions)
     by_name: dict[str, list[Target]] = {}
     risky = _risky(regions, components, per, scores) if strata == "risk" and scores is not None else {}
     for region in regions:
-        share = region.size / total if law == "per-element" else 1 / len(regions)
+        share = region.eligible_count / total if law == "per-element" else 1 / len(regions)
         site = parse_site(region.site)
         for piece in _pieces(region, site, component_of(site, components), per, strata, share):
             for part in _by_risk(piece, risky.get(region)):
@@ -176,15 +179,19 @@ def check_components(parameters: Parameters, components: Mapping[str, Sequence[s
     """
     for globs in components.values():
         if isinstance(globs, str):
-            raise UsageError(f"components must map a name to a list of globs, found the text {globs!r}")
+            raise UsageError(f"components must map each name to a list of globs, found the text {globs!r}")
     names = [SiteName("param", name) for name in parameters.sites]
     owners = {component_of(name, components) for name in names}
     for component, globs in components.items():
         if component not in owners:
             matched = [n for n in names if component_of(n, {component: globs}) == component]
-            why = "an earlier component owns all it matches" if matched else "it matches no parameter"
+            why = (
+                "all parameters that it matches belong to an earlier component"
+                if matched
+                else "it matches no parameter"
+            )
             raise UsageError(
-                f"component {component!r} ({', '.join(globs)}) is empty: {why}; mend the workload's components"
+                f"component {component!r} ({', '.join(globs)}) is empty: {why}; correct the components of the workload"
             )
 
 
@@ -216,7 +223,7 @@ def _pieces(region: Region, site: SiteName, component: str, per: str, strata: st
         return [Target(stem, per, component, layer, (region,), share, None, name)]
     return [
         Target(f"{stem}/{part}", per, component, layer, (region,), share * len(bits) / layout.bits, bits, name)
-        for part, bits in layout.classes.items()
+        for part, bits in layout.bit_strata.items()
     ]
 
 

@@ -11,16 +11,16 @@ from torch import nn
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import Fault
 from unsilent.faults.naming import kind_of, parse_site
-from unsilent.faults.receipts import Hit
+from unsilent.faults.receipts import AppliedFault
 from unsilent.sites.inputs import corrupted_inputs
-from unsilent.sites.operations import Operations
+from unsilent.sites.operations import OperationInjector
 
 
 class TransientInjection:
     """Applies transient faults; a context manager around the evaluation of ``corrupt.batch``.
 
     Attributes:
-        batch: the inputs to run, corrupted copies where a fault names them.
+        batch: The inputs to run, corrupted copies where a fault names them.
 
     Raises:
         InjectionError: at once, when an input is not there or is another. UsageError: a cache fault without ``occurrence``.
@@ -31,22 +31,20 @@ class TransientInjection:
         self._inside = [f for f in faults if kind_of(f.site) in ("op", "kv")]
         for fault in self._inside:
             if kind_of(fault.site) == "kv" and fault.occurrence is None:
-                raise UsageError(
-                    f"{fault.site}: the fault does not say at which call; give it an occurrence, 0 or more"
-                )
-        self._found: list[Hit] = []
+                raise UsageError(f"{fault.site}: the fault names no call; give it an occurrence, 0 or more")
+        self._found: list[AppliedFault] = []
         self.batch = corrupted_inputs(batch, self._inputs, self._found)
-        self._operations = Operations(model, self._inside) if self._inside else None
+        self._operations = OperationInjector(model, self._inside) if self._inside else None
 
     @property
-    def landed(self) -> int:
+    def landed_count(self) -> int:
         """How many faults were applied so far."""
         return len(self._inputs) + (self._operations.landings.count if self._operations else 0)
 
     @property
-    def hits(self) -> list[Hit]:
+    def applied_faults(self) -> list[AppliedFault]:
         """What was found and written so far, inputs first."""
-        return self._found + (self._operations.landings.hits if self._operations else [])
+        return self._found + (self._operations.landings.applied_faults if self._operations else [])
 
     @property
     def missed(self) -> list[tuple[Fault, str]]:
@@ -54,11 +52,11 @@ class TransientInjection:
         if self._operations is None:
             return []
         landings = self._operations.landings
-        return [(f, landings.why(f) or _never(f)) for f in self._inside if not landings.has(f)]
+        return [(f, landings.why(f) or _never(f)) for f in self._inside if not landings.has_landed(f)]
 
     def error(self, fault: Fault, why: str) -> InjectionError:
         """The error for a fault that did not land."""
-        return InjectionError(f"{fault.site} was not hit: {why}; use the workload and batch it was drawn for")
+        return InjectionError(f"{fault.site} was not hit: {why}; use the workload and batch that it was drawn for")
 
     def __enter__(self) -> TransientInjection:
         if self._operations is not None:
@@ -71,7 +69,7 @@ class TransientInjection:
         if self._operations is None:
             return
         self._operations.__exit__(kind, error, trace)
-        if isinstance(error, Exception) and not self.landed:
+        if isinstance(error, Exception) and not self.landed_count:
             for fault in self._inside:
                 if why := self._operations.landings.why(fault):
                     raise self.error(fault, why) from error
@@ -79,7 +77,7 @@ class TransientInjection:
 
 def _never(fault: Fault) -> str:
     if kind_of(fault.site) == "kv":
-        return f"call {fault.occurrence} was not made, or not given a cache with that entry"
+        return f"call {fault.occurrence} did not happen, or the cache of this call has no such entry"
     if parse_site(fault.site).phase != "fwd":
-        return "its phase is one of a training step"
-    return "no operation of that name ran"
+        return "the phase of the site exists only in a training step"
+    return "no operation with the name of the site ran"

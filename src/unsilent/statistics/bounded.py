@@ -7,7 +7,7 @@ Gaffke's bound (N. Gaffke 2005, "Three test statistics for a nonparametric one-s
 variable", Math. Methods Statist. 14:451; Learned-Miller & Thomas 2019, arXiv 1905.06208) puts one more outcome, the worst
 there can be, beside those seen, and takes the quantile of their mean under uniform Dirichlet weights. That its level
 holds for every distribution on [0, 1] is a conjecture: proven for outcomes of 0 and 1, and not refuted in the searches of the
-second source, nor in ours (docs/statistics.md has the coverage).
+second source, nor in ours (docs/evidence/statistics.md has the coverage).
 
 Strata are sampled at different rates. A trial of stratum h, of weight W_h and with n_h of all N trials, counts ``F + (W_h N /
 n_h) (x - f_h)`` with any f_h fixed before its trials and ``F = sum W_h f_h``: the mean is the stratified estimate whatever f_h
@@ -28,7 +28,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.statistics.dirichlet import Floats, quantile
+from unsilent.statistics.dirichlet import Floats, dirichlet_mean_quantile
 from unsilent.statistics.intervals import Interval, check_confidence
 
 
@@ -37,15 +37,15 @@ class Stratum:
     """Outcomes of the trials of one stratum.
 
     Attributes:
-        weight: its probability under the law that the estimate is about.
-        values, counts: distinct outcomes in [0, 1] and how often each was seen, float64[m].
-        centre: f_h above, fixed before these trials were run (from a pilot).
+        weight: Its probability under the law that the estimate is about.
+        values, counts: Distinct outcomes in [0, 1] and how often each was seen, float64[m].
+        expected_mean: f_h above, fixed before these trials were run (from a pilot).
     """
 
     weight: float
     values: Floats
     counts: Floats
-    centre: float = 0.0
+    expected_mean: float = 0.0
 
     @classmethod
     def of(cls, outcomes: NDArray[Any] | Sequence[float], weight: float = 1.0, centre: float = 0.0) -> Self:
@@ -105,28 +105,29 @@ def stratified(strata: Iterable[Stratum], confidence: float = 0.95) -> Interval:
 def importance(
     outcomes: NDArray[Any] | Sequence[float],
     ratios: NDArray[Any] | Sequence[float],
-    most: float,
+    max_ratio: float,
     confidence: float = 0.95,
 ) -> Interval:
     """The mean under a law, of outcomes in [0, 1] that were drawn from a proposal, float64[n].
 
-    ``ratios``: probability under the law over that under the proposal, of each trial; ``most``: the greatest there can be, so the
-    proposal must be positive wherever the law is. The estimate ``mean(ratio * outcome)`` is unbiased. See `effective_size`.
+    ``ratios``: probability under the law over that under the proposal, of each trial; ``max_ratio``: the greatest there
+    can be, so the proposal must be positive wherever the law is. The estimate ``mean(ratio * outcome)`` is unbiased. See
+    `effective_size`.
 
     Raises:
-        ValueError: an outcome outside of [0, 1], or a ratio outside of (0, most].
+        ValueError: an outcome outside of [0, 1], or a ratio outside of (0, max_ratio].
     """
     check_confidence(confidence)
     x, w = np.asarray(outcomes, dtype=np.float64), np.asarray(ratios, dtype=np.float64)
-    if x.shape != w.shape or not bool(np.all((x >= 0) & (x <= 1) & (w > 0) & (w <= most * (1 + 1e-9)))):
-        raise ValueError("need outcomes from 0 to 1 and as many ratios above 0, none above the greatest")
+    if x.shape != w.shape or not bool(np.all((x >= 0) & (x <= 1) & (w > 0) & (w <= max_ratio * (1 + 1e-9)))):
+        raise ValueError("expected outcomes from 0 to 1, and for each outcome one ratio above 0 and at most max_ratio")
     label = "Gaffke, importance"
     if not x.size:
         return Interval(None, 0.0, 1.0, confidence, 0, label)
     values, counts = np.unique(x * w, return_counts=True)
     tail, estimate = (1 - confidence) / 2, min(1.0, float((x * w).mean()))
-    low = quantile(*_merged(values, counts.astype(np.float64), 0.0), tail)
-    high = quantile(*_merged(values, counts.astype(np.float64), most), 1 - tail)
+    low = dirichlet_mean_quantile(*_merged(values, counts.astype(np.float64), 0.0), tail)
+    high = dirichlet_mean_quantile(*_merged(values, counts.astype(np.float64), max_ratio), 1 - tail)
     return Interval(estimate, max(0.0, min(low, estimate)), min(1.0, max(high, estimate)), confidence, x.size, label)
 
 
@@ -140,15 +141,17 @@ def _known(strata: Sequence[Stratum], seen: float, confidence: float, label: str
     """`stratified` of strata that all have trials, over a whole of ``seen``."""
     n = sum(s.n for s in strata)
     rates = [s.weight * n / s.n for s in strata]
-    offset = math.fsum(s.weight * s.centre for s in strata)
-    values = np.concatenate([offset + rate * (s.values - s.centre) for rate, s in zip(rates, strata, strict=True)])
+    offset = math.fsum(s.weight * s.expected_mean for s in strata)
+    values = np.concatenate(
+        [offset + rate * (s.values - s.expected_mean) for rate, s in zip(rates, strata, strict=True)]
+    )
     counts = np.concatenate([s.counts for s in strata])
-    worst = max(offset + rate * (1 - s.centre) for rate, s in zip(rates, strata, strict=True))
-    best = min(offset - rate * s.centre for rate, s in zip(rates, strata, strict=True))
+    worst = max(offset + rate * (1 - s.expected_mean) for rate, s in zip(rates, strata, strict=True))
+    best = min(offset - rate * s.expected_mean for rate, s in zip(rates, strata, strict=True))
     estimate = min(seen, math.fsum(s.weight * s.mean for s in strata))
     tail = (1 - confidence) / 2
-    low = quantile(*_merged(values, counts, best), tail)
-    high = quantile(*_merged(values, counts, worst), 1 - tail)
+    low = dirichlet_mean_quantile(*_merged(values, counts, best), tail)
+    high = dirichlet_mean_quantile(*_merged(values, counts, worst), 1 - tail)
     return Interval(estimate, max(0.0, min(low, estimate)), min(seen, max(high, estimate)), confidence, n, label)
 
 

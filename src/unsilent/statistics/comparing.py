@@ -143,4 +143,4 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
 
 def _alike(one: Interval, other: Interval) -> None:
     if not math.isclose(one.confidence, other.confidence):
-        raise ValueError(f"intervals at {one.confidence} and {other.confidence} cannot be compared")
+        raise ValueError(f"intervals at confidence {one.confidence} and {other.confidence} cannot be compared")

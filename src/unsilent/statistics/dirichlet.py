@@ -25,7 +25,7 @@ _STEPS = 80
 """Newton steps to the saddle point at most; half a dozen are usual."""
 
 
-def above(values: Floats, counts: Floats, t: float) -> float:
+def probability_above(values: Floats, counts: Floats, t: float) -> float:
     """P(M > t). ``values``: float64[m], distinct; ``counts``: float64[m], above 0."""
     a = values - t
     if not (a > 0).any():
@@ -37,7 +37,7 @@ def above(values: Floats, counts: Floats, t: float) -> float:
     return _tail(a, counts)
 
 
-def quantile(values: Floats, counts: Floats, q: float) -> float:
+def dirichlet_mean_quantile(values: Floats, counts: Floats, q: float) -> float:
     """The t with P(M > t) = 1 - q, for 0 < q < 1, to a millionth of the standard deviation of M."""
     low, high = float(values.min()), float(values.max())
     if low == high:
@@ -54,7 +54,7 @@ def quantile(values: Floats, counts: Floats, q: float) -> float:
 
     @cache
     def excess(t: float) -> float:
-        return above(values, counts, t) - aim
+        return probability_above(values, counts, t) - aim
 
     inner, step = middle, float(ndtri(q)) * deviation or deviation
     outer = min(max(inner + step, low), high)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
 from unsilent.statistics.intervals import Interval
-from unsilent.statistics.replicas import over_pairs
+from unsilent.statistics.replica_spread import mean_over_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class Distances:
     """Of each pair of replicas, float64[R, R]; equal vectors are at exactly 0."""
 
     raw: NDArray[np.float64]
-    unit: NDArray[np.float64]
+    normalised: NDArray[np.float64]
 
     def mean_raw(self, confidence: float = 0.95) -> Interval:
         """Mean raw distance of two replicas."""
-        return over_pairs(self.raw, confidence)
+        return mean_over_pairs(self.raw, confidence)
 
     def mean_unit(self, confidence: float = 0.95) -> Interval:
         """Mean distance of two replicas on the unit sphere."""
-        return over_pairs(self.unit, confidence, most=2.0)
+        return mean_over_pairs(self.normalised, confidence, max_difference=2.0)
 
 
 def distance(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, float]:
@@ -46,7 +46,9 @@ def distance(one: NDArray[Any], other: NDArray[Any]) -> tuple[float, float]:
     """
     a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (one, other))
     if a.shape != b.shape:
-        raise UsageError(f"weights of {a.size} and {b.size} elements have no distance; compare runs of one model")
+        raise UsageError(
+            f"weights of {a.size} and {b.size} elements cannot be compared; compare runs of the same model"
+        )
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.inf, math.inf
     scale = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))

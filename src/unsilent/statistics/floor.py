@@ -2,7 +2,7 @@
 
 | word | what it says |
 |---|---|
-| `identical` | the bits are those of the clean twin; nothing is tested |
+| `has_identical_replicas` | the bits are those of the clean twin; nothing is tested |
 | `harmful` | beyond noise, and at least one measure is off by its margin or more, the way that is worse |
 | `improved` | better, beyond noise, and no difference is beyond noise the worse way |
 | `detectable` | beyond noise, within the margins |
@@ -28,36 +28,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.errors import UsageError
-from unsilent.statistics import ranks
+from unsilent.statistics import noise_p_values
 from unsilent.statistics.comparing import benjamini_hochberg, holm
-from unsilent.statistics.nulls import Compared, Measure, Null
-from unsilent.statistics.verdicts import Finding, Verdict, finding, sentence, word_for
+from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison
+from unsilent.statistics.verdicts import MeasureResult, NoiseVerdict, measure_result, verdict_sentence, verdict_word
 
 Correction = Literal["holm", "bh"]
 _TITLES = {"holm": "Holm", "bh": "Benjamini-Hochberg"}
-_Question = tuple[Compared, Null]
+_Question = tuple[RunComparison, NullDistribution]
 
 
-def judge(
-    observed: Compared,
-    null: Null,
+def noise_verdict(
+    observed: RunComparison,
+    null: NullDistribution,
     measures: Sequence[Measure],
     *,
     level: float = 0.05,
     tests: int = 1,
     fitted: bool = False,
-) -> Verdict:
+) -> NoiseVerdict:
     """One run; ``tests``: how many runs are judged in this study, this one included.
 
-    >>> clean = Null([Compared(f"r{i}", "twin", {"loss": i / 100}) for i in range(19)])
-    >>> found = judge(Compared("corrupted", "twin", {"loss": 0.5}), clean, [Measure("loss", margin=0.1)])
+    >>> clean = NullDistribution([RunComparison(f"r{i}", "twin", {"loss": i / 100}) for i in range(19)])
+    >>> found = noise_verdict(RunComparison("corrupted", "twin", {"loss": 0.5}), clean, [Measure("loss", margin=0.1)])
     >>> found.word, found.p
     ('harmful', 0.05)
     """
-    return judge_all([(observed, null)], measures, level=level, tests=tests, fitted=fitted)[0]
+    return noise_verdicts([(observed, null)], measures, level=level, tests=tests, fitted=fitted)[0]
 
 
-def judge_all(
+def noise_verdicts(
     questions: Sequence[_Question],
     measures: Sequence[Measure],
     *,
@@ -65,25 +65,27 @@ def judge_all(
     correction: Correction = "holm",
     tests: int | None = None,
     fitted: bool = False,
-) -> list[Verdict]:
+) -> list[NoiseVerdict]:
     """Many runs, each with the clean comparisons it is held against, judged together.
 
     Args:
-        measures: what counts, with margins; several are combined into one p value per run.
-        level: chance of any false call (holm), or expected share of false ones among the calls (bh).
-        tests: runs of the whole study where these are not all of them.
-        fitted: p values from a fitted distribution, checked for fit, instead of ranks.
+        measures: What counts, with margins; several are combined into one p value per run.
+        level: Chance of any false call (holm), or expected share of false ones among the calls (bh).
+        tests: Runs of the whole study where these are not all of them.
+        fitted: P values from a fitted distribution, checked for fit, instead of ranks.
 
     Raises:
         UsageError: the clean comparisons are too few for the level and the number of runs, not exchangeable, or not fit.
     """
     if not 0 < level < 1 or not measures:
-        raise UsageError(f"need a level between 0 and 1 and at least one measure, got {level} and {len(measures)}")
+        raise UsageError(
+            f"level is {level}, with {len(measures)} measures; expected a level between 0 and 1 and at least one measure"
+        )
     if len({m.name for m in measures}) < len(measures):
-        raise UsageError("a measure is given twice; name each once")
+        raise UsageError("a measure is given twice; give each measure once")
     for observed, null in questions:
-        null.accept(observed, measures)
-    by_bits = [null.silent or (observed.same_bits and null.never_same) for observed, null in questions]
+        null.check_comparable(observed, measures)
+    by_bits = [null.has_no_noise or (observed.same_bits and null.has_no_identical) for observed, null in questions]
     asked = [question for question, bits in zip(questions, by_bits, strict=True) if not bits]
     size = max(len(asked), (len(questions) if tests is None else tests) - sum(by_bits))
     if not fitted:
@@ -108,10 +110,10 @@ def replicas_needed(level: float, tests: int = 1, correction: Correction = "holm
 def _refuse_few(n: int, level: float, tests: int, correction: Correction) -> None:
     needed = replicas_needed(level, tests, correction)
     if n < needed:
-        each = f"{level / tests:.2g} for each" if correction == "holm" and tests > 1 else f"{level:g}"
+        each = f"{level / tests:.2g} per test" if correction == "holm" and tests > 1 else f"{level:g}"
         raise UsageError(
-            f"{n} clean replicas cannot call anything at level {level:g} over {tests} test{'s' * (tests > 1)}: their "
-            f"smallest p is 1/{n + 1}, above {each}; make at least {needed} replicas, or ask for a fitted null"
+            f"{n} clean replicas are too few for level {level:g} over {tests} test{'s' * (tests > 1)}: the smallest possible "
+            f"p value is 1/{n + 1}, above {each}; make at least {needed} replicas, or ask for a fitted null distribution"
         )
 
 
@@ -126,7 +128,7 @@ class _Family:
     size: int
     fitted: bool
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[NoiseVerdict]:
         """One of each run, in their order."""
         raw = [self._p(observed, null) for observed, null in self.asked]
         p = np.array([one for one, _ in raw])
@@ -136,16 +138,18 @@ class _Family:
             self._verdict(question, p[i], runs[i], single[i], equivalence[i]) for i, question in enumerate(self.asked)
         ]
 
-    def _p(self, observed: Compared, null: Null) -> tuple[NDArray[np.float64], float]:
+    def _p(self, observed: RunComparison, null: NullDistribution) -> tuple[NDArray[np.float64], float]:
         """P values of the measures, and of their equivalence."""
         if observed.same_bits:
             return np.ones(len(self.measures)), 1.0
         x = np.array([observed.values[m.name] for m in self.measures], dtype=np.float64)
         if self.fitted:
-            fit = ranks.Fitted(null, self.measures)
-            return fit.beyond(x), fit.within(x)
+            fit = noise_p_values.FittedNull(null, self.measures)
+            return fit.beyond_noise_p_values(x), fit.within_margin_p_value(x)
         clean = null.values(self.measures)
-        return ranks.beyond(x, clean, self.measures), ranks.within(x, clean, self.measures)
+        return noise_p_values.beyond_noise_p_values(x, clean, self.measures), noise_p_values.within_margin_p_value(
+            x, clean, self.measures
+        )
 
     def _adjusted(self, p: list[float]) -> list[float]:
         """Corrected for all runs of the study; those that are not here count as not significant."""
@@ -169,33 +173,33 @@ class _Family:
         corrected: float,
         single: NDArray[np.float64],
         equivalence: float,
-    ) -> Verdict:
+    ) -> NoiseVerdict:
         observed, null = question
         if observed.same_bits:
             return _untested(observed, null, self.measures, self.level, self.size)
         findings = tuple(
-            finding(observed, null, m, _below(float(single[k]), self.level), float(p[k]), float(single[k]))
+            measure_result(observed, null, m, _below(float(single[k]), self.level), float(p[k]), float(single[k]))
             for k, m in enumerate(self.measures)
         )
-        word = word_for(findings, _below(equivalence, self.level))
+        word = verdict_word(findings, _below(equivalence, self.level))
         method = "fitted (normal; log-normal for distances)" if self.fitted else "rank"
         many = self.size > 1
         how = f"{method}, {null.n} clean comparisons, p {corrected:.3g}"
         how += f" after {_TITLES[self.correction]} over {self.size} tests" * many + f", level {self.level:g}"
-        if flat := [m.name for m in self.measures if null.spreadless(m)]:
-            how += f"; {', '.join(flat)} without spread among them, so the rank is all there is"
-        return Verdict(
+        if flat := [m.name for m in self.measures if null.is_constant(m)]:
+            how += f"; all clean comparisons have the same {', '.join(flat)}, so only the rank is used"
+        return NoiseVerdict(
             run=observed.run,
             word=word,
             p=float(p.min()),
-            corrected=corrected,
+            corrected_p=corrected,
             equivalence=equivalence,
             n=null.n,
             tests=self.size,
             level=self.level,
             method=method + f", {_TITLES[self.correction]}" * many,
             findings=findings,
-            sentence=f"{sentence(word, findings, equivalence)} ({how})",
+            sentence=f"{verdict_sentence(word, findings, equivalence)} ({how})",
         )
 
 
@@ -216,16 +220,23 @@ def step_down(p: NDArray[np.float64], runs: int) -> NDArray[np.float64]:
     return adjusted
 
 
-def _untested(observed: Compared, null: Null, measures: Sequence[Measure], level: float, tests: int) -> Verdict:
+def _untested(
+    observed: RunComparison, null: NullDistribution, measures: Sequence[Measure], level: float, tests: int
+) -> NoiseVerdict:
     """Where bits alone decide: they are equal, or there is no noise."""
-    findings: tuple[Finding, ...] = tuple(finding(observed, null, m, beyond=False) for m in measures)
+    findings: tuple[MeasureResult, ...] = tuple(measure_result(observed, null, m, beyond=False) for m in measures)
     if observed.same_bits:
-        text = sentence("identical", findings)
-        return Verdict(observed.run, "identical", None, None, None, null.n, tests, level, "bits", findings, text)
-    findings = tuple(finding(observed, null, m, beyond=f.effect != 0) for m, f in zip(measures, findings, strict=True))
-    word = word_for(findings, equivalent=False) if any(f.beyond for f in findings) else "detectable"
-    text = f"{sentence(word, findings)} (no test: {null.n} clean comparisons are equal in every bit, so nothing of it is noise)"
-    return Verdict(observed.run, word, None, None, None, null.n, tests, level, "bits", findings, text)
+        text = verdict_sentence("identical", findings)
+        return NoiseVerdict(observed.run, "identical", None, None, None, null.n, tests, level, "bits", findings, text)
+    findings = tuple(
+        measure_result(observed, null, m, beyond=f.effect != 0) for m, f in zip(measures, findings, strict=True)
+    )
+    word = verdict_word(findings, equivalent=False) if any(f.beyond_noise for f in findings) else "detectable"
+    text = (
+        f"{verdict_sentence(word, findings)} (no test: the {null.n} clean comparisons have equal bits, so "
+        f"every difference is beyond noise)"
+    )
+    return NoiseVerdict(observed.run, word, None, None, None, null.n, tests, level, "bits", findings, text)
 
 
 def _below(p: float, level: float) -> bool:

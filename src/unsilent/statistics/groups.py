@@ -30,7 +30,13 @@ from numpy.typing import NDArray
 from unsilent.errors import UsageError
 from unsilent.statistics.comparing import holm
 from unsilent.statistics.intervals import Interval
-from unsilent.statistics.replicas import enough, greatest_sd, over_pairs, root, spread
+from unsilent.statistics.replica_spread import (
+    check_replica_count,
+    max_possible_sd,
+    mean_over_pairs,
+    sd_interval_from_variance,
+    spread,
+)
 
 Floats = NDArray[np.float64]
 ERRORS = 3
@@ -45,7 +51,7 @@ _NOISE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class ClassErrorRates:
     """Of one class, per replica, float64[R]: true positives of all positives, and the two kinds of error.
 
     Recall and FNR are shares of the samples that *are* of the class, FPR of those that are *not*.
@@ -61,45 +67,50 @@ class GroupSpread:
     """How the error of one group varies over replicas.
 
     Attributes:
-        n: its samples. error: mean over replicas. sd: as observed. by_size: sd that a group of n samples drawn at random has.
-        common: sd of its error on unlimited data, which does not depend on n. p: that a random group of this size varies as
-        much. corrected: p, for all groups together (Holm). error_p: standard error of ``corrected``, since the random groups are
-        drawn. draws: of them.
+        n: Its samples.
+        error: Mean over replicas.
+        sd: As observed.
+        sd_by_size: Sd that a group of n samples drawn at random has.
+        common_sd: Sd of its error on unlimited data, which does not depend on n.
+        p: That a random group of this size varies as much.
+        corrected: P, for all groups together (Holm).
+        p_standard_error: Standard error of ``corrected``, since the random groups are drawn.
+        draws: Of them.
     """
 
     name: str
     n: int
     error: float
     sd: Interval
-    by_size: float
-    common: Interval
+    sd_by_size: float
+    common_sd: Interval
     p: float
     corrected: float
-    error_p: float
+    p_standard_error: float
     draws: int
 
-    def unsure(self, level: float) -> bool:
+    def is_near_level(self, level: float) -> bool:
         """Whether ``corrected`` is so near to a level that other random groups might be on its other side."""
-        return abs(self.corrected - level) <= ERRORS * self.error_p
+        return abs(self.corrected - level) <= ERRORS * self.p_standard_error
 
 
-def rates(predictions: NDArray[Any], truth: NDArray[Any], positive: int) -> Rates:
+def class_error_rates(predictions: NDArray[Any], truth: NDArray[Any], positive: int) -> ClassErrorRates:
     """Recall, FNR and FPR of class ``positive``; predictions int[R, n], truth int[n].
 
-    >>> rates(np.array([[1, 0, 0, 1]]), np.array([1, 1, 1, 0]), positive=1).fnr
+    >>> class_error_rates(np.array([[1, 0, 0, 1]]), np.array([1, 1, 1, 0]), positive=1).fnr
     array([0.66666667])
     """
     predictions, truth = np.asarray(predictions), np.asarray(truth)
     inside = truth == positive
     if predictions.ndim != 2 or truth.shape != predictions.shape[1:]:
-        raise ValueError(f"need predictions [R, n] and truth [n], got {predictions.shape} and {truth.shape}")
+        raise ValueError(f"expected predictions [R, n] and truth [n], found {predictions.shape} and {truth.shape}")
     if inside.all() or not inside.any():
         raise UsageError(
             f"class {positive!r} has {int(inside.sum())} of {truth.size} samples; recall and false-positive rate need "
-            "samples inside and outside of it: leave the class out"
+            "samples inside and outside of a class: leave this class out"
         )
     recall = (predictions[:, inside] == positive).mean(axis=1)
-    return Rates(recall, 1 - recall, (predictions[:, ~inside] == positive).mean(axis=1))
+    return ClassErrorRates(recall, 1 - recall, (predictions[:, ~inside] == positive).mean(axis=1))
 
 
 def group_spread(
@@ -112,19 +123,20 @@ def group_spread(
     """Spread of each group's error, corrected for its size.
 
     Args:
-        wrong: what each replica gets wrong, bool[R, n]. For FNR give the samples of a class alone, for FPR those outside.
-        groups: name -> its samples, bool[n], at least two; groups may overlap.
-        draws, seed: of the random groups; None: as many as take about a second, `DRAWS` at most.
+        wrong: What each replica gets wrong, bool[R, n]. For FNR give the samples of a class alone, for FPR
+            those outside.
+        groups: Name -> its samples, bool[n], at least two; groups may overlap.
+        draws, seed: Of the random groups; None: as many as take about a second, `DRAWS` at most.
     """
     wrong = np.asarray(wrong, dtype=np.float64)
     if wrong.ndim != 2 or not np.isin(wrong, (0.0, 1.0)).all():
-        raise ValueError("need right or wrong, bool[R, n]")
-    enough(wrong.shape[0])
+        raise ValueError("expected wrong as bool[R, n]: True where a replica predicts a sample incorrectly")
+    check_replica_count(wrong.shape[0])
     for name, members in groups.items():
         if members.shape != wrong.shape[1:] or members.sum() < 2:
             raise UsageError(
-                f"group {name!r} has {int(members.sum())} samples of {wrong.shape[1]}; at least 2 are needed to tell "
-                "samples that move together from single ones: merge it with another"
+                f"group {name!r} has {int(members.sum())} of {wrong.shape[1]} samples; expected at least 2, to see "
+                "whether samples change together: merge the group with another"
             )
     masks = {name: np.asarray(members, dtype=np.bool_) for name, members in groups.items()}
     sizes = np.array([int(members.sum()) for members in masks.values()])
@@ -133,18 +145,18 @@ def group_spread(
     result = []
     for (name, members), n, one, corrected in zip(masks.items(), sizes, p, holm(p), strict=True):
         mine = wrong[:, members]
-        sd = spread(mine.mean(axis=1), confidence, most=1.0).sd
+        sd = spread(mine.mean(axis=1), confidence, max_difference=1.0).sd
         result.append(
             GroupSpread(
                 name=name,
                 n=int(n),
                 error=float(mine.mean()),
                 sd=sd,
-                by_size=float(max(0.0, single / n + (1 - 1 / n) * together) ** 0.5),
-                common=_in_common(mine, sd, confidence),
+                sd_by_size=float(max(0.0, single / n + (1 - 1 / n) * together) ** 0.5),
+                common_sd=_in_common(mine, sd, confidence),
                 p=one,
                 corrected=corrected,
-                error_p=corrected / one * (one * (1 - one) / (drawn + 1)) ** 0.5,
+                p_standard_error=corrected / one * (one * (1 - one) / (drawn + 1)) ** 0.5,
                 draws=drawn,
             )
         )
@@ -160,11 +172,13 @@ def _in_common(wrong: Floats, sd: Interval, confidence: float) -> Interval:
     """
     kernel, n = _kernel(wrong), wrong.shape[1]
     if kernel.any():
-        result = over_pairs(kernel, confidence, most=0.5)
+        result = mean_over_pairs(kernel, confidence, max_difference=0.5)
         estimate, scale = result.estimate or 0.0, n / (n - 1)
         below, above = (estimate + (limit**2 - (sd.estimate or 0.0) ** 2) * scale for limit in (sd.low, sd.high))
-        return root(replace(result, low=min(result.low, below), high=max(result.high, result.half_width, above)))
-    high = min(sd.high * (n / (n - 1)) ** 0.5, greatest_sd(wrong.shape[0]))
+        return sd_interval_from_variance(
+            replace(result, low=min(result.low, below), high=max(result.high, result.half_width, above))
+        )
+    high = min(sd.high * (n / (n - 1)) ** 0.5, max_possible_sd(wrong.shape[0]))
     method = sd.method if sd.estimate == 0 else "all of the group's sd"
     return Interval(0.0, 0.0, high, confidence, wrong.shape[0], method)
 

@@ -15,14 +15,14 @@ GROWTH = 1.5
 """Trials of a look relative to the one before."""
 
 
-def share(look: int) -> float:
+def error_share(look: int) -> float:
     """Part of alpha that look 0, 1, 2 … may spend; all together 1."""
     return FIRST if look == 0 else (1 - FIRST) / (look * (look + 1))
 
 
 def confidence_at(look: int, confidence: float) -> float:
     """Confidence of the interval of one look, where any of them may be the last."""
-    return 1 - (1 - confidence) * share(look)
+    return 1 - (1 - confidence) * error_share(look)
 
 
 def size_at(look: int, first: int) -> int:

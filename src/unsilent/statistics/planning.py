@@ -17,7 +17,7 @@ from scipy.special import gammaincinv
 from unsilent.statistics.bounded import Stratum, stratified
 from unsilent.statistics.intervals import Interval, check_confidence, normal_quantile
 
-LEAST = 10
+MIN_TRIALS = 10
 """Trials of a stratum at least."""
 _COARSENESSES = np.geomspace(1.0, 1e-3, 14)
 _HALVINGS = 16
@@ -29,11 +29,13 @@ def sample_size(half_width: float, confidence: float = 0.95, share: float = 0.5,
     """Trials after which a normal interval of a ``share`` has this half-width; without repeats where a population is given.
 
     >>> sample_size(0.01, population=8_630_000)
-    9594
+    9593
     """
     check_confidence(confidence)
     if not (half_width > 0 and 0 <= share <= 1):
-        raise ValueError(f"need a half-width above 0 and a share from 0 to 1, got {half_width!r} and {share!r}")
+        raise ValueError(
+            f"half-width is {half_width!r}, share is {share!r}; expected a half-width above 0 and a share from 0 to 1"
+        )
     needed = normal_quantile(confidence) ** 2 * share * (1 - share) / half_width**2
     if population is not None:
         needed = population / (1 + (population - 1) / needed) if needed else 0.0
@@ -52,7 +54,7 @@ def expected_half_width(variance: float, coarsest: float, confidence: float) -> 
     return coarsest * (float(gammaincinv(steps + 1, 1 - tail)) - low) / 2
 
 
-def foreseen(pilot: Sequence[Stratum], sizes: Sequence[int], confidence: float) -> Interval:
+def expected_interval(pilot: Sequence[Stratum], sizes: Sequence[int], confidence: float) -> Interval:
     """The interval of so many trials of each stratum that end as those of the pilot did."""
     return stratified(
         [replace(s, counts=s.counts * (n / s.counts.sum())) for s, n in zip(pilot, sizes, strict=True)], confidence
@@ -69,7 +71,7 @@ def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.
         ValueError: the half-width is not above 0, or the pilot has a stratum without trials.
     """
     if not half_width > 0 or any(not s.n for s in pilot):
-        raise ValueError("need a half-width above 0 and a trial of each stratum")
+        raise ValueError("expected a half-width above 0 and at least one pilot trial in each stratum")
     weights = np.array([s.weight for s in pilot])
     spread = weights * np.sqrt([s.variance for s in pilot])
     empty = expected_half_width(0.0, 1.0, confidence)
@@ -80,7 +82,7 @@ def allocate(pilot: Sequence[Stratum], half_width: float, confidence: float = 0.
             best = sizes
     assert best is not None
     result = tuple(int(n) for n in best)
-    while sum(result) < _HOPELESS and (wide := foreseen(pilot, result, confidence).half_width) > half_width:
+    while sum(result) < _HOPELESS and (wide := expected_interval(pilot, result, confidence).half_width) > half_width:
         result = tuple(math.ceil(n * max(1.02, wide / half_width)) for n in result)
     return result
 
@@ -89,7 +91,7 @@ def _sizes(
     weights: NDArray[np.float64], spread: NDArray[np.float64], coarse: float, half_width: float, confidence: float
 ) -> NDArray[np.float64]:
     """Sizes where no trial moves the estimate by more than ``coarse``, with as much Neyman allocation as is needed."""
-    base = np.maximum(weights / coarse, LEAST)
+    base = np.maximum(weights / coarse, MIN_TRIALS)
 
     def sizes(scale: float) -> NDArray[np.float64]:
         return np.ceil(np.maximum(base, scale * spread))

@@ -9,19 +9,22 @@ from typing import Literal
 
 import numpy as np
 
-from unsilent.statistics.nulls import Compared, Measure, Null
+from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison
 
-Word = Literal["identical", "harmful", "improved", "detectable", "masked", "undecided"]
+VerdictWord = Literal["identical", "harmful", "improved", "detectable", "masked", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MeasureResult:
     """One measure of one run.
 
     Attributes:
-        effect: observed less the median of the clean values; infinite for what is not finite. p: corrected for the measures of
-        this run; None where nothing was tested. corrected: for all runs too. beyond: noise is no explanation. worse: the effect
-        goes the way that is harm. distance: it is of a distance.
+        effect: Observed less the median of the clean values; infinite for what is not finite.
+        p: Corrected for the measures of this run; None where nothing was tested.
+        corrected_p: For all runs too.
+        beyond_noise: Noise is no explanation.
+        is_worse: The effect goes the way that is harm.
+        is_distance: It is of a distance.
     """
 
     name: str
@@ -29,74 +32,82 @@ class Finding:
     effect: float
     margin: float
     p: float | None
-    corrected: float | None
-    beyond: bool
-    worse: bool
-    distance: bool
+    corrected_p: float | None
+    beyond_noise: bool
+    is_worse: bool
+    is_distance: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class NoiseVerdict:
     """What is said of one run.
 
     Attributes:
-        p, corrected: of being beyond noise, all measures of the run together, and over all runs; None where nothing was tested.
-        equivalence: p of being off by a margin or more, over all runs. n: clean comparisons. tests: runs that are corrected for.
-        method: "rank", "fitted (…)" or "bits", and the correction. sentence: the same in words.
+        p, corrected_p: Of being beyond noise, all measures of the run together, and over all runs; None where
+            nothing was tested.
+        equivalence: P of being off by a margin or more, over all runs.
+        n: Clean comparisons.
+        tests: Runs that are corrected for.
+        method: "rank", "fitted (…)" or "bits", and the correction.
+        sentence: The same in words.
     """
 
     run: str
-    word: Word
+    word: VerdictWord
     p: float | None
-    corrected: float | None
+    corrected_p: float | None
     equivalence: float | None
     n: int
     tests: int
     level: float
     method: str
-    findings: tuple[Finding, ...]
+    findings: tuple[MeasureResult, ...]
     sentence: str
 
 
-def finding(
-    observed: Compared,
-    null: Null,
+def measure_result(
+    observed: RunComparison,
+    null: NullDistribution,
     measure: Measure,
     beyond: bool,
     p: float | None = None,
     corrected: float | None = None,
-) -> Finding:
+) -> MeasureResult:
     """What one measure shows."""
     x = observed.values[measure.name]
-    sign = 1.0 if measure.worse == "more" else -1.0
-    centre = float(np.median([c.values[measure.name] for c in null.compared]))
+    sign = 1.0 if measure.worse_direction == "more" else -1.0
+    centre = float(np.median([c.values[measure.name] for c in null.clean_comparisons]))
     effect = x - centre if math.isfinite(x) else sign * math.inf  # not finite is the worst there is, NaN too
-    return Finding(measure.name, x, effect, measure.margin, p, corrected, beyond, effect * sign > 0, measure.distance)
+    return MeasureResult(
+        measure.name, x, effect, measure.margin, p, corrected, beyond, effect * sign > 0, measure.is_distance
+    )
 
 
-def word_for(findings: Sequence[Finding], equivalent: bool) -> Word:
+def verdict_word(findings: Sequence[MeasureResult], equivalent: bool) -> VerdictWord:
     """The word for a run of other bits than its twin's; ``equivalent``: all measures are proven to be within their margins."""
-    beyond = [f for f in findings if f.beyond]
-    if any(f.worse and abs(f.effect) >= f.margin for f in beyond):
+    beyond = [f for f in findings if f.beyond_noise]
+    if any(f.is_worse and abs(f.effect) >= f.margin for f in beyond):
         return "harmful"
     # A better model is another model: that it is at a distance does not speak against it.
-    if any(not f.worse for f in beyond if not f.distance) and all(f.distance or not f.worse for f in beyond):
+    if any(not f.is_worse for f in beyond if not f.is_distance) and all(
+        f.is_distance or not f.is_worse for f in beyond
+    ):
         return "improved"
     if beyond:
         return "detectable"
     return "masked" if equivalent else "undecided"
 
 
-def sentence(word: Word, findings: Sequence[Finding], equivalence: float | None = None) -> str:
+def verdict_sentence(word: VerdictWord, findings: Sequence[MeasureResult], equivalence: float | None = None) -> str:
     """What was found, without how."""
     if word == "identical":
-        return "identical: the bits are those of the clean twin"
+        return "identical: the bits equal those of the clean twin"
     if word == "masked":
         return f"masked: every measure is within its margin (equivalence p {equivalence:.3g})"
     if word == "undecided":
-        return f"undecided: not beyond noise, nor proven to be within the margins (equivalence p {equivalence:.3g})"
+        return f"undecided: neither a change beyond noise nor equivalence was shown (equivalence p {equivalence:.3g})"
     value = {"harmful": "beyond noise and the margin", "improved": "better, beyond noise"}.get(
         word, "beyond noise, not harmful"
     )
-    parts = [f"{f.name} {f.effect:+.3g} (margin {f.margin:g})" for f in findings if f.beyond]
-    return f"{word}: {value}: {', '.join(parts) or 'bits alone'}"
+    parts = [f"{f.name} {f.effect:+.3g} (margin {f.margin:g})" for f in findings if f.beyond_noise]
+    return f"{word}: {value}: {', '.join(parts) or 'only the bits differ'}"

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from unsilent.workloads.registry import load, load_training
-from unsilent.workloads.zoo import HF, TRAININGS, ZOO, Entry
+from unsilent.workloads.zoo import HF, TRAININGS, ZOO, WorkloadEntry
 
 if TYPE_CHECKING:
     from unsilent.workloads.base import InferenceWorkload, Workload
 
-__all__ = ["HF", "TRAININGS", "ZOO", "Entry", "InferenceWorkload", "Workload", "load", "load_training"]
+__all__ = ["HF", "TRAININGS", "ZOO", "InferenceWorkload", "Workload", "WorkloadEntry", "load", "load_training"]
 
 
 def __getattr__(name: str) -> Any:

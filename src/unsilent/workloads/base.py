@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from unsilent.blame import call, passes_on
+from unsilent.error_origin import call_user_code, calls_user_code
 from unsilent.errors import UsageError
 from unsilent.outcomes.base import Judge
 
@@ -41,7 +41,7 @@ class InferenceWorkload(Protocol):
         ...
 
 
-@passes_on
+@calls_user_code
 def call_model(model: nn.Module, batch: Any) -> Any:
     """One call of the model: a dict as keyword arguments, a tuple or list as positional ones, else the one input."""
     if isinstance(batch, Mapping):
@@ -55,12 +55,14 @@ class Workload:
     """A workload from a model and batches.
 
     Args:
-        model: a module, or a function returning one (called once). Put into eval mode.
-        batches: model inputs: a tensor, a dict (keyword arguments) or a tuple (positional arguments) per batch.
-            ``labelled=True`` drops the last item of each tuple, for a data loader that yields ``(inputs, labels)``.
-        judge: a judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see ``unsilent.outcomes``.
-        components: name -> a glob over parameter names or a list of them; the first match owns a parameter. Default: the
-            top-level children of the model.
+        model: A module, or a function returning one (called once). Put into eval mode.
+        batches: Model inputs: a tensor, a dict (keyword arguments) or a tuple (positional arguments) per
+            batch. ``labelled=True`` drops the last item of each tuple, for a data loader that yields
+            ``(inputs, labels)``.
+        judge: A judge object or the text of one (``"top1"``, ``"threshold:at=0.5"``); see
+            ``unsilent.outcomes``.
+        components: Name -> a glob over parameter names or a list of them; the first match owns a parameter.
+            Default: the top-level children of the model.
         run: ``run(model, batch) -> output``; default one call of the model.
         info: JSON values for the report.
     """
@@ -83,11 +85,11 @@ class Workload:
         self.judge = make_judge(judge)
         if not (isinstance(model, nn.Module) or callable(model)):
             raise UsageError(
-                f"a workload needs a torch.nn.Module first, found {type(model).__name__}: Workload(model, batches)"
+                f"the first argument of Workload is {type(model).__name__}; expected a torch.nn.Module: Workload(model, batches)"
             )
         if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
             raise UsageError(
-                f"a workload needs an iterable of batches, found one {type(batches).__name__}; put it into a list: [batch]"
+                f"batches is a {type(batches).__name__}; expected an iterable of batches: put a single batch into a list, [batch]"
             )
         self.components = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in (components or {}).items()}
         self.info = dict(info or {})
@@ -101,7 +103,7 @@ class Workload:
     def model(self) -> nn.Module:
         """The model in eval mode, built on the first call."""
         if not isinstance(self._model, nn.Module):
-            self._model = call(self._model)
+            self._model = call_user_code(self._model)
             if not isinstance(self._model, nn.Module):
                 raise UsageError(
                     f"workload {self.name!r}: expected a torch.nn.Module, got {type(self._model).__name__}"
@@ -110,7 +112,7 @@ class Workload:
             self._training = [module for module in self._model.modules() if module.training]
         return self._model.eval()
 
-    def release(self) -> None:
+    def restore_training_mode(self) -> None:
         """Put the modules that were in training mode back into it; for a live model that goes on being used."""
         for module in self._training or ():
             module.training = True
@@ -119,21 +121,21 @@ class Workload:
     def batches(self) -> Sequence[Any]:
         """The batches, read once from the iterable and kept."""
         if self._batches is None:
-            self._batches = [_inputs(b) if self._labelled else b for b in call(list, self._source)]
+            self._batches = [_inputs(b) if self._labelled else b for b in call_user_code(list, self._source)]
             if not self._batches:
                 raise UsageError(f"workload {self.name!r} has no batches; give at least one")
         return self._batches
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """One evaluation of one batch."""
-        return call(self._run, model, batch)
+        return call_user_code(self._run, model, batch)
 
 
 def _inputs(batch: Any) -> Any:
     """A labelled batch without its label."""
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
         raise UsageError(
-            f"labelled=True drops the last item of each batch, but a batch is {type(batch).__name__}; "
-            "expected tuples like (inputs, labels), else leave labelled out"
+            f"labelled=True removes the labels, the last item of each batch, but a batch is {type(batch).__name__}; "
+            "give tuples like (inputs, labels), or leave out labelled=True"
         )
     return batch[0] if len(batch) == 2 else tuple(batch[:-1])

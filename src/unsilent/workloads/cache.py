@@ -23,7 +23,7 @@ import xxhash
 from torch import Tensor, nn
 
 from unsilent.errors import UsageError
-from unsilent.workloads.training import Goal, workshop
+from unsilent.workloads.model_fitting import Goal, isolated_training
 
 _TEMPORARY = ".unsilent-"
 _LEFT_SECONDS = 3600.0
@@ -31,7 +31,7 @@ _LEFT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainedWeightsRecipe:
     """What decides the trained bits."""
 
     workload: str
@@ -59,8 +59,8 @@ def folder() -> Path:
     return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "unsilent"
 
 
-def trained(
-    recipe: Recipe,
+def load_or_train(
+    recipe: TrainedWeightsRecipe,
     build: Callable[[], nn.Module],
     train: Callable[[nn.Module], float],
     goal: Goal,
@@ -70,17 +70,17 @@ def trained(
     """The model with its trained weights, in eval mode, and its score: from the cache, else trained now and kept.
 
     Args:
-        build: makes the model with fresh weights.
-        train: trains it in place and returns its score on held-out data.
-        goal: the score it must reach.
-        seed: of the fresh weights.
+        build: Makes the model with fresh weights.
+        train: Trains it in place and returns its score on held-out data.
+        goal: The score it must reach.
+        seed: Of the fresh weights.
 
     Raises:
         UsageError: the cache cannot be written.
         UnsilentError: (or the goal's own error) the score is below the floor.
     """
     path = folder() / f"{recipe.workload}-{recipe.key}.safetensors"
-    with workshop(seed):
+    with isolated_training(seed):
         model = build()
         score = _read(path, model)
         if score is None:
@@ -96,7 +96,7 @@ def trained(
     return model.eval(), score
 
 
-def digest(*parts: bytes | memoryview) -> str:
+def digest_of_parts(*parts: bytes | memoryview) -> str:
     """Hash of byte strings, each delimited by its length, as hex."""
     state = xxhash.xxh3_128()
     for part in parts:
@@ -115,10 +115,10 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous()
         parts += [f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), tensor.numpy().tobytes()]
-    return digest(*parts)
+    return digest_of_parts(*parts)
 
 
-def _encode(model: nn.Module, score: float, recipe: Recipe) -> bytes:
+def _encode(model: nn.Module, score: float, recipe: TrainedWeightsRecipe) -> bytes:
     from safetensors.torch import save
 
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _tensors(model).items()}
@@ -179,6 +179,6 @@ def _write(path: Path, content: bytes) -> None:
             os.unlink(temporary)
         reason = error.strerror or str(error)
         raise UsageError(
-            f"cannot keep trained weights in {path.parent}: {reason}; "
+            f"cannot save trained weights in {path.parent}: {reason}; "
             "free space there or set UNSILENT_CACHE to another folder"
         ) from None

@@ -19,18 +19,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from unsilent.workloads.base import Workload
-from unsilent.workloads.cache import Recipe, digest, trained
+from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
 from unsilent.workloads.layers import TransformerBlock
-from unsilent.workloads.training import (
+from unsilent.workloads.model_fitting import (
     Goal,
     Progress,
     Schedule,
-    check_count,
+    accuracy_of,
+    check_option_range,
     fit,
+    no_progress,
     outputs,
     parameter_count,
-    share_right,
-    silent,
 )
 
 VERSION = 1
@@ -51,7 +51,7 @@ class Text(NamedTuple):
 
 
 @cache
-def text() -> Text:
+def load_help_texts() -> Text:
     """The help texts as token ids; read once per process, never to be written to.
 
     Topics quote each other, so paragraphs are taken once each; every tenth is held out.
@@ -62,7 +62,7 @@ def text() -> Text:
     paragraphs = list(dict.fromkeys(filter(None, everything)))
     known = [p for i, p in enumerate(paragraphs) if i % 10 != 5]
     train, test = encode("\n\n".join(known)), encode("\n\n".join(paragraphs[5::10]))
-    return Text(train, test, digest(train.numpy().tobytes(), test.numpy().tobytes()))
+    return Text(train, test, digest_of_parts(train.numpy().tobytes(), test.numpy().tobytes()))
 
 
 def encode(characters: str) -> Tensor:
@@ -104,12 +104,12 @@ def loss(scores: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(scores.flatten(0, 1), target.flatten())
 
 
-def chargpt(*, eval: int = 32, seed: int = 0, progress: Progress = silent) -> Workload:  # noqa: A002 - option name
+def chargpt(*, eval: int = 32, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
     """The trained model on ``eval`` held-out contexts [eval, 64]; its answer is the most likely next character."""
     name = "chargpt"
-    data = text()
+    data = load_help_texts()
     windows = data.test[: (len(data.test) - 1) // CONTEXT * CONTEXT].view(-1, CONTEXT)
-    check_count(name, "eval", eval, len(windows), "held-out contexts")
+    check_option_range(name, "eval", eval, len(windows), "held-out contexts")
     offsets = torch.arange(CONTEXT + 1)
 
     def sample(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,9 +131,11 @@ def chargpt(*, eval: int = 32, seed: int = 0, progress: Progress = silent) -> Wo
         )
         scores = outputs(model, list(windows.split(64)))
         following = data.test[1 : windows.numel() + 1].view(-1, CONTEXT)
-        return share_right(scores.argmax(2), following)
+        return accuracy_of(scores.argmax(2), following)
 
-    model, accuracy = trained(Recipe(name, VERSION, {"seed": seed}, data.hash), CharGpt, train, GOAL, seed=seed)
+    model, accuracy = load_or_train(
+        TrainedWeightsRecipe(name, VERSION, {"seed": seed}, data.hash), CharGpt, train, GOAL, seed=seed
+    )
     picks = torch.linspace(0, len(windows) - 1, eval).long()
     return Workload(
         model,

@@ -30,7 +30,7 @@ def read_images(path: str, classes: int) -> tuple[Tensor, Tensor]:
         raise UsageError(f"{path}: 'labels' is {labels.dtype} {list(labels.shape)}; expected integers [{len(images)}]")
     if labels.min() < 0 or labels.max() >= classes:
         raise UsageError(
-            f"{path}: labels go from {labels.min()} to {labels.max()}; the weights know 0 to {classes - 1}"
+            f"{path}: labels range from {labels.min()} to {labels.max()}; the weights have classes 0 to {classes - 1}"
         )
     return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
 
@@ -41,5 +41,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if isinstance(whole, Mapping) and isinstance(whole.get("state_dict"), Mapping):
         whole = whole["state_dict"]
     if not isinstance(whole, Mapping) or not all(isinstance(tensor, Tensor) for tensor in whole.values()):
-        raise UsageError(f"{path} holds no state dict (name -> tensor), also not under 'state_dict'")
+        raise UsageError(
+            f"{path} holds no state dict (name -> tensor), neither at the top level nor under 'state_dict'"
+        )
     return {str(name).removeprefix("module."): tensor for name, tensor in whole.items()}

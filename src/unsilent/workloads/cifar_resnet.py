@@ -22,8 +22,15 @@ from torch.nn.functional import pad
 from unsilent.errors import UsageError
 from unsilent.workloads.base import Workload
 from unsilent.workloads.cifar_files import read_images, read_weights
-from unsilent.workloads.saved_files import misfit
-from unsilent.workloads.training import Goal, check_count, outputs, parameter_count, share_right, workshop
+from unsilent.workloads.model_fitting import (
+    Goal,
+    accuracy_of,
+    check_option_range,
+    isolated_training,
+    outputs,
+    parameter_count,
+)
+from unsilent.workloads.saved_files import state_dict_misfit
 
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
@@ -88,11 +95,12 @@ def cifar_resnet(
     """The network with the given weights on ``eval`` of the given images; its answer is the most likely class.
 
     Args:
-        weights: ``.safetensors``, or a file of ``torch.save`` holding a state dict (also under ``state_dict``).
+        weights: ``.safetensors``, or a file of ``torch.save`` holding a state dict (also under
+            ``state_dict``).
         data: ``.npz`` with ``images`` uint8 [n, 32, 32, 3] and ``labels`` [n].
-        eval: number of images in the batches, drawn once over the whole file.
-        batch: images per batch.
-        min_accuracy: accuracy on all images below which the weights are refused; default 3 times chance.
+        eval: Number of images in the batches, drawn once over the whole file.
+        batch: Images per batch.
+        min_accuracy: Accuracy on all images below which the weights are refused; default 3 times chance.
 
     Raises:
         UsageError: a file cannot be read or does not fit, or the accuracy is too low.
@@ -102,17 +110,17 @@ def cifar_resnet(
     head = state.get("linear.weight")
     classes = len(head) if head is not None and head.ndim == 2 else 10
     images, labels = read_images(data, classes)
-    check_count(name, "eval", eval, len(images), f"images in {data}")
-    check_count(name, "batch", batch, len(images), f"images in {data}")
-    with workshop(0):
+    check_option_range(name, "eval", eval, len(images), f"images in {data}")
+    check_option_range(name, "batch", batch, len(images), f"images in {data}")
+    with isolated_training(0):
         model = CifarResNet(depth, classes).eval()
         _fit_in(model, state, depth, weights)
-        accuracy = share_right(outputs(model, [normalised(part) for part in images.split(250)]).argmax(1), labels)
+        accuracy = accuracy_of(outputs(model, [normalised(part) for part in images.split(250)]).argmax(1), labels)
     floor = 3 / classes if min_accuracy is None else min_accuracy
     Goal(
         "accuracy",
         floor,
-        f"are {weights} and {data} made for each other? (option min_accuracy=0 allows it)",
+        f"check that {weights} was trained for {data}, or skip this check with the option min_accuracy=0",
         UsageError,
     ).check(name, accuracy)
     picks = torch.from_numpy(np.random.default_rng(0).permutation(len(images))[:eval])
@@ -144,7 +152,7 @@ def normalised(images: Tensor) -> Tensor:
 def _fit_in(model: nn.Module, state: Mapping[str, Tensor], depth: int, path: str) -> None:
     """Copy ``state`` into ``model``; an error names the first key that does not fit and the depth that would."""
     own = model.state_dict()
-    problem = misfit(own, state, "the model")
+    problem = state_dict_misfit(own, state, "the model")
     if problem:
         result = {int(m[1]) for m in (re.match(r"layer1\.(\d+)\.", key) for key in state) if m}
         fits = 6 * (max(result) + 1) + 2 if result else depth

@@ -16,9 +16,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.plainfiles import read_plain
-from unsilent.workloads.cache import digest
+from unsilent.workloads.cache import digest_of_parts
 from unsilent.workloads.clicks import Clicks, clicks
 
 POSITIVE = ("1", "1.0", "yes", "true", "y", "t", "click", "clicked", "positive")
@@ -40,10 +40,10 @@ def from_csv(
     fewer collisions and more rows that are never looked up, which lowers the vulnerability of a table as a whole.
 
     Args:
-        target: column to predict; default one named y, label, click or target (any case), else the last.
-        positive: target value that counts as 1; default yes, true, 1 and the like, else the rarer value.
-        drop: columns to leave out.
-        rows, room: size of the tables.
+        target: Column to predict; default one named y, label, click or target (any case), else the last.
+        positive: Target value that counts as 1; default yes, true, 1 and the like, else the rarer value.
+        drop: Columns to leave out.
+        rows, room: Size of the tables.
 
     Raises:
         UsageError: the file cannot be read or decoded, is not rectangular, lacks the columns, or its target has not
@@ -52,11 +52,11 @@ def from_csv(
     header, cells, content = _read(path)
     for name in drop:
         if name not in header:
-            raise unknown(f"column to drop from {path}", name, header)
+            raise unknown_name_error(f"column to drop from {path}", name, header)
     named = [name for name in header if name.lower() in TARGETS]
     chosen = target or (named or header)[-1 if not named else 0]
     if chosen not in header:
-        raise unknown(f"target column in {path}", chosen, header)
+        raise unknown_name_error(f"target column in {path}", chosen, header)
     columns = dict(zip(header, zip(*cells, strict=True), strict=True))
     labels = _labels(path, chosen, columns.pop(chosen), positive)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -83,7 +83,7 @@ def from_csv(
         labels[order],
         tuple(tables),
         description,
-        digest(content, repr((chosen, positive, tuple(drop), rows, room)).encode()),
+        digest_of_parts(content, repr((chosen, positive, tuple(drop), rows, room)).encode()),
     )
 
 
@@ -111,7 +111,9 @@ def _read(path: str) -> tuple[list[str], list[list[str]], bytes]:
         if len(row) != len(header):
             raise UsageError(f"{path}: data row {number} has {len(row)} cells, the header has {len(header)}")
     if len(cells) < FEWEST_ROWS:
-        raise UsageError(f"{path} has {len(cells)} data rows; expected at least {FEWEST_ROWS} to train and hold out")
+        raise UsageError(
+            f"{path} has {len(cells)} data rows; expected at least {FEWEST_ROWS} for training and held-out data"
+        )
     return header, cells, content
 
 
@@ -122,7 +124,7 @@ def _labels(path: str, name: str, values: Sequence[str], positive: str) -> NDArr
         shown = ", ".join(repr(value) for value in sorted(counts)[:5])
         raise UsageError(f"{path}: target column {name!r} has {len(counts)} distinct values ({shown}); expected two")
     if positive and positive not in counts:
-        raise unknown(f"positive value of column {name!r}", positive, counts)
+        raise unknown_name_error(f"positive value of column {name!r}", positive, counts)
     usual = [value for value in sorted(counts) if value.lower() in POSITIVE]
     rarer = min(sorted(counts), key=counts.__getitem__)
     hit = positive or (usual[0] if len(usual) == 1 else rarer)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.workloads.cache import digest
+from unsilent.workloads.cache import digest_of_parts
 
 DENSE, SPARSE = 13, 26
 
@@ -36,13 +36,13 @@ class Clicks:
     hash: str
 
     @property
-    def cut(self) -> int:
+    def training_row_count(self) -> int:
         """Number of training rows."""
         return len(self.labels) * 4 // 5
 
 
 @cache
-def synthetic(rows: int = 80_000) -> Clicks:
+def synthetic_clicks(rows: int = 80_000) -> Clicks:
     """The teacher-labelled set, half of the labels 1 on average; never to be written to."""
     rng = np.random.default_rng(20240501)
     tables = tuple(int(size) for size in np.geomspace(10, 10_000, SPARSE).round())
@@ -78,6 +78,6 @@ def clicks(
     source: str = "",
 ) -> Clicks:
     """Clicks from arrays already shuffled; ``source`` is the hash of what they were made from, if not of themselves."""
-    source = source or digest(dense.tobytes(), sparse.tobytes(), labels.tobytes())
+    source = source or digest_of_parts(dense.tobytes(), sparse.tobytes(), labels.tobytes())
     dense_t, sparse_t, labels_t = (torch.from_numpy(np.ascontiguousarray(part)) for part in (dense, sparse, labels))
     return Clicks(dense_t, sparse_t, labels_t, tables, description, source)

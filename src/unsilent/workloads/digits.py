@@ -20,18 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from unsilent.workloads.base import Workload
-from unsilent.workloads.cache import Recipe, digest, trained
+from unsilent.workloads.cache import TrainedWeightsRecipe, digest_of_parts, load_or_train
 from unsilent.workloads.layers import TransformerBlock
-from unsilent.workloads.training import (
+from unsilent.workloads.model_fitting import (
     Goal,
     Progress,
     Schedule,
-    check_count,
+    accuracy_of,
+    check_option_range,
     fit,
+    no_progress,
     outputs,
     parameter_count,
-    share_right,
-    silent,
 )
 
 DESCRIPTION = "scikit-learn digits (UCI handwritten digits, 8x8 grey), 1,347 training and 450 held-out images"
@@ -59,7 +59,7 @@ def digits() -> Digits:
     labels = bunch.target.astype(np.int64)
     parts = train_test_split(images, labels, test_size=450, stratify=labels, random_state=0)
     train, test, train_labels, test_labels = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
-    every = digest(*(part.numpy().tobytes() for part in (train, train_labels, test, test_labels)))
+    every = digest_of_parts(*(part.numpy().tobytes() for part in (train, train_labels, test, test_labels)))
     return Digits(train, train_labels, test, test_labels, every)
 
 
@@ -118,7 +118,7 @@ class DigitsVit(nn.Module):
 
 
 @dataclass(frozen=True)
-class Classifier:
+class DigitsClassifierSpec:
     """What tells one classifier of the digits from another: images [n, 1, 8, 8] -> scores [n, 10]."""
 
     version: int
@@ -131,7 +131,7 @@ class Classifier:
 
 
 CLASSIFIERS = {
-    "digits-cnn": Classifier(
+    "digits-cnn": DigitsClassifierSpec(
         version=1,
         description="small residual CNN on handwritten digits",
         build=DigitsCnn,
@@ -139,7 +139,7 @@ CLASSIFIERS = {
         goal=Goal("accuracy", 0.97),
         components={part: f"{part}.*" for part in ("stem", "block1", "block2", "head")},
     ),
-    "digits-vit": Classifier(
+    "digits-vit": DigitsClassifierSpec(
         version=1,
         description="small vision transformer on handwritten digits",
         build=DigitsVit,
@@ -156,10 +156,10 @@ CLASSIFIERS = {
 }
 
 
-def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress = silent) -> Workload:  # noqa: A002 - option name
+def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress = no_progress) -> Workload:  # noqa: A002 - option name
     """The trained model on the first ``eval`` held-out images [eval, 1, 8, 8]; its answer is the most likely digit."""
     one, data = CLASSIFIERS[name], digits()
-    check_count(name, "eval", eval, len(data.test), "held-out images")
+    check_option_range(name, "eval", eval, len(data.test), "held-out images")
 
     def train(model: nn.Module) -> float:
         fit(
@@ -172,10 +172,10 @@ def classifier(*, name: str, eval: int = 128, seed: int = 0, progress: Progress 
             description=f"training {name}",
             progress=progress,
         )
-        return share_right(outputs(model, [data.test]).argmax(1), data.test_labels)
+        return accuracy_of(outputs(model, [data.test]).argmax(1), data.test_labels)
 
-    recipe = Recipe(name, one.version, {"seed": seed}, data.hash)
-    model, accuracy = trained(recipe, one.build, train, one.goal, seed=seed)
+    recipe = TrainedWeightsRecipe(name, one.version, {"seed": seed}, data.hash)
+    model, accuracy = load_or_train(recipe, one.build, train, one.goal, seed=seed)
     return Workload(
         model,
         [data.test[:eval].clone()],

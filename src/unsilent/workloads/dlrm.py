@@ -17,20 +17,20 @@ from torch.nn.functional import binary_cross_entropy
 
 from unsilent.errors import UsageError
 from unsilent.workloads.base import Workload
-from unsilent.workloads.cache import Recipe, trained
+from unsilent.workloads.cache import TrainedWeightsRecipe, load_or_train
 from unsilent.workloads.click_csv import ROOM, from_csv
-from unsilent.workloads.clicks import Clicks, synthetic
+from unsilent.workloads.clicks import Clicks, synthetic_clicks
 from unsilent.workloads.dlrm_model import COMPONENTS, Dlrm
-from unsilent.workloads.training import (
+from unsilent.workloads.model_fitting import (
     Goal,
     Progress,
     Schedule,
     auc,
-    check_count,
+    check_option_range,
     fit,
+    no_progress,
     outputs,
     parameter_count,
-    silent,
 )
 
 NAME = "dlrm"
@@ -56,41 +56,44 @@ def dlrm(
     room: int = ROOM,
     seed: int = 0,
     data: str | None = None,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Workload:
     """The trained model on ``eval`` held-out rows: ``dense`` float32 [eval, d] and ``sparse`` int64 [eval, k].
 
     Args:
-        eval: default 512, or all held-out rows of a smaller set.
-        threshold: click probability from which the answer is yes, strictly between 0 and 1 (default: see the module).
-        target, positive, drop, rows, room: how to read ``data``; see `click_csv.from_csv`.
+        eval: Default 512, or all held-out rows of a smaller set.
+        threshold: Click probability from which the answer is yes, strictly between 0 and 1 (default: see the
+            module).
+        target, positive, drop, rows, room: How to read ``data``; see `click_csv.from_csv`.
         data: CSV file of the user's own.
     """
     if data is None and (target or positive or drop or (rows, room) != (MOST_ROWS, ROOM)):
         raise UsageError(
             f"workload {NAME!r}: options target, positive, drop, rows and room describe a CSV; give --data FILE.csv"
         )
-    check_count(NAME, "rows", rows, 10_000_000, "rows of a table")
-    check_count(NAME, "room", room, 1000, "rows per category")
+    check_option_range(NAME, "rows", rows, 10_000_000, "rows of a table")
+    check_option_range(NAME, "room", room, 1000, "rows per category")
     clicks = (
-        synthetic()
+        synthetic_clicks()
         if data is None
         else from_csv(data, target=target, positive=positive, drop=drop, rows=rows, room=room)
     )
-    available = len(clicks.labels) - clicks.cut
-    samples = check_count(NAME, "eval", min(512, available) if eval is None else eval, available, "held-out rows")
-    rate = round(float(clicks.labels[: clicks.cut].double().mean()), 3)
+    available = len(clicks.labels) - clicks.training_row_count
+    samples = check_option_range(
+        NAME, "eval", min(512, available) if eval is None else eval, available, "held-out rows"
+    )
+    rate = round(float(clicks.labels[: clicks.training_row_count].double().mean()), 3)
     at = threshold if threshold is not None else 0.5 if data is None else rate
     if not 0 < at < 1:
         raise UsageError(f"workload {NAME!r}: option 'threshold' is {at:g}; expected a probability between 0 and 1")
-    model, score = trained(
-        Recipe(NAME, VERSION, {"seed": seed}, clicks.hash),
+    model, score = load_or_train(
+        TrainedWeightsRecipe(NAME, VERSION, {"seed": seed}, clicks.hash),
         partial(Dlrm, clicks.dense.shape[1], clicks.tables),
         partial(_train, clicks=clicks, seed=seed, progress=progress),
         GOAL if data is None else OWN_DATA_GOAL,
         seed=seed,
     )
-    held_out = slice(clicks.cut, clicks.cut + samples)
+    held_out = slice(clicks.training_row_count, clicks.training_row_count + samples)
     return Workload(
         model,
         [{"dense": clicks.dense[held_out].clone(), "sparse": clicks.sparse[held_out].clone()}],
@@ -117,17 +120,17 @@ def _train(model: nn.Module, clicks: Clicks, seed: int, progress: Progress) -> f
     def sample(rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return {"dense": clicks.dense[rows], "sparse": clicks.sparse[rows]}, clicks.labels[rows]
 
-    passes = max(1, min(10, FEWEST_STEPS * SCHEDULE.batch // clicks.cut))
+    passes = max(1, min(10, FEWEST_STEPS * SCHEDULE.batch // clicks.training_row_count))
     fit(
         model,
         sample,
-        clicks.cut,
+        clicks.training_row_count,
         binary_cross_entropy,
         replace(SCHEDULE, epochs=passes),
         seed=seed,
         description=f"training {NAME}",
         progress=progress,
     )
-    held_out = torch.arange(clicks.cut, len(clicks.labels)).split(4096)
+    held_out = torch.arange(clicks.training_row_count, len(clicks.labels)).split(4096)
     scores = outputs(model, [sample(rows)[0] for rows in held_out])
-    return auc(clicks.labels[clicks.cut :].numpy(), scores.numpy())
+    return auc(clicks.labels[clicks.training_row_count :].numpy(), scores.numpy())

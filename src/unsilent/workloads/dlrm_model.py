@@ -29,7 +29,7 @@ def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers[:-1], last)
 
 
-def table(rows: int) -> nn.EmbeddingBag:
+def embedding_table(rows: int) -> nn.EmbeddingBag:
     """One embedding table that adds up the rows looked up for a sample."""
     bag = nn.EmbeddingBag(rows, WIDTH, mode="sum")
     nn.init.uniform_(bag.weight, -((1 / rows) ** 0.5), (1 / rows) ** 0.5)
@@ -51,14 +51,14 @@ class Dlrm(nn.Module):
     """Dense features [n, d] and one category index per table int64 [n, k] -> click probability [n].
 
     Args:
-        dense: number of dense features d.
-        tables: number of rows of each of the k embedding tables.
+        dense: Number of dense features d.
+        tables: Number of rows of each of the k embedding tables.
     """
 
     def __init__(self, dense: int, tables: Sequence[int]) -> None:
         super().__init__()
         self.bot_l = mlp([dense, 64, 32, WIDTH], nn.ReLU())
-        self.emb_l = nn.ModuleList(table(rows) for rows in tables)
+        self.emb_l = nn.ModuleList(embedding_table(rows) for rows in tables)
         self.top_l = mlp([WIDTH + len(tables) * (len(tables) + 1) // 2, 64, 32, 1], nn.Sigmoid())
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:

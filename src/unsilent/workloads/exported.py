@@ -21,10 +21,10 @@ from unsilent.outcomes import judge
 from unsilent.outcomes.judges import decision_tensor
 from unsilent.plainfiles import open_plain
 from unsilent.workloads.base import Workload, call_model
-from unsilent.workloads.exported_inputs import FORMS, Takes
+from unsilent.workloads.exported_inputs import FORMS, ProgramInputs
 from unsilent.workloads.hf_folder import NUMERIC
-from unsilent.workloads.program import Program, bodies_of, code_of, warnings_off
-from unsilent.workloads.training import parameter_count, workshop
+from unsilent.workloads.model_fitting import isolated_training, parameter_count
+from unsilent.workloads.program import Program, code_of, graph_running_modules, warnings_off
 
 INPUTS = "inputs.pt"
 """Name of the inputs beside a program."""
@@ -34,20 +34,24 @@ def exported(*, program: str, data: str | None = None) -> Workload:
     """An exported program on the batches of ``data``; the judge follows from the shape of its output.
 
     Args:
-        program: file of ``torch.export.save``. data: file of ``torch.save`` or safetensors; default ``inputs.pt`` beside it.
+        program: File of ``torch.export.save``.
+        data: File of ``torch.save`` or safetensors; default ``inputs.pt`` beside it.
 
     Raises:
         UsageError: the program cannot be loaded or was exported in training mode; inputs are not there or do not fit.
     """
     ref, path = program, Path(program).expanduser()
     inputs = Path(data).expanduser() if data else path.with_name(INPUTS)
-    with workshop(0):
+    with isolated_training(0):
         module, takes = _load(ref, path)
-        if name := next(filter(None, (code_of(body).dropout() for body in bodies_of(module))), None):
+        if name := next(
+            filter(None, (code_of(body).first_active_dropout() for body in graph_running_modules(module))), None
+        ):
             raise UsageError(f"workload {ref!r} was exported in training mode ({name} is on); export model.eval()")
         if data is None and not inputs.exists():
             raise UsageError(
-                f"workload {ref!r} needs inputs: torch.save them as {INPUTS} beside it, or give --data FILE; expected {FORMS}"
+                f"workload {ref!r} needs inputs: save them with torch.save as {INPUTS} in its folder, or give --data FILE; "
+                f"expected {FORMS}"
             )
         batches = takes.read(inputs)
         output = _try_out(ref, module, batches[0])
@@ -64,25 +68,25 @@ def exported(*, program: str, data: str | None = None) -> Workload:
     )
 
 
-def _load(ref: str, path: Path) -> tuple[Program, Takes]:
+def _load(ref: str, path: Path) -> tuple[Program, ProgramInputs]:
     file = open_plain(path)
     try:
         with file, warnings_off(), _silent():
             loaded = torch.export.load(file)
             module = Program(loaded)
-            return module, Takes(loaded, module)
+            return module, ProgramInputs(loaded, module)
     except Exception as error:  # a damaged file, or one of another version, can raise anything
         text = first_line(error)
         why = "" if "warnings above" in text else f" ({text})"
         raise UsageError(
-            f"workload {ref!r} is no exported program that torch {torch.__version__} can load{why}; "
-            "write it with torch.export.save of this version"
+            f"workload {ref!r} is not an exported program that torch {torch.__version__} can load{why}; "
+            "save it again with torch.export.save of this version"
         ) from None
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """torch logs a traceback of each way of reading that fails."""
+    """Torch logs a traceback of each way of reading that fails."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -28,11 +28,12 @@ FORMS = (
 )
 
 
-class Takes:
+class ProgramInputs:
     """What a program takes: names of its inputs, their nesting, and what it was exported with in place of each tensor.
 
     Args:
-        exported: the program as it was loaded. program: the module that was made of it.
+        exported: The program as it was loaded.
+        program: The module that was made of it.
     """
 
     def __init__(self, exported: ExportedProgram, program: Program) -> None:
@@ -65,9 +66,7 @@ class Takes:
                 values = _flat(given[name], spec)
             except LookupError:
                 text = " ".join(str(spec).split())
-                raise UsageError(
-                    f"{where}: {name!r} nests otherwise than what the program was exported with, {text}"
-                ) from None
+                raise UsageError(f"{where}: {name!r} is not nested as at export; expected {text}") from None
             for value in values:
                 self._check(value, next(leaves), f"{where}: {name!r}")
         return {name: given[name] for name in self.names}
@@ -83,7 +82,7 @@ class Takes:
         for names in (self.names, free):
             if len(values) == len(names):
                 return dict(zip(names, values, strict=True))
-        raise UsageError(f"{where} holds {len(values)} of {len(free)} inputs; {self._expected()}")
+        raise UsageError(f"{where}: the number of inputs is {len(values)}, expected {len(free)}; {self._expected()}")
 
     def _expected(self) -> str:
         return f"the program takes {', '.join(self.names)}; expected {FORMS}"
@@ -95,7 +94,7 @@ class Takes:
             if not isinstance(value, Tensor) and (free or value == exported):
                 return
             raise UsageError(
-                f"{what} is {value!r}, but the program was exported with {exported!r}, which is fixed in it"
+                f"{what} is {value!r}, but the program was exported with the constant {exported!r}; give that value"
             )
         sizes = [self._size(size) for size in exported.shape]
         wanted = f"{dtype_name(exported.dtype)} [{', '.join(text for text, _ in sizes)}]"
@@ -105,7 +104,11 @@ class Takes:
             n in allowed for n, (_, allowed) in zip(value.shape, sizes, strict=True)
         )
         if not fits or value.dtype != exported.dtype:
-            advice = "give such inputs" if fits else "give such inputs, or export with dynamic_shapes"
+            advice = (
+                "give inputs of that dtype"
+                if fits
+                else "give inputs of that shape and dtype, or export with dynamic_shapes"
+            )
             raise UsageError(
                 f"{what} is {dtype_name(value.dtype)} {list(value.shape)}, the program takes {wanted}; {advice}"
             )

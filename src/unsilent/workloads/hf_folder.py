@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsilent.blame import call
+from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError, first_line
 from unsilent.workloads.base import Workload
 from unsilent.workloads.hf_generate import SEQUENCES, prepare, run_generate
-from unsilent.workloads.hf_inputs import Inputs, from_npz, synthetic
-from unsilent.workloads.training import check_count, parameter_count, workshop
+from unsilent.workloads.hf_inputs import Inputs, from_npz, synthetic_inputs
+from unsilent.workloads.model_fitting import check_option_range, isolated_training, parameter_count
 
 NUMERIC = "tolerance:rtol=0.001,atol=0.00001"
 """Judge of architectures whose output is no decision."""
@@ -46,31 +46,31 @@ def hf_folder(
     """The model of a transformers folder; the judge follows from its architecture.
 
     Args:
-        folder: holds ``config.json`` and ``*.safetensors``.
-        eval: number of synthetic samples.
-        batch: samples per batch; 0 for all in one.
-        length: tokens per synthetic sample, cut to what the model takes.
-        seed: of synthetic inputs.
-        generate: new tokens that are generated greedily for each sample; default: one call of the model.
+        folder: Holds ``config.json`` and ``*.safetensors``.
+        eval: Number of synthetic samples.
+        batch: Samples per batch; 0 for all in one.
+        length: Tokens per synthetic sample, cut to what the model takes.
+        seed: Of synthetic inputs.
+        generate: New tokens that are generated greedily for each sample; default: one call of the model.
         data: ``.npz`` of inputs.
 
     Raises:
         UsageError: transformers is not installed, or folder, options or data do not fit; the model cannot generate.
     """
     ref = f"hf:{folder}"
-    check_count(ref, "eval", eval, 100_000, "samples")
-    check_count(ref, "length", length, 100_000, "tokens")
-    with quiet(ref), workshop(seed):
+    check_option_range(ref, "eval", eval, 100_000, "samples")
+    check_option_range(ref, "length", length, 100_000, "tokens")
+    with quiet(ref), isolated_training(seed):
         model = _model(ref, Path(folder).expanduser())
-        evaluate: Callable[[nn.Module, Any], Tensor] = run
+        evaluate: Callable[[nn.Module, Any], Tensor] = run_model
         if generate is not None:
             length = prepare(ref, model, generate, length)
             evaluate = partial(run_generate, tokens=generate)
-        inputs = from_npz(ref, model, data) if data else synthetic(ref, model, folder, eval, length, seed)
+        inputs = from_npz(ref, model, data) if data else synthetic_inputs(ref, model, folder, eval, length, seed)
         if generate is not None and not data:  # it begins with the model's own first token
             inputs = Inputs({k: v for k, v in inputs.arrays.items() if k != "decoder_input_ids"}, inputs.description)
         samples = len(next(iter(inputs.arrays.values())))
-        check_count(ref, "batch", batch or samples, samples, "samples in all")
+        check_option_range(ref, "batch", batch or samples, samples, "samples in all")
         batches = _split(inputs, batch or samples)
         _try_out(ref, model, batches[0], evaluate)
     architecture = type(model).__name__
@@ -92,9 +92,9 @@ def hf_folder(
     )
 
 
-def run(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+def run_model(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """``logits`` of one call, else the first floating-point tensor of the output."""
-    output = call(model, **batch)
+    output = call_user_code(model, **batch)
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
@@ -102,12 +102,14 @@ def run(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     for value in values:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value
-    raise UsageError(f"{type(model).__name__} returns no tensor of numbers; write a workload of your own around it")
+    raise UsageError(
+        f"{type(model).__name__} returns no floating-point tensor; write your own workload with a run= that returns one"
+    )
 
 
 @contextmanager
 def quiet(ref: str) -> Iterator[None]:
-    """transformers without its log lines and progress bars; one line naming the extra where it is missing."""
+    """Transformers without its log lines and progress bars; one line naming the extra where it is missing."""
     try:
         logging: Any = importlib.import_module("transformers.utils.logging")
     except ImportError:
@@ -128,15 +130,13 @@ def _model(ref: str, folder: Path) -> Any:
     # By name, so that the types do not depend on whether the extra is installed.
     transformers: Any = importlib.import_module("transformers")
     if not (folder / "config.json").is_file():
-        raise UsageError(
-            f"workload {ref!r}: no config.json in {folder}; expected a folder as save_pretrained writes it"
-        )
+        raise UsageError(f"workload {ref!r}: no config.json in {folder}; expected a folder written by save_pretrained")
     for path in folder.iterdir():  # transformers chooses by name what it reads
         if not (path.is_file() or path.is_dir()):
             raise UsageError(f"workload {ref!r}: {path} is not a regular file; remove it from the folder")
     if not any(folder.glob("*.safetensors")):
         raise UsageError(
-            f"workload {ref!r}: no *.safetensors in {folder}; save_pretrained of a current version writes one"
+            f"workload {ref!r}: no *.safetensors in {folder}; write one with save_pretrained of a current transformers version"
         )
     where = str(folder.resolve())
     safe = {"local_files_only": True, "trust_remote_code": False}
@@ -147,14 +147,14 @@ def _model(ref: str, folder: Path) -> Any:
     names = getattr(config, "architectures", None) or []
     if not names:
         raise UsageError(
-            f"workload {ref!r}: config.json names no architectures; add the model class, as in save_pretrained"
+            f"workload {ref!r}: config.json names no architectures; add the name of the model class, as save_pretrained does"
         )
     kind: Any = getattr(transformers, str(names[0]), None)
     is_model = inspect.isclass(kind) and issubclass(kind, transformers.PreTrainedModel)
     if not is_model:
         raise UsageError(
-            f"workload {ref!r}: transformers {transformers.__version__} has no model {names[0]!r}; "
-            "code in the folder is never run"
+            f"workload {ref!r}: transformers {transformers.__version__} has no model {names[0]!r}, "
+            "and code in the folder is never run; use a model class of transformers"
         )
     try:
         model, report = kind.from_pretrained(
@@ -164,7 +164,10 @@ def _model(ref: str, folder: Path) -> Any:
         raise UsageError(f"workload {ref!r}: cannot load {names[0]}: {first_line(error)}") from None
     missing = sorted(report["missing_keys"])
     if missing:
-        raise UsageError(f"workload {ref!r}: the weights lack {missing[0]!r} ({len(missing)} in all) of {names[0]}")
+        raise UsageError(
+            f"workload {ref!r}: the weights of {names[0]} lack {missing[0]!r} ({len(missing)} tensors are missing); "
+            "save the complete model with save_pretrained"
+        )
     model.config.use_cache = False  # one call per batch: a key-value cache would be built and thrown away
     return model.eval()
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from unsilent.errors import UsageError
-from unsilent.workloads.training import check_count
+from unsilent.workloads.model_fitting import check_option_range
 
 SEQUENCES = "exact-sequence"
 """Judge of what is generated."""
@@ -33,7 +33,9 @@ def prepare(ref: str, model: Any, tokens: int, length: int) -> int:
     shared = getattr(model.config, "is_encoder_decoder", False)  # prompt and new tokens are of two parts then
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     most = positions - 1 if isinstance(positions, int) else LONGEST
-    check_count(ref, "generate", tokens, most, "new tokens; prompt and new tokens share the model's positions")
+    check_option_range(
+        ref, "generate", tokens, most, "new tokens; prompt and new tokens must fit into the model's positions"
+    )
     transformers: Any = importlib.import_module("transformers")
     known = {name: getattr(model.generation_config, name, None) for name in SPECIAL}
     if known["pad_token_id"] is None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.workloads.npz import read_npz
 
 TEXT = 200_000
@@ -41,30 +41,32 @@ def from_npz(ref: str, model: Any, path: str) -> Inputs:
     known = [name for name in inspect.signature(model.forward).parameters if name not in ("self", "kwargs")]
     for name, array in read_npz(path, f"arrays named like {known[0]!r}").items():
         if name not in known:
-            raise unknown(f"input of {type(model).__name__} in {path}", name, known)
+            raise unknown_name_error(f"input of {type(model).__name__} in {path}", name, known)
         arrays[name] = _tensor(path, name, array)
     lengths = {name: len(array) for name, array in arrays.items()}
     if not lengths or 0 in lengths.values() or len(set(lengths.values())) > 1:
         raise UsageError(
-            f"{path} holds arrays of {lengths or 'nothing'}; expected as many samples, one or more, in each"
+            f"{path} holds arrays of these lengths: {lengths or 'none'}; expected the same number of samples, at least 1, in each"
         )
     vocabulary = _of_text(model.config, "vocab_size")
     for name in ("input_ids", "decoder_input_ids"):
         if vocabulary and name in arrays and (int(arrays[name].min()) < 0 or int(arrays[name].max()) >= vocabulary):
             raise UsageError(
-                f"{path}: {name!r} goes from {int(arrays[name].min())} to {int(arrays[name].max())}; "
-                f"the model knows tokens 0 to {vocabulary - 1}"
+                f"{path}: {name!r} ranges from {int(arrays[name].min())} to {int(arrays[name].max())}; "
+                f"the model has tokens 0 to {vocabulary - 1}"
             )
     return Inputs(arrays, f"{Path(path).name}, {next(iter(lengths.values()))} samples, {ref} inputs of the user's own")
 
 
 def _tensor(path: str, name: str, array: Any) -> Tensor:
     if array.dtype.kind not in "biuf" or array.ndim == 0 or array.size == 0:
-        raise UsageError(f"{path}: {name!r} is {array.dtype} {list(array.shape)}; expected numbers, samples first")
+        raise UsageError(
+            f"{path}: {name!r} is {array.dtype} {list(array.shape)}; expected numbers, with samples along the first axis"
+        )
     return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
 
 
-def synthetic(ref: str, model: Any, folder: str, samples: int, length: int, seed: int) -> Inputs:
+def synthetic_inputs(ref: str, model: Any, folder: str, samples: int, length: int, seed: int) -> Inputs:
     """Token ids or pixels for a model that takes one of these; raises ``UsageError`` for any other."""
     rng = np.random.default_rng(seed)
     if model.main_input_name == "pixel_values":
@@ -76,7 +78,7 @@ def synthetic(ref: str, model: Any, folder: str, samples: int, length: int, seed
     vocabulary = _of_text(model.config, "vocab_size")
     if model.main_input_name != "input_ids" or not vocabulary:
         raise UsageError(
-            f"workload {ref!r}: cannot make up {model.main_input_name!r} for {type(model).__name__}; give --data"
+            f"workload {ref!r}: no synthetic {model.main_input_name!r} can be made for {type(model).__name__}; give --data"
         )
     length = min(length, _of_text(model.config, "max_position_embeddings") or length)
     ids = _tokenised(folder, samples, length, vocabulary)

@@ -27,7 +27,7 @@ def read_npz(path: str, expected: str, only: Collection[str] | None = None) -> d
     """
     with open_plain(path) as file:
         if file.read(len(_NUMPY)) == _NUMPY:
-            raise UsageError(f"{path} holds one bare array; expected a .npz with {expected}")
+            raise UsageError(f"{path} holds a single array without a name; expected a .npz with {expected}")
         try:
             with zipfile.ZipFile(file) as archive:
                 members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
@@ -38,7 +38,7 @@ def read_npz(path: str, expected: str, only: Collection[str] | None = None) -> d
             raise
         except Exception:  # a damaged header can raise anything
             raise UsageError(
-                f"{path} is not a sound .npz file of plain arrays; expected a .npz with {expected}"
+                f"{path} is damaged, or is not a .npz file of plain arrays; expected a .npz with {expected}"
             ) from None
 
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
-from unsilent.workloads.program_code import Code, owners
-from unsilent.workloads.program_regions import make_ordinary
+from unsilent.workloads.program_code import ProgramCode, owners
+from unsilent.workloads.program_regions import inline_regions
 
 Slots = list[tuple[dict[str, Any], str]]
 """Where modules hold one tensor: tables of parameters or buffers, with the key."""
 
 
-class Scope(nn.Module):
+class OriginalModule(nn.Module):
     """One module of the original model: its tensors, and the place where its operations are called.
 
     Every tensor is a parameter or a buffer, also constants that export lifted out of the code: they are memory of the program,
@@ -39,9 +39,9 @@ class Scope(nn.Module):
             self.register_buffer(name, buffer)
         for name, child in source._modules.items():
             if isinstance(child, fx.GraphModule):
-                self.add_module(name, Body(child))
+                self.add_module(name, GraphRunningModule(child))
             elif type(child) is nn.Module:
-                self.add_module(name, Scope(child))
+                self.add_module(name, OriginalModule(child))
             else:  # the checks of inputs that export makes: they are called, and no part of the model
                 vars(self)[name] = child
         for name, value in vars(source).items():
@@ -55,14 +55,14 @@ class Scope(nn.Module):
         return operation(*args, **kwargs)
 
 
-class Body(Scope):
+class GraphRunningModule(OriginalModule):
     """A module that runs a graph: the whole program, or a part of it with a graph of its own."""
 
     def __init__(self, source: fx.GraphModule) -> None:
         super().__init__(source)
         for path in owners(source.graph):
             _enter(self, path)
-        self._program = Code(self, source.graph)
+        self._program = ProgramCode(self, source.graph)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One call, with the inputs of the graph."""
@@ -77,19 +77,19 @@ class Body(Scope):
         return self._program.out_spec
 
 
-class Program(Body):
+class Program(GraphRunningModule):
     """The module of an exported program, on the CPU and in eval mode; it is called with the inputs of the original model.
 
     Tied weights stay tied when it is moved or converted, and devices that are written into the code follow it.
 
     Args:
-        exported: what ``torch.export.load`` gave.
+        exported: What ``torch.export.load`` gave.
     """
 
     def __init__(self, exported: ExportedProgram) -> None:
         with warnings_off():
             module: Any = exported.module()
-            make_ordinary(module)
+            inline_regions(module)
             super().__init__(module)
             _tie(_twins(self))
             self.to("cpu").eval()
@@ -100,28 +100,28 @@ class Program(Body):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         _tie(twins)
         after, tensor = _kinds(self), next(_tensors(self), None)
-        for body in bodies_of(self):
+        for body in graph_running_modules(self):
             if after != before:
-                body._program.check_kinds(after)
+                body._program.check_dtypes(after)
             if tensor is not None:
                 with warnings_off():
-                    body._program = body._program.on(body, tensor.device)
+                    body._program = body._program.with_device(body, tensor.device)
         return self
 
 
-def bodies_of(program: Program) -> list[Body]:
+def graph_running_modules(program: Program) -> list[GraphRunningModule]:
     """Everything in a program that runs a graph, itself first."""
-    return [module for module in program.modules() if isinstance(module, Body)]
+    return [module for module in program.modules() if isinstance(module, GraphRunningModule)]
 
 
-def code_of(body: Body) -> Code:
+def code_of(body: GraphRunningModule) -> ProgramCode:
     """What a module runs."""
     return body._program
 
 
 @contextmanager
 def warnings_off() -> Iterator[None]:
-    """torch warns of its own insides while it makes modules of programs."""
+    """Torch warns of its own insides while it makes modules of programs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -131,7 +131,7 @@ def _enter(module: nn.Module, path: str) -> None:
     """Make the modules on a path that hold no tensor and are therefore missing."""
     for name in path.split("."):
         if name not in module._modules:
-            module.add_module(name, Scope(nn.Module()))
+            module.add_module(name, OriginalModule(nn.Module()))
         module = module.get_submodule(name)
 
 

@@ -15,14 +15,16 @@ from unsilent.nested import leaves_in
 from unsilent.sites.memory import dtype_name
 
 
-class Code:
+class ProgramCode:
     """What a program, or a part of it, runs; never changed, and shared by copies of the program.
 
     Args:
-        program: the module whose tensors the graph names. graph: as ``ExportedProgram.module()`` gives it.
+        program: The module whose tensors the graph names.
+        graph: As ``ExportedProgram.module()`` gives it.
 
     Attributes:
-        function: ``function(program, *inputs)``. in_spec, out_spec: how inputs and outputs nest.
+        function: ``function(program, *inputs)``.
+        in_spec, out_spec: How inputs and outputs nest.
     """
 
     def __init__(self, program: nn.Module, graph: fx.Graph) -> None:
@@ -32,10 +34,10 @@ class Code:
         self.in_spec: Any = getattr(made, "_in_spec", None)
         self.out_spec: Any = getattr(made, "_out_spec", None)
 
-    def __deepcopy__(self, memo: object) -> Code:
+    def __deepcopy__(self, memo: object) -> ProgramCode:
         return self
 
-    def on(self, program: nn.Module, device: torch.device) -> Code:
+    def with_device(self, program: nn.Module, device: torch.device) -> ProgramCode:
         """The same with every device that is written into it replaced by ``device``, for a program that is there."""
         if all(v == device for _, v in self._written() if isinstance(v, torch.device)):
             return self
@@ -47,18 +49,18 @@ class Code:
             )
             if isinstance(node.target, HigherOrderOperator) and node.target.name() == "wrap_with_autocast":
                 node.args = (device.type, *node.args[1:])
-        return Code(program, graph)
+        return ProgramCode(program, graph)
 
-    def check_kinds(self, kinds: set[torch.dtype]) -> None:
+    def check_dtypes(self, kinds: set[torch.dtype]) -> None:
         """Raise ``UsageError`` where a floating-point type beside ``kinds`` is written into the code."""
         for node, kind in self._written():
             if isinstance(kind, torch.dtype) and kind.is_floating_point and kind not in kinds:
                 raise UsageError(
-                    f"the exported program cannot run in {', '.join(sorted(map(dtype_name, kinds)))}, for {dtype_name(kind)} is "
-                    f"written into it ({node.name}); leave --dtype out, or export the model in that type"
+                    f"the exported program cannot run in {', '.join(sorted(map(dtype_name, kinds)))}, because "
+                    f"{dtype_name(kind)} is hard-coded in it ({node.name}); leave --dtype out, or export the model in that type"
                 )
 
-    def dropout(self) -> str | None:
+    def first_active_dropout(self) -> str | None:
         """The first dropout that was left on, by its name in the code."""
         for node in self._graph.nodes:
             if isinstance(node.target, OpOverload) and "dropout" in node.target.name():

@@ -15,12 +15,12 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 
 
-def choose(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
+def plain_cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
     """``torch.cond``."""
     return (yes if predicate else no)(*operands)
 
 
-def repeat(
+def plain_while_loop(
     goes_on: Callable[..., Any], step: Callable[..., Any], carried: Sequence[Any], more: Sequence[Any] = ()
 ) -> Any:
     """``torch.while_loop``."""
@@ -30,12 +30,12 @@ def repeat(
     return values
 
 
-CONTROL: dict[str, Callable[..., Any]] = {"cond": choose, "while_loop": repeat}
+CONTROL_FLOW_FUNCTIONS: dict[str, Callable[..., Any]] = {"cond": plain_cond, "while_loop": plain_while_loop}
 INPUTS_AFTER = {"wrap_with_set_grad_enabled": 2, "wrap_with_autocast": 5}
 """By operation, its arguments before the inputs of its graph; the last of them is the graph."""
 
 
-def make_ordinary(module: fx.GraphModule, autocast: bool = False) -> None:
+def inline_regions(module: fx.GraphModule, autocast: bool = False) -> None:
     """Dissolve the regions that change nothing, and make choices and loops plain Python.
 
     Nothing is differentiated here, so the gradient mode does not matter; autocast that is switched off does not either, unless
@@ -49,9 +49,9 @@ def make_ordinary(module: fx.GraphModule, autocast: bool = False) -> None:
         for argument in node.args:
             inner = _graph_of(module, argument)
             if inner is not None:
-                make_ordinary(inner, autocast or casts)
-        if name in CONTROL:
-            node.target = CONTROL[name]
+                inline_regions(inner, autocast or casts)
+        if name in CONTROL_FLOW_FUNCTIONS:
+            node.target = CONTROL_FLOW_FUNCTIONS[name]
         elif name in INPUTS_AFTER and not casts and not (autocast and name == "wrap_with_autocast"):
             _dissolve(module, node, INPUTS_AFTER[name])
 

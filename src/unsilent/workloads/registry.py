@@ -27,15 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unsilent.blame import call
-from unsilent.errors import UsageError, unknown
-from unsilent.named import convert
-from unsilent.workloads.user import find, user_code
-from unsilent.workloads.zoo import EXPORTED, HF, TRAININGS, ZOO, Entry
+from unsilent.error_origin import call_user_code
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.name_and_parameters import convert
+from unsilent.workloads.user import find_user_object, user_code
+from unsilent.workloads.zoo import EXPORTED, HF, TRAININGS, ZOO, WorkloadEntry
 
 if TYPE_CHECKING:
     from unsilent.workloads.base import InferenceWorkload
-    from unsilent.workloads.training import Progress
+    from unsilent.workloads.model_fitting import Progress
     from unsilent.workloads.trainings.base import TrainingWorkload
 
 PASSED = ("data", "weights", "progress")
@@ -82,11 +82,11 @@ def load(
     """Make the inference workload that ``ref`` names (see the module's docstring).
 
     Args:
-        ref: built-in name, ``file.py:name``, ``module:name``, ``hf:DIR`` or ``file.pt2``.
+        ref: Built-in name, ``file.py:name``, ``module:name``, ``hf:DIR`` or ``file.pt2``.
         options: ``--with`` values as texts.
-        data: path given to a workload that takes data of the user's own.
-        weights: path given to a workload that takes weights of the user's own.
-        progress: told how far a training is; default nobody.
+        data: Path given to a workload that takes data of the user's own.
+        weights: Path given to a workload that takes weights of the user's own.
+        progress: Told how far a training is; default nobody.
 
     Raises:
         UsageError: nothing is named so, an option is unknown or unreadable, data or weights are not taken or missing,
@@ -100,7 +100,7 @@ def load(
     elif ref.endswith(".pt2"):
         result = _builtin(EXPORTED, ref, options or {}, chosen, {"program": ref})
     elif ref in ZOO:
-        result = _builtin(ZOO[ref], ref, options or {}, chosen, ZOO[ref].preset)
+        result = _builtin(ZOO[ref], ref, options or {}, chosen, ZOO[ref].fixed_options)
     elif ref in TRAININGS:
         raise _other_kind(ref, "inference")
     else:
@@ -116,7 +116,7 @@ def load_training(
     given = {"data": data, "progress": progress or _silent}
     chosen = {key: value for key, value in given.items() if value is not None}
     if ref in TRAININGS:
-        result = _builtin(TRAININGS[ref], ref, options or {}, chosen, TRAININGS[ref].preset)
+        result = _builtin(TRAININGS[ref], ref, options or {}, chosen, TRAININGS[ref].fixed_options)
     elif ref in ZOO or ref.startswith("hf:") or ref.endswith(".pt2"):
         raise _other_kind(ref, "training")
     else:
@@ -142,34 +142,36 @@ def _other_kind(ref: str, wanted: str) -> UsageError:
     """A training was given where inference is wanted, or the other way round."""
     there, entries = ("a training", ZOO) if wanted == "inference" else ("for inference", TRAININGS)
     return UsageError(
-        f"workload {ref!r} is {there}; expected one {'for inference' if wanted == 'inference' else 'that trains'}: "
+        f"workload {ref!r} is {there}; expected {'a workload for inference' if wanted == 'inference' else 'a training'}: "
         f"{', '.join(entries)}, or your own"
     )
 
 
-def _check_own(ref: str, known: Mapping[str, Entry]) -> None:
+def _check_own(ref: str, known: Mapping[str, WorkloadEntry]) -> None:
     """Raise unless the reference has the form of one to the user's own code."""
     if ":" in ref or "/" in ref or ref.endswith(".py"):
         return
     if Path(ref).suffix in _WEIGHTS:
         raise UsageError(
-            f"{ref!r} holds weights at most, not what runs; expected a workload: FILE.py:NAME that loads them, a program "
+            f"{ref!r} can hold only weights, not a model to run; expected a workload: FILE.py:NAME that loads them, a program "
             "FILE.pt2, a folder hf:DIR, or a built-in one with --weights (see unsilent workloads)"
         )
-    raise unknown("workload", ref, known)
+    raise unknown_name_error("workload", ref, known)
 
 
 def _own(ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], parts: Sequence[str]) -> Any:
     """The user's object, or what their function makes; ``parts``: what tells a ready object."""
-    result = find(ref)
+    result = find_user_object(ref)
     with user_code(ref):
         ready = not inspect.isclass(result) and _has(result, parts)
     if not ready and callable(result) and not _is_module(result):
         arguments = _arguments(ref, result, options, chosen, {})
         with user_code(ref):
-            return call(result, **arguments)
+            return call_user_code(result, **arguments)
     for key in [*options, *(k for k in chosen if k != "progress")]:
-        raise UsageError(f"workload {ref!r} is a ready object and takes no {key!r}; name a function to pass values")
+        raise UsageError(
+            f"workload {ref!r} is an object and cannot take {key!r}; name a function that returns the workload instead"
+        )
     return result
 
 
@@ -178,19 +180,19 @@ def _silent(description: str, done: float, total: float) -> None:
 
 
 def _builtin(
-    entry: Entry, ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], preset: Mapping[str, Any]
+    entry: WorkloadEntry, ref: str, options: Mapping[str, str], chosen: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> Any:
     """Call a factory of this package."""
     for key in options:
         if key not in entry.options:
-            raise unknown(f"option of workload {ref!r}", key, entry.options)
+            raise unknown_name_error(f"option of workload {ref!r}", key, entry.options)
     for key, need in (("data", entry.data), ("weights", entry.weights)):
         if need == "no" and key in chosen:
             raise UsageError(f"workload {ref!r} brings its own {key}; leave --{key} out")
     missing = [f"--{k} FILE" for k in ("weights", "data") if getattr(entry, k) == "required" and k not in chosen]
     if missing:
         raise UsageError(f"workload {ref!r} needs {' and '.join(missing)}")
-    module, _, function = entry.target.partition(":")
+    module, _, function = entry.factory_path.partition(":")
     factory = getattr(importlib.import_module(module), function)
     return factory(**_arguments(ref, factory, options, chosen, preset))
 
@@ -207,7 +209,7 @@ def _arguments(
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         raise UsageError(
-            f"workload {ref!r} is {_kind(function)}; expected a workload or a function making one"
+            f"workload {ref!r} is {_kind(function)}; expected a workload or a function that returns one"
         ) from None
     named = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -218,13 +220,13 @@ def _arguments(
             arguments[key] = value
         elif key != "progress":
             raise UsageError(
-                f"workload {ref!r} takes no --{key}; give its function a parameter {key!r} or leave it out"
+                f"workload {ref!r} takes no --{key}; give its function a parameter {key!r} or leave out --{key}"
             )
     settable = [n for n in known if n not in PASSED and n not in preset]
     hints = _hints(function)
     for key, text in options.items():
         if key not in settable and not anything:
-            raise unknown(f"option of workload {ref!r}", key, settable)
+            raise unknown_name_error(f"option of workload {ref!r}", key, settable)
         arguments[key] = convert(text, _hint(known.get(key), hints), f"workload {ref!r}: option {key!r}")
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in arguments:
@@ -287,7 +289,5 @@ def _checked(ref: str, result: Any, parts: Sequence[str]) -> Any:
         part for part in ("judge", "model", "batches", "run") if not training and not callable(getattr(result, part))
     ]
     if wrong:
-        raise UsageError(
-            f"workload {ref!r}: {wrong[0]} is {_kind(getattr(result, wrong[0]))}; expected something callable"
-        )
+        raise UsageError(f"workload {ref!r}: {wrong[0]} is {_kind(getattr(result, wrong[0]))}; expected a callable")
     return result

@@ -36,13 +36,13 @@ def read_saved(path: str | Path, kind: str) -> Any:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except pickle.UnpicklingError:
         raise UsageError(
-            f"{path} is damaged or holds more than tensors; it is not loaded, for that could run code in it"
+            f"{path} is damaged or holds more than tensors; it is not loaded because loading it could run code"
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
-        raise UsageError(f"{path} is not a sound {kind} file: {first_line(error)}") from None
+        raise UsageError(f"{path} is not a valid {kind} file: {first_line(error)}") from None
 
 
-def misfit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
+def state_dict_misfit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> str:
     """What of a state dict does not fit a model's ``own``, in words; empty where all does. ``what``: the model."""
     for key, tensor in own.items():
         # Early torch versions did not count batches, and evaluation does not use the count.
@@ -62,6 +62,4 @@ def _check_archive(path: str, file: BinaryIO) -> None:
     except Exception:  # no archive, or a damaged one: torch says what is wrong with it
         return
     if packed:
-        raise UsageError(
-            f"{path} holds compressed parts, which torch.save writes none of; save it again with torch.save"
-        )
+        raise UsageError(f"{path} holds compressed parts, which torch.save never writes; save it again with torch.save")

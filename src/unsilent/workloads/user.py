@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from unsilent.blame import call, internal_error, users, users_error
+from unsilent.error_origin import call_user_code, internal_error, is_user_error, user_code_error
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.plainfiles import read_plain
 
 MOST_BYTES = 2**26
 
 
-def find(ref: str) -> Any:
+def find_user_object(ref: str) -> Any:
     """The object that ``path/to/file.py:name`` or ``package.module:name`` names.
 
     Raises ``UsageError`` when the file, module or name does not exist, ``UserCodeError`` when importing it raises.
@@ -34,13 +34,13 @@ def find(ref: str) -> Any:
     else:
         module = _from_module(place, ref)
     if not name or not hasattr(module, name):
-        wanted = f"has no {name!r}" if name else "needs a name after it, FILE.py:NAME"
+        wanted = f"has no {name!r}" if name else "needs a name after it, as in FILE.py:NAME"
         public = ", ".join(_public(module)) or "none"
         raise UsageError(f"{place} {wanted}; its public names: {public}")
     return getattr(module, name)
 
 
-def set_arguments(ref: str, arguments: Sequence[str] = ()) -> None:
+def set_script_arguments(ref: str, arguments: Sequence[str] = ()) -> None:
     """Make ``sys.argv`` of this process that of the user's script: its path (or module) and its own arguments, none of ours."""
     place = ref if ref.endswith(".py") else ref.rpartition(":")[0]
     sys.argv = [str(Path(place).expanduser()) if place.endswith(".py") else place or ref, *arguments]
@@ -69,7 +69,7 @@ def _from_module(place: str, ref: str) -> types.ModuleType:
         raise UsageError(f"workload {ref!r}: {place!r} is neither a .py file nor a module name")
     with user_code(ref):
         try:
-            return cast("types.ModuleType", call(importlib.import_module, place))
+            return cast("types.ModuleType", call_user_code(importlib.import_module, place))
         except ModuleNotFoundError as error:
             if error.name and (place == error.name or place.startswith(error.name + ".")):
                 raise UsageError(
@@ -99,6 +99,6 @@ def user_code(ref: str) -> Iterator[None]:
     except (UnsilentError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        if users(error, 2):  # this function and the one that uses it
-            raise users_error(ref, error) from None
+        if is_user_error(error, 2):  # this function and the one that uses it
+            raise user_code_error(ref, error) from None
         raise internal_error(error) from error

@@ -14,18 +14,18 @@ Need = Literal["no", "optional", "required"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class WorkloadEntry:
     """One line of the list of built-in workloads."""
 
     name: str
-    target: str
+    factory_path: str
     """``module:function``, imported on use."""
     description: str
     options: Mapping[str, str]
     """Option -> what it does, with its default."""
     data: Need = "no"
     weights: Need = "no"
-    preset: Mapping[str, Any] = field(default_factory=dict)
+    fixed_options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments this entry fixes."""
 
 
@@ -33,47 +33,47 @@ _SEED = {"seed": "training seed (0)"}
 _HERE = "unsilent.workloads."
 
 
-def _zoo() -> dict[str, Entry]:
+def _zoo() -> dict[str, WorkloadEntry]:
     entries = [
-        Entry(
+        WorkloadEntry(
             "digits-cnn",
             _HERE + "digits:classifier",
             "small residual CNN with batch norm on scikit-learn's 8x8 handwritten digits",
             {"eval": "held-out images per evaluation (128)", **_SEED},
-            preset={"name": "digits-cnn"},
+            fixed_options={"name": "digits-cnn"},
         ),
-        Entry(
+        WorkloadEntry(
             "digits-vit",
             _HERE + "digits:classifier",
-            "small vision transformer on the same digits",
+            "small vision transformer on scikit-learn's 8x8 handwritten digits",
             {"eval": "held-out images per evaluation (128)", **_SEED},
-            preset={"name": "digits-vit"},
+            fixed_options={"name": "digits-vit"},
         ),
-        Entry(
+        WorkloadEntry(
             "chargpt",
             _HERE + "chargpt:chargpt",
             "small character GPT on the Python reference that ships with Python",
             {"eval": "held-out contexts of 64 characters per evaluation (32)", **_SEED},
         ),
-        Entry(
+        WorkloadEntry(
             "dlrm",
             _HERE + "dlrm:dlrm",
             "DLRM (embedding tables, bottom and top MLP) on synthetic click data, or on a CSV of your own",
             {
                 "eval": "held-out rows per evaluation (512, or all of a smaller set)",
-                "threshold": "click probability from which the answer is yes (0.5; for a CSV its share of positives)",
+                "threshold": "click probability from which a click is predicted (0.5; for a CSV its share of positives)",
                 "target": "CSV: target column (one named y, label, click or target, else the last)",
                 "positive": "CSV: target value that counts as a click (yes, true, 1 …, else the rarer value)",
-                "drop": "CSV: columns to leave out, a+b+c",
-                "rows": "CSV: most rows of an embedding table (10000)",
-                "room": "CSV: table rows per category, the others stay cold (16)",
+                "drop": "CSV: columns to leave out, joined by +: a+b+c",
+                "rows": "CSV: largest number of rows of an embedding table (10000)",
+                "room": "CSV: embedding-table rows per category; rows beyond one per category stay unused (16)",
                 **_SEED,
             },
             data="optional",
         ),
     ]
     entries += [
-        Entry(
+        WorkloadEntry(
             f"cifar-resnet{depth}",
             _HERE + "cifar_resnet:cifar_resnet",
             f"CIFAR ResNet-{depth} of He et al. with your own weights and images",
@@ -84,14 +84,14 @@ def _zoo() -> dict[str, Entry]:
             },
             data="required",
             weights="required",
-            preset={"depth": depth},
+            fixed_options={"depth": depth},
         )
         for depth in (20, 32, 44, 56)
     ]
     return {entry.name: entry for entry in entries}
 
 
-ZOO: Mapping[str, Entry] = _zoo()
+ZOO: Mapping[str, WorkloadEntry] = _zoo()
 """The built-in inference workloads by name, in the order they are listed."""
 
 _TRAINED = {
@@ -100,20 +100,20 @@ _TRAINED = {
     "amp": "forward passes in bfloat16 or float16, with a loss scaler (none)",
     "device": "cpu, cuda or cuda:N (cpu)",
 }
-_CLIPPED = {**_TRAINED, "clip": "largest norm of all gradients together, 0 for none (1.0)"}
-_STEPS = "steps of a full run, over which the learning rate goes up and down"
+_CLIPPED = {**_TRAINED, "clip": "clip the norm of all gradients together to this value; 0: no clipping (1.0)"}
+_STEPS = "steps of a full run, over which the learning rate rises and falls"
 
 
-def _trainings() -> dict[str, Entry]:
+def _trainings() -> dict[str, WorkloadEntry]:
     here = _HERE + "trainings."
     shift = {"shift": "move each training image by up to one pixel (yes)"}
     resnets = {
         "train-resnet": "a residual network with batch norm on scikit-learn's digits, with Adam",
-        "train-resnet-nobn": "the same without batch norm",
-        "train-resnet-sgd": "the same with batch norm and SGD with momentum",
+        "train-resnet-nobn": "a residual network without batch norm on scikit-learn's digits, with Adam",
+        "train-resnet-sgd": "a residual network with batch norm on scikit-learn's digits, with SGD and momentum",
     }
     entries = [
-        Entry(
+        WorkloadEntry(
             name,
             here + "images:train_resnet",
             what,
@@ -121,52 +121,52 @@ def _trainings() -> dict[str, Entry]:
                 "steps": f"{_STEPS} (1200)",
                 "batch": "images per step (32)",
                 "width": "digits: channels of the first layer (8)",
-                "depth": "own images: layers, 6 k + 2 (8)",
-                "dropout": "share that is dropped before the last layer (0.15)",
+                "depth": "own images (--data): number of layers, 6 k + 2 (8)",
+                "dropout": "dropout probability before the last layer (0.15)",
                 **shift,
                 **_CLIPPED,
             },
             data="optional",
-            preset={"variant": name},
+            fixed_options={"variant": name},
         )
         for name, what in resnets.items()
     ]
     entries += [
-        Entry(
+        WorkloadEntry(
             "train-vit",
             here + "images:train_vit",
-            "a vision transformer on the same digits, with AdamW",
+            "a vision transformer on scikit-learn's digits, with AdamW",
             {
                 "steps": f"{_STEPS} (1200)",
                 "batch": "images per step (32)",
-                "width": "numbers per token (32)",
-                "depth": "blocks (2)",
-                "dropout": "share that is dropped at the end of each MLP (0.1)",
+                "width": "embedding size (32)",
+                "depth": "transformer blocks (2)",
+                "dropout": "dropout probability at the end of each MLP (0.1)",
                 **shift,
                 **_CLIPPED,
             },
         ),
-        Entry(
+        WorkloadEntry(
             "train-chargpt",
             here + "text:train_chargpt",
             "a character GPT on the Python reference that ships with Python, with AdamW",
             {
                 "steps": f"{_STEPS} (1200)",
                 "batch": "contexts of 64 characters per step (8)",
-                "width": "numbers per token (32)",
-                "depth": "blocks (2)",
-                "dropout": "share that is dropped at the end of each MLP (0.1)",
+                "width": "embedding size (32)",
+                "depth": "transformer blocks (2)",
+                "dropout": "dropout probability at the end of each MLP (0.1)",
                 **_CLIPPED,
             },
         ),
-        Entry(
+        WorkloadEntry(
             "train-dlrm",
             here + "clicking:train_dlrm",
             "DLRM on synthetic click data, with Adam",
             {
                 "steps": f"{_STEPS} (1000)",
                 "batch": "rows per step (64)",
-                "dropout": "share that is dropped after the first layer of the top MLP (0.1)",
+                "dropout": "dropout probability after the first layer of the top MLP (0.1)",
                 **_TRAINED,
             },
         ),
@@ -174,10 +174,10 @@ def _trainings() -> dict[str, Entry]:
     return {entry.name: entry for entry in entries}
 
 
-TRAININGS: Mapping[str, Entry] = _trainings()
+TRAININGS: Mapping[str, WorkloadEntry] = _trainings()
 """The built-in training workloads by name, in the order they are listed."""
 
-HF = Entry(
+HF = WorkloadEntry(
     "hf:DIR",
     _HERE + "hf_folder:hf_folder",
     "a local transformers folder (nothing is downloaded)",
@@ -192,10 +192,10 @@ HF = Entry(
 )
 """The entry behind every ``hf:DIR``."""
 
-EXPORTED = Entry(
+EXPORTED = WorkloadEntry(
     "FILE.pt2",
     _HERE + "exported:exported",
-    "a program of torch.export; the file is code",
+    "a program saved by torch.export; the file contains code that is run",
     {},
     data="optional",
 )

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from importlib import resources
 from pathlib import Path
@@ -13,9 +14,9 @@ from scipy import stats
 from unsilent.errors import UsageError
 from unsilent.faults.hardware import SHIPPED
 from unsilent.faults.hardware.description import GRADES
+from unsilent.faults.hardware.description_file import MOST_BYTES, load_accelerator, parse_accelerator
+from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.hardware.presets import PRESETS
-from unsilent.faults.hardware.reading import MOST_BYTES, accelerator, parsed
-from unsilent.faults.hardware.window import Window
 
 NVDLA = (resources.files("unsilent.faults.hardware") / "nvdla.toml").read_text()
 
@@ -72,21 +73,25 @@ evidence = "measured"
 
 def test_the_fit_of_the_sample():
     """600 * share * activeness * unmasked, added up by hand: datapath, local control, global control."""
-    found = accelerator("nvdla")
+    found = load_accelerator("nvdla")
     datapath = ("input", "weight", "input_16", "weight_16", "neuron")
-    assert sum(found.fit_of(name) for name in datapath) == pytest.approx(1.286, abs=5e-4)
-    assert found.fit_of("local_control") == pytest.approx(0.080, abs=5e-4)
-    assert found.fit_of("global_control") == pytest.approx(1.132, abs=5e-4)
-    assert found.fit == pytest.approx(2.50, abs=5e-3)
-    assert found.no_fit == ""
+    assert sum(found.fit_rate_of(name) for name in datapath) == pytest.approx(1.286, abs=5e-4)
+    assert found.fit_rate_of("local_control") == pytest.approx(0.080, abs=5e-4)
+    assert found.fit_rate_of("global_control") == pytest.approx(1.132, abs=5e-4)
+    assert found.fit_rate == pytest.approx(2.50, abs=5e-3)
+    assert found.why_no_fit_rate == ""
 
 
 def test_nvdla_gives_the_published_presets():
-    found = {e.preset.name: e for e in accelerator("nvdla").entries}
+    found = {e.preset.name: e for e in load_accelerator("nvdla").weighted_presets}
     assert set(found) == set(PRESETS)
     for name, published in PRESETS.items():
         one = found[name].preset
-        assert (one.operand, one.text, one.window) == (published.operand, published.text, published.window)
+        assert (one.operand, one.fault_model_text, one.window) == (
+            published.operand,
+            published.fault_model_text,
+            published.window,
+        )
         assert found[name].held == "float16"
 
 
@@ -96,48 +101,48 @@ def test_weights_are_share_times_activeness():
         "neuron": 0.272 * 0.27, "local_control": 0.041 * 0.27, "global_control": 0.081 * 0.32,
     }  # fmt: skip
     found = Counter()
-    for entry in accelerator("nvdla").entries:
+    for entry in load_accelerator("nvdla").weighted_presets:
         found[entry.group] += entry.weight
     for name, weight in table.items():
         assert found[name] == pytest.approx(weight / sum(table.values()))
-    parts = Counter(round(found[e.group] / e.weight) for e in accelerator("nvdla").entries)
+    parts = Counter(round(found[e.group] / e.weight) for e in load_accelerator("nvdla").weighted_presets)
     assert parts == {1: 5, 3: 3, 10: 10}  # equal parts
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_comes_with_the_package(name):
-    found = accelerator(name)
+    found = load_accelerator(name)
     about = found.description
     assert about.name == name
     assert about.sources
     assert sum(g.share for g in about.groups.values()) + about.other == pytest.approx(1)
-    assert sum(e.weight for e in found.entries) == pytest.approx(1)
-    assert (found.fit is None) == bool(found.no_fit) == (name != "nvdla")
+    assert sum(e.weight for e in found.weighted_presets) == pytest.approx(1)
+    assert (found.fit_rate is None) == bool(found.why_no_fit_rate) == (name != "nvdla")
     if name != "nvdla":  # nothing about flip-flops is published, and nothing claims that it is
-        graded = {g.grade(fact) for g in about.groups.values() for fact in ("share", "activeness")}
+        graded = {g.evidence_grade(fact) for g in about.groups.values() for fact in ("share", "activeness")}
         assert graded == {"derived", "assumed"}
     for row in found.table():
         assert set(row.evidence.replace(",", "").split()) <= {*GRADES, "share", "activeness", "unmasked"}
-    for entry in found.entries:
+    for entry in found.weighted_presets:
         for phase in ("fwd", "grad_in", "grad_wt"):
-            draw = entry.draw("op:conv1#convolution.0", phase=phase, seed=1)
+            draw = entry.fault_at_operation("op:conv1#convolution.0", phase=phase, seed=1)
             assert draw.site.endswith(f"/{phase}/{entry.preset.operand}")
-            for fault in draw.resolved("float32", (2, 128, 8, 8), axes=(0, 2, 3, 1)):
+            for fault in draw.resolve_for_tensor("float32", (2, 128, 8, 8), axes=(0, 2, 3, 1)):
                 assert fault.held == (None if entry.held == "float32" else entry.held)
 
 
 def test_the_table_of_a_systolic_array():
-    rows = {r.name: r for r in accelerator("systolic").table()}
+    rows = {r.name: r for r in load_accelerator("systolic").table()}
     assert rows["INPUT_128"].reach == "128 channels onward x 1 position"
     assert rows["WT_ALL"].reach == "1 channel x all positions from the fault on"
     assert rows["N128_RD"].pattern == "block=128"
     assert (rows["RBFLIP"].held, rows["INPUT_128"].held) == ("float32", "bfloat16")
-    assert (rows["RD"].split, rows["INPUT_128"].split) == ("not known, 1/3 each", "")
+    assert (rows["RD"].weight_split_reason, rows["INPUT_128"].weight_split_reason) == ("not known, 1/3 each", "")
     assert rows["WT_ALL"].weight == rows["INPUT_128"].weight == rows["RBFLIP"].weight / 2  # 16, 16 and 32 bits
 
 
 def test_the_table_of_a_tensor_core():
-    rows = {r.name: r for r in accelerator("tensor-core").table()}
+    rows = {r.name: r for r in load_accelerator("tensor-core").table()}
     assert rows["INPUT_8"].reach == "8 channels x 1 position"
     assert rows["WT_16"].reach == "1 channel x 16 positions"
     assert {r.pattern for r in rows.values() if r.group == "global_control"} == {"tile=16x8"}
@@ -145,49 +150,50 @@ def test_the_table_of_a_tensor_core():
 
 
 def test_entries_are_sampled_by_weight():
-    found, rng, n = accelerator("nvdla"), np.random.default_rng(0), 4000
-    counts = Counter(found.sample(rng).preset.name for _ in range(n))
-    expected = [n * e.weight for e in found.entries]
-    assert stats.chisquare([counts[e.preset.name] for e in found.entries], expected).pvalue > 1e-4
+    found, rng, n = load_accelerator("nvdla"), np.random.default_rng(0), 4000
+    counts = Counter(found.draw_weighted_preset(rng).preset.name for _ in range(n))
+    expected = [n * e.weight for e in found.weighted_presets]
+    assert stats.chisquare([counts[e.preset.name] for e in found.weighted_presets], expected).pvalue > 1e-4
 
 
 def test_an_own_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(OWN)
-    found = accelerator(str(file))
-    line, tile, sums = found.entries
-    assert [e.weight for e in found.entries] == pytest.approx([0.25, 1 / 12, 2 / 3])
-    assert (line.preset.name, line.preset.window, line.held) == ("LINE", Window(2, None, tail=True), "bfloat16")
-    assert (tile.preset.name, tile.preset.text, tile.held) == ("load_unit.1", "zero:tile=2x2", "float16")
+    found = load_accelerator(str(file))
+    line, tile, sums = found.weighted_presets
+    assert [e.weight for e in found.weighted_presets] == pytest.approx([0.25, 1 / 12, 2 / 3])
+    assert (line.preset.name, line.preset.window, line.held) == ("LINE", OutputWindow(2, None, tail=True), "bfloat16")
+    assert (tile.preset.name, tile.preset.fault_model_text, tile.held) == ("load_unit.1", "zero:tile=2x2", "float16")
     assert (sums.preset.name, sums.held) == ("RBFLIP", "float32")
     assert (line.fastest, tile.fastest) == ("channels", "positions")
-    assert found.table()[0].split == "as described"
+    assert found.table()[0].weight_split_reason == "as described"
     assert found.table()[1].pattern == "tile=2x2 along positions"
-    assert found.fit == pytest.approx(100 * (0.25 * 0.5 * 0.1 + 0.5 * 0.5 * 0.2))
-    assert sums.draw("op:fc#addmm.0", held=None).held is None
+    assert found.fit_rate == pytest.approx(100 * (0.25 * 0.5 * 0.1 + 0.5 * 0.5 * 0.2))
+    assert sums.fault_at_operation("op:fc#addmm.0", held=None).held is None
 
 
 def test_the_file_of_the_documentation():
-    page = Path(__file__).parents[3] / "docs" / "accelerators.md"
-    found = parsed(page.read_text().partition("```toml\n")[2].partition("```")[0].encode(), "mine.toml")
-    assert {e.group for e in found.entries} == {"operands", "load_unit"}
+    page = Path(__file__).parents[3] / "docs" / "howto" / "describe-accelerator.md"
+    block = page.read_text().partition('```toml title="mine.toml"\n')[2].partition("```")[0]
+    found = parse_accelerator(textwrap.dedent(block).encode(), "mine.toml")
+    assert {e.group for e in found.weighted_presets} == {"operands", "load_unit"}
 
 
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [("raw_fit = 100\n", "", "raw_fit is not known"),
-     ("unmasked = 0.2\n", "", "the unmasked probability of sums is not known")],
+     ("unmasked = 0.2\n", "", "the probability that a fault in sums is not masked is unknown")],
 )  # fmt: skip
 def test_why_there_is_no_fit(old, new, why):
-    found = parsed(OWN.replace(old, new).encode(), "mine.toml")
-    assert found.fit is None
-    assert found.no_fit == why
+    found = parse_accelerator(OWN.replace(old, new).encode(), "mine.toml")
+    assert found.fit_rate is None
+    assert found.why_no_fit_rate == why
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("share = 0.018", "share = 0.118", "shares of the groups and other add up to 1.1; expected 1"),
+        ("share = 0.018", "share = 0.118", "the shares of all groups plus other add up to 1.1; expected 1"),
         ("share = 0.018", "share = 0.018002", "add up to 1.000002; expected 1"),
         ("other = 0.28", "other = 0", "add up to 0.72; expected 1"),
         ("share = 0.018", "shrae = 0.018", "groups.input: unknown key 'shrae'; did you mean 'share'?"),
@@ -198,16 +204,16 @@ def test_why_there_is_no_fit(old, new, why):
         ("share = 0.018", 'share = "a\\nb"', "groups.input.share is 'a\\nb': Input should be a valid number"),
         ("share = 0.018", "share = true", "groups.input.share is True"),
         ('kind = "input"\n', 'kind = "inptu"\n', "groups.input.kind is 'inptu': Input should be 'input', 'weight'"),
-        ('kind = "input"\n', "", "groups.input: expected kind, or faults of its own, and not both"),
+        ('kind = "input"\n', "", "groups.input: expected either kind or faults, not both"),
         ('kind = "input"\n', 'kind = "input"\nstage = "out"\n', "groups.input.stage is 'out'"),
         ('kind = "input"\n', "faults = []\n", "groups.input.faults is []"),
         ('kind = "input"\n', 'faults = [{operand = "first", model = "bitfilp"}]\n', "faults.0.model is 'bitfilp': unknown"),
         ('kind = "input"\n', 'faults = [{operand = "frist", model = "bitflip"}]\n', "faults.0.operand is 'frist'"),
-        ('kind = "input"\n', 'faults = [{operand = "out", model = "zero", tail = true}]\n', "an output is seen by itself alone"),
+        ('kind = "input"\n', 'faults = [{operand = "out", model = "zero", tail = true}]\n', "a fault in an output affects"),
         (
             'kind = "input"\n',
             'faults = [{operand = "out", model = "zero", part = 1}, {operand = "out", model = "zero"}]\n',
-            "part is given for some faults; expected it for all or for none",
+            "part is given for only some faults of a group; give part for all of them or for none",
         ),
         ("weight_hold = 16", 'weight_hold = "some"', "array.weight_hold is 'some': expected a number of cycles"),
         ("weight_hold = 16", "weight_hold = 0", "array.weight_hold is 0: expected a number of cycles"),
@@ -218,15 +224,15 @@ def test_why_there_is_no_fit(old, new, why):
         ('input = "float16"', 'input = "int8"', "dtypes.input is 'int8': 'int8' needs a scale"),
         ('input = "float16"', 'input = "flaot16"', "unknown dtype 'flaot16'; did you mean 'float16'?"),
         ('outputs = "read"', 'outputs = "raed"', "unknown grade of 'outputs' 'raed'; did you mean 'read'?"),
-        ('outputs = "read"', "", "array: evidence of outputs is missing; expected one of read, measured"),
-        ('outputs = "read"', 'outputs = "read"\nrows = "read"', "array: evidence of 'rows', which is not there"),
-        ('evidence = "read"', "", "groups.input: evidence of share is missing"),
+        ('outputs = "read"', "", "array: evidence for outputs is missing; expected one of read, measured"),
+        ('outputs = "read"', 'outputs = "read"\nrows = "read"', "array: evidence is given for 'rows', which has no value"),
+        ('evidence = "read"', "", "groups.input: evidence for share is missing"),
         ('evidence = "read"', 'evidence = "raed"', "groups.input.evidence is 'raed': unknown grade 'raed'; did you mean 'read'?"),
         ("raw_fit = 600.0", "raw_fit = -1", "raw_fit is -1: Input should be greater than 0"),
-        ("raw_fit = 600.0", "", "evidence of 'raw_fit', which is not there; expected other"),
+        ("raw_fit = 600.0", "", "evidence is given for 'raw_fit', which has no value; expected other"),
         ("[array]", "[arary]", "unknown key 'arary'; did you mean 'array'?"),
         ('name = "nvdla"', "", "name is missing"),
-        ('name = "nvdla"', "name = nvdla", "is no TOML: Invalid value"),
+        ('name = "nvdla"', "name = nvdla", "is not valid TOML: Invalid value"),
         ('description = "NVDLA', 'description = "\\u001b[31mNVDLA', "expected printable text in one line"),
         ("[groups.input]", '[groups."in\\nput"]', "should match pattern"),
     ],
@@ -234,7 +240,7 @@ def test_why_there_is_no_fit(old, new, why):
 def test_a_wrong_file(old, new, message):
     assert old in NVDLA
     with pytest.raises(UsageError) as caught:
-        parsed(NVDLA.replace(old, new, 1).encode(), "mine.toml")
+        parse_accelerator(NVDLA.replace(old, new, 1).encode(), "mine.toml")
     assert message in str(caught.value)
     assert str(caught.value).startswith("mine.toml")
     assert "\n" not in str(caught.value)
@@ -242,13 +248,13 @@ def test_a_wrong_file(old, new, message):
 
 def test_nothing_that_can_be_corrupted():
     text = OWN.replace("activeness = 0.5", "activeness = 0")
-    with pytest.raises(UsageError, match="share times activeness is 0 for every group"):
-        parsed(text.encode(), "mine.toml")
+    with pytest.raises(UsageError, match="share \\* activeness is 0 for every group"):
+        parse_accelerator(text.encode(), "mine.toml")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"\xff\xfe", "is no text in UTF-8"), (b"", "is missing"), (b"x = " + b"[" * 5000, "is no TOML"),
+    [(b"\xff\xfe", "is not UTF-8 text"), (b"", "is missing"), (b"x = " + b"[" * 5000, "is not valid TOML"),
      (b"#" * (MOST_BYTES + 1), "is larger than 1 MiB")],
     ids=["not text", "empty", "deep", "large"],
 )  # fmt: skip
@@ -256,21 +262,24 @@ def test_a_file_that_is_none(content, message, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=message) as caught:
-        accelerator(str(file))
+        load_accelerator(str(file))
     assert "\n" not in str(caught.value)
 
 
 def test_what_is_not_there(tmp_path):
     with pytest.raises(UsageError, match="unknown accelerator 'nvdal'; did you mean 'nvdla'"):
-        accelerator("nvdal")
+        load_accelerator("nvdal")
     with pytest.raises(UsageError, match="cannot read the accelerator .*No such file"):
-        accelerator(str(tmp_path / "none.toml"))
+        load_accelerator(str(tmp_path / "none.toml"))
     with pytest.raises(UsageError, match="cannot read the accelerator|not a regular file"):
-        accelerator(f"{tmp_path}/")
+        load_accelerator(f"{tmp_path}/")
     with pytest.raises(UsageError, match="cannot read the accelerator"):
-        accelerator("a\0b.toml")
+        load_accelerator("a\0b.toml")
 
 
 def test_it_runs_without_torch():
-    code = "import sys, unsilent.faults.hardware.reading as r; r.accelerator('nvdla').table(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, unsilent.faults.hardware.description_file as r; r.load_accelerator('nvdla').table(); "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

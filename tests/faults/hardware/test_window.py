@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from unsilent.errors import UsageError
-from unsilent.faults.hardware.window import Window
+from unsilent.faults.hardware.output_window import OutputWindow
 
 UNLIKELY = 1e-4
 
@@ -45,7 +45,7 @@ def indices(flat, shape):
 
 
 sizes = st.none() | st.integers(1, 5)
-windows = st.builds(Window, sizes, sizes, st.booleans(), st.booleans())
+windows = st.builds(OutputWindow, sizes, sizes, st.booleans(), st.booleans())
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple), windows, st.data())
@@ -53,7 +53,7 @@ def test_a_reach_is_one_of_those_there_are(shape, window, data):
     cells = data.draw(st.lists(st.booleans(), min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
     dependents = np.array(cells).reshape(shape)
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    found = window.within(dependents, axis, np.random.default_rng(data.draw(st.integers(0, 99))))
+    found = window.draw_affected_outputs(dependents, axis, np.random.default_rng(data.draw(st.integers(0, 99))))
     assert found.dtype == np.int64
     assert found.tolist() == sorted(set(found.tolist()))
     if not dependents.any():
@@ -71,15 +71,16 @@ RAGGED = np.random.default_rng(3).random((2, 5, 6)) < 0.4
 @pytest.mark.parametrize("dependents", [BORDER, RAGGED], ids=["border", "ragged"])
 @pytest.mark.parametrize(
     "window",
-    [Window(2, 1), Window(1, 4), Window(2, 4, tail=True), Window(3, None, tail=True), Window(3, 2, onward=True),
-     Window(2, 5, tail=True, onward=True), Window()],
+    [OutputWindow(2, 1), OutputWindow(1, 4), OutputWindow(2, 4, tail=True), OutputWindow(3, None, tail=True),
+     OutputWindow(3, 2, onward=True),
+     OutputWindow(2, 5, tail=True, onward=True), OutputWindow()],
     ids=lambda w: w.text,
 )  # fmt: skip
 @pytest.mark.slow
 def test_how_likely_each_reach_is(dependents, window):
     expected = possible(dependents, 1, window)
     rng, n = np.random.default_rng(1), 2000
-    counts = Counter(indices(window.within(dependents, 1, rng), dependents.shape) for _ in range(n))
+    counts = Counter(indices(window.draw_affected_outputs(dependents, 1, rng), dependents.shape) for _ in range(n))
     assert set(counts) <= set(expected)
     if len(expected) > 1:
         pairs = [(counts[k], n * p) for k, p in expected.items()]
@@ -92,11 +93,15 @@ def test_published_windows_in_a_full_convolution():
     """16 channels at one position, and 16 consecutive positions of one channel."""
     shape = (1, 64, 8, 8)
     everything = np.ones(shape, dtype=np.bool_)
-    _, c, h, w = np.unravel_index(Window(16, 1).within(everything, 1, np.random.default_rng(0)), shape)
+    _, c, h, w = np.unravel_index(
+        OutputWindow(16, 1).draw_affected_outputs(everything, 1, np.random.default_rng(0)), shape
+    )
     assert len(set(zip(h.tolist(), w.tolist(), strict=True))) == 1
     assert c[0] % 16 == 0
     assert c.tolist() == list(range(c[0], c[0] + 16))
-    _, c, h, w = np.unravel_index(Window(1, 16).within(everything, 1, np.random.default_rng(0)), shape)
+    _, c, h, w = np.unravel_index(
+        OutputWindow(1, 16).draw_affected_outputs(everything, 1, np.random.default_rng(0)), shape
+    )
     place = h * 8 + w
     assert len(set(c.tolist())) == 1
     assert place[0] % 16 == 0
@@ -104,16 +109,16 @@ def test_published_windows_in_a_full_convolution():
 
 
 def test_a_scalar_output():
-    assert Window(1, 1).within(np.array(True), 0, np.random.default_rng(0)).tolist() == [0]
+    assert OutputWindow(1, 1).draw_affected_outputs(np.array(True), 0, np.random.default_rng(0)).tolist() == [0]
 
 
 @pytest.mark.parametrize("field", ["channels", "positions"])
 def test_what_cannot_be(field):
     with pytest.raises(UsageError, match=f"{field}=0 of a window; expected 1 or more"):
-        Window(**{field: 0})
+        OutputWindow(**{field: 0})
 
 
 def test_in_words():
-    assert Window(16, 1).text == "16 channels x 1 position"
-    assert Window(1, None, tail=True).text == "1 channel x all positions from the fault on"
-    assert Window(None, 2, onward=True).text == "all channels onward x 2 positions"
+    assert OutputWindow(16, 1).text == "16 channels x 1 position"
+    assert OutputWindow(1, None, tail=True).text == "1 channel x all positions from the fault on"
+    assert OutputWindow(None, 2, onward=True).text == "all channels onward x 2 positions"

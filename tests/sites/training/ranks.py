@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from unsilent.faults import fault_model
-from unsilent.faults.drawn import Draw
-from unsilent.sites.training.step import Step
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.training.step import StepInjection
 
 
 def made(kind: str) -> nn.Module:
@@ -29,11 +29,11 @@ def made(kind: str) -> nn.Module:
     return fully_shard(model)
 
 
-def gradients(kind: str, faults: list[Draw]) -> tuple[dict[str, list[float]], Step]:
+def gradients(kind: str, faults: list[UnresolvedFault]) -> tuple[dict[str, list[float]], StepInjection]:
     """Whole gradients after reduction, by parameter."""
     model, x = made(kind), torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(1))[dist.get_rank()]
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with Step(model, faults, [optimizer]) as step:
+    with StepInjection(model, faults, [optimizer]) as step:
         model(x).square().sum().backward()
         optimizer.step()
     found = {}
@@ -49,8 +49,8 @@ def main(kind: str, folder: str, *sites: str) -> None:
     golden, step = gradients(kind, [])
     answers = {"": {"gradients": golden, "collectives": list(step.names["comm"]), "hits": 0}}
     for site in sites:
-        found, step = gradients(kind, [Draw(site, fault_model("set:value=1e10"), rank=last)])
-        answers[site] = {"gradients": found, "hits": len(step.hits)}
+        found, step = gradients(kind, [UnresolvedFault(site, fault_model("set:value=1e10"), rank=last)])
+        answers[site] = {"gradients": found, "hits": len(step.applied_faults)}
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(answers))
     with contextlib.suppress(RuntimeError):
         dist.barrier()

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from conftest import few
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
-from unsilent.faults.drawn import Draw
-from unsilent.sites.training.step import Step
-from unsilent.sites.training.survey import StepSurvey
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.training.step import StepInjection
+from unsilent.sites.training.step_survey import StepSurvey
 
 SWITCHES = ("autocast", "checkpoint", "accumulate", "tied", "frozen", "compiled")
 CASES = ["fwd/out", "fwd/first", "fwd/second", "grad_in/out", "grad_in/first", "grad_in/second",
@@ -49,7 +49,7 @@ class Net(nn.Module):
 def gradients(on, *faults):
     model = Net(on)
     run = torch.compile(model, backend="eager") if "compiled" in on else model
-    with Step(model, faults) as step:
+    with StepInjection(model, faults) as step:
         for i in range(2 if "accumulate" in on else 1):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled="autocast" in on):
                 out = run(X + i)
@@ -71,9 +71,9 @@ def test_one_hit_whatever_is_switched_on(on):
     ]
     step_of = {"micro_step": 1} if "accumulate" in on else {}
     for case in CASES:
-        draw = Draw(f"op:{product}/{case}", fault_model("bitflip:bits=exponent_msb"), seed=4, **step_of)
+        draw = UnresolvedFault(f"op:{product}/{case}", fault_model("bitflip:bits=exponent_msb"), seed=4, **step_of)
         found, step = gradients(on, draw)
-        assert len(step.hits) == 1
+        assert len(step.applied_faults) == 1
         changed = {n for n in golden if not torch.equal(golden[n], found[n])}
         if case.startswith("grad_wt"):
             assert changed == {"mid.weight"}, case
@@ -88,27 +88,31 @@ def test_a_backward_that_builds_a_graph_is_corrupted_once():
     w = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
 
     def penalty(*faults):
-        with Step(nn.Module(), faults) as step:
+        with StepInjection(nn.Module(), faults) as step:
             (g,) = torch.autograd.grad((x @ w).square().sum(), x, create_graph=True)
             (second,) = torch.autograd.grad(g.square().sum(), w)
         return g.detach(), second, step
 
     g, second, _ = penalty()
-    corrupted_g, corrupted_second, step = penalty(Draw("op:(run)#mm.0/grad_in/out", fault_model("set:value=5")))
-    assert len(step.hits) == 1
+    corrupted_g, corrupted_second, step = penalty(
+        UnresolvedFault("op:(run)#mm.0/grad_in/out", fault_model("set:value=5"))
+    )
+    assert len(step.applied_faults) == 1
     assert (g != corrupted_g).sum() == 1
     assert not torch.equal(second, corrupted_second)
     with pytest.raises(InjectionError, match="builds a graph"):
-        penalty(Draw("op:(run)#mm.0/grad_in/second", fault_model("set:value=5")))
+        penalty(UnresolvedFault("op:(run)#mm.0/grad_in/second", fault_model("set:value=5")))
 
 
 def test_a_graph_that_is_run_twice_is_corrupted_the_first_time():
     x = torch.randn(4, 3, requires_grad=True)
-    with Step(nn.Module(), [Draw("op:(run)#tanh.0/grad_in/out", fault_model("set:value=9"))]) as step:
+    with StepInjection(
+        nn.Module(), [UnresolvedFault("op:(run)#tanh.0/grad_in/out", fault_model("set:value=9"))]
+    ) as step:
         y = torch.tanh(x).sum()
         (one,) = torch.autograd.grad(y, x, retain_graph=True)
         (two,) = torch.autograd.grad(y, x)
-    assert len(step.hits) == 1
+    assert len(step.applied_faults) == 1
     assert (one == 9).sum() == 1
     assert not (two == 9).any()
 
@@ -116,8 +120,8 @@ def test_a_graph_that_is_run_twice_is_corrupted_the_first_time():
 def test_sparse_gradients_cannot_be_corrupted_and_say_so():
     table = nn.Embedding(5, 3, sparse=True)
     with (
-        pytest.raises(InjectionError, match="without memory of its own"),
-        Step(table, [Draw("op:(root)#embedding.0/grad_wt/out", fault_model("bitflip"))]),
+        pytest.raises(InjectionError, match="has no memory of its own"),
+        StepInjection(table, [UnresolvedFault("op:(root)#embedding.0/grad_wt/out", fault_model("bitflip"))]),
     ):
         table(torch.tensor([1, 2])).sum().backward()
 
@@ -130,7 +134,7 @@ def test_recurrent_layers_have_sites(make):
 
     def run(*faults):
         layer.zero_grad()
-        with Step(layer, faults) as step:
+        with StepInjection(layer, faults) as step:
             layer(x)[0].square().sum().backward()
         return {n: p.grad.clone() for n, p in layer.named_parameters()}, step
 
@@ -139,8 +143,8 @@ def test_recurrent_layers_have_sites(make):
     assert products
     for site in (products[0], products[-1]):
         for case in ("fwd/out", "grad_wt/out"):
-            found, corrupted = run(Draw(f"op:{site}/{case}", fault_model("set:value=3")))
-            assert len(corrupted.hits) == 1
+            found, corrupted = run(UnresolvedFault(f"op:{site}/{case}", fault_model("set:value=3")))
+            assert len(corrupted.applied_faults) == 1
             assert any(not torch.equal(golden[n], found[n]) for n in golden)
 
 
@@ -150,11 +154,13 @@ def test_a_loss_scaler_sees_the_fault():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     before = model.weight.detach().clone()
-    with Step(model, [Draw("op:(root)/grad_wt/out", fault_model("set:value=inf"))], [optimizer]) as step:
+    with StepInjection(
+        model, [UnresolvedFault("op:(root)/grad_wt/out", fault_model("set:value=inf"))], [optimizer]
+    ) as step:
         scaler.scale(model(torch.ones(4, 3)).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert len(step.hits) == 1
+    assert len(step.applied_faults) == 1
     assert torch.equal(before, model.weight)
     assert scaler.get_scale() == 4.0
 
@@ -166,9 +172,9 @@ def test_a_module_alone_means_its_product_under_autocast(layer, site):
     model = nn.Sequential(layer)
     x = torch.randn(4, 6).requires_grad_()
 
-    def run(name: str) -> tuple[Step, list[torch.Tensor]]:
-        fault = Draw(f"op:{name}/{site}", fault_model("bitflip"), seed=3)
-        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), Step(model, fault) as step:
+    def run(name: str) -> tuple[StepInjection, list[torch.Tensor]]:
+        fault = UnresolvedFault(f"op:{name}/{site}", fault_model("bitflip"), seed=3)
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), StepInjection(model, fault) as step:
             loss = model(x).float().square().sum()
             gradients = torch.autograd.grad(loss, [x, *model.parameters()])
         return step, [loss.detach(), *gradients]
@@ -177,13 +183,13 @@ def test_a_module_alone_means_its_product_under_autocast(layer, site):
     (product,) = {name for name in step.names["fwd"] if "addmm" in name or "convolution" in name}
     assert {name.partition("#")[2].partition(".")[0] for name in step.names["fwd"]} > {"_to_copy"}
     full, expected = run(product)
-    (hit,), (same,) = step.hits, full.hits
+    (hit,), (same,) = step.applied_faults, full.applied_faults
     assert hit.fault.site == same.fault.site == f"op:{product}/{site}"
     assert hit.fault.dtype == "bfloat16"
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), StepSurvey(model) as survey:
         model(x).float().square().sum().backward()
-    assert [region.site for region in survey.regions(f"op:0/{site}")] == [f"op:{product}/{site}"]
+    assert [region.site for region in survey.select_regions(f"op:0/{site}")] == [f"op:{product}/{site}"]
 
 
 class Cast(nn.Module):
@@ -194,24 +200,24 @@ class Cast(nn.Module):
 def test_a_module_that_only_casts_is_named_in_full():
     model = nn.Sequential(nn.Linear(6, 5), Cast())
     with (
-        pytest.raises(UsageError, match=r"only casts run in '1' itself; name one: op:1#_to_copy.0"),
-        Step(model, Draw("op:1/fwd/out", fault_model("bitflip"))),
+        pytest.raises(UsageError, match=r"the only operations in '1' itself are casts; name one: op:1#_to_copy.0"),
+        StepInjection(model, UnresolvedFault("op:1/fwd/out", fault_model("bitflip"))),
     ):
         model(torch.randn(4, 6))
-    with Step(model, Draw("op:1#_to_copy.0/fwd/out", fault_model("bitflip"))) as step:
+    with StepInjection(model, UnresolvedFault("op:1#_to_copy.0/fwd/out", fault_model("bitflip"))) as step:
         model(torch.randn(4, 6))
-    assert len(step.hits) == 1
+    assert len(step.applied_faults) == 1
 
 
 def test_two_faults_in_one_step_land_both():
     golden, _ = gradients(frozenset())
     draws = [
-        Draw("op:mid/grad_wt/out", fault_model("bitflip:bits=30"), seed=1),
-        Draw("op:exit/grad_wt/first", fault_model("bitflip:bits=30"), seed=2),
-        Draw("op:mid/grad_wt/out", fault_model("bitflip:bits=30"), seed=3),
+        UnresolvedFault("op:mid/grad_wt/out", fault_model("bitflip:bits=30"), seed=1),
+        UnresolvedFault("op:exit/grad_wt/first", fault_model("bitflip:bits=30"), seed=2),
+        UnresolvedFault("op:mid/grad_wt/out", fault_model("bitflip:bits=30"), seed=3),
     ]
     found, step = gradients(frozenset(), *draws)
-    assert len(step.hits) == 3
+    assert len(step.applied_faults) == 3
     assert {n for n in golden if not torch.equal(golden[n], found[n])} == {"mid.weight", "exit.weight"}
 
 
@@ -238,9 +244,11 @@ def test_what_is_run_again_keeps_its_name_where_a_module_is_called_twice(reentra
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1)).requires_grad_()
     with torch.no_grad():
         seen = [torch.relu(x), torch.relu(model.first(torch.relu(x)))]
-    with Step(model, Draw(f"op:relu#relu.{call}/fwd/out", "set:value=9", seed=2, occurrence=1)) as step:
+    with StepInjection(
+        model, UnresolvedFault(f"op:relu#relu.{call}/fwd/out", "set:value=9", seed=2, occurrence=1)
+    ) as step:
         model(x).sum().backward()
-    (hit,) = step.hits
+    (hit,) = step.applied_faults
     assert hit.before.view("f4")[0] == seen[call].flatten()[hit.fault.elements[0]]
 
 
@@ -259,7 +267,7 @@ def test_an_own_optimizer_that_frees_memory_names_its_operations_right():
     for _ in range(12):
         model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
         optimizer = Own(model.parameters())
-        with Step(model, (), optimizer) as step:
+        with StepInjection(model, (), optimizer) as step:
             model(torch.ones(2, 6)).sum().backward()
             optimizer.step()
         names.add(tuple(step.names["optim"]))
@@ -270,8 +278,8 @@ def test_an_own_optimizer_that_frees_memory_names_its_operations_right():
 def test_an_operand_of_a_view_is_refused():
     a = torch.zeros(4)
     with (
-        pytest.raises(InjectionError, match="gives a view"),
-        Step(nn.Module(), Draw("op:(run)#slice.0/fwd/first", "scale:factor=1")),
+        pytest.raises(InjectionError, match="returns a view"),
+        StepInjection(nn.Module(), UnresolvedFault("op:(run)#slice.0/fwd/first", "scale:factor=1")),
     ):
         a[:2].add_(1.0)
     assert a.tolist() == [1, 1, 0, 0]
@@ -279,35 +287,38 @@ def test_an_operand_of_a_view_is_refused():
 
 def test_an_element_of_an_expanded_operand_is_a_cell_of_memory():
     a, b = torch.ones(4, 3), torch.ones(1, 3)
-    with Step(nn.Module(), Draw("op:(run)#mul.0/fwd/second", "random:count=3")) as step:
+    with StepInjection(nn.Module(), UnresolvedFault("op:(run)#mul.0/fwd/second", "random:count=3")) as step:
         y = a * b.expand(4, 3)
-    assert step.receipt.hits == 3
+    assert step.receipt.verified_elements == 3
     assert (y == y[0]).all()
 
 
 def test_faults_of_one_gradient_are_made_in_order_or_refused_with_the_reason():
     x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)
-    out, first = (Draw(f"op:(run)#mm.0/grad_wt/{o}", "set:value=7", seed=3) for o in ("out", "first"))
+    out, first = (UnresolvedFault(f"op:(run)#mm.0/grad_wt/{o}", "set:value=7", seed=3) for o in ("out", "first"))
     found = []
     for faults in ([out, first], [first, out]):
         x.grad = w.grad = None
-        with Step(nn.Module(), faults) as step:
+        with StepInjection(nn.Module(), faults) as step:
             (x @ w).sum().backward()
-        assert len(step.hits) == 2
+        assert len(step.applied_faults) == 2
         found.append(w.grad.clone())
     assert torch.equal(*found)
     assert (found[0] == 7).any()
-    both = [first, Draw("op:(run)#mm.0/grad_wt/second", "set:value=7")]
-    with pytest.raises(InjectionError, match="one operand of a gradient"), Step(nn.Module(), both):
+    both = [first, UnresolvedFault("op:(run)#mm.0/grad_wt/second", "set:value=7")]
+    with pytest.raises(InjectionError, match="one operand of a gradient"), StepInjection(nn.Module(), both):
         (x @ w).sum().backward()
     with pytest.raises(UsageError, match="given twice"):
-        Step(nn.Module(), [out, out])
+        StepInjection(nn.Module(), [out, out])
 
 
 def test_a_gradient_fault_keeps_no_activation_alive():
     x = torch.randn(4, requires_grad=True)
-    faults = [Draw("op:(run)#add.0/grad_in/out", "set:value=7"), Draw("saved:(run)#add.0/first", "set:value=7")]
-    with pytest.raises(InjectionError, match="it is not saved for"), Step(nn.Module(), faults):
+    faults = [
+        UnresolvedFault("op:(run)#add.0/grad_in/out", "set:value=7"),
+        UnresolvedFault("saved:(run)#add.0/first", "set:value=7"),
+    ]
+    with pytest.raises(InjectionError, match="it is not saved for"), StepInjection(nn.Module(), faults):
         ((x * 2) + 1).sum().backward()
 
 
@@ -315,18 +326,18 @@ def test_the_last_product_of_a_checkpointed_region_can_be_corrupted():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
     x = torch.randn(5, 4, requires_grad=True)
-    with Step(model, Draw("op:2/grad_wt/first", "set:value=7")) as step:
+    with StepInjection(model, UnresolvedFault("op:2/grad_wt/first", "set:value=7")) as step:
         (checkpoint(model, x, use_reentrant=False) + x).square().sum().backward()
-    assert len(step.hits) == 1
+    assert len(step.applied_faults) == 1
 
 
 def test_a_backward_for_some_inputs_leaves_the_fault_for_the_next():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-    with Step(model, Draw("op:2/grad_wt/out", "set:value=7")) as step:
+    with StepInjection(model, UnresolvedFault("op:2/grad_wt/out", "set:value=7")) as step:
         loss = model(torch.randn(5, 4)).sum()
         loss.backward(inputs=[model[0].weight], retain_graph=True)
         loss.backward()
-    assert len(step.hits) == 1
+    assert len(step.applied_faults) == 1
 
 
 def test_a_closure_of_an_optimizer_is_a_forward_and_a_backward():
@@ -341,9 +352,9 @@ def test_a_closure_of_an_optimizer_is_a_forward_and_a_backward():
         return loss
 
     for site in ("op:(root)#addmm.0/fwd/out", "op:(root)#addmm.0/grad_wt/out"):
-        with Step(model, Draw(site, "set:value=7"), optimizer) as step:
+        with StepInjection(model, UnresolvedFault(site, "set:value=7"), optimizer) as step:
             optimizer.step(closure)
-        assert len(step.hits) == 1
+        assert len(step.applied_faults) == 1
 
 
 def test_modules_of_other_threads_are_left_alone():
@@ -361,7 +372,7 @@ def test_modules_of_other_threads_are_left_alone():
     thread.start()
     try:
         for _ in range(20):
-            with Step(model) as step:
+            with StepInjection(model) as step:
                 model(torch.ones(2, 4)).sum().backward()
             assert {n.partition("#")[0] for n in step.names["fwd"]} == {"0", "1", "(run)"}
     finally:
@@ -371,8 +382,8 @@ def test_modules_of_other_threads_are_left_alone():
 
 
 def test_a_step_is_entered_once_at_a_time():
-    step = Step(nn.Linear(2, 2))
-    with step, pytest.raises(InjectionError, match="active already"):
+    step = StepInjection(nn.Linear(2, 2))
+    with step, pytest.raises(InjectionError, match="already active"):
         step.__enter__()
     with step:
         pass

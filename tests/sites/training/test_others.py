@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from sites.training.products import array
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
-from unsilent.faults.drawn import Draw
-from unsilent.sites.training.step import Step
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.training.step import StepInjection
 
 VALUE = 2.5
 GRADS = (
@@ -29,7 +29,7 @@ GRADS = (
 
 
 def draw(site, value=VALUE, seed=5, **moment):
-    return Draw(f"op:{site}", fault_model(f"set:value={value}"), seed=seed, **moment)
+    return UnresolvedFault(f"op:{site}", fault_model(f"set:value={value}"), seed=seed, **moment)
 
 
 def corrupted(array_, hit, is_it=True):
@@ -68,9 +68,9 @@ NORMS = {
 def test_the_backward_of_norms(name, case):
     call, operation, shape, over, wide = NORMS[name]
     x, g, b, c = leaf(*shape), leaf(6, seed=1), leaf(6, seed=2), leaf(*shape, seed=3).detach()
-    with Step(nn.Module(), [draw(f"(run)#{operation}.0/{case}")]) as step:
+    with StepInjection(nn.Module(), [draw(f"(run)#{operation}.0/{case}")]) as step:
         (call(x, g, b) * c).sum().backward()
-    (hit,) = step.hits
+    (hit,) = step.applied_faults
     phase = case.split("/")[0]
     dy = corrupted(array(c), hit, case in ("grad_in/first", "grad_wt/second"))
     gamma = corrupted(array(g), hit, case == "grad_in/second").reshape(wide)
@@ -104,10 +104,10 @@ def test_the_backward_of_norms(name, case):
                                   "grad_wt/out", "grad_wt/first", "grad_wt/second", "grad_wt/out.1"])  # fmt: skip
 def test_attention(case):
     q, k, v, c = (leaf(2, 3, 5, 4, seed=i) for i in range(4))
-    with Step(nn.Module(), [draw(f"(run)#_scaled_dot_product_flash_attention_for_cpu.0/{case}")]) as step:
+    with StepInjection(nn.Module(), [draw(f"(run)#_scaled_dot_product_flash_attention_for_cpu.0/{case}")]) as step:
         out = F.scaled_dot_product_attention(q, k, v)
         (out * c.detach()).sum().backward()
-    (hit,) = step.hits
+    (hit,) = step.applied_faults
     nq, nk, nv, dy = array(q), array(k), array(v), array(c)
 
     def logits(q, k):
@@ -152,11 +152,11 @@ def test_attention(case):
 def test_what_an_operation_gives_is_what_it_saves():
     """tanh keeps its own output: a corrupted one decides about the gradient."""
     x = leaf(4)
-    with Step(nn.Module(), [draw("(run)#tanh.0/fwd/out", value=0.5)]) as step:
+    with StepInjection(nn.Module(), [draw("(run)#tanh.0/fwd/out", value=0.5)]) as step:
         y = torch.tanh(x)
         y.sum().backward()
     want = 1 - np.tanh(array(x)) ** 2
-    want[step.hits[0].fault.elements] = 0.75
+    want[step.applied_faults[0].fault.elements] = 0.75
     np.testing.assert_allclose(array(x.grad), want)
 
 
@@ -180,16 +180,16 @@ def test_a_residual_gives_each_branch_a_gradient_of_its_own(name, phase):
         [draw(f"(run)#{name}.0/{phase}/{'first' if phase == 'grad_in' else 'second'}")],
     ):
         a, b = leaf(3, 4), leaf(3, 4, seed=1)
-        with Step(nn.Module(), faults) as step:
+        with StepInjection(nn.Module(), faults) as step:
             (ELEMENTWISE[name](a, b) * leaf(3, 4, seed=2).detach()).sum().backward()
         grads.append((array(a.grad), array(b.grad), step))
     mine, other = (0, 1) if phase == "grad_in" else (1, 0)
     for found in grads[1:]:
-        (hit,) = found[2].hits
+        (hit,) = found[2].applied_faults
         assert np.array_equal(found[other], grads[0][other])
         changed = np.flatnonzero(found[mine] != grads[0][mine])
         assert set(changed) <= set(hit.fault.elements.tolist())
-    assert grads[1][mine].reshape(-1)[grads[1][2].hits[0].fault.elements] == VALUE
+    assert grads[1][mine].reshape(-1)[grads[1][2].applied_faults[0].fault.elements] == VALUE
 
 
 def test_a_recurrent_layer():
@@ -199,7 +199,7 @@ def test_a_recurrent_layer():
 
     def run(*faults):
         lstm.zero_grad()
-        with Step(lstm, faults) as step:
+        with StepInjection(lstm, faults) as step:
             out, _ = lstm(x)
             out.square().sum().backward()
         return out.detach().clone(), {n: p.grad.clone() for n, p in lstm.named_parameters()}, step
@@ -214,7 +214,7 @@ def test_a_recurrent_layer():
     for operand in ("first", "second", "third", "out"):
         out, _, step = run(draw(f"{operation}/fwd/{operand}"))
         assert not torch.equal(out, golden)
-        assert len(step.hits) == 1
+        assert len(step.applied_faults) == 1
     out, found, _ = run(draw(f"{operation}/grad_wt/first"))
     assert torch.equal(out, golden)
     assert [n for n in grads if not torch.equal(grads[n], found[n])] == ["weight_ih_l0"]
@@ -228,7 +228,7 @@ def test_rms_norm_is_corrupted_in_its_parts():
     def run(*faults):
         norm.zero_grad()
         x.grad = None
-        with Step(norm, faults) as step:
+        with StepInjection(norm, faults) as step:
             norm(x).square().sum().backward()
         return array(norm.weight.grad), array(x.grad), step
 
@@ -243,8 +243,8 @@ ABSENT = {
     "0#addmm.0/grad_wt/out": "no gradient",
     "0#addmm.0/grad_in/out": "no gradient",
     "1#tanh.0/fwd/second": "no second tensor operand",
-    "2#addmm.0/grad_in/out.1": "grad_in is one gradient",
-    "2#addmm.0/grad_wt/out.7": "no gradient is made for that operand",
+    "2#addmm.0/grad_in/out.1": "grad_in has only one gradient",
+    "2#addmm.0/grad_wt/out.7": "no gradient is computed for this operand",
     "2#addmm.1/fwd/out": "unknown operation '2#addmm.1'; did you mean '2#addmm.0'",
     "2#addmm.0/grad_wt/third": "not computed from a third operand",
 }
@@ -258,7 +258,7 @@ def test_what_is_not_there_is_said(site):
 
 
 def test_a_fault_of_another_shape_is_said():
-    fault = draw("2#addmm.0/fwd/out").resolved("float32", (9,))[0]
+    fault = draw("2#addmm.0/fwd/out").resolve_for_tensor("float32", (9,))[0]
     with pytest.raises(InjectionError, match=r"the fault is for float32\[9\], found float32\[5, 2\]"):
         go([fault])
 
@@ -266,7 +266,7 @@ def test_a_fault_of_another_shape_is_said():
 def go(faults):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     model[0].requires_grad_(False)
-    with Step(model, faults):
+    with StepInjection(model, faults):
         model(torch.randn(5, 3)).sum().backward()
 
 
@@ -274,9 +274,9 @@ def go(faults):
 def test_one_element_of_an_expanded_gradient(case):
     """The gradient of a sum is one number for all; one corrupted element is one."""
     x, w = leaf(4, 3), leaf(3, 5, seed=1)
-    with Step(nn.Module(), [draw(f"(run)#mm.0/{case}")]) as step:
+    with StepInjection(nn.Module(), [draw(f"(run)#mm.0/{case}")]) as step:
         (x @ w).sum().backward()
-    (hit,) = step.hits
+    (hit,) = step.applied_faults
     ones = np.ones((4, 5))
     bad = corrupted(ones, hit, not case.endswith("out"))
     want = (bad if case == "grad_in/first" else ones) @ array(w).T

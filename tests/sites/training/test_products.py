@@ -10,8 +10,8 @@ from torch import nn
 from conftest import few
 from sites.training.products import PRODUCTS, Product, array, gradients
 from unsilent.faults import fault_model
-from unsilent.faults.drawn import Draw
-from unsilent.sites.training.step import Step
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.training.step import StepInjection
 
 VALUE = 7.5
 FAST = ("conv", "linear", "bmm", "embedding")
@@ -58,10 +58,10 @@ def test_it_is_what_loops_give(name, case):
         pytest.skip("indices have no gradient")
     model = Model(product)
     value = 1 if looked and case in ("fwd/first", "grad_wt/first") else VALUE
-    fault = Draw(f"op:(root)#{product.site}.0/{case}", fault_model(f"set:value={value}"), seed=5)
-    with Step(model, [fault]) as step:
+    fault = UnresolvedFault(f"op:(root)#{product.site}.0/{case}", fault_model(f"set:value={value}"), seed=5)
+    with StepInjection(model, [fault]) as step:
         y, x, w = model.step()
-    (hit,) = step.hits
+    (hit,) = step.applied_faults
     x, w, y, dy = array(x), array(w), array(y), array(model.weigh)
     golden = product.loops(x, w)
     want_y, (want_x, want_w) = (
@@ -112,7 +112,7 @@ def test_without_a_fault_every_bit_is_the_same(name):
     model = Model(PRODUCTS[name])
     model.step()
     plain = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    with Step(model):
+    with StepInjection(model):
         model.step()
     assert all(
         torch.equal(a, p.grad)

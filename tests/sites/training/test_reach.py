@@ -11,10 +11,10 @@ from conftest import few
 from sites.training.products import PRODUCTS, array, gradients
 from unsilent.errors import InjectionError
 from unsilent.faults import Fault, fault_model
-from unsilent.faults.drawn import Draw
+from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.hardware.presets import PRESETS, preset
-from unsilent.faults.hardware.window import Window
-from unsilent.sites.training.step import Step
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.training.step import StepInjection
 
 LINEAR = [name for name, product in PRODUCTS.items() if not product.integer]
 CASES = [f"{phase}/{operand}" for phase in ("fwd", "grad_in", "grad_wt") for operand in ("first", "second")]
@@ -31,7 +31,7 @@ def parts(product, seed=0):
 def run(product, fault, seed=0):
     """Output and both gradients of one corrupted product."""
     x, w, dy = parts(product, seed)
-    with Step(nn.Module(), [fault]) as step:
+    with StepInjection(nn.Module(), [fault]) as step:
         y = product.call(x, w)
         y.backward(dy)
     return array(y), array(x.grad), array(w.grad), step
@@ -64,10 +64,10 @@ def expected(product, case, fault, seed=0):
 def test_those_in_the_window_see_the_fault(name, case):
     product = PRODUCTS[name]
     site = f"op:(run)#{product.site}.0/{case}"
-    window = Window(channels=2, positions=1) if case.endswith("first") else Window(channels=1, positions=2)
-    fault = Draw(site, fault_model("set:value=5"), seed=3, window=window)
+    window = OutputWindow(channels=2, positions=1) if case.endswith("first") else OutputWindow(channels=1, positions=2)
+    fault = UnresolvedFault(site, fault_model("set:value=5"), seed=3, window=window)
     *found, step = run(product, fault)
-    (hit,) = step.hits
+    (hit,) = step.applied_faults
     assert hit.fault.reach is not None
     assert 1 <= hit.fault.reach.size <= 2
     for one, other in zip(found, expected(product, case, hit.fault), strict=True):
@@ -106,9 +106,11 @@ def users(product, case, element):
 )
 def test_a_wide_window_has_all_that_use_the_operand(name, case):
     product = PRODUCTS[name]
-    fault = Draw(f"op:(run)#{product.site}.0/{case}", fault_model("set:value=5"), seed=1, window=Window(None, None))
+    fault = UnresolvedFault(
+        f"op:(run)#{product.site}.0/{case}", fault_model("set:value=5"), seed=1, window=OutputWindow(None, None)
+    )
     *_, step = run(product, fault)
-    (hit,) = step.hits
+    (hit,) = step.applied_faults
     reach, using = set(hit.fault.reach.tolist()), users(product, case, int(hit.fault.elements[0]))
     if "padding" not in name and "groups" not in name:
         assert reach == using
@@ -123,9 +125,9 @@ def test_a_wide_window_has_all_that_use_the_operand(name, case):
 def test_every_preset_lands_in_every_phase(name, phase):
     model = nn.Conv2d(32, 32, 3, padding=1)
     x = torch.randn(2, 32, 6, 6, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    with Step(model, [preset(name).draw("op:(root)", phase=phase, seed=5)]) as step:
+    with StepInjection(model, [preset(name).fault_at_operation("op:(root)", phase=phase, seed=5)]) as step:
         model(x).sum().backward()
-    (hit,) = step.hits
+    (hit,) = step.applied_faults
     n = {"N16": 16, "N64": 64}.get(name.partition("_")[0], 1)
     if name.endswith("GLB"):
         assert len(hit.fault) % 16 == 0
@@ -143,11 +145,11 @@ def test_every_preset_lands_in_every_phase(name, phase):
 
 def test_what_has_no_reach_says_so():
     x = torch.randn(4, 4)
-    draw = Draw("op:(run)#relu.0/fwd/first", fault_model("zero"), window=Window(1, 1))
-    with pytest.raises(InjectionError, match="factors of products"), Step(nn.Module(), [draw]):
+    draw = UnresolvedFault("op:(run)#relu.0/fwd/first", fault_model("zero"), window=OutputWindow(1, 1))
+    with pytest.raises(InjectionError, match="inputs of a matrix product"), StepInjection(nn.Module(), [draw]):
         x.relu_()
-    indices = Draw("op:(run)#embedding.0/fwd/first", fault_model("set:value=1"), window=Window(1, 1))
-    with pytest.raises(InjectionError, match="factors of products"), Step(nn.Module(), [indices]):
+    indices = UnresolvedFault("op:(run)#embedding.0/fwd/first", fault_model("set:value=1"), window=OutputWindow(1, 1))
+    with pytest.raises(InjectionError, match="inputs of a matrix product"), StepInjection(nn.Module(), [indices]):
         torch.nn.functional.embedding(torch.tensor([0, 2]), x)
 
 
@@ -156,8 +158,8 @@ def test_norms_have_no_operand_registers():
     norm = nn.BatchNorm2d(3)
     before = norm.running_mean.clone()
     norm.eval()
-    draw = preset("INPUT_16").draw("op:(root)#native_batch_norm.0")
-    with pytest.raises(InjectionError, match="factors of products"), Step(norm, draw):
+    draw = preset("INPUT_16").fault_at_operation("op:(root)#native_batch_norm.0")
+    with pytest.raises(InjectionError, match="inputs of a matrix product"), StepInjection(norm, draw):
         norm(torch.randn(4, 3, 5, 5))
     assert torch.equal(norm.running_mean, before)
 
@@ -166,10 +168,12 @@ def test_an_element_that_no_output_uses_is_hit_and_seen_by_none():
     model = nn.Conv2d(1, 1, 1, stride=2, bias=False)
     x = torch.randn(1, 1, 4, 4)
     golden = model(x)
-    with Step(model, Draw("op:(root)/fwd/first", "set:value=9", index="0,0,1,1", window=Window(16, 1))) as step:
+    with StepInjection(
+        model, UnresolvedFault("op:(root)/fwd/first", "set:value=9", index="0,0,1,1", window=OutputWindow(16, 1))
+    ) as step:
         assert torch.equal(model(x), golden)
-    (hit,) = step.hits
+    (hit,) = step.applied_faults
     assert hit.fault.reach.size == 0
-    with Step(model, Fault.from_json(hit.fault.to_json())) as again:
+    with StepInjection(model, Fault.from_json(hit.fault.to_json())) as again:
         assert torch.equal(model(x), golden)
-    assert len(again.hits) == 1
+    assert len(again.applied_faults) == 1

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from unsilent.errors import InjectionError, UsageError
 from unsilent.faults import fault_model
-from unsilent.faults.drawn import Draw
-from unsilent.sites.training.step import Step
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.training.step import StepInjection
 
 
 def draw(site, value=7.0, **moment):
-    return Draw(site, fault_model(f"set:value={value}"), **moment)
+    return UnresolvedFault(site, fault_model(f"set:value={value}"), **moment)
 
 
 class Block(nn.Module):
@@ -57,7 +57,7 @@ X = torch.randn(5, 6, generator=torch.Generator().manual_seed(2))
 def backward(model, *faults, times=1, loss=lambda model: model(X).square().sum()):
     """Gradients by parameter, and the step; every step leaves nothing behind."""
     model.zero_grad()
-    with Step(model, faults) as step:
+    with StepInjection(model, faults) as step:
         for _ in range(times):
             loss(model).backward()
     nothing_left(model)
@@ -98,7 +98,7 @@ def test_checkpointing_changes_neither_names_nor_bits(reentrant):
     for site, globs in SITES.items():
         want, _ = backward(plain, draw(site))
         found, step = backward(model, draw(site))
-        assert len(step.hits) == 1
+        assert len(step.applied_faults) == 1
         assert not other(want, found), site
         changed = other(golden, found)
         assert changed
@@ -112,10 +112,10 @@ def test_what_is_run_again_can_be_corrupted_alone():
     model = Net(False)
     golden, _ = backward(model)
     found, step = backward(model, draw("op:once.up#addmm.0/fwd/out", occurrence=1))
-    assert len(step.hits) == 1
+    assert len(step.applied_faults) == 1
     assert set(other(golden, found)) <= {n for n in golden if n.startswith(("once", "entry", "twice"))}
     assert "once.down.weight" in other(golden, found)
-    with pytest.raises(InjectionError, match="occurrence 1"):
+    with pytest.raises(InjectionError, match="no call 1"):
         backward(Net(), draw("op:once.up#addmm.0/fwd/out", occurrence=1))
 
 
@@ -132,9 +132,9 @@ def test_micro_steps_are_told_apart():
         found, step = backward(model, draw("op:once.up#addmm.0/grad_wt/out", micro_step=k), times=3, loss=loss)
         assert other(golden, found) == ["once.up.weight"]
         seen.append(float((found["once.up.weight"] - golden["once.up.weight"]).abs().max()))
-        assert len(step.hits) == 1
+        assert len(step.applied_faults) == 1
     assert len(set(seen)) == 3
-    with pytest.raises(InjectionError, match="there were 0 to 2"):
+    with pytest.raises(InjectionError, match="the step had micro-steps 0 to 2"):
         backward(model, draw("op:once.up#addmm.0/grad_wt/out", micro_step=3), times=3, loss=loss)
 
 
@@ -148,7 +148,7 @@ def test_under_autocast_the_cast_operands_are_corrupted(case):
 
     golden, _ = backward(model, loss=loss)
     found, step = backward(model, draw(f"op:once.up#addmm.0/{case}"), loss=loss)
-    assert step.hits[0].fault.dtype == "bfloat16"
+    assert step.applied_faults[0].fault.dtype == "bfloat16"
     changed = other(golden, found)
     assert changed == ["once.up.weight"] if case.startswith("grad_wt") else len(changed) > 1
 
@@ -172,7 +172,9 @@ def test_both_gradients_of_a_square(case):
     c, w = model.c.numpy(), model.w.detach().numpy()
 
     def bad(of, is_it):
-        return np.where(np.arange(16).reshape(4, 4) == step.hits[0].fault.elements[0], 7.0, of) if is_it else of
+        return (
+            np.where(np.arange(16).reshape(4, 4) == step.applied_faults[0].fault.elements[0], 7.0, of) if is_it else of
+        )
 
     first = bad(bad(c, case == "grad_in/first") @ bad(w, case == "grad_in/second").T, case == "grad_in/out")
     second = bad(bad(w, case == "grad_wt/first").T @ bad(c, case == "grad_wt/second"), case == "grad_wt/out")
@@ -193,7 +195,7 @@ def trained(make, *faults, steps=3, at=1):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer, corrupted = make(model.parameters()), None
     for i in range(steps):
-        step = Step(model, faults, [optimizer]) if i == at else contextlib.nullcontext()
+        step = StepInjection(model, faults, [optimizer]) if i == at else contextlib.nullcontext()
         with step:
             optimizer.zero_grad()
             model(X).square().sum().backward()
@@ -217,7 +219,7 @@ def test_an_update_goes_wrong_for_one_parameter(name):
     for site in sites:
         for operand in ("out", "first"):
             found, corrupted = trained(make, draw(f"op:{site}/optim/{operand}"), steps=2)
-            assert len(corrupted.hits) == 1
+            assert len(corrupted.applied_faults) == 1
             assert {n.partition("/")[0] for n in other(golden, found)} == {"0.weight"}, (site, operand)
 
 
@@ -261,7 +263,7 @@ def test_kept_activations_are_corrupted_between_the_passes():
     found, step = backward(model, draw("saved:2#addmm.0/first"), loss=loss)
     assert losses[0] == losses[1]
     assert set(other(golden, found)) == {"2.weight", "0.weight", "0.bias"}  # tanh keeps the same memory as its output
-    _, column = np.unravel_index(step.hits[0].fault.elements[0], (5, 8))
+    _, column = np.unravel_index(step.applied_faults[0].fault.elements[0], (5, 8))
     changed = (golden["2.weight"] != found["2.weight"]).nonzero()[:, 1].unique().tolist()
     assert changed == [column]
     with pytest.raises(InjectionError, match="it is not saved for"):
@@ -279,10 +281,10 @@ def test_a_compiled_model_is_corrupted_as_if_it_were_not():
 
 def test_nothing_keeps_a_model_alive():
     model = Net(False)
-    with contextlib.suppress(RuntimeError), Step(model, [draw("op:once.up#addmm.0/grad_wt/first")]) as step:
+    with contextlib.suppress(RuntimeError), StepInjection(model, [draw("op:once.up#addmm.0/grad_wt/first")]) as step:
         model(X).sum().backward(retain_graph=True)
         raise RuntimeError("a loop that fails in the faulty step")
-    assert len(step.hits) == 1
+    assert len(step.applied_faults) == 1
     nothing_left(model)
     known = weakref.ref(model)
     del model, step
@@ -294,7 +296,7 @@ def test_an_index_says_which_elements():
     model = Net()
     golden, _ = backward(model)
     found, step = backward(model, draw("op:once.up#addmm.0/grad_wt/out", index="2,5"))
-    assert step.hits[0].fault.elements.tolist() == [2 * 8 + 5]
+    assert step.applied_faults[0].fault.elements.tolist() == [2 * 8 + 5]
     assert (golden["once.up.weight"] != found["once.up.weight"]).nonzero().tolist() == [
         [5, 2]
     ]  # addmm has it transposed

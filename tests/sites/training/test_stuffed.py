@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from unsilent.errors import InjectionError
 from unsilent.faults import Fault
-from unsilent.sites.training.step import Step
+from unsilent.sites.training.step import StepInjection
 
 GEOMETRIES = [(1, 1, 3, 1), (2, 0, 1, 1), (2, 1, 3, 1), (2, 0, 3, 2), (3, 1, 2, 1)]
 
@@ -51,7 +51,7 @@ def test_any_element_of_the_stuffed_gradient_can_be_corrupted(stride, padding, k
         site = "op:(run)#convolution.0/grad_in/first"
         fault = Fault(site, "float64", plain.shape, np.array([element]), "set", operand, layout="stuffed")
         x.grad = w.grad = None
-        with Step(torch.nn.Module(), [fault]) as step:
+        with StepInjection(torch.nn.Module(), [fault]) as step:
             F.conv2d(x, w, None, stride, padding, dilation).backward(dy)
         corrupted = plain.copy()
         corrupted.flat[element] = 9e9
@@ -61,7 +61,7 @@ def test_any_element_of_the_stuffed_gradient_can_be_corrupted(stride, padding, k
         where = np.where(corrupted != plain, 1.0, 0.0)
         untouched = torch.from_numpy(input_gradient(where, np.ones(w.shape), size, kernel, dilation) == 0)
         assert torch.equal(x.grad[untouched], golden[untouched])
-        assert step.hits[0].before[0] == plain.reshape(-1).view(np.uint64)[element]
+        assert step.applied_faults[0].before[0] == plain.reshape(-1).view(np.uint64)[element]
 
 
 def test_other_operations_have_no_stuffed_operand():
@@ -69,5 +69,5 @@ def test_other_operations_have_no_stuffed_operand():
     for site in ("op:(run)#mm.0/grad_in/first", "op:(run)#mm.0/grad_wt/first"):
         fault = Fault(site, "float32", (4, 4), np.array([0]), "set", operand, layout="stuffed")
         x = torch.randn(4, 4, requires_grad=True)
-        with pytest.raises(InjectionError, match="stuffed operand"), Step(torch.nn.Module(), [fault]):
+        with pytest.raises(InjectionError, match="stuffed operand"), StepInjection(torch.nn.Module(), [fault]):
             (x @ x.detach().clone().requires_grad_()).sum().backward()

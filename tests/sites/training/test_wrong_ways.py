@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from unsilent.faults import Fault, fault_model
-from unsilent.faults.drawn import Draw
-from unsilent.sites.training.step import Step
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.training.step import StepInjection
 
 VALUE = 7.25
 
@@ -54,7 +54,7 @@ def test_a_forward_pre_hook_corrupts_the_weight_gradient():
     by_hook, layer.weight.grad, x.grad = layer.weight.grad, None, None
     clean = x.detach().sum(0).expand(2, 3)
     assert not torch.allclose(by_hook, clean)  # the corrupted copy was saved for the backward
-    with Step(layer, [wanted("op:(root)#mm.0/fwd/first", 0, (4, 3))]):
+    with StepInjection(layer, [wanted("op:(root)#mm.0/fwd/first", 0, (4, 3))]):
         y = layer(x)
         y.sum().backward()
     torch.testing.assert_close(layer.weight.grad, clean)
@@ -77,7 +77,7 @@ def test_index_assignment_in_a_forward_hook_zeroes_the_victims_gradient():
     by_hook, layer.weight.grad, x.grad = x.grad, None, None
     clean = layer.weight.detach().sum(0).expand(4, 3)
     assert not torch.allclose(by_hook[0], clean[0])
-    with Step(layer, [wanted("op:(root)#mm.0/fwd/out", 0, (4, 2))]):
+    with StepInjection(layer, [wanted("op:(root)#mm.0/fwd/out", 0, (4, 2))]):
         layer(x).sum().backward()
     torch.testing.assert_close(x.grad, clean)
 
@@ -91,7 +91,9 @@ def test_a_detached_delta_leaves_the_saved_output_golden(function):
     delta[0] = 0.9 - out.detach()[0]
     ((out + delta.detach()) * weight).sum().backward()
     by_delta, x.grad = x.grad, None
-    with Step(nn.Module(), [Draw("op:(run)/fwd/out", fault_model("set:value=0.9"), index="0")]) as step:
+    with StepInjection(
+        nn.Module(), [UnresolvedFault("op:(run)/fwd/out", fault_model("set:value=0.9"), index="0")]
+    ) as step:
         y = function(x)
         y.backward(weight)
     step_out = y.detach()
@@ -119,7 +121,7 @@ def test_writing_through_data_in_a_hook_is_the_same_as_ours():
     handle.remove()
     by_hook = x.grad.clone(), layer.weight.grad.clone()
     x.grad = layer.weight.grad = None
-    with Step(model, [wanted("op:0#mm.0/fwd/out", 0, (4, 2))]):
+    with StepInjection(model, [wanted("op:0#mm.0/fwd/out", 0, (4, 2))]):
         model(x).sum().backward()
     assert torch.equal(by_hook[0], x.grad)
     assert torch.equal(by_hook[1], layer.weight.grad)
@@ -140,9 +142,9 @@ def test_full_backward_hooks_see_no_weight_gradient_and_no_first_input():
     assert all(g is None or g.shape != model[1].weight.shape for g in seen[1])
     for site in ("op:0#embedding.0/grad_wt/out", "op:1#addmm.0/grad_wt/out"):
         model.zero_grad()
-        with Step(model, [Draw(site, fault_model(f"set:value={VALUE}"))]) as step:
+        with StepInjection(model, [UnresolvedFault(site, fault_model(f"set:value={VALUE}"))]) as step:
             model(torch.tensor([0, 3, 3])).sum().backward()
-        assert len(step.hits) == 1
+        assert len(step.applied_faults) == 1
         assert sum(int((p.grad == VALUE).sum()) for p in model.parameters()) == 1
 
 
@@ -165,9 +167,9 @@ def test_a_parameter_hook_sees_one_sum_for_a_shared_weight():
     total, found = model.shared.weight.grad.clone(), []
     for call in range(2):
         model.zero_grad()
-        with Step(model, [wanted(f"op:shared#mm.{call}/grad_wt/out", 0, (3, 2))]) as step:
+        with StepInjection(model, [wanted(f"op:shared#mm.{call}/grad_wt/out", 0, (3, 2))]) as step:
             model(x).sum().backward()
-        before = step.hits[0].before.view(np.float64)[0]
+        before = step.applied_faults[0].before.view(np.float64)[0]
         assert model.shared.weight.grad[0, 0] == pytest.approx(float(total[0, 0]) - before + VALUE)
         found.append(before)
     assert found[0] != found[1]
@@ -200,7 +202,7 @@ class Custom(nn.Module):
 def test_an_own_function_needs_no_wrapper():
     """What it runs forward is corrupted; what its backward hands back, at the operation whose node that is."""
     model, x = Custom(), leaf(4, 3)
-    with Step(model, [wanted("op:(root)#mm.0/fwd/out", 0, (4, 2))]):
+    with StepInjection(model, [wanted("op:(root)#mm.0/fwd/out", 0, (4, 2))]):
         y = model(x)
         y.sum().backward()
     assert y[0, 0] == VALUE
@@ -215,11 +217,11 @@ def test_saved_tensor_hooks_are_another_fault():
     y.sum().backward()
     grads = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    with Step(model, [Draw("saved:2#addmm.0/first", fault_model(f"set:value={VALUE}"))]) as step:
+    with StepInjection(model, [UnresolvedFault("saved:2#addmm.0/first", fault_model(f"set:value={VALUE}"))]) as step:
         y = model(x)
         y.sum().backward()
     assert torch.equal(golden, y)
-    assert len(step.hits) == 1
+    assert len(step.applied_faults) == 1
     assert not torch.equal(grads[1], model[2].weight.grad)
 
 
@@ -247,10 +249,12 @@ def test_checkpointing_runs_the_forward_twice_and_one_is_meant(again):
     with Count():
         model(x).sum().backward()
     assert seen[:2] == [False, True]  # the forward's product is met again in the backward pass
-    with Step(model, [Draw("op:layer#mm.0/fwd/out", fault_model("set:value=1.5"), occurrence=again)]) as step:
+    with StepInjection(
+        model, [UnresolvedFault("op:layer#mm.0/fwd/out", fault_model("set:value=1.5"), occurrence=again)]
+    ) as step:
         y = model(x)
         y.sum().backward()
-    assert len(step.hits) == 1
+    assert len(step.applied_faults) == 1
     assert bool(torch.isclose(y, torch.tensor(np.tanh(1.5))).any()) == (again is None)
 
 
@@ -267,13 +271,15 @@ def test_the_order_of_kernels_says_nothing(name, first, second):
         if not has:
             continue
         x.grad = w.grad = None
-        with Step(nn.Module(), [Draw(f"op:(run)#{name}.0/{phase}/out", fault_model(f"set:value={VALUE}"))]) as step:
+        with StepInjection(
+            nn.Module(), [UnresolvedFault(f"op:(run)#{name}.0/{phase}/out", fault_model(f"set:value={VALUE}"))]
+        ) as step:
             y = {"mm": lambda: x @ w, "addmm": lambda: torch.addmm(bias, x, w), "bmm": lambda: torch.bmm(x, w)}[name]()
             y.sum().backward()
         mine, other = (x, w) if phase == "grad_in" else (w, x)
         assert (mine.grad == VALUE).sum() == 1
         assert other.grad is None or not (other.grad == VALUE).any()
-        assert step.hits[0].fault.shape == tuple(mine.shape)
+        assert step.applied_faults[0].fault.shape == tuple(mine.shape)
 
 
 # -- defects of the published artifact -------------------------------------------------------------------------------
@@ -286,9 +292,9 @@ def test_assignment_survives_infinities_that_mask_and_delta_turn_into_nan(golden
     mask = torch.ones(2, 2, dtype=torch.float64)
     mask[0, 0] = 0
     assert torch.isnan(x * mask + (1 - mask) * VALUE)[0, 0]
-    with Step(nn.Module(), [wanted("op:(run)#relu.0/fwd/out", 0, (2, 2))]):
+    with StepInjection(nn.Module(), [wanted("op:(run)#relu.0/fwd/out", 0, (2, 2))]):
         assert torch.relu(x)[0, 0] == VALUE
-    with Step(nn.Module(), [wanted("op:(run)#mm.0/fwd/first", 0, (2, 2))]):
+    with StepInjection(nn.Module(), [wanted("op:(run)#mm.0/fwd/first", 0, (2, 2))]):
         assert (x @ w)[0, 0] == VALUE
 
 
@@ -296,10 +302,13 @@ def test_the_stem_can_be_corrupted_and_a_fault_that_misses_is_an_error():
     model = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
     x = torch.randn(1, 3, 12, 12)
     for phase in ("fwd", "grad_wt"):
-        with Step(model, [Draw(f"op:0/{phase}/out", fault_model("random"))]) as step:
+        with StepInjection(model, [UnresolvedFault(f"op:0/{phase}/out", fault_model("random"))]) as step:
             model(x).sum().backward()
-        assert len(step.hits) == 1
-    with pytest.raises(Exception, match="no gradient"), Step(model, [Draw("op:0/grad_in/out", fault_model("random"))]):
+        assert len(step.applied_faults) == 1
+    with (
+        pytest.raises(Exception, match="no gradient"),
+        StepInjection(model, [UnresolvedFault("op:0/grad_in/out", fault_model("random"))]),
+    ):
         model(x).sum().backward()
 
 
@@ -313,8 +322,8 @@ def test_all_layers_and_gradients_can_be_drawn_not_convolutions_alone():
     sites = [f"op:{n}/{p}/out" for n, p in itertools.product(names, ("fwd", "grad_in", "grad_wt"))]
     absent = {"op:0#convolution.0/grad_in/out", "op:2#relu.0/grad_wt/out", "op:3#max_pool2d_with_indices.0/grad_wt/out"}
     for site in [s for s in sites if s not in absent] + ["op:5.weight#lerp.0/optim/out"]:
-        with Step(model, [Draw(site, fault_model("random"))], [optimizer]) as step:
+        with StepInjection(model, [UnresolvedFault(site, fault_model("random"))], [optimizer]) as step:
             optimizer.zero_grad()
             F.cross_entropy(model(torch.randn(6, 3, 6, 6)), torch.zeros(6, dtype=torch.int64)).backward()
             optimizer.step()
-        assert len(step.hits) == 1, site
+        assert len(step.applied_faults) == 1, site

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
 from unsilent.workloads.published.geometry import convolutions
-from unsilent.workloads.published.resnet18 import SameConv2d, published_resnet18
-from unsilent.workloads.published.training import PublishedTraining, prepared
+from unsilent.workloads.published.resnet18 import SameConv2d, untrained_resnet18
+from unsilent.workloads.published.training import PublishedTraining, split_and_normalise
 
 WIDTH, BATCH = 4, 32
 
@@ -23,7 +23,7 @@ WIDTH, BATCH = 4, 32
 def pictures(count=60):
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(0, 256, (count, 32, 32, 3), np.uint8))
-    return prepared(images, torch.from_numpy(rng.integers(0, 10, count)), count - 12)
+    return split_and_normalise(images, torch.from_numpy(rng.integers(0, 10, count)), count - 12)
 
 
 def training(name="resnet18", **more):
@@ -45,7 +45,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet18_nobn", "resnet18_sgd"])
 def test_the_convolutions_are_where_and_what_the_geometry_says(name):
-    model, seen = published_resnet18(name, width=WIDTH), {}
+    model, seen = untrained_resnet18(name, width=WIDTH), {}
     for path, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(
@@ -60,7 +60,7 @@ def test_the_convolutions_are_where_and_what_the_geometry_says(name):
         assert x == (2, c.channels, c.size, c.size)
         assert w == (c.kernels, c.channels, c.kernel, c.kernel)
         assert y == (2, c.kernels, c.out, c.out)
-        assert c.given[0] + c.built_in == c.padding[0]
+        assert c.operand_padding[0] + c.own_padding == c.padding[0]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(norms) == (0 if name == "resnet18_nobn" else 20)
     assert all((m.eps, m.momentum) == (1e-3, 0.1) for m in norms)
@@ -69,7 +69,7 @@ def test_the_convolutions_are_where_and_what_the_geometry_says(name):
 
 
 def test_the_full_width_has_the_parameters_of_a_resnet18():
-    model = published_resnet18()
+    model = untrained_resnet18()
     kernels = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d))
     by_hand = 3 * 64 * 49 + 4 * 64 * 64 * 9
     for c in (64, 128, 256):
@@ -125,7 +125,7 @@ def test_a_fault_with_a_micro_step_corrupts_that_worker_alone():
     shape = (4, WIDTH, 16, 16)
     fault = Fault("op:conv1#convolution.0/fwd/out", "float32", shape, np.array([7]), "set", word, micro_step=5)
     record = corrupted.step(0, 0, [fault])
-    assert record.receipt.hits == 1
+    assert record.receipt.verified_elements == 1
     differs = [not torch.equal(golden.moving[w][0][0], corrupted.moving[w][0][0]) for w in range(8)]
     assert differs == [w == 5 for w in range(8)]
 
@@ -235,7 +235,7 @@ def test_images_are_normalised_by_the_training_set_alone():
 def test_weights_must_fit_and_reach_all_workers():
     done, other = training(), training(seed=9)
     other.step(0, 0)
-    other._take(3)
+    other._use_worker_statistics(3)
     state = other.model.state_dict()
     done.load(state, "w.pt")
     assert all(torch.equal(v, done.model.state_dict()[k]) for k, v in state.items())
@@ -253,8 +253,8 @@ def test_weights_must_fit_and_reach_all_workers():
 
 def test_unknown_networks_and_batches():
     with pytest.raises(UsageError, match="unknown published network 'resnet50'"):
-        published_resnet18("resnet50")
+        untrained_resnet18("resnet50")
     with pytest.raises(UsageError, match="width is 0"):
-        published_resnet18(width=0)
+        untrained_resnet18(width=0)
     with pytest.raises(UsageError, match="batch is 20; expected a multiple of 8"):
         PublishedTraining("resnet18", pictures()[0], rate=1e-3, width=WIDTH, batch=20)

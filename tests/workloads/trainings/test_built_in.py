@@ -13,11 +13,11 @@ from conftest import in_process
 from unsilent.errors import UsageError
 from unsilent.workloads import TRAININGS, ZOO, load_training
 from unsilent.workloads.chargpt import encode
-from unsilent.workloads.clicks import synthetic
+from unsilent.workloads.clicks import synthetic_clicks
 from unsilent.workloads.trainings.clicking import RARE
-from unsilent.workloads.trainings.dropout import RowDropout, rows_as
-from unsilent.workloads.trainings.recipes import schedule_of, shifted
-from unsilent.workloads.trainings.text import kinds
+from unsilent.workloads.trainings.dropout import RowDropout, rows_permuted_by
+from unsilent.workloads.trainings.recipes import randomly_shifted_images, schedule_factory
+from unsilent.workloads.trainings.text import character_groups
 
 
 def test_optimizers_and_norms():
@@ -45,18 +45,18 @@ def test_optimizers_and_norms():
     ("name", "options", "message"),
     [
         ("train-resnet", {"batch": "0"}, "option 'batch' is 0; expected 1 to 1347 (training images)"),
-        ("train-resnet", {"depth": "8"}, "the digits' network has no 'depth'; choose its 'width'"),
+        ("train-resnet", {"depth": "8"}, "the digits' network has no option 'depth'; set 'width' instead"),
         (
             "train-resnet",
             {"optimizer": "adm"},
             "unknown optimizer of workload 'train-resnet' 'adm'; did you mean 'adam'?",
         ),
-        ("train-resnet", {"dropout": "1"}, "option 'dropout' is 1; expected a share from 0 to below 1"),
+        ("train-resnet", {"dropout": "1"}, "option 'dropout' is 1; expected a probability of at least 0 and below 1"),
         ("train-resnet", {"amp": "int8"}, "amp is 'int8'; expected none, bfloat16, float16"),
         ("train-resnet", {"steps": "0"}, "steps is 0; expected at least 1"),
         ("train-resnet", {"wdth": "4"}, "unknown option of workload 'train-resnet' 'wdth'; did you mean 'width'?"),
         ("train-vit", {"width": "30"}, "option 'width' is 30; expected a multiple of its 4 heads"),
-        ("train-vit", {"depth": "0"}, "option 'depth' is 0; expected 1 to 64 (blocks)"),
+        ("train-vit", {"depth": "0"}, "option 'depth' is 0; expected 1 to 64 (transformer blocks)"),
         ("train-chargpt", {"width": "30"}, "option 'width' is 30; expected a multiple of its 4 heads"),
         ("train-chargpt", {"dropout": "-0.1"}, "option 'dropout' is -0.1"),
         ("train-dlrm", {"batch": "70000"}, "option 'batch' is 70000; expected 1 to 64000 (training rows)"),
@@ -75,7 +75,7 @@ def test_own_images(own_images, tmp_path):
     state = workload.start(0)
     assert sum(isinstance(m, nn.Conv2d) for m in state.model.modules()) == 13
     assert len(workload.evaluate(state).labels) == 72 // 6
-    with pytest.raises(UsageError, match="the CIFAR network has no 'width'"):
+    with pytest.raises(UsageError, match="the CIFAR network has no option 'width'; set 'depth' instead"):
         load_training("train-resnet", {"width": "4"}, data=own_images)
     with pytest.raises(UsageError, match="option 'depth' is 9; expected 8, 14"):
         load_training("train-resnet", {"depth": "9"}, data=own_images)
@@ -94,7 +94,7 @@ def test_switches_can_be_left_out():
 
 def test_shift_moves_each_image_by_at_most_one_pixel():
     images = torch.arange(1.0, 1 + 40 * 2 * 5 * 4).view(40, 2, 5, 4)
-    moved = shifted(images, torch.Generator().manual_seed(0), -7.0)
+    moved = randomly_shifted_images(images, torch.Generator().manual_seed(0), -7.0)
     padded = nn.functional.pad(images, (1, 1, 1, 1), value=-7.0)
     seen = set()
     for before, after in zip(padded, moved, strict=True):
@@ -106,7 +106,7 @@ def test_shift_moves_each_image_by_at_most_one_pixel():
 
 def test_schedule_goes_up_and_down_and_stays():
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    schedule = schedule_of(100)(optimizer)
+    schedule = schedule_factory(100)(optimizer)
     rates = []
     for _ in range(120):
         rates.append(optimizer.param_groups[0]["lr"])
@@ -125,7 +125,7 @@ def test_dropout_goes_with_the_row():
     torch.manual_seed(0)
     plain = drop(x)
     torch.manual_seed(0)
-    with rows_as(order):
+    with rows_permuted_by(order):
         permuted = drop(x[order])
     torch.manual_seed(0)
     assert torch.equal(drop(x.transpose(1, 2).contiguous().transpose(1, 2)), plain)
@@ -139,7 +139,7 @@ def test_dropout_goes_with_the_row():
 
 def test_kinds_of_characters():
     text = "Ab 3.\n\t"
-    found = kinds(encode(text).numpy())
+    found = character_groups(encode(text).numpy())
     assert {name: mask.tolist().index(True) for name, mask in found.items()} == {
         "capital": 0,
         "small letter": 1,
@@ -163,14 +163,14 @@ def test_listed_by_the_command_line():
 def test_a_training_given_to_an_inference_verb_is_one_line(tmp_path):
     done = in_process("pvf", "train-vit", "--trials", 1, "--store", "s.sqlite", cwd=tmp_path)
     assert done.returncode == 2
-    assert "workload 'train-vit' is a training; expected one for inference" in done.stderr
+    assert "workload 'train-vit' is a training; expected a workload for inference" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_rare_categories():
-    workload, data = load_training("train-dlrm"), synthetic()
+    workload, data = load_training("train-dlrm"), synthetic_clicks()
     found = workload.evaluate(workload.start(0)).groups["rare category"]
     for row in (0, 1, 2, 17, 1999):
-        sparse = data.sparse[data.cut + row]
-        counts = [int((data.sparse[: data.cut, i] == sparse[i]).sum()) for i in range(len(sparse))]
+        sparse = data.sparse[data.training_row_count + row]
+        counts = [int((data.sparse[: data.training_row_count, i] == sparse[i]).sum()) for i in range(len(sparse))]
         assert found[row] == (min(counts) < RARE)

@@ -16,13 +16,13 @@ import torch
 
 from conftest import few
 from unsilent.faults import fault_model
-from unsilent.sites.training.step import Step
-from unsilent.sites.training.survey import StepSurvey
+from unsilent.sites.training.step import StepInjection
+from unsilent.sites.training.step_survey import StepSurvey
 from unsilent.workloads import TRAININGS, load_training
 from unsilent.workloads.registry import PASSED
 from unsilent.workloads.trainings import Seeds, TrainingWorkload
-from unsilent.workloads.trainings.restoring import check_restorable
-from unsilent.workloads.trainings.snapshots import first_difference
+from unsilent.workloads.trainings.restore_check import check_restorable
+from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 
 from .conftest import ROWS
 
@@ -65,15 +65,15 @@ def test_info_says_what_it_is(trainings, row):
 
 @every
 def test_comes_back_bit_for_bit(trainings, row):
-    assert len(check_restorable(trainings(row), steps=2, new_process=False).ways) == 3
+    assert len(check_restorable(trainings(row), steps=2, new_process=False).ways_checked) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ["train-vit", "scaled"])
 def test_comes_back_in_a_new_process(trainings, row):
     found = check_restorable(trainings(row), steps=2)
-    assert found.unchecked is None
-    assert found.ways[-1] == "restored in a new process"
+    assert found.why_not_new_process is None
+    assert found.ways_checked[-1] == "restored in a new process"
 
 
 @every
@@ -90,7 +90,7 @@ def test_snapshot_at_several_steps(trainings, row):
         other = workload.restore(snapshot)
         assert other.step == step
         run(workload, other, 4 - step)
-        assert first_difference(workload.snapshot(other), end) is None, step
+        assert first_snapshot_difference(workload.snapshot(other), end) is None, step
 
 
 @every
@@ -105,8 +105,8 @@ def test_two_trainings_side_by_side(trainings, row):
             workload.step(state)
             workload.evaluate(state)
     for a, b in zip(alone, mixed, strict=True):
-        assert first_difference(workload.snapshot(a), workload.snapshot(b)) is None
-    assert first_difference(workload.snapshot(alone[0]), workload.snapshot(alone[1])) is not None
+        assert first_snapshot_difference(workload.snapshot(a), workload.snapshot(b)) is None
+    assert first_snapshot_difference(workload.snapshot(alone[0]), workload.snapshot(alone[1])) is not None
 
 
 @every
@@ -142,7 +142,7 @@ def test_draws_of_the_caller_change_nothing(trainings, row):
     for _ in range(2):
         torch.rand(3), np.random.rand(2), random.random()
         workload.step(other)
-    assert first_difference(workload.snapshot(state), workload.snapshot(other)) is None
+    assert first_snapshot_difference(workload.snapshot(state), workload.snapshot(other)) is None
 
 
 @every
@@ -160,7 +160,7 @@ def test_restoring_keeps_the_tensors(trainings, row):
     now = [*state.model.parameters(), *state.model.buffers()]
     now += [t for o in state.optimizers for entries in o.state.values() for t in entries.values() if torch.is_tensor(t)]
     assert [id(t) for t in now] == [id(t) for t in held]
-    assert first_difference(workload.snapshot(state), snapshot) is None
+    assert first_snapshot_difference(workload.snapshot(state), snapshot) is None
 
 
 @every
@@ -171,7 +171,7 @@ def test_evaluation(trainings, row):
     before = workload.snapshot(state)
     modes = [module.training for module in state.model.modules()]
     first, second = workload.evaluate(state), workload.evaluate(state)
-    assert first_difference(workload.snapshot(state), before) is None
+    assert first_snapshot_difference(workload.snapshot(state), before) is None
     assert [module.training for module in state.model.modules()] == modes
     assert (first.loss, dict(first.metrics)) == (second.loss, dict(second.metrics))
     assert (first.predictions == second.predictions).all()
@@ -191,15 +191,15 @@ def test_faults_around_a_step(trainings, row):
         workload.step(state)
     clean = workload.snapshot(state)
     for globs in ("op:*/grad_wt/out", "op:*/optim/out", "op:*/fwd/out"):
-        regions = [r for r in survey.regions(globs) if "(root)" not in r.site]
+        regions = [r for r in survey.select_regions(globs) if "(root)" not in r.site]
         faults = fault_model("bitflip:bits=30").draw(regions, np.random.default_rng(0), "per-tensor")
         workload.restore_into(state, snapshot)
-        with Step(state.model, faults, state.optimizers, state.step) as step:
+        with StepInjection(state.model, faults, state.optimizers, state.step) as step:
             workload.step(state)
-        assert step.receipt.hits == 1
+        assert step.receipt.verified_elements == 1
     workload.restore_into(state, snapshot)
     workload.step(state)
-    assert first_difference(workload.snapshot(state), clean) is None
+    assert first_snapshot_difference(workload.snapshot(state), clean) is None
 
 
 @built_in
@@ -223,13 +223,13 @@ def test_each_stream_alone(trainings, row, stream, monkeypatch):
             run(workload, state, 2)
         return seen, workload.snapshot(state)["model"]
 
-    (base, end), (other, other_end) = watched(Seeds.all(5)), watched(Seeds(**changed(stream)))
-    parts = {part for part in base if first_difference(base[part], other[part]) is not None}
+    (base, end), (other, other_end) = watched(Seeds.same_for_all(5)), watched(Seeds(**changed(stream)))
+    parts = {part for part in base if first_snapshot_difference(base[part], other[part]) is not None}
     expected = {"init": "init", "dropout": "dropout"}.get(stream, "batches")
     acts = stream in workload.streams
     # Dropout's seed sets the generator also where nothing draws from it.
     assert parts == ({expected} if acts or stream == "dropout" else set())
-    assert (first_difference(end, other_end) is not None) == acts
+    assert (first_snapshot_difference(end, other_end) is not None) == acts
     if stream in ("within", "augment") and acts:
         for a, b in zip(base["batches"], other["batches"], strict=True):
             rows = [list(x.values())[-1] if isinstance(x, dict) else x[-1] for x in (a, b)]
@@ -239,7 +239,7 @@ def test_each_stream_alone(trainings, row, stream, monkeypatch):
 
 
 def changed(stream):
-    return {**Seeds.all(5).to_json(), stream: 6}
+    return {**Seeds.same_for_all(5).to_json(), stream: 6}
 
 
 @built_in
@@ -255,7 +255,7 @@ def test_permuted_rows_are_the_same_step_up_to_rounding(trainings, row):
     for record in records[1:]:
         assert record.loss == pytest.approx(records[0].loss, rel=1e-5 if exact else 1e-2)
         assert record.metrics == pytest.approx(records[0].metrics, abs=1e-6 if exact else 0.1)
-    assert all(first_difference(ends[0], end) for end in ends[1:])
+    assert all(first_snapshot_difference(ends[0], end) for end in ends[1:])
 
 
 STEPS = {"train-resnet-nobn": 300, "train-vit": 250}
@@ -277,9 +277,9 @@ def test_learns(name):
 
 @pytest.mark.parametrize("entry", TRAININGS.values(), ids=lambda e: e.name)
 def test_declared_options_are_those_of_the_factory(entry):
-    module, _, function = entry.target.partition(":")
+    module, _, function = entry.factory_path.partition(":")
     parameters = inspect.signature(getattr(importlib.import_module(module), function)).parameters
-    assert set(parameters) - set(PASSED) - set(entry.preset) == set(entry.options)
+    assert set(parameters) - set(PASSED) - set(entry.fixed_options) == set(entry.options)
     assert ("data" in parameters) == (entry.data != "no")
     for option, text in entry.options.items():
         default = parameters[option].default

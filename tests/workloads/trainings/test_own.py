@@ -18,9 +18,9 @@ import unsilent
 from unsilent.errors import UsageError, UserCodeError
 from unsilent.workloads import load, load_training
 from unsilent.workloads.trainings import Evaluation, Seeds
-from unsilent.workloads.trainings.randomness import derived
-from unsilent.workloads.trainings.restoring import check_restorable
-from unsilent.workloads.trainings.snapshots import first_difference
+from unsilent.workloads.trainings.randomness import stream_seed
+from unsilent.workloads.trainings.restore_check import check_restorable
+from unsilent.workloads.trainings.snapshots import first_snapshot_difference
 
 from .conftest import data, loss, make_own
 
@@ -111,7 +111,7 @@ KINDS = {
 def test_kinds_of_batches_come_back(kind):
     """Over the ends of several epochs, and with two trainings that share one loader side by side."""
     workload = make_own(batches=KINDS[kind], evaluate=data()[:1])
-    assert len(check_restorable(workload, steps=2 if kind == "loader with workers" else 5).ways) == 3
+    assert len(check_restorable(workload, steps=2 if kind == "loader with workers" else 5).ways_checked) == 3
     alone = workload.start(1)
     for _ in range(5):
         workload.step(alone)
@@ -119,7 +119,7 @@ def test_kinds_of_batches_come_back(kind):
     for _ in range(5):
         workload.step(one)
         workload.step(two)
-    assert first_difference(workload.snapshot(alone), workload.snapshot(one)) is None
+    assert first_snapshot_difference(workload.snapshot(alone), workload.snapshot(one)) is None
 
 
 @pytest.mark.parametrize("kind", ["loader", "loader with a generator", "with replacement", "weighted"])
@@ -134,10 +134,10 @@ def test_order_and_augmentation_of_a_loader_are_two_streams(kind):
 
     labels, images = rows(Seeds())
     other_labels, other_images = rows(Seeds(augment=1))
-    assert first_difference(labels, other_labels) is None
+    assert first_snapshot_difference(labels, other_labels) is None
     assert all(not torch.equal(a, b) for a, b in zip(images, other_images, strict=True))
-    assert first_difference(labels, rows(Seeds(order=1))[0]) is not None
-    assert first_difference(images, rows(Seeds(init=1, dropout=1))[1]) is None
+    assert first_snapshot_difference(labels, rows(Seeds(order=1))[0]) is not None
+    assert first_snapshot_difference(images, rows(Seeds(init=1, dropout=1))[1]) is None
 
 
 def test_order_of_a_list_is_new_in_each_epoch_and_complete():
@@ -172,7 +172,7 @@ def test_any_cuts_give_the_same_bits(cuts):
             workload.restore_into(state, snapshot)
     while state.step < 9:
         workload.step(state)
-    assert first_difference(workload.snapshot(state), workload.snapshot(straight)) is None
+    assert first_snapshot_difference(workload.snapshot(state), workload.snapshot(straight)) is None
     assert straight.scaler.get_scale() == 65536 * 8
 
 
@@ -183,7 +183,7 @@ def test_a_step_with_infinite_gradients_is_left_out():
     before, weights = workload.snapshot(state), [p.detach().clone() for p in state.model.parameters()]
     workload.step(state)
     assert state.scaler.get_scale() == 32768
-    assert first_difference(workload.snapshot(state)["schedulers"], before["schedulers"]) is None
+    assert first_snapshot_difference(workload.snapshot(state)["schedulers"], before["schedulers"]) is None
     assert all(torch.equal(p, q) for p, q in zip(state.model.parameters(), weights, strict=True))
 
 
@@ -271,16 +271,16 @@ def test_from_a_file(here):
 @pytest.mark.parametrize("ref", ["loops.py:make", "loops.py:Protocol"])
 @pytest.mark.slow
 def test_a_file_of_ones_own_comes_back_in_a_new_process(here, ref):
-    assert check_restorable(load_training(ref), steps=2).unchecked is None
+    assert check_restorable(load_training(ref), steps=2).why_not_new_process is None
 
 
 @pytest.mark.parametrize(
     ("ref", "message"),
     [
-        ("digits-cnn", "workload 'digits-cnn' is for inference; expected one that trains: train-resnet, "),
+        ("digits-cnn", "workload 'digits-cnn' is for inference; expected a training: train-resnet, "),
         ("hf:folder", "workload 'hf:folder' is for inference"),
         ("model.pt2", "workload 'model.pt2' is for inference"),
-        ("loops.py:inference", "workload 'loops.py:inference' is for inference; expected one that trains"),
+        ("loops.py:inference", "workload 'loops.py:inference' is for inference; expected a training"),
         ("train-resnt", "unknown workload 'train-resnt'; did you mean 'train-resnet'?"),
         ("loops.py:number", "workload 'loops.py:number' is int; expected a training: make one with unsilent.Training("),
         ("loops.py:net", "expected a training"),
@@ -298,7 +298,7 @@ def test_what_is_no_training_is_refused(here, ref, message):
 def test_a_training_is_no_inference_workload(here):
     for ref in ("train-vit", "loops.py:ready", "loops.py:make", "loops.py:Protocol"):
         with pytest.raises(
-            UsageError, match=f"workload '{ref}' is a training; expected one for inference: digits-cnn, "
+            UsageError, match=f"workload '{ref}' is a training; expected a workload for inference: digits-cnn, "
         ):
             load(ref)
     with pytest.raises(UserCodeError, match="ZeroDivisionError"):
@@ -308,11 +308,11 @@ def test_a_training_is_no_inference_workload(here):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model": nn.Linear(1, 1)}, "model is Linear; expected a function giving a new one"),
-        ({"optimizer": None}, "optimizer is NoneType; expected a function of the model"),
-        ({"batches": torch.ones(3)}, "found one Tensor; put it into a list"),
+        ({"model": nn.Linear(1, 1)}, "model is Linear; expected a function that returns a model"),
+        ({"optimizer": None}, "optimizer is NoneType; expected a function that takes the model"),
+        ({"batches": torch.ones(3)}, "batches is a Tensor; expected several batches: put a single batch into a list"),
         ({"batches": []}, "found an empty list"),
-        ({"batches": iter(data())}, "can be read once"),
+        ({"batches": iter(data())}, "can be read only once"),
         ({"batches": 5}, "batches is int; expected a list of batches"),
         ({"evaluate": None}, "evaluate is NoneType; expected a list of batches (inputs, labels)"),
         ({"amp": "int8"}, "amp is 'int8'; expected none, bfloat16, float16"),
@@ -334,9 +334,9 @@ def summed(model, batch):
     ("changed", "message"),
     [
         ({"model": lambda: 3}, "expected a torch.nn.Module, got int"),
-        ({"loss": lambda m, b: m(b[0])}, "loss gave a tensor [8, 3]; expected a tensor with one element"),
+        ({"loss": lambda m, b: m(b[0])}, "loss returned a tensor [8, 3]; expected a tensor with one element"),
         ({"batches": list}, "the batches are empty"),
-        ({"evaluate": lambda m: 0.5}, "evaluate gave a float; expected an Evaluation"),
+        ({"evaluate": lambda m: 0.5}, "evaluate returned a float; expected an Evaluation"),
         ({"evaluate": [torch.ones(4, 6)]}, "a held-out batch is a Tensor; expected (inputs, labels)"),
         ({"evaluate": [(torch.ones(4, 6), torch.ones(3))], "loss": summed}, "not one row of scores for each label"),
     ],
@@ -367,7 +367,7 @@ def test_evaluation_of_ones_own():
 
 @pytest.mark.parametrize("bad", [{"init": -1}, {"order": 1.5}, {"within": "x"}, {"dropout": None}, {"augment": True}])
 def test_seeds_are_whole_numbers(bad):
-    with pytest.raises(UsageError, match=f"seed '{next(iter(bad))}' is .*expected a whole number from 0 on"):
+    with pytest.raises(UsageError, match=f"seed '{next(iter(bad))}' is .*expected a whole number, 0 or more"):
         Seeds(**bad)
 
 
@@ -394,8 +394,8 @@ def test_generators_of_one_stream_and_large_seeds_are_apart():
     workload.step(state)
     assert len({tuple(values) for values in drawn.values()}) == 3
     seeds = [
-        derived(Seeds(init=5 + 2**32), "init"),
-        derived(Seeds(order=5), "order", 0),
-        derived(Seeds(init=5), "init"),
+        stream_seed(Seeds(init=5 + 2**32), "init"),
+        stream_seed(Seeds(order=5), "order", 0),
+        stream_seed(Seeds(init=5), "init"),
     ]
     assert len(set(seeds)) == 3

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from unsilent.errors import UsageError
 from unsilent.workloads import load_training
 from unsilent.workloads.trainings import Training
-from unsilent.workloads.trainings.restoring import check_restorable
-from unsilent.workloads.trainings.snapshots import copied, first_difference
+from unsilent.workloads.trainings.restore_check import check_restorable
+from unsilent.workloads.trainings.snapshots import first_snapshot_difference, snapshot_copy
 
 from .conftest import Net, data, loss, make_own
 
@@ -59,7 +59,7 @@ def test_optimizer_state_is_not_rounded(optimizer):
     workload = make_own(
         model=lambda: nn.Linear(6, 3), optimizer=lambda model: optimizer(model.parameters()), schedule=None
     )
-    assert len(check_restorable(workload, steps=4).ways) == 3
+    assert len(check_restorable(workload, steps=4).ways_checked) == 3
 
 
 def test_state_is_as_it_lay_there():
@@ -118,7 +118,7 @@ def test_memory_layout_is_kept():
     assert weights[0].stride() == weights[1].stride() != torch.empty(weights[0].shape).stride()
     for s in (state, other):
         workload.step(s)
-    assert first_difference(workload.snapshot(state), workload.snapshot(other)) is None
+    assert first_snapshot_difference(workload.snapshot(state), workload.snapshot(other)) is None
 
 
 def test_strides_of_a_weight_that_is_not_dense_are_kept():
@@ -151,7 +151,7 @@ def test_a_snapshot_shares_nothing():
     workload.step(other)
     workload.restore_into(state, snapshot)
     workload.step(state)
-    assert first_difference(snapshot, before) is None
+    assert first_snapshot_difference(snapshot, before) is None
 
 
 def test_snapshots_that_do_not_fit_are_refused():
@@ -169,11 +169,11 @@ def test_snapshots_that_do_not_fit_are_refused():
                 restore(bad)
             assert message in str(caught.value)
             assert "\n" not in str(caught.value)
-        assert first_difference(of.snapshot(fresh), before) is None
+        assert first_snapshot_difference(of.snapshot(fresh), before) is None
 
     refused(lambda s: s.pop("epoch"), "not a snapshot of a training: it lacks 'epoch'")
     refused(lambda s: s.update(format=0), "snapshot has format 0, expected 1")
-    refused(lambda s: s.update(workload="x"), "snapshot is one of 'x', expected one of 'own loop'")
+    refused(lambda s: s.update(workload="x"), "snapshot is of training 'x', expected a snapshot of 'own loop'")
     refused(lambda s: s["model"].pop("norm.weight"), "snapshot of 'own loop' lacks 'norm.weight'")
     refused(
         lambda s: s["model"].update({"last.bias": torch.ones(4)}),
@@ -181,9 +181,12 @@ def test_snapshots_that_do_not_fit_are_refused():
     )
     refused(lambda s: s["model"].update(more=torch.ones(1)), "has 'more', which this model lacks")
     refused(lambda s: s["optimizers"].pop(), "has optimizers Adam, this training has Adam, SGD")
-    refused(lambda s: s["optimizers"][0]["state"].update(x={}), "has optimizer state of 'x', which is not updated here")
+    refused(
+        lambda s: s["optimizers"][0]["state"].update(x={}),
+        "has optimizer state of 'x', which this training does not update",
+    )
     refused(lambda s: s["schedulers"].pop(), "has 1 schedulers, this training has 2")
-    refused(lambda s: None, "was taken with other settings (steps: 1000 and 7 here)", make_own(steps=7))
+    refused(lambda s: None, "was taken with other settings (steps: 1000 and 7 in this training)", make_own(steps=7))
 
 
 def test_what_cannot_be_held_is_named():
@@ -225,12 +228,12 @@ def nan(bits):
     ],
 )
 def test_first_difference(a, b, told):
-    assert first_difference(a, b) == told
+    assert first_snapshot_difference(a, b) == told
 
 
 def test_copies_refuse_what_is_not_plain():
     with pytest.raises(UsageError, match="x/1 is a set"):
-        copied([1, {2}], "x")
+        snapshot_copy([1, {2}], "x")
 
 
 class Strided(nn.Module):
@@ -326,16 +329,16 @@ def of_kind(kind, model=lambda: nn.Linear(6, 2)):
     [
         (
             hidden_counter,
-            "restored into fresh objects, it differs 1 step later in model/scale (float64 [6]) in ",
+            "restored into fresh objects, its state differs 1 step later: model/scale (float64 [6]) in ",
         ),
-        (lambda: make_own(model=Averaged), "in evaluation/loss"),
-        (outside_draws, "run again, it differs at once in model/scale"),
-        (clipped_by_history, "it differs "),
+        (lambda: make_own(model=Averaged), "steps later: evaluation/loss"),
+        (outside_draws, "run again, its state differs immediately: model/scale"),
+        (clipped_by_history, "its state differs "),
         (
             lambda: of_kind(Forgetful),
-            "restored into fresh objects, it differs 1 step later in model/weight (float32 [2, 6])",
+            "restored into fresh objects, its state differs 1 step later: model/weight (float32 [2, 6])",
         ),
-        (lambda: of_kind(Sharing), "a snapshot changed while training went on: model/weight (float32 [2, 6])"),
+        (lambda: of_kind(Sharing), "a snapshot changed while the training continued: model/weight (float32 [2, 6])"),
         (lambda: of_kind(Unsaveable), "a snapshot cannot be saved and read with weights_only=True"),
     ],
 )
@@ -364,7 +367,7 @@ def test_a_training_that_depends_on_the_process_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unstable.py").write_text(UNSTABLE)
     workload = load_training(f"{tmp_path}/unstable.py:make")
-    with pytest.raises(UsageError, match="restored in a new process, it differs 1 step later in model/weight"):
+    with pytest.raises(UsageError, match="restored in a new process, its state differs 1 step later: model/weight"):
         check_restorable(workload)
     (tmp_path / "unstable.py").write_text("raise SystemError('gone')")
     with pytest.raises(UsageError, match="'pid' cannot be restored in a new process: .*gone"):
@@ -372,7 +375,9 @@ def test_a_training_that_depends_on_the_process_is_found(tmp_path, monkeypatch):
 
 
 def test_why_a_new_process_was_not_tried():
-    assert "file.py:name" in check_restorable(make_own(), steps=1).unchecked
-    assert check_restorable(load_training("train-vit"), steps=1, new_process=False).unchecked == "not asked for"
+    assert "file.py:name" in check_restorable(make_own(), steps=1).why_not_new_process
+    assert (
+        check_restorable(load_training("train-vit"), steps=1, new_process=False).why_not_new_process == "not asked for"
+    )
     with pytest.raises(UsageError, match="steps is 0"):
         check_restorable(make_own(), steps=0)

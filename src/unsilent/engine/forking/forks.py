@@ -22,20 +22,20 @@ from torch import Tensor
 from unsilent.engine.forking.golden import METRIC, GoldenTraining, metric_of
 from unsilent.errors import InjectionError, UsageError, UserCodeError
 from unsilent.faults import Fault
-from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName
-from unsilent.faults.receipts import Hit
-from unsilent.outcomes.training import Ending
-from unsilent.sites.landing import CorruptedTensor, Landings, Wanted
-from unsilent.sites.training.step import Moment, Step
+from unsilent.faults.receipts import AppliedFault
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.outcomes.training import TrainingCurves
+from unsilent.sites.landing import CorruptedTensor, FaultOrDraw, Landings
+from unsilent.sites.training.step import Moment, StepInjection
 from unsilent.workloads.trainings.base import Evaluation, TrainingState
 
-Watch = Callable[[TrainingState], NDArray[np.float64]]
+MeasureState = Callable[[TrainingState], NDArray[np.float64]]
 AROUND = 2
 """Golden evaluations before and after one, whose range tells what is usual there."""
 
 
-class Reason(StrEnum):
+class EndReason(StrEnum):
     """Why a run ended where it did."""
 
     END = "end"
@@ -53,46 +53,52 @@ class Forked:
     """How a faulty training run went.
 
     Attributes:
-        step: of the fault. ending: from that step on; where the run has golden bits again, golden's values follow. ran: steps
-            that were run from the fault on. reason: why no more. watched: float64[n, k], what was asked after the first of these
-            steps. hits: what landed. usual: the largest magnitude in what was corrupted, before. evaluation: of the state that it
-            ended in; None where nobody looked.
+        step: Of the fault.
+        ending: From that step on; where the run has golden bits again, golden's values follow.
+        steps_run: Steps that were run from the fault on.
+        reason: Why no more.
+        measurements: float64[n, k], what was asked after the first of these steps.
+        applied_faults: What landed.
+        reference_max: The largest magnitude in what was corrupted, before.
+        evaluation: Of the state that it ended in; None where nobody looked.
     """
 
     step: int
-    ending: Ending
-    ran: int
-    reason: Reason
-    watched: NDArray[np.float64]
-    hits: tuple[Hit, ...]
-    usual: float
+    ending: TrainingCurves
+    steps_run: int
+    reason: EndReason
+    measurements: NDArray[np.float64]
+    applied_faults: tuple[AppliedFault, ...]
+    reference_max: float
     evaluation: Evaluation | None
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class FaultFreeBand:
     """How far fault-free runs are from golden, and how long a run has to be that near.
 
     Attributes:
-        loss: float64[steps], widest difference of the mean loss of the last ``window`` steps. test: of what a run is worth on
-            held-out samples, beyond the range of golden's evaluations around. horizon: steps inside before a run is given up.
+        loss_tolerance: float64[steps], widest difference of the mean loss of the last ``window`` steps.
+        held_out_tolerance: Of what a run is worth on held-out samples, beyond the range of golden's
+            evaluations around.
+        steps_inside: Steps inside before a run is given up.
     """
 
-    loss: NDArray[np.float64]
-    horizon: int
-    test: float = np.inf
+    loss_tolerance: NDArray[np.float64]
+    steps_inside: int
+    held_out_tolerance: float = np.inf
     window: int = 1
 
 
-class FaultyStep(Step):
-    """A step that also says how large what it corrupted was before: ``usual``."""
+class FaultyStep(StepInjection):
+    """A step that also says how large what it corrupted was before: ``reference_max``."""
 
     def _start(self) -> None:
         super()._start()
         self._landings: Landings = _Measured()
 
     @property
-    def usual(self) -> float:
+    def reference_max(self) -> float:
         """The largest magnitude in any corrupted tensor; 0 where nothing was corrupted."""
         assert isinstance(self._landings, _Measured)
         return self._landings.largest
@@ -103,7 +109,9 @@ class _Measured(Landings):
         super().__init__()
         self.largest = 0.0
 
-    def corrupt(self, site: SiteName, wanted: Wanted, tensor: Tensor, *how: Any, **more: Any) -> CorruptedTensor | None:
+    def corrupt(
+        self, site: SiteName, wanted: FaultOrDraw, tensor: Tensor, *how: Any, **more: Any
+    ) -> CorruptedTensor | None:
         if tensor.numel() and tensor.is_floating_point():
             with torch.no_grad():
                 self.largest = max(self.largest, float(tensor.detach().double().abs().max()))
@@ -114,29 +122,29 @@ class ForkEngine:
     """Forks of one golden training.
 
     Args:
-        watch: asked after the first ``watched`` steps of a fork (None: all). band: see `Band`; golden must have been looked at on
-            the way (``look``).
+        measure_state: Asked after the first ``measured_steps`` steps of a fork (None: all).
+        band: See `FaultFreeBand`; golden must have been looked at on the way (``look``).
     """
 
     def __init__(
         self,
         golden: GoldenTraining,
-        watch: Watch | None = None,
-        band: Band | None = None,
-        watched: int | None = None,
+        measure_state: MeasureState | None = None,
+        band: FaultFreeBand | None = None,
+        measured_steps: int | None = None,
     ) -> None:
-        self.golden, self._watch, self._band = golden, watch, band
-        self._watched = golden.steps if watched is None else watched
+        self.golden, self._watch, self._band = golden, measure_state, band
+        self._watched = golden.steps if measured_steps is None else measured_steps
 
-    def run(self, step: int, faults: Sequence[Fault | Draw], moment: Moment = "start") -> Forked:
+    def run(self, step: int, faults: Sequence[Fault | UnresolvedFault], moment: Moment = "start") -> Forked:
         """Corrupt one step, memory at a ``moment`` of it (see `Step`), and go on.
 
         Raises ``UsageError`` for a fault that does not fit the step, ``InjectionError`` for one that does not land.
         """
-        golden, state = self.golden, self.golden.at(step)
+        golden, state = self.golden, self.golden.state_before_step(step)
         inside = None if self._band is None else _Inside(golden, self._band, step)
         losses, metric, watched = list[float](), list[float](), list[NDArray[np.float64]]()
-        reason, usual, hits = Reason.END, 0.0, tuple[Hit, ...]()
+        reason, usual, applied_faults = EndReason.END, 0.0, tuple[AppliedFault, ...]()
         for now in range(step, golden.steps):
             if now == step:
                 try:
@@ -146,7 +154,7 @@ class ForkEngine:
                     raise
                 except (InjectionError, UsageError) as error:
                     raise NotInjected(str(error)) from None
-                hits, usual = tuple(corrupted.hits), corrupted.usual
+                applied_faults, usual = tuple(corrupted.applied_faults), corrupted.reference_max
             else:
                 record = golden.workload.step(state)
             losses.append(record.loss)
@@ -154,42 +162,42 @@ class ForkEngine:
             if self._watch is not None and len(watched) < self._watched:
                 watched.append(self._watch(state))
             if not np.isfinite(record.loss) and not _goes_on(state):
-                reason = Reason.NOT_FINITE
+                reason = EndReason.NOT_FINITE
                 break
             if self._is_golden(state, now, record.loss):
-                reason = Reason.SAME_BITS
+                reason = EndReason.SAME_BITS
                 break
             if inside is not None and inside.long_enough(state, now, record.loss):
-                reason = Reason.HORIZON
+                reason = EndReason.HORIZON
                 break
         ran = len(losses)
         evaluation = self._evaluation(state, reason)
         ending = self._ending(step, losses, metric, reason, evaluation)
-        return Forked(step, ending, ran, reason, np.array(watched), hits, usual, evaluation)
+        return Forked(step, ending, ran, reason, np.array(watched), applied_faults, usual, evaluation)
 
     def _is_golden(self, state: TrainingState, now: int, loss: float) -> bool:
-        """Whether the state after a step has golden's bits; a loss with other bits spares the hash."""
+        """Whether the state after a step is bit-identical to golden's; a loss that differs saves computing the hash."""
         same = struct.pack("d", loss) == struct.pack("d", float(self.golden.losses[now]))
-        return same and self.golden.same(state, now)
+        return same and self.golden.is_golden_state(state, now)
 
-    def _evaluation(self, state: TrainingState, reason: Reason) -> Evaluation | None:
-        """Of the end; golden's where it has golden's bits, or is taken for one like it."""
-        if reason is Reason.NOT_FINITE:
+    def _evaluation(self, state: TrainingState, reason: EndReason) -> Evaluation | None:
+        """The final evaluation; golden's where the state is bit-identical to golden's, or taken to be."""
+        if reason is EndReason.NOT_FINITE:
             return None
-        return self.golden.workload.evaluate(state) if reason is Reason.END else self.golden.evaluation
+        return self.golden.workload.evaluate(state) if reason is EndReason.END else self.golden.evaluation
 
     def _ending(
-        self, step: int, losses: list[float], metric: list[float], reason: Reason, result: Evaluation | None
-    ) -> Ending:
+        self, step: int, losses: list[float], metric: list[float], reason: EndReason, result: Evaluation | None
+    ) -> TrainingCurves:
         golden, ran = self.golden, step + len(losses)
         if result is None:
-            return Ending(np.array(metric), np.array(losses), float("nan"))
-        rest = slice(0, 0) if reason is Reason.END else slice(ran, None)
-        return Ending(
+            return TrainingCurves(np.array(metric), np.array(losses), float("nan"))
+        rest = slice(0, 0) if reason is EndReason.END else slice(ran, None)
+        return TrainingCurves(
             np.concatenate([metric, golden.metric[rest]]),
             np.concatenate([losses, golden.losses[rest]]),
-            held_out(result),
-            same_bits=reason is Reason.SAME_BITS,
+            held_out_score(result),
+            same_bits=reason is EndReason.SAME_BITS,
         )
 
 
@@ -201,28 +209,28 @@ def _goes_on(state: TrainingState) -> bool:
 class _Inside:
     """How long one run has been inside the band."""
 
-    def __init__(self, golden: GoldenTraining, band: Band, step: int) -> None:
+    def __init__(self, golden: GoldenTraining, band: FaultFreeBand, step: int) -> None:
         self._golden, self._band, self._count = golden, band, 0
         self._off = [0.0] * step  # differences of the loss; those before the fault are none
-        self._worth = {at: held_out(result) for at, result in golden.looks.items()}
+        self._worth = {at: held_out_score(result) for at, result in golden.interim_evaluations.items()}
 
     def long_enough(self, state: TrainingState, now: int, loss: float) -> bool:
         """Told of each step; true where the run can be given up."""
         golden, band = self._golden, self._band
         self._off.append(loss - float(golden.losses[now]))
         off = abs(float(np.mean(self._off[-band.window :])))
-        self._count = self._count + 1 if off <= band.loss[now] else 0
-        if self._count < band.horizon:
+        self._count = self._count + 1 if off <= band.loss_tolerance[now] else 0
+        if self._count < band.steps_inside:
             return False
-        if golden.look is None or not np.isfinite(band.test):
+        if golden.look is None or not np.isfinite(band.held_out_tolerance):
             return True
-        if not golden.looked(now):
+        if not golden.is_evaluated_after(now):
             return False
         around = [self._worth[at] for i in range(-AROUND, AROUND + 1) if (at := now + i * golden.look) in self._worth]
-        worth = held_out(golden.workload.evaluate(state))
-        return min(around) - band.test <= worth <= max(around) + band.test
+        worth = held_out_score(golden.workload.evaluate(state))
+        return min(around) - band.held_out_tolerance <= worth <= max(around) + band.held_out_tolerance
 
 
-def held_out(evaluation: Evaluation) -> float:
+def held_out_score(evaluation: Evaluation) -> float:
     """Accuracy on held-out samples, or the negative loss."""
     return float(evaluation.metrics.get(METRIC, -evaluation.loss))

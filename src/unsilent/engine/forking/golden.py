@@ -11,33 +11,40 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unsilent.engine.digests import contents
+from unsilent.engine.digests import tensors_hasher
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError, kind_and_line
 from unsilent.nested import tensors_in
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState, TrainingWorkload
-from unsilent.workloads.trainings.snapshots import tensors_of
+from unsilent.workloads.trainings.snapshots import model_tensors
 
 MEMORY = 1 << 28
 """Bytes that snapshots may take."""
 METRIC = "accuracy"
-Watch = Callable[[TrainingState], NDArray[np.float64]]
+MeasureState = Callable[[TrainingState], NDArray[np.float64]]
 
 
 class GoldenTraining:
     """Runs the training once.
 
     Args:
-        steps: of the run; None: all. memory: bytes that snapshots may take together; they are spread evenly. watch: asked
-            after every step for what is to be remembered of it, float64[k]. look: evaluate after every so many steps, too.
-            progress: called with steps done and of all.
+        steps: Of the run; None: all.
+        memory: Bytes that snapshots may take together; they are spread evenly.
+        watch: Asked after every step for what is to be remembered of it, float64[k].
+        evaluation_interval: Evaluate after every so many steps, too.
+        progress: Called with steps done and of all.
 
     Raises:
         UsageError: steps that make no sense, or a loss that is not finite.
 
     Attributes:
-        losses, metric: float64[steps], before each update; the metric is the accuracy of the batch, or the negative loss where
-            there is none. hashes: of the state after each step. watched: float64[steps, k]. evaluation: at the end. every: steps
-            between two snapshots. epochs: of each step. looks: evaluations on the way, by step.
+        losses, metric: float64[steps], before each update; the metric is the accuracy of the batch, or the
+            negative loss where there is none.
+        hashes: Of the state after each step.
+        watched: float64[steps, k].
+        evaluation: At the end.
+        snapshot_interval: Steps between two snapshots.
+        epochs: Of each step.
+        interim_evaluations: Evaluations on the way, by step.
     """
 
     def __init__(
@@ -47,8 +54,8 @@ class GoldenTraining:
         steps: int | None = None,
         *,
         memory: int = MEMORY,
-        watch: Watch | None = None,
-        look: int | None = None,
+        watch: MeasureState | None = None,
+        evaluation_interval: int | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.workload = workload
@@ -57,28 +64,28 @@ class GoldenTraining:
             raise UsageError(f"steps is {self.steps}; expected at least 1")
         state = workload.start(seeds)
         self._snapshots: dict[int, Mapping[str, Any]] = {}
-        self.every = 1
-        self.look = look
-        self.looks: dict[int, Evaluation] = {}
+        self.snapshot_interval = 1
+        self.look = evaluation_interval
+        self.interim_evaluations: dict[int, Evaluation] = {}
         losses, metric, hashes, settings, watched, epochs = [], [], [], [], [], []
         for step in range(self.steps):
-            if step % self.every == 0:
+            if step % self.snapshot_interval == 0:
                 self._snapshots[step] = workload.snapshot(state)
                 if step == 1:  # by now optimizers have made their state
-                    self.every = self._spacing(memory)
+                    self.snapshot_interval = self._spacing(memory)
             epochs.append(state.epoch)
             record = workload.step(state)
             if not np.isfinite(record.loss):
                 raise UsageError(
-                    f"the fault-free run of {workload.name} has a loss of {record.loss} in step {step}; expected a finite one"
+                    f"the fault-free run of {workload.name} has a loss of {record.loss} in step {step}; expected a finite loss"
                 )
             losses.append(record.loss)
             metric.append(metric_of(record))
             hashes.append(state_hash(state))
-            settings.append(settings_of(state))
+            settings.append(settings_hash(state))
             watched.append(np.zeros(0) if watch is None else watch(state))
-            if self.looked(step):
-                self.looks[step] = workload.evaluate(state)
+            if self.is_evaluated_after(step):
+                self.interim_evaluations[step] = workload.evaluate(state)
             progress(step + 1, self.steps)
         self.losses, self.metric = np.array(losses), np.array(metric)
         self.hashes, self.watched, self.epochs = hashes, np.array(watched), epochs
@@ -86,36 +93,36 @@ class GoldenTraining:
         self.evaluation: Evaluation = workload.evaluate(state)
         self._state = state
 
-    def same(self, state: TrainingState, step: int) -> bool:
-        """Whether a state has golden's bits of after a step."""
-        return state_hash(state) == self.hashes[step] and settings_of(state) == self._settings[step]
+    def is_golden_state(self, state: TrainingState, step: int) -> bool:
+        """Whether a state is bit-identical to golden's after a step."""
+        return state_hash(state) == self.hashes[step] and settings_hash(state) == self._settings[step]
 
-    def looked(self, step: int) -> bool:
+    def is_evaluated_after(self, step: int) -> bool:
         """Whether golden is evaluated after a step."""
         return self.look is not None and (step + 1) % self.look == 0
 
-    def at(self, step: int) -> TrainingState:
+    def state_before_step(self, step: int) -> TrainingState:
         """The state before a step, in the one set of tensors that every fork uses; golden steps are run to get there.
 
         Raises ``ProcessUnusable`` where what has run before raises now.
         """
         if not 0 <= step < self.steps:
             raise UsageError(f"step is {step}; expected 0 to {self.steps - 1}")
-        # From before that step, where it can be: coming to it by a step is the proof that steps still give golden's bits.
+        # From an earlier state where there is one: arriving by a step proves that steps still give golden's bits.
         start = max(known for known in self._snapshots if known < step or step == known == 0)
         try:
             self.workload.restore_into(self._state, self._snapshots[start])
             for _ in range(start, step):
                 self.workload.step(self._state)
-            same = not step or self.same(self._state, step - 1)
+            same = not step or self.is_golden_state(self._state, step - 1)
         except (UnsilentError, KeyboardInterrupt):
             raise
         except BaseException as error:
             raise ProcessUnusable(kind_and_line(error)) from error
         if not same:
             raise UsageError(
-                f"{self.workload.name} does not come to the same bits before step {step} when it is run again; find out what "
-                "makes it differ: unsilent noise --explain FILE.py:LOOP"
+                f"{self.workload.name} does not reach the same bits before step {step} when it is run again; find the cause: "
+                "unsilent noise --explain FILE.py:LOOP"
             )
         return self._state
 
@@ -132,19 +139,19 @@ def metric_of(record: StepRecord) -> float:
 
 def state_hash(state: TrainingState) -> int:
     """64 bits of parameters, buffers and optimizer state, bit for bit, and the scale of the loss."""
-    tensors = list(tensors_of(state.model).values())
+    tensors = list(model_tensors(state.model).values())
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 entries = optimizer.state.get(parameter, {})
                 tensors += [value for value in entries.values() if isinstance(value, Tensor)]
-    digest = contents(tensors)
+    digest = tensors_hasher(tensors)
     if state.scaler is not None:
         digest.update(repr(state.scaler.get_scale()).encode())
     return int(digest.intdigest())
 
 
-def settings_of(state: TrainingState) -> int:
+def settings_hash(state: TrainingState) -> int:
     """64 bits of all else that steps change: settings and counters of optimizers, schedules and the scaler of the loss."""
     parts: list[Any] = [
         [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

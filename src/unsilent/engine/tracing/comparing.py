@@ -1,4 +1,4 @@
-"""Two tensors bit for bit: the numbers of what differs between them (see `unsilent.traced`)."""
+"""Two tensors bit for bit: the numbers of what differs between them (see `unsilent.fault_trace`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from unsilent.fault_trace import OutputDifference
 from unsilent.outcomes.tensors import words_of
-from unsilent.traced import Change
 
 CHUNK = 1 << 22
 """Elements that are compared at a time: what is held in float64 stays below 100 MB."""
@@ -17,28 +17,30 @@ _NARROW = tuple(d for d in vars(torch).values() if isinstance(d, torch.dtype) an
 _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, *_NARROW)
 
 
-def change(golden: Tensor, faulty: Tensor) -> Change:
+def change(golden: Tensor, faulty: Tensor) -> OutputDifference:
     """What differs between two tensors of one dtype and shape, on the CPU."""
     if golden.dtype.is_complex:  # numbers by part, elements whole
         parts = change(torch.view_as_real(golden), torch.view_as_real(faulty))
         return replace(parts, changed=int((words_of(golden) != words_of(faulty)).any(-1).sum()))
-    numeric, result = golden.dtype in _NUMBERS, Change()
+    numeric, result = golden.dtype in _NUMBERS, OutputDifference()
     ones, twos = golden.reshape(-1), faulty.reshape(-1)
     for start in range(0, len(ones), CHUNK):
         one, two = ones[start : start + CHUNK], twos[start : start + CHUNK]
         unequal = words_of(one) != words_of(two)
         if unequal.any():
-            result = _joined(result, _change(one[unequal], two[unequal]) if numeric else Change(int(unequal.sum())))
+            result = _joined(
+                result, _change(one[unequal], two[unequal]) if numeric else OutputDifference(int(unequal.sum()))
+            )
     return result
 
 
-def _change(golden: Tensor, faulty: Tensor) -> Change:
+def _change(golden: Tensor, faulty: Tensor) -> OutputDifference:
     """Of changed elements alone."""
     one, two = golden.double(), faulty.double()
     known = one.isfinite() & two.isfinite()
     apart = (two - one).abs()
     rated = known & (one != 0)
-    return Change(
+    return OutputDifference(
         len(one),
         _largest((apart / one.abs())[rated]),
         _largest(apart[known]),
@@ -51,11 +53,11 @@ def _largest(values: Tensor) -> float | None:
     return min(float(values.max()), sys.float_info.max) if values.numel() else None
 
 
-def _joined(a: Change, b: Change) -> Change:
+def _joined(a: OutputDifference, b: OutputDifference) -> OutputDifference:
     def most(x: float | None, y: float | None) -> float | None:
         return max((v for v in (x, y) if v is not None), default=None)
 
-    return Change(
+    return OutputDifference(
         a.changed + b.changed,
         most(a.relative, b.relative),
         most(a.absolute, b.absolute),

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from unsilent.engine.digests import digest_unordered
-from unsilent.engine.tracing.tracer import ACCUMULATED, Key, Tracer, computed
+from unsilent.engine.tracing.tracer import ACCUMULATED, OutputKey, Tracer, computed_outputs
 from unsilent.nested import tensors_in
-from unsilent.sites.modes import Mode
+from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.operands import draws_numbers, gives_uninitialised, is_view, operands_of, operation_name, written_by
 
 _OVERWRITES = ("copy", "fill", "zero")
@@ -24,10 +24,10 @@ _TAKES = ("index", "index_select", "gather", "take", "embedding", "masked_select
 """Operations that give elements of what they read."""
 
 
-class Met(NamedTuple):
+class RecordedOperation(NamedTuple):
     """An operation that ran; ``key``: its name, where it computed something; the rest as of an `Operation` of replicas."""
 
-    key: Key | None
+    key: OutputKey | None
     kernel: str
     draws: bool
     moves: bool
@@ -35,24 +35,24 @@ class Met(NamedTuple):
     gives: tuple[int, ...]
 
 
-class Flow(Mode):
+class DataflowRecorder(DispatchMode):
     """Active around one training step, inside of all other modes.
 
     Args:
-        digest: of a tensor; one that depends on the order of elements, or one that does not.
+        digest: Of a tensor; one that depends on the order of elements, or one that does not.
 
     Attributes:
-        met: the operations, in order.
+        recorded_operations: The operations, in order.
     """
 
     def __init__(self, model: nn.Module, digest: Callable[[Tensor], int] = digest_unordered) -> None:
         super().__init__()
-        self.met: list[Met] = []
+        self.recorded_operations: list[RecordedOperation] = []
         self._digest = digest
         self._names = Tracer(model, self._see, training=True)
         self._inner = ExitStack()
 
-    def __enter__(self) -> Flow:
+    def __enter__(self) -> DataflowRecorder:
         super().__enter__()
         self._inner.enter_context(self._names)  # last, so it is asked first, and names what is written down here
         return self
@@ -75,11 +75,17 @@ class Flow(Mode):
         if view:
             given = list(tensors_in(result))
         elif not gives_uninitialised(func):
-            given = [tensor for _, tensor in computed(func, args, kwargs, result)]
-        self.met.append(Met(None, kernel, draws, view or kernel in _TAKES, reads, tuple(map(self._digest, given))))
+            given = [tensor for _, tensor in computed_outputs(func, args, kwargs, result)]
+        self.recorded_operations.append(
+            RecordedOperation(None, kernel, draws, view or kernel in _TAKES, reads, tuple(map(self._digest, given)))
+        )
         return result
 
-    def _see(self, key: Key, tensor: Tensor) -> None:
+    def _see(self, key: OutputKey, tensor: Tensor) -> None:
         """Told of every output of the operation that ran last; a gradient that was added to has no operation."""
-        if not key.kernel.startswith(ACCUMULATED) and self.met and self.met[-1].key is None:
-            self.met[-1] = self.met[-1]._replace(key=key)
+        if (
+            not key.kernel.startswith(ACCUMULATED)
+            and self.recorded_operations
+            and self.recorded_operations[-1].key is None
+        ):
+            self.recorded_operations[-1] = self.recorded_operations[-1]._replace(key=key)

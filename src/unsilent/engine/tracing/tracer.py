@@ -18,15 +18,21 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unsilent.nested import tensors_in
-from unsilent.sites.calls import OUTSIDE, Calls
-from unsilent.sites.corrupting import plain
-from unsilent.sites.modes import Mode
+from unsilent.sites.calls import OUTSIDE, OperationNamer
+from unsilent.sites.corrupting import has_plain_memory
+from unsilent.sites.dispatch_mode import DispatchMode
 from unsilent.sites.modules import named_parameters
-from unsilent.sites.operands import entries_of, gives_uninitialised, is_view, operation_name, written_by
-from unsilent.sites.training.names import Met, StepCalls, current_node, inner, next_number
-from unsilent.sites.training.updates import Updates, local
+from unsilent.sites.operands import first_tensor_list, gives_uninitialised, is_view, operation_name, written_by
+from unsilent.sites.training.step_operation_names import (
+    OperationOccurrence,
+    StepOperationNamer,
+    current_node,
+    model_inside_wrapper,
+    next_number,
+)
+from unsilent.sites.training.updates import UpdateTracker, local
 
-NOBODY, UPDATE = "(backward)", "(update)"
+UNOWNED, UPDATE = "(backward)", "(update)"
 """Backward kernels of nodes that no operation of the run made; operations of an update that work for no parameter."""
 ACCUMULATED = "accumulated"
 _WORKSPACE = {
@@ -39,8 +45,8 @@ _WORKSPACE = {
 """Outputs that a kernel keeps for its own backward, and does not write all of."""
 
 
-class Key(NamedTuple):
-    """Which output of which operation: see `unsilent.traced.TraceRow`."""
+class OutputKey(NamedTuple):
+    """Which output of which operation: see `unsilent.fault_trace.TraceRow`."""
 
     name: str
     kernel: str
@@ -49,32 +55,36 @@ class Key(NamedTuple):
     output: int
 
 
-See = Callable[[Key, Tensor], None]
+See = Callable[[OutputKey, Tensor], None]
 """Told of every output at once, before anything can write over it; the tensor must not be kept."""
 
 
-class Tracer(Mode):
+class Tracer(DispatchMode):
     """Active around one run, inside of all other modes.
 
     Args:
-        model: whose modules and parameters give the names. see: told of every output. training: a training step, whose names
-            are those of `Step`; else one evaluation, whose names are those of `Operations`.
+        model: Whose modules and parameters give the names.
+        see: Told of every output.
+        training: A training step, whose names are those of `Step`; else one evaluation, whose names are those
+            of `OperationInjector`.
 
     Attributes:
-        entered: whether it ever was.
+        entered: Whether it ever was.
     """
 
     def __init__(self, model: nn.Module, see: See, training: bool) -> None:
-        self._calls: Calls = StepCalls(model) if training else Calls(model)
+        self._calls: OperationNamer = StepOperationNamer(model) if training else OperationNamer(model)
         super().__init__(self._calls)
-        self._updates = Updates(inner(model))
-        self._parameters = {name: p for name, p in named_parameters(inner(model)) if p.requires_grad and p.is_leaf}
+        self._updates = UpdateTracker(model_inside_wrapper(model))
+        self._parameters = {
+            name: p for name, p in named_parameters(model_inside_wrapper(model)) if p.requires_grad and p.is_leaf
+        }
         self._see, self._training = see, training
         self.entered = False
 
     def _around(self, stack: ExitStack) -> None:
         self.entered = True
-        self._nodes: dict[int, Met] = {}
+        self._nodes: dict[int, OperationOccurrence] = {}
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._first, self._behind = next_number(), False
         super()._around(stack)
@@ -92,55 +102,57 @@ class Tracer(Mode):
             return self._update(func, args, kwargs)
         key = self._key(func)  # now: a node's number is that of the moment
         result = func(*args, **kwargs)
-        for number, tensor in computed(func, args, kwargs, result):
+        for number, tensor in computed_outputs(func, args, kwargs, result):
             self._tell(key._replace(output=number), tensor)
         return result
 
-    def _key(self, func: Any) -> Key:
+    def _key(self, func: Any) -> OutputKey:
         """The name of an operation outside of the update that is about to run."""
-        if not isinstance(self._calls, StepCalls):
-            return Key(self._calls.name(func), "", "fwd", 0, 0)
+        if not isinstance(self._calls, StepOperationNamer):
+            return OutputKey(self._calls.next_name(func), "", "fwd", 0, 0)
         node = current_node()
         if node is None or torch.is_grad_enabled():
-            met = self._calls.meet(func, again=node is not None)
+            met = self._calls.next_occurrence(func, again=node is not None)
             if (number := next_number() - 1) >= self._first:
                 self._nodes.setdefault(number, met)  # its node's, unless an operation before it has that number
             self._behind = self._behind and met.name.startswith(f"{OUTSIDE}#")
             phase = "recomputed" if met.occurrence else "outside" if self._behind and node is None else "fwd"
-            return Key(met.name, "", phase, met.micro_step, 0)
-        self._calls.backward()
+            return OutputKey(met.name, "", phase, met.micro_step, 0)
+        self._calls.mark_backward()
         self._behind = True
-        met = self._nodes.get(node._sequence_nr(), Met(NOBODY, self._calls.micro_step, 0))
-        if met.name == NOBODY and (parameter := getattr(node, "variable", None)) is not None:
-            met = met._replace(name=next((n for n, p in self._parameters.items() if p is parameter), NOBODY))
-        return Key(met.name, self._count(met.name, operation_name(func), met.micro_step), "bwd", met.micro_step, 0)
+        met = self._nodes.get(node._sequence_nr(), OperationOccurrence(UNOWNED, self._calls.current_micro_step, 0))
+        if met.name == UNOWNED and (parameter := getattr(node, "variable", None)) is not None:
+            met = met._replace(name=next((n for n, p in self._parameters.items() if p is parameter), UNOWNED))
+        return OutputKey(
+            met.name, self._count(met.name, operation_name(func), met.micro_step), "bwd", met.micro_step, 0
+        )
 
     def _update(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation of an optimizer: one on lists gives a row for each entry, named by its parameter."""
-        work = self._updates.work(func, args, kwargs)
+        work = self._updates.name_operations(func, args, kwargs)
         result = func(*args, **kwargs)
-        self._updates.made(work, result)
+        self._updates.assign_results(work, result)
         if gives_uninitialised(func) or is_view(func, args, kwargs, result):
             return result
-        step = self._calls.micro_step if isinstance(self._calls, StepCalls) else 0
+        step = self._calls.current_micro_step if isinstance(self._calls, StepOperationNamer) else 0
         names = {one.entry: one.name for one in work}
         unowned = "" if names else f"{UPDATE}#{self._count(UPDATE, operation_name(func), 0)}"
         given = list(_given(func, args, kwargs, result))
-        entries = entries_of(args)
+        entries = first_tensor_list(args)
         for i, tensor in enumerate(given):
             number, entry = (i, None) if entries is None else divmod(i, len(entries))
             name = names.get(entry) or unowned or f"{UPDATE}#{operation_name(func)}[{entry}]"
-            self._tell(Key(name, "", "update", step, number), tensor)
+            self._tell(OutputKey(name, "", "update", step, number), tensor)
         return result
 
     def _watch(self, stack: ExitStack, name: str, parameter: nn.Parameter) -> None:
         """See the gradient of a parameter whenever a backward pass has added to it; no operation need run for that."""
 
         def added(p: Tensor) -> None:
-            assert isinstance(self._calls, StepCalls)
+            assert isinstance(self._calls, StepOperationNamer)
             if p.grad is not None:
-                k = self._count(name, ACCUMULATED, step := self._calls.micro_step)
-                self._tell(Key(name, k.removesuffix(".0"), "bwd", step, 0), p.grad)
+                k = self._count(name, ACCUMULATED, step := self._calls.current_micro_step)
+                self._tell(OutputKey(name, k.removesuffix(".0"), "bwd", step, 0), p.grad)
 
         had = parameter._post_accumulate_grad_hooks
         handle = parameter.register_post_accumulate_grad_hook(added)
@@ -157,17 +169,19 @@ class Tracer(Mode):
         self._counts[name, kernel, step] = k + 1
         return f"{kernel}.{k}"
 
-    def _tell(self, key: Key, tensor: Tensor) -> None:
+    def _tell(self, key: OutputKey, tensor: Tensor) -> None:
         tensor = local(tensor)
         if is_traceable_wrapper_subclass(tensor) or tensor.is_meta or tensor.is_quantized:
             return
-        if not plain(tensor) or not tensor.numel():
+        if not has_plain_memory(tensor) or not tensor.numel():
             return
         with no_dispatch():
             self._see(key, tensor.detach())
 
 
-def computed(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[tuple[int, Tensor]]:
+def computed_outputs(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> Iterator[tuple[int, Tensor]]:
     """What an operation computes, by number of output: no views, no memory that nothing has written, no scratch memory."""
     if gives_uninitialised(func) or is_view(func, args, kwargs, result):
         return

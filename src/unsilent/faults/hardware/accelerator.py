@@ -6,7 +6,7 @@ often a fault that is used begins there. With the probability that such a fault 
     FIT = raw * sum over groups of share * activeness * unmasked
 
 (FIdelity, MICRO 2020; ``raw``: the FIT of all flip-flops together, one FIT being a failure in 1e9 hours). Which
-outputs a group reaches follows from the array (`presets.family`). Every fact has a grade: `GRADES`.
+outputs a group reaches follows from the array (`presets.presets_for_array`). Every fact has a grade: `GRADES`.
 
 Invariants: shares and ``other`` add up to 1; weights of the entries add up to 1; an unmasked probability is never made up, so
 where one is missing there is no FIT.
@@ -20,18 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from unsilent.faults.drawn import FASTEST, Draw
-from unsilent.faults.hardware.description import AcceleratorDescription, Group
-from unsilent.faults.hardware.presets import Preset, Sizes, family
+from unsilent.faults.hardware.description import AcceleratorDescription, FlipFlopGroup
+from unsilent.faults.hardware.presets import ArraySizes, Preset, presets_for_array
+from unsilent.faults.unresolved_fault import FASTEST, UnresolvedFault
 
 _STAGES = {"first": "input", "second": "weight", "third": "accumulator", "out": "output"}
 
 
 @dataclass(frozen=True)
-class Entry:
+class WeightedPreset:
     """One weighted fault model: ``preset`` of the group of flip-flops ``group``, in a register of dtype ``held``.
 
-    ``fastest``: what runs of outputs follow, see `Draw`. ``weight``: its share of all faults that are used, 0 to 1.
+    ``fastest``: what runs of outputs follow, see `UnresolvedFault`. ``weight``: its share of all faults that are
+    used, 0 to 1.
     """
 
     group: str
@@ -40,16 +41,20 @@ class Entry:
     fastest: str
     weight: float
 
-    def draw(self, operation: str, phase: str = "fwd", seed: int = 0, value: str | None = None, **moment: Any) -> Draw:
+    def fault_at_operation(
+        self, operation: str, phase: str = "fwd", seed: int = 0, value: str | None = None, **moment: Any
+    ) -> UnresolvedFault:
         """It in an operation; see `Preset.draw`. The same in all phases: dX and dW are products, too."""
-        return self.preset.draw(operation, phase, seed, value, **{"held": self.held, "fastest": self.fastest, **moment})
+        return self.preset.fault_at_operation(
+            operation, phase, seed, value, **{"held": self.held, "fastest": self.fastest, **moment}
+        )
 
 
 @dataclass(frozen=True)
-class Row:
+class AcceleratorRow:
     """An entry with the facts of its group, for a table. ``fit``: of the whole group, None where it is not known.
 
-    ``split``: why the group's weight is divided among its entries as it is; empty where there is one entry.
+    ``weight_split_reason``: why the group's weight is divided among its entries as it is; empty where there is one entry.
     """
 
     group: str
@@ -61,9 +66,9 @@ class Row:
     held: str
     share: float
     activeness: float
-    unmasked: float | None
+    unmasked_probability: float | None
     weight: float
-    split: str
+    weight_split_reason: str
     fit: float | None
     evidence: str
 
@@ -75,7 +80,7 @@ class Accelerator:
     description: AcceleratorDescription
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
+    def weighted_presets(self) -> tuple[WeightedPreset, ...]:
         """All weighted fault models, in the order of the description."""
         whole = sum(g.share * g.activeness for g in self.description.groups.values())
         result = []
@@ -84,15 +89,15 @@ class Accelerator:
             weight = group.share * group.activeness / whole
             for preset, part in zip(presets, parts, strict=True):
                 fastest = self.description.array.fastest if preset.operand == "out" else FASTEST[0]
-                result.append(Entry(name, preset, self._held(group, preset), fastest, weight * part))
+                result.append(WeightedPreset(name, preset, self._held(group, preset), fastest, weight * part))
         return tuple(result)
 
-    def sample(self, rng: np.random.Generator) -> Entry:
+    def draw_weighted_preset(self, rng: np.random.Generator) -> WeightedPreset:
         """One entry, by weight."""
-        weights = np.array([e.weight for e in self.entries])
-        return self.entries[int(rng.choice(weights.size, p=weights / weights.sum()))]
+        weights = np.array([e.weight for e in self.weighted_presets])
+        return self.weighted_presets[int(rng.choice(weights.size, p=weights / weights.sum()))]
 
-    def fit_of(self, group: str) -> float | None:
+    def fit_rate_of(self, group: str) -> float | None:
         """The FIT of one group of flip-flops; None where raw rate or unmasked probability are not known."""
         result, raw = self.description.groups[group], self.description.raw_fit
         return (
@@ -100,40 +105,40 @@ class Accelerator:
         )
 
     @property
-    def fit(self) -> float | None:
-        """The FIT of all groups together; None where `no_fit` says why."""
-        return None if self.no_fit else sum(self.fit_of(name) or 0.0 for name in self.description.groups)
+    def fit_rate(self) -> float | None:
+        """The FIT of all groups together; None where `why_no_fit_rate` says why."""
+        return None if self.why_no_fit_rate else sum(self.fit_rate_of(name) or 0.0 for name in self.description.groups)
 
     @property
-    def no_fit(self) -> str:
+    def why_no_fit_rate(self) -> str:
         """Why there is no FIT; empty where there is."""
         if self.description.raw_fit is None:
             return "raw_fit is not known"
         missing = [name for name, group in self.description.groups.items() if group.unmasked is None]
-        return f"the unmasked probability of {', '.join(missing)} is not known" if missing else ""
+        return f"the probability that a fault in {', '.join(missing)} is not masked is unknown" if missing else ""
 
-    def table(self) -> tuple[Row, ...]:
+    def table(self) -> tuple[AcceleratorRow, ...]:
         """One row per entry."""
-        return tuple(self._row(entry) for entry in self.entries)
+        return tuple(self._row(entry) for entry in self.weighted_presets)
 
-    def _row(self, entry: Entry) -> Row:
+    def _row(self, entry: WeightedPreset) -> AcceleratorRow:
         group, preset = self.description.groups[entry.group], entry.preset
         value = preset.model.text.removesuffix(preset.model.pattern.text).rstrip(",:")
         pattern = (preset.model.pattern.text or "one") + (" along positions" if entry.fastest != FASTEST[0] else "")
-        return Row(
-            entry.group, preset.name, preset.operand, pattern, preset.reach, value, entry.held,
+        return AcceleratorRow(
+            entry.group, preset.name, preset.operand, pattern, preset.affected_outputs_text, value, entry.held,
             group.share, group.activeness, group.unmasked, entry.weight, self._split(entry.group, group),
-            self.fit_of(entry.group), group.graded,
+            self.fit_rate_of(entry.group), group.evidence_summary,
         )  # fmt: skip
 
-    def _split(self, name: str, group: Group) -> str:
-        several = sum(e.group == name for e in self.entries)
+    def _split(self, name: str, group: FlipFlopGroup) -> str:
+        several = sum(e.group == name for e in self.weighted_presets)
         if several == 1:
             return ""
         given = group.faults is not None and group.faults[0].part is not None
         return "as described" if given else f"not known, 1/{several} each"
 
-    def _presets(self, name: str, group: Group) -> tuple[tuple[Preset, ...], list[float]]:
+    def _presets(self, name: str, group: FlipFlopGroup) -> tuple[tuple[Preset, ...], list[float]]:
         """The fault models of a group, and how its weight is divided among them."""
         if group.faults is None:
             presets = tuple(p for p in self._family if p.kind == group.kind)
@@ -148,13 +153,13 @@ class Accelerator:
     @cached_property
     def _family(self) -> tuple[Preset, ...]:
         array = self.description.array
-        return family(
-            Sizes(
-                array.outputs, array.reduction, array.cycles("weight_hold"), array.cycles("input_hold"),
+        return presets_for_array(
+            ArraySizes(
+                array.outputs, array.reduction, array.hold_cycles("weight_hold"), array.hold_cycles("input_hold"),
                 bool(array.tail), bool(array.onward), array.tile_sizes,
             )
         )  # fmt: skip
 
-    def _held(self, group: Group, preset: Preset) -> str:
+    def _held(self, group: FlipFlopGroup, preset: Preset) -> str:
         stage = group.stage or _STAGES[preset.operand]
         return str(getattr(self.description.dtypes, stage))

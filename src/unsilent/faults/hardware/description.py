@@ -11,18 +11,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from unsilent.errors import UsageError, unknown
-from unsilent.faults.blocks import tile as read_tile
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults.blocks import parse_tile as read_tile
 from unsilent.faults.codecs import codec
-from unsilent.faults.hardware.window import Window
+from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.models import fault_model
 
 GRADES: Mapping[str, str] = {
     "read": "read in a named source",
     "measured": "measured or computed",
-    "derived": "follows from other facts, in the way that the remark says",
-    "recalled": "from memory, not looked up",
-    "assumed": "a guess, there to be replaced",
+    "derived": "derived from other facts, as the remark explains",
+    "recalled": "recalled from memory, not looked up",
+    "assumed": "a guess, to be replaced",
 }
 Kind = Literal["input", "weight", "input register", "weight register", "output", "local control", "global control"]
 Stage = Literal["input", "weight", "accumulator", "output"]
@@ -62,7 +62,7 @@ def _cycles(value: int | str) -> None:
 def _grades(evidence: str | dict[str, str]) -> None:
     for fact, grade in evidence.items() if isinstance(evidence, dict) else [("", evidence)]:
         if grade not in GRADES:
-            raise unknown(f"grade of {fact[:60]!r}" if fact else "grade", grade[:60], GRADES)
+            raise unknown_name_error(f"grade of {fact[:60]!r}" if fact else "grade", grade[:60], GRADES)
 
 
 Text = Annotated[str, Field(max_length=1000), _refusing(_one_line)]
@@ -74,7 +74,7 @@ Evidence = Annotated[str | dict[str, str], _refusing(_grades)]
 Dtype = Annotated[str, _refusing(_float_dtype)]
 
 
-class Table(BaseModel):
+class DescriptionTable(BaseModel):
     """Base of the tables; ``facts``: what needs a grade."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -88,25 +88,27 @@ class Table(BaseModel):
             return given
         keys = [k for k in cls.model_fields if k != "evidence" or cls.facts]
         if strange := [k for k in given if k not in keys]:
-            raise ValueError(str(unknown("key", str(strange[0])[:60], keys)))
+            raise ValueError(str(unknown_name_error("key", str(strange[0])[:60], keys)))
         return given
 
     @model_validator(mode="after")
-    def _all_graded(self) -> Table:
+    def _all_graded(self) -> DescriptionTable:
         given = [fact for fact in self.facts if getattr(self, fact) is not None]
         graded = self.evidence if isinstance(self.evidence, dict) else dict.fromkeys(given if self.evidence else (), "")
         if missing := [fact for fact in given if fact not in graded]:
-            raise ValueError(f"evidence of {missing[0]} is missing; expected one of {', '.join(GRADES)}")
+            raise ValueError(f"evidence for {missing[0]} is missing; expected one of {', '.join(GRADES)}")
         if strange := [fact for fact in graded if fact not in given]:
-            raise ValueError(f"evidence of {strange[0]!r}, which is not there; expected {', '.join(given) or 'none'}")
+            raise ValueError(
+                f"evidence is given for {strange[0]!r}, which has no value; expected {', '.join(given) or 'none'}"
+            )
         return self
 
-    def grade(self, fact: str) -> str:
+    def evidence_grade(self, fact: str) -> str:
         """The grade of one of the facts."""
         return self.evidence[fact] if isinstance(self.evidence, dict) else str(self.evidence)
 
     @property
-    def graded(self) -> str:
+    def evidence_summary(self) -> str:
         """All grades in short words: ``read``, or ``share derived, activeness assumed``."""
         if not isinstance(self.evidence, dict):
             return str(self.evidence)
@@ -114,8 +116,8 @@ class Table(BaseModel):
         return grades.pop() if len(grades) == 1 else ", ".join(f"{k} {v}" for k, v in self.evidence.items())
 
 
-class Array(Table):
-    """Sizes of the array of multipliers; see `presets.Sizes`."""
+class MultiplierArray(DescriptionTable):
+    """Sizes of the array of multipliers; see `presets.ArraySizes`."""
 
     facts: ClassVar[tuple[str, ...]] = (
         "outputs", "reduction", "weight_hold", "input_hold", "fastest", "tail", "onward", "tile",
@@ -129,7 +131,7 @@ class Array(Table):
     onward: bool | None = None
     tile: Annotated[str, _refusing(read_tile)] | None = None
 
-    def cycles(self, name: str) -> int | None:
+    def hold_cycles(self, name: str) -> int | None:
         """A hold in cycles; None for all."""
         value = getattr(self, name)
         return None if value == "all" else int(value)
@@ -141,7 +143,7 @@ class Array(Table):
         return None if result is None else (result.rows, result.columns)
 
 
-class Dtypes(Table):
+class StageDtypes(DescriptionTable):
     """In which dtype each stage holds a value."""
 
     facts: ClassVar[tuple[str, ...]] = ("input", "weight", "accumulator", "output")
@@ -151,7 +153,7 @@ class Dtypes(Table):
     output: Dtype
 
 
-class OwnFault(Table):
+class CustomFault(DescriptionTable):
     """A fault model that a description gives itself. ``part``: of the group's weight (None: equal parts)."""
 
     operand: Literal["first", "second", "third", "out"]
@@ -165,20 +167,22 @@ class OwnFault(Table):
     intent: Text = ""
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> OutputWindow | None:
         """None where nothing is said of it."""
         if (self.channels, self.positions, self.tail, self.onward) == (None, None, False, False):
             return None
-        return Window(self.channels, self.positions, self.tail, self.onward)
+        return OutputWindow(self.channels, self.positions, self.tail, self.onward)
 
     @model_validator(mode="after")
-    def _no_window_on_outputs(self) -> OwnFault:
+    def _no_window_on_outputs(self) -> CustomFault:
         if self.operand == "out" and self.window is not None:
-            raise ValueError("an output is seen by itself alone; leave out channels, positions, tail, onward")
+            raise ValueError(
+                "a fault in an output affects only this output; leave out channels, positions, tail, onward"
+            )
         return self
 
 
-class Group(Table):
+class FlipFlopGroup(DescriptionTable):
     """A group of flip-flops: of a known kind, or with fault models of its own."""
 
     facts: ClassVar[tuple[str, ...]] = ("share", "activeness", "unmasked")
@@ -186,20 +190,20 @@ class Group(Table):
     activeness: Share
     unmasked: Share | None = None
     kind: Kind | None = None
-    faults: Annotated[list[OwnFault], Field(min_length=1, max_length=100)] | None = None
+    faults: Annotated[list[CustomFault], Field(min_length=1, max_length=100)] | None = None
     stage: Stage | None = None
     remark: Text = ""
 
     @model_validator(mode="after")
-    def _one_way(self) -> Group:
+    def _one_way(self) -> FlipFlopGroup:
         if (self.kind is None) == (self.faults is None):
-            raise ValueError("expected kind, or faults of its own, and not both")
+            raise ValueError("expected either kind or faults, not both")
         if self.faults and len({f.part is None for f in self.faults}) > 1:
-            raise ValueError("part is given for some faults; expected it for all or for none")
+            raise ValueError("part is given for only some faults of a group; give part for all of them or for none")
         return self
 
 
-class AcceleratorDescription(Table):
+class AcceleratorDescription(DescriptionTable):
     """A whole file."""
 
     facts: ClassVar[tuple[str, ...]] = ("raw_fit", "other")
@@ -208,16 +212,18 @@ class AcceleratorDescription(Table):
     sources: Annotated[list[Text], Field(max_length=100)]
     raw_fit: Annotated[float, Field(gt=0)] | None = None
     other: Share
-    array: Array
-    dtypes: Dtypes
-    groups: Annotated[dict[Name, Group], Field(min_length=1, max_length=100)]
+    array: MultiplierArray
+    dtypes: StageDtypes
+    groups: Annotated[dict[Name, FlipFlopGroup], Field(min_length=1, max_length=100)]
     remark: Text = ""
 
     @model_validator(mode="after")
     def _adds_up(self) -> AcceleratorDescription:
         whole = sum(g.share for g in self.groups.values()) + self.other
         if abs(whole - 1) > ADD_UP:
-            raise ValueError(f"shares of the groups and other add up to {whole:.8g}; expected 1")
+            raise ValueError(f"the shares of all groups plus other add up to {whole:.8g}; expected 1")
         if not any(g.share * g.activeness for g in self.groups.values()):
-            raise ValueError("share times activeness is 0 for every group; expected one that can be corrupted")
+            raise ValueError(
+                "share * activeness is 0 for every group; expected a product above 0 for at least one group"
+            )
         return self

@@ -16,43 +16,48 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from unsilent.errors import UsageError, unknown
-from unsilent.faults.drawn import Draw
-from unsilent.faults.hardware.window import Window
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults.hardware.output_window import OutputWindow
 from unsilent.faults.models import FaultModel, fault_model
+from unsilent.faults.unresolved_fault import UnresolvedFault
 
 CORRUPTED_PHASES = ("fwd", "grad_in", "grad_wt")
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named fault model of hardware: ``operand`` of a product, ``text`` of the fault model, ``window`` of outputs (None: all).
+    """A named fault model of hardware.
 
-    ``kind``: the flip-flops that it stands for. ``intent``: what is wrong in the hardware. ``remark``: where the published code
-    deviates.
+    Attributes:
+        operand: Which operand of a product is corrupted.
+        fault_model_text: The fault model as text.
+        window: The outputs that one fault reaches; None: all.
+        kind: The flip-flops that it stands for.
+        hardware_defect: What is wrong in the hardware.
+        remark: Where the published code deviates.
     """
 
     name: str
     kind: str
     operand: str
-    text: str
-    window: Window | None
-    intent: str
+    fault_model_text: str
+    window: OutputWindow | None
+    hardware_defect: str
     remark: str = ""
 
     @cached_property
     def model(self) -> FaultModel:
         """Pattern and default value."""
-        return fault_model(self.text)
+        return fault_model(self.fault_model_text)
 
     @property
-    def reach(self) -> str:
+    def affected_outputs_text(self) -> str:
         """Which outputs see it, in words."""
         if self.operand == "out":
             return "itself"
         return "all that use it" if self.window is None else self.window.text
 
-    def valued(self, value: str | None) -> FaultModel:
+    def model_with_value(self, value: str | None) -> FaultModel:
         """The same pattern with another value, such as ``uniform:low=1e16,high=1e18``.
 
         Raises ``UsageError`` for a text with a pattern of its own.
@@ -60,26 +65,29 @@ class Preset:
         if value is None:
             return self.model
         other = fault_model(value)
-        if other.counted:
+        if other.has_explicit_count:
             raise UsageError(
-                f"{value!r} says which elements, too, but {self.name} does; leave out {other.pattern.text}"
+                f"{value!r} chooses elements, but {self.name} already does; leave out {other.pattern.text}"
             )
         return replace(other, pattern=self.model.pattern)
 
-    def draw(self, operation: str, phase: str = "fwd", seed: int = 0, value: str | None = None, **moment: Any) -> Draw:
+    def fault_at_operation(
+        self, operation: str, phase: str = "fwd", seed: int = 0, value: str | None = None, **moment: Any
+    ) -> UnresolvedFault:
         """It in an operation, such as ``op:conv1#convolution.0``; raises ``UsageError``.
 
-        ``phase``: ``fwd``, ``grad_in`` or ``grad_wt``. ``value``: see `valued`. ``moment``: any other field of `Draw`.
+        ``phase``: ``fwd``, ``grad_in`` or ``grad_wt``. ``value``: see `model_with_value`. ``moment``: any other field of
+        `UnresolvedFault`.
         """
         if "/" in operation:
             raise UsageError(f"{operation!r} has a phase; give the operation alone, and phase=")
         if phase not in CORRUPTED_PHASES:
-            raise unknown("phase of a product", phase, CORRUPTED_PHASES)
+            raise unknown_name_error("phase of a product", phase, CORRUPTED_PHASES)
         site = f"{operation}/{phase}/{self.operand}"
-        return Draw(site, self.valued(value), seed, **{"window": self.window, **moment})
+        return UnresolvedFault(site, self.model_with_value(value), seed, **{"window": self.window, **moment})
 
 
-class Sizes(NamedTuple):
+class ArraySizes(NamedTuple):
     """The sizes of an array of multipliers that fault models follow from.
 
     ``outputs``: fed in one cycle by one input register. ``reduction``: operands that one output takes in one cycle.
@@ -96,14 +104,14 @@ class Sizes(NamedTuple):
     tile: tuple[int, int] | None = None
 
 
-def family(sizes: Sizes) -> tuple[Preset, ...]:
+def presets_for_array(sizes: ArraySizes) -> tuple[Preset, ...]:
     """All presets of an array of these sizes; those of (16, 64, 16, 1) have the published names."""
     p, c = sizes.outputs, sizes.reduction
-    seen = Window(p, sizes.input_hold, sizes.tail and sizes.input_hold != 1, sizes.onward and p > 1)
-    streamed = Window(1, sizes.weight_hold, sizes.tail and sizes.weight_hold != 1)
+    seen = OutputWindow(p, sizes.input_hold, sizes.tail and sizes.input_hold != 1, sizes.onward and p > 1)
+    streamed = OutputWindow(1, sizes.weight_hold, sizes.tail and sizes.weight_hold != 1)
     by_input = "ALL" if sizes.input_hold is None else str(p * sizes.input_hold)
     by_weight = "ALL" if sizes.weight_hold is None else str(sizes.weight_hold)
-    buffered = "is wrong in the buffer or before it: all outputs that use it see it"
+    buffered = "is wrong in or before the buffer: all outputs that use the wrong value are affected"
     datapath = (
         Preset("INPUT", "input", "first", "bitflip", None, f"an input {buffered}"),
         Preset(f"INPUT_{by_input}", "input register", "first", "bitflip", seen, "an input is wrong in an operand register"),
@@ -111,10 +119,10 @@ def family(sizes: Sizes) -> tuple[Preset, ...]:
         Preset(f"WT_{by_weight}", "weight register", "second", "bitflip", streamed, "a weight is wrong in an operand register"),
         Preset("RBFLIP", "output", "out", "bitflip", None, "a bit of an accumulator or output register flips"),
     )  # fmt: skip
-    unit = "control of one unit fails: its output is"
+    unit = "control of one unit fails: the output of the unit is"
     local = (
         Preset("RD", "local control", "out", "random", None, f"{unit} arbitrary"),
-        Preset("RD_CORRECT", "local control", "out", "copy", None, f"{unit} stale or another's"),
+        Preset("RD_CORRECT", "local control", "out", "copy", None, f"{unit} stale or that of another unit"),
         Preset("ZERO", "local control", "out", "zero", None, f"{unit} never written"),
     )
     if sizes.tile is not None:
@@ -122,9 +130,9 @@ def family(sizes: Sizes) -> tuple[Preset, ...]:
     return datapath + local + _lines_out(p) + _lines_in(c, {"INPUT": (by_input, seen), "WT": (by_weight, streamed)})
 
 
-def _global(name: str, operand: str, text: str, what: str, window: Window | None = None) -> Preset:
+def _global(name: str, operand: str, text: str, what: str, window: OutputWindow | None = None) -> Preset:
     """Control of the whole array fails."""
-    how = "are arbitrary" if text.startswith("random") else "are stale or others'"
+    how = "are arbitrary" if text.startswith("random") else "are stale or values of other elements"
     long = " for a number of cycles" if "cycles" in text else ""
     return Preset(name, "global control", operand, text, window, f"{what} {how}{long}")
 
@@ -140,7 +148,7 @@ def _lines_out(n: int) -> tuple[Preset, ...]:
     )
 
 
-def _lines_in(n: int, windows: Mapping[str, tuple[str, Window]]) -> tuple[Preset, ...]:
+def _lines_in(n: int, windows: Mapping[str, tuple[str, OutputWindow]]) -> tuple[Preset, ...]:
     """As many operands as are read in one cycle, for all outputs, for those of one cycle, and in several cycles."""
     result = []
     for name, (suffix, window) in windows.items():
@@ -162,13 +170,17 @@ def _tiles(rows: int, columns: int) -> tuple[Preset, ...]:
     )
 
 
-_NOT_RESTRICTED = "published code: no restriction to 16 outputs, all that use it see it"
-_UP_TO_THE_END = "published code: cycles are drawn up to the end of the tensor, its limit of 1000 is not used; so here"
+_NOT_RESTRICTED = (
+    "the published code does not restrict the fault to 16 outputs: it affects all outputs that use the element"
+)
+_UP_TO_THE_END = (
+    "the published code and this preset draw cycles up to the end of the tensor; the code ignores its limit of 1000"
+)
 _REMARKS: Mapping[str, str] = {
     "INPUT_16": _NOT_RESTRICTED,
     "WT_16": _NOT_RESTRICTED,
     "N64_INPUT_16": _NOT_RESTRICTED,
-    "N64_WT_16": f"{_NOT_RESTRICTED}; here one channel sees its own of the 64, at 16 positions",
+    "N64_WT_16": f"{_NOT_RESTRICTED}; here each of the 64 affects one channel, at 16 positions",
     "RD_GLB": _UP_TO_THE_END,
     "RD_CORRECT_GLB": _UP_TO_THE_END,
     "N64_INPUT_GLB": _UP_TO_THE_END,
@@ -176,7 +188,7 @@ _REMARKS: Mapping[str, str] = {
 }
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {p.name: replace(p, remark=_REMARKS.get(p.name, "")) for p in family(Sizes(16, 64, 16, 1))}
+    {p.name: replace(p, remark=_REMARKS.get(p.name, "")) for p in presets_for_array(ArraySizes(16, 64, 16, 1))}
 )
 """The 18 published ones."""
 
@@ -184,5 +196,5 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 def preset(name: str) -> Preset:
     """A published preset; raises ``UsageError`` for another name."""
     if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
+        raise unknown_name_error("preset", name, PRESETS)
     return PRESETS[name]

@@ -7,18 +7,18 @@ and the first thing that is wrong is told with file, place and column.
 Adding a format: a module with a frozen dataclass that has ``entries``, and a row in `FORMATS`.
 """
 
-from unsilent.faults.lists.entries import Entry, ListedCorruption, Nth
-from unsilent.faults.lists.files import FORMATS, kind_of_list, read_entries, read_file
-from unsilent.faults.lists.resolving import Tensors, resolve
+from unsilent.faults.lists.entries import FaultListEntry, ListedCorruption, NthLayer
+from unsilent.faults.lists.files import FORMATS, kind_of_list, read_entries, read_list_bytes
+from unsilent.faults.lists.resolving import ModelTensors, resolve_entry
 
 __all__ = [
     "FORMATS",
-    "Entry",
+    "FaultListEntry",
     "ListedCorruption",
-    "Nth",
-    "Tensors",
+    "ModelTensors",
+    "NthLayer",
     "kind_of_list",
     "read_entries",
-    "read_file",
-    "resolve",
+    "read_list_bytes",
+    "resolve_entry",
 ]

@@ -21,8 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.errors import UsageError, unknown
-from unsilent.faults.lists.entries import Columns, Entry, ListedCorruption, Nth, refused, shown
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults.lists.entries import (
+    ColumnNames,
+    FaultListEntry,
+    ListedCorruption,
+    NthLayer,
+    fault_list_error,
+    short_repr,
+)
 from unsilent.faults.lists.pickled import MAGIC as PICKLE
 from unsilent.faults.lists.pickled import NotAnArray, read_array
 
@@ -31,7 +38,7 @@ KINDS = ("conv2d", "conv3d", "fcc")
 """What PyTorchALFI calls Conv2d, Conv3d and Linear."""
 ROWS = ("layer", "k", "channel", "depth", "height", "width", "value")
 SIGN = 31
-ASK = "--faults-as pytorchalfi:rnd_mode=weights,rnd_value_type=bitflip,layer_types=conv2d+fcc"
+FORMAT_OPTION_EXAMPLE = "--faults-as pytorchalfi:rnd_mode=weights,rnd_value_type=bitflip,layer_types=conv2d+fcc"
 _PLACES = tuple(f"row {number} ({name})" for number, name in enumerate(ROWS))
 _LARGEST = 2**53
 
@@ -49,55 +56,67 @@ class PyTorchAlfi:
         missing = [key for key in ("rnd_mode", "rnd_value_type", "layer_types") if not getattr(self, key)]
         if missing:
             raise UsageError(
-                f"a PyTorchALFI matrix does not say what it means; give {', '.join(missing)} as in its scenario file, like {ASK}"
+                f"a PyTorchALFI matrix does not contain its settings; give {', '.join(missing)} from its scenario "
+                f"file, like {FORMAT_OPTION_EXAMPLE}"
             )
         if self.rnd_mode == "neurons":
             raise UsageError(
-                "PyTorchALFI's neuron faults name a place in a batch and not the images in it, so they cannot be run here; "
-                "corrupt operations with --at 'op:*' instead"
+                "PyTorchALFI's neuron faults name a position in a batch but not the images of the batch, so they cannot be run "
+                "here; corrupt operations with --at 'op:*' instead"
             )
         if self.rnd_mode != "weights":
-            raise unknown("rnd_mode", self.rnd_mode, ("weights",))
+            raise unknown_name_error("rnd_mode", self.rnd_mode, ("weights",))
         if self.rnd_value_type not in ("bitflip", "number"):
-            raise unknown("rnd_value_type", self.rnd_value_type, ("bitflip", "number"))
+            raise unknown_name_error("rnd_value_type", self.rnd_value_type, ("bitflip", "number"))
         for kind in self.layer_types:
             if kind not in KINDS:
-                raise unknown("kind in layer_types", kind, KINDS)
+                raise unknown_name_error("kind in layer_types", kind, KINDS)
         if self.max_faults_per_image < 1:
             raise UsageError(f"max_faults_per_image is {self.max_faults_per_image}; expected 1 or more")
 
-    def entries(self, content: bytes, name: str) -> Iterator[Entry]:
+    def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
         """One entry a column, or as many columns together as an image was given faults."""
         if "neurons_inj" in name.rpartition("/")[2]:
-            raise refused(name, "", "by its name it holds neuron faults, which say no image; give one of weights")
+            raise fault_list_error(
+                name,
+                "",
+                "the file name says neuron faults, which do not name their images; give a list of weight faults",
+            )
         matrix, each = _matrix(content, name), self.max_faults_per_image
         if matrix.shape[1] % each:
-            raise refused(name, "", f"has {matrix.shape[1]} columns; max_faults_per_image={each} does not divide them")
+            raise fault_list_error(
+                name, "", f"has {matrix.shape[1]} columns, which is not a multiple of max_faults_per_image={each}"
+            )
         for first in range(0, matrix.shape[1], each):
             parts = tuple(self._corrupt(matrix[:, i], name, f"column {i}") for i in range(first, first + each))
-            yield Entry(f"column {first}" + (f"-{first + each - 1}" if each > 1 else ""), parts)
+            yield FaultListEntry(f"column {first}" + (f"-{first + each - 1}" if each > 1 else ""), parts)
 
     def _corrupt(self, column: NDArray[Any], name: str, place: str) -> ListedCorruption:
         values = column.tolist()
         for number, value in enumerate(values[:-1]):
             if value != int(value):
-                raise refused(name, place, f"found {shown(value)}; expected a whole number", _PLACES[number])
+                raise fault_list_error(
+                    name, place, f"found {short_repr(value)}; expected a whole number", _PLACES[number]
+                )
         layer, k, channel, depth, height, width = map(int, values[:-1])
         used = {1: k, 2: channel, 3: depth, 4: height, 5: width}
         there = (4, 5) if k == channel == depth == -1 else (1, 2, 4, 5) if depth == -1 else (1, 2, 3, 4, 5)
         for number in (0, *there):
             if (value := used.get(number, layer)) < 0:
-                raise refused(name, place, f"found {value}; expected 0 or more", _PLACES[number])
-        columns = Columns(_PLACES[0], tuple(_PLACES[number] for number in there), _PLACES[6])
-        where = (Nth(layer, self.layer_types), tuple(used[number] for number in there))
+                raise fault_list_error(name, place, f"found {value}; expected 0 or more", _PLACES[number])
+        columns = ColumnNames(_PLACES[0], tuple(_PLACES[number] for number in there), _PLACES[6])
+        where = (NthLayer(layer, self.layer_types), tuple(used[number] for number in there))
         if self.rnd_value_type == "number":
             return ListedCorruption(*where, "set", values[-1], columns)
         if values[-1] not in range(SIGN + 1):
-            drawn = " (-1: the bit was drawn while it ran)" if values[-1] == -1 else ""
-            raise refused(
-                name, place, f"found {shown(values[-1])}{drawn}; expected a bit from 0, the sign, to {SIGN}", _PLACES[6]
+            drawn = " (-1: the bit was drawn during the run)" if values[-1] == -1 else ""
+            raise fault_list_error(
+                name,
+                place,
+                f"found {short_repr(values[-1])}{drawn}; expected a bit from 0 (the sign) to {SIGN}",
+                _PLACES[6],
             )
-        return ListedCorruption(*where, "xor", SIGN - int(values[-1]), columns, only="float32")
+        return ListedCorruption(*where, "xor", SIGN - int(values[-1]), columns, required_dtype="float32")
 
 
 def _matrix(content: bytes, name: str) -> NDArray[Any]:
@@ -106,14 +125,14 @@ def _matrix(content: bytes, name: str) -> NDArray[Any]:
         try:
             result = read_array(content)
         except NotAnArray as error:
-            raise refused(
-                name, "", f"it is no pickle of a plain numpy array ({error}) and is not loaded, for that could run code; where "
-                "you trust it: numpy.save('faults.npy', pickle.load(open(FILE, 'rb')))",
+            raise fault_list_error(
+                name, "", f"is not a pickle of a plain numpy array ({error}), so loading it could run code; "
+"if you trust the file, convert it: numpy.save('faults.npy', pickle.load(open(FILE, 'rb')))",
             ) from None  # fmt: skip
     elif content.startswith(NUMPY):
         result = _npy(content, name)
     else:
-        raise refused(name, "", "expected the matrix as a pickle (…_fault_locs.bin) or .npy")
+        raise fault_list_error(name, "", "expected the matrix as a pickle (…_fault_locs.bin) or .npy")
     if result.ndim != 2 or result.shape[0] != len(ROWS):
         updated = result.ndim == 2 and result.shape[0] > len(ROWS)
         hint = (
@@ -121,14 +140,16 @@ def _matrix(content: bytes, name: str) -> NDArray[Any]:
             if updated
             else ""
         )
-        raise refused(
+        raise fault_list_error(
             name,
             "",
-            f"has shape {list(result.shape)}; expected {len(ROWS)} rows ({', '.join(ROWS)}) and a column a fault{hint}",
+            f"has shape {list(result.shape)}; expected {len(ROWS)} rows ({', '.join(ROWS)}) and one column per fault{hint}",
         )
     if result.dtype.kind == "f":
         for row, column in np.argwhere(~(np.abs(result[:-1]) < _LARGEST))[:1]:
-            raise refused(name, f"column {column}", f"found {result[row, column]}; expected a number", _PLACES[row])
+            raise fault_list_error(
+                name, f"column {column}", f"found {result[row, column]}; expected a number", _PLACES[row]
+            )
     return result
 
 
@@ -139,9 +160,9 @@ def _npy(content: bytes, name: str) -> NDArray[Any]:
     try:
         shape, fortran, dtype = read[np.lib.format.read_magic(file)](file)
         if dtype.kind not in "iuf" or dtype.itemsize > 8:
-            raise refused(name, "", f"holds {dtype}; expected whole numbers")
+            raise fault_list_error(name, "", f"holds {dtype}; expected whole numbers")
         return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
     except UsageError:
         raise
     except Exception:  # a damaged header can raise anything
-        raise refused(name, "", "is no sound .npy file of plain numbers") from None
+        raise fault_list_error(name, "", "is not a valid .npy file of plain numbers") from None

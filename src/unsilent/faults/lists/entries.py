@@ -10,7 +10,7 @@ from unsilent.errors import UsageError
 from unsilent.faults.record import Fault
 
 
-class Columns(NamedTuple):
+class ColumnNames(NamedTuple):
     """What a format calls its columns, for messages."""
 
     layer: str
@@ -19,7 +19,7 @@ class Columns(NamedTuple):
     operand: str
 
 
-class Nth(NamedTuple):
+class NthLayer(NamedTuple):
     """A layer by its number among the layers of some kinds, in the order in which the model holds them."""
 
     number: int
@@ -31,45 +31,46 @@ class ListedCorruption:
     """One corruption of one element of one layer's ``weight``.
 
     ``index``: a flat C-order position, or coordinates. ``operation``: ``xor`` with the bit ``operand`` (0 is the least
-    significant one), or ``set`` to the number ``operand``. ``only``: the one dtype for which that is what the tool does.
+    significant one), or ``set`` to the number ``operand``. ``required_dtype``: the one dtype for which that is what the
+    tool does.
     """
 
-    layer: str | Nth
+    layer: str | NthLayer
     index: int | tuple[int, ...]
     operation: str
     operand: float
-    columns: Columns
-    only: str | None = None
+    columns: ColumnNames
+    required_dtype: str | None = None
 
 
-class Entry(NamedTuple):
+class FaultListEntry(NamedTuple):
     """One trial: where the file has it (``line 3``), and what is corrupted together."""
 
-    place: str
-    parts: tuple[Fault | ListedCorruption, ...]
+    file_position: str
+    corruptions: tuple[Fault | ListedCorruption, ...]
 
 
 class Format(Protocol):
     """One way to write a list of faults."""
 
-    def entries(self, content: bytes, name: str) -> Iterator[Entry]:
+    def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
         """The entries in the file's order; ``name`` is the file's, for messages. Raises ``UsageError``."""
         ...
 
 
-def refused(name: str, place: str, message: str, column: str = "") -> UsageError:
+def fault_list_error(name: str, place: str, message: str, column: str = "") -> UsageError:
     """The error for something in a list: file, place, column, what is wrong."""
     where = ", ".join(filter(None, (place, column)))
     return UsageError(f"{name}{' ' if where else ''}{where}: {message}")
 
 
-def shown(value: object, most: int = 40) -> str:
+def short_repr(value: object, most: int = 40) -> str:
     """What stands in a file, as one short line."""
     text = ascii(value)
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def whole(text: str, most: int = 18) -> int | None:
+def parse_whole_number(text: str, most: int = 18) -> int | None:
     """A whole number from its decimal digits; None for anything else, or for more digits than any position has."""
     digits = text.strip()
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= most else None

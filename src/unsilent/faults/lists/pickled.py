@@ -61,7 +61,7 @@ def _built(opcodes: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]]) ->
     for count, (opcode, argument, _) in enumerate(opcodes):
         name = opcode.name
         if count > _MOST_OPCODES:
-            raise NotAnArray("it goes on where an array would end")
+            raise NotAnArray("it continues after the end of an array")
         if name == "STOP":
             (result,) = stack
             return result
@@ -101,7 +101,7 @@ def _combine(name: str, stack: list[Any]) -> None:
         elif isinstance(below, _Call):
             made = below._replace(state=top)
         else:
-            raise NotAnArray("it sets the state of something else")
+            raise NotAnArray("it sets the state of an object that is not an array")
         stack[-2:] = [made]
     else:
         raise NotAnArray(f"it holds {name}")
@@ -123,7 +123,7 @@ def _array(result: Any) -> NDArray[Any]:
         ):
             columns_first = order == "F"
         case _:
-            raise NotAnArray("it holds something else")
+            raise NotAnArray("it holds something other than an array")
     kind = _dtype(dtype)
     if any(type(n) is not int or n < 0 for n in shape) or prod(shape) * kind.itemsize != len(data):
         raise NotAnArray("its shape does not fit its data")
@@ -140,4 +140,4 @@ def _dtype(result: _Call) -> np.dtype[Any]:
         case _Call(_Name("numpy", "dtype"), (str(name), *_)):
             raise NotAnArray(f"its numbers are of dtype {ascii(name)[:20]}")
         case _:
-            raise NotAnArray("it holds something else")
+            raise NotAnArray("it holds something other than an array")

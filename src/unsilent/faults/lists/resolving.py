@@ -8,142 +8,155 @@ from math import prod
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown
-from unsilent.faults.lists.entries import Entry, ListedCorruption, Nth, refused, shown
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults.lists.entries import FaultListEntry, ListedCorruption, NthLayer, fault_list_error, short_repr
 from unsilent.faults.naming import parse_site
 from unsilent.faults.population import Region
 from unsilent.faults.record import Fault
 
-Key = tuple[str, int | None, int | None]
+TensorKey = tuple[str, int | None, int | None]
 """Site, batch and occurrence of a tensor; None and None of a parameter."""
 _WEIGHT = ".weight"
 
 
 @dataclass(frozen=True)
-class Tensors:
+class ModelTensors:
     """What can be corrupted in a model.
 
     Attributes:
-        regions: its tensors. names: every name of a parameter, tied ones too, with the one that is in ``regions``.
-        unfit: parameters that cannot be corrupted, and why. layers: kind and name of the layers that may be counted, in order.
-        batches: how many there are.
+        regions: Its tensors.
+        names: Every name of a parameter, tied ones too, with the one that is in ``regions``.
+        not_corruptible: Parameters that cannot be corrupted, and why.
+        layers: Kind and name of the layers that may be counted, in order.
+        batches: How many there are.
     """
 
-    regions: Mapping[Key, Region]
+    regions: Mapping[TensorKey, Region]
     names: Mapping[str, str] = field(default_factory=dict)
-    unfit: Mapping[str, str] = field(default_factory=dict)
+    not_corruptible: Mapping[str, str] = field(default_factory=dict)
     layers: Sequence[tuple[str, str]] = ()
     batches: int = 1
 
-    def parameter(self, name: str) -> Region:
+    def parameter_region(self, name: str) -> Region:
         """The region of a parameter by any of its names; raises ``UsageError``."""
-        if name in self.unfit:
-            raise UsageError(f"{shown(name, 80)} cannot be corrupted: {self.unfit[name]}")
+        if name in self.not_corruptible:
+            raise UsageError(f"{short_repr(name, 80)} cannot be corrupted: {self.not_corruptible[name]}")
         region = self.regions.get((f"param:{self.names.get(name, name)}", None, None))
         if region is None:
-            raise unknown("parameter", name[:80], self.names)
+            raise unknown_name_error("parameter", name[:80], self.names)
         return region
 
-    def weight(self, layer: str | Nth) -> Region:
+    def weight_region(self, layer: str | NthLayer) -> Region:
         """The weight of a layer; raises ``UsageError``."""
-        if isinstance(layer, Nth):
+        if isinstance(layer, NthLayer):
             layer = self._nth(layer)
-        if f"{layer}{_WEIGHT}" not in self.names and f"{layer}{_WEIGHT}" not in self.unfit:
+        if f"{layer}{_WEIGHT}" not in self.names and f"{layer}{_WEIGHT}" not in self.not_corruptible:
             layers = [name.removesuffix(_WEIGHT) for name in self.names if name.endswith(_WEIGHT)]
-            raise unknown("layer", layer[:80], layers)
-        return self.parameter(f"{layer}{_WEIGHT}")
+            raise unknown_name_error("layer", layer[:80], layers)
+        return self.parameter_region(f"{layer}{_WEIGHT}")
 
-    def _nth(self, layer: Nth) -> str:
+    def _nth(self, layer: NthLayer) -> str:
         counted = [name for kind, name in self.layers if kind in layer.kinds]
         if layer.number < len(counted):
             return counted[layer.number]
         kinds, some = ", ".join(layer.kinds), ", ".join(f"{i} {name}" for i, name in enumerate(counted[:20]))
         more = ", …" if len(counted) > 20 else ""
-        raise UsageError(f"there is no layer {layer.number}; of {kinds} the model has {len(counted)}: {some}{more}")
+        raise UsageError(
+            f"there is no layer {layer.number}; the model has {len(counted)} layers of kind {kinds}: {some}{more}"
+        )
 
 
-def resolve(entry: Entry, tensors: Tensors, name: str) -> tuple[Fault, ...]:
+def resolve_entry(entry: FaultListEntry, tensors: ModelTensors, name: str) -> tuple[Fault, ...]:
     """The faults of one trial, one a tensor; ``name`` is the list's. Raises ``UsageError`` for what does not fit the model."""
     faults: list[Fault] = []
     corrupts: dict[str, list[tuple[int, ListedCorruption]]] = {}
-    for part in entry.parts:
+    for part in entry.corruptions:
         if isinstance(part, Fault):
-            faults.append(_checked(part, tensors, name, entry.place))
+            faults.append(_checked(part, tensors, name, entry.file_position))
         else:
-            site, element = _located(part, tensors, name, entry.place)
+            site, element = _located(part, tensors, name, entry.file_position)
             corrupts.setdefault(site, []).append((element, part))
-    faults += [_joined(site, result, tensors, name, entry.place) for site, result in corrupts.items()]
+    faults += [_joined(site, result, tensors, name, entry.file_position) for site, result in corrupts.items()]
     keys = [(f.site, f.step, f.occurrence) for f in faults]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise refused(name, entry.place, f"names {shown(twice[0], 80)} twice; put its elements into one record")
+        raise fault_list_error(
+            name,
+            entry.file_position,
+            f"names {short_repr(twice[0], 80)} in two records; put all elements of this site into one record",
+        )
     return tuple(faults)
 
 
-def _checked(fault: Fault, tensors: Tensors, name: str, place: str) -> Fault:
+def _checked(fault: Fault, tensors: ModelTensors, name: str, place: str) -> Fault:
     """A record whose site, dtype and shape the model has, by the name that its tensor goes by."""
     site = parse_site(fault.site)
     if site.kind == "param":
         try:
-            region = tensors.parameter(site.name)
+            region = tensors.parameter_region(site.name)
         except UsageError as error:
-            raise refused(name, place, str(error), "site") from None
+            raise fault_list_error(name, place, str(error), "site") from None
         if (fault.step or 0) >= tensors.batches:
-            text = f"batch {fault.step} is not there; the workload has {tensors.batches}, counted from 0"
-            raise refused(name, place, text, "step")
+            text = f"there is no batch {fault.step}; the workload has {tensors.batches} batches, counted from 0"
+            raise fault_list_error(name, place, text, "step")
     else:
         value = tensors.regions.get((fault.site, fault.step, fault.occurrence))
         if value is None:
             raise _nowhere(fault, tensors, name, place)
         region = value
     if (region.dtype, region.shape) != (fault.dtype, fault.shape):
-        raise refused(
-            name, place, f"the fault is for {fault.dtype}{list(fault.shape)}, the workload has "
-            f"{region.dtype}{list(region.shape)} there ({shown(fault.site, 80)}); give the list of this workload",
+        raise fault_list_error(
+            name, place, f"the fault is for {fault.dtype}{list(fault.shape)}, but {short_repr(fault.site, 80)} of the workload "
+f"is {region.dtype}{list(region.shape)}; give a list for this workload",
         )  # fmt: skip
     return fault if fault.site == region.site else replace(fault, site=region.site)
 
 
-def _nowhere(fault: Fault, tensors: Tensors, name: str, place: str) -> UsageError:
+def _nowhere(fault: Fault, tensors: ModelTensors, name: str, place: str) -> UsageError:
     """The error for a value of a run that is not there."""
     steps = sorted({step for site, step, _ in tensors.regions if site == fault.site and step is not None})
     if steps:
         call = "" if fault.occurrence is None else f" at call {fault.occurrence}"
         where = ", ".join(map(str, steps[:20])) + (", …" if len(steps) > 20 else "")
-        return refused(
-            name, place, f"{shown(fault.site, 80)} is not in batch {fault.step}{call}; it is in {where}", "step"
+        return fault_list_error(
+            name, place, f"{short_repr(fault.site, 80)} is not in batch {fault.step}{call}; it is in {where}", "step"
         )
     known = dict.fromkeys(site for site, *_ in tensors.regions)
-    return refused(name, place, str(unknown("site", fault.site[:80], known)), "site")
+    return fault_list_error(name, place, str(unknown_name_error("site", fault.site[:80], known)), "site")
 
 
-def _located(corrupt: ListedCorruption, tensors: Tensors, name: str, place: str) -> tuple[str, int]:
+def _located(corrupt: ListedCorruption, tensors: ModelTensors, name: str, place: str) -> tuple[str, int]:
     """Site and flat element of a listed corruption; raises ``UsageError`` for a layer, an index or a bit that is not there."""
     columns = corrupt.columns
     try:
-        region = tensors.weight(corrupt.layer)
+        region = tensors.weight_region(corrupt.layer)
     except UsageError as error:
-        raise refused(name, place, str(error), columns.layer) from None
+        raise fault_list_error(name, place, str(error), columns.layer) from None
     what = region.site.removeprefix("param:")
-    if corrupt.only not in (None, region.dtype):
-        text = f"{shown(what, 80)} is {region.dtype}; such a bit is one of a {corrupt.only}"
-        raise refused(name, place, text, columns.operand)
+    if corrupt.required_dtype not in (None, region.dtype):
+        text = f"{short_repr(what, 80)} is {region.dtype}; expected {corrupt.required_dtype} for such a bit"
+        raise fault_list_error(name, place, text, columns.operand)
     if corrupt.operation == "set" and region.codec.kind == "int":
-        raise refused(name, place, f"{shown(what, 80)} is {region.dtype}; expected floating point", columns.operand)
+        raise fault_list_error(
+            name, place, f"{short_repr(what, 80)} is {region.dtype}; expected floating point", columns.operand
+        )
     if corrupt.operation == "xor" and corrupt.operand >= region.codec.bits:
-        text = f"bit {shown(corrupt.operand)} is outside of {region.dtype}; {shown(what, 80)} has bits 0-{region.codec.bits - 1}"
-        raise refused(name, place, text, columns.operand)
+        text = (
+            f"bit {short_repr(corrupt.operand)} is outside {region.dtype}; {short_repr(what, 80)} has "
+            f"bits 0-{region.codec.bits - 1}"
+        )
+        raise fault_list_error(name, place, text, columns.operand)
     index, shape = corrupt.index, region.shape
     if isinstance(index, int):
         index, shape = (index,), (prod(shape),)
     if len(index) != len(shape):
         given = " and ".join(filter(None, (", ".join(columns.coordinates[:-1]), columns.coordinates[-1])))
-        text = f"{len(index)} coordinates are given, {shown(what, 80)} has shape {list(shape)}"
-        raise refused(name, place, text, given)
+        text = f"{len(index)} coordinates are given, but {short_repr(what, 80)} has shape {list(shape)}"
+        raise fault_list_error(name, place, text, given)
     for axis, (i, size) in enumerate(zip(index, shape, strict=True)):
         if i >= size:
-            text = f"{i} is outside of {shown(what, 80)} of shape {list(region.shape)}; expected 0-{size - 1}"
-            raise refused(name, place, text, columns.coordinates[min(axis, len(columns.coordinates) - 1)])
+            text = f"{i} is outside {short_repr(what, 80)} of shape {list(region.shape)}; expected 0-{size - 1}"
+            raise fault_list_error(name, place, text, columns.coordinates[min(axis, len(columns.coordinates) - 1)])
     element = 0
     for i, size in zip(index, shape, strict=True):
         element = element * size + i
@@ -151,7 +164,7 @@ def _located(corrupt: ListedCorruption, tensors: Tensors, name: str, place: str)
 
 
 def _joined(
-    site: str, result: Sequence[tuple[int, ListedCorruption]], tensors: Tensors, name: str, place: str
+    site: str, result: Sequence[tuple[int, ListedCorruption]], tensors: ModelTensors, name: str, place: str
 ) -> Fault:
     """All corrupts of one tensor as one fault; two flips of one bit are none, as when they are done one after the other."""
     region = tensors.regions[site, None, None]
@@ -161,14 +174,14 @@ def _joined(
         if operation == "xor":
             operands[element] = operands.get(element, 0) ^ (1 << int(corrupt.operand))
         elif element in operands:
-            raise refused(
+            raise fault_list_error(
                 name,
                 place,
-                f"element {element} of {shown(site, 80)} is set twice; give it once",
+                f"element {element} of {short_repr(site, 80)} is set twice; give it once",
                 corrupt.columns.operand,
             )
         else:
             operands[element] = int(region.codec.encode(np.array([corrupt.operand]))[0])
     elements = np.array(list(operands), np.int64)
-    words = np.array(list(operands.values()), region.codec.word)
+    words = np.array(list(operands.values()), region.codec.word_dtype)
     return Fault(site, region.dtype, region.shape, elements, operation, words)

@@ -15,55 +15,70 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unsilent.faults.lists.entries import Columns, Entry, ListedCorruption, refused, shown, whole
+from unsilent.faults.lists.entries import (
+    ColumnNames,
+    FaultListEntry,
+    ListedCorruption,
+    fault_list_error,
+    parse_whole_number,
+    short_repr,
+)
 
 HEADER = ("Injection", "Layer", "TensorIndex", "Bit")
-_COLUMNS = Columns("Layer", ("TensorIndex",), "Bit")
+_COLUMNS = ColumnNames("Layer", ("TensorIndex",), "Bit")
 
 
 @dataclass(frozen=True)
 class SciFi:
     """The CSV of a weight fault list of SCI-FI."""
 
-    def entries(self, content: bytes, name: str) -> Iterator[Entry]:
+    def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
         """One entry a row."""
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise refused(name, "", "it is no text; expected a CSV with the header " + ",".join(HEADER)) from None
+            raise fault_list_error(
+                name, "", "it is not text; expected a CSV with the header " + ",".join(HEADER)
+            ) from None
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         try:
             _check_header(tuple(cell.strip() for cell in next(reader, [])), name)
             for row in reader:
                 if row:
                     place = f"line {reader.line_num}"
-                    yield Entry(place, (_corrupt(row, name, place),))
+                    yield FaultListEntry(place, (_corrupt(row, name, place),))
         except csv.Error as error:
-            raise refused(name, f"line {reader.line_num}", f"cannot be read as CSV ({error})") from None
+            raise fault_list_error(name, f"line {reader.line_num}", f"cannot be read as CSV ({error})") from None
 
 
 def _check_header(result: tuple[str, ...], name: str) -> None:
     if "FeatureMapIndex" in result:
-        raise refused(
-            name, "line 1", "this is a list of neuron faults, whose values SCI-FI scales while it runs: it does not say "
-            "what is written; only lists of weight faults can be run",
+        raise fault_list_error(
+            name, "line 1", "this list of neuron faults does not contain the faulty values, because SCI-FI computes them during "
+"the run; give a list of weight faults",
         )  # fmt: skip
     if result != HEADER:
-        raise refused(name, "line 1", f"found the header {shown(','.join(result), 60)}; expected {','.join(HEADER)}")
+        raise fault_list_error(
+            name, "line 1", f"found the header {short_repr(','.join(result), 60)}; expected {','.join(HEADER)}"
+        )
 
 
 def _corrupt(row: list[str], name: str, place: str) -> ListedCorruption:
     if len(row) != len(HEADER):
-        raise refused(name, place, f"has {len(row)} columns; expected {len(HEADER)}: {', '.join(HEADER)}")
+        raise fault_list_error(name, place, f"has {len(row)} columns; expected {len(HEADER)}: {', '.join(HEADER)}")
     number, layer, position, bit = row
-    if whole(number) is None:
-        raise refused(name, place, f"found {shown(number)}; expected a whole number", HEADER[0])
+    if parse_whole_number(number) is None:
+        raise fault_list_error(name, place, f"found {short_repr(number)}; expected a whole number", HEADER[0])
     index = _index(position)
     if index is None:
-        raise refused(name, place, f"found {shown(position)}; expected a position like 17, or (0, 1, 2, 2)", HEADER[2])
-    flipped = whole(bit)
+        raise fault_list_error(
+            name, place, f"found {short_repr(position)}; expected a position like 17, or (0, 1, 2, 2)", HEADER[2]
+        )
+    flipped = parse_whole_number(bit)
     if flipped is None:
-        raise refused(name, place, f"found {shown(bit)}; expected the number of a bit, 0 or more", HEADER[3])
+        raise fault_list_error(
+            name, place, f"found {short_repr(bit)}; expected the number of a bit, 0 or more", HEADER[3]
+        )
     return ListedCorruption(layer.strip(), index, "xor", flipped, _COLUMNS)
 
 
@@ -71,6 +86,6 @@ def _index(text: str) -> int | tuple[int, ...] | None:
     """``17`` or ``(0, 1, 2, 2)``; None for anything else."""
     text = text.strip()
     if not (text.startswith("(") and text.endswith(")")):
-        return whole(text)
-    parts = [whole(part) for part in text[1:-1].rstrip().removesuffix(",").split(",")]
+        return parse_whole_number(text)
+    parts = [parse_whole_number(part) for part in text[1:-1].rstrip().removesuffix(",").split(",")]
     return tuple(part for part in parts if part is not None) if None not in parts else None

@@ -44,13 +44,13 @@ def collective_name(func: Any) -> str | None:
     return _NAMES.get(name, name)
 
 
-class Collectives:
+class CollectiveNamer:
     """Counts the collectives of a step."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def meet(self, func: Any) -> str | None:
+    def next_name(self, func: Any) -> str | None:
         """The name of a collective that is about to run; None where it is none. To be asked once for each, in order."""
         name = collective_name(func)
         if name is None:
@@ -60,7 +60,7 @@ class Collectives:
         return f"{name}.{k}"
 
 
-def payload(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, bool]:
+def payload_argument(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, bool]:
     """Number of the tensor argument that is sent, and whether the collective writes it, too; schemas do not tell."""
     space, _, name = str(func._schema.name).partition("::")
     if space != "c10d":

@@ -1,5 +1,7 @@
-"""A convolution's input gradient as accelerators compute it: a convolution of stride 1 over the gradient of the output, with
-zeros between its elements where the forward convolution has strides, and around it.
+"""A convolution's input gradient as accelerators compute it.
+
+They convolve the output's gradient with stride 1, with zeros around it and, where the forward convolution has strides, between
+its elements.
 
 Faults in those zeros have no element of the gradient to corrupt. Only elements that depend on what was corrupted are taken from
 this way of computing; all others keep the bits that autograd's kernel gave them.
@@ -13,7 +15,7 @@ from torch.nn.functional import conv1d, conv2d, conv3d
 
 from unsilent.errors import InjectionError
 from unsilent.faults.naming import SiteName
-from unsilent.sites.calling import Call
+from unsilent.sites.calling import OperationCall
 from unsilent.sites.corrupting import copied
 from unsilent.sites.memory import WORDS
 from unsilent.sites.operands import operation_name
@@ -25,10 +27,11 @@ class DilatedGradient:
     """The geometry of one convolution's input gradient.
 
     Args:
-        call: the convolution and its settings. first, kernel: its operands, [N, C, …] and [O, C, …].
+        call: The convolution and its settings.
+        first, kernel: Its operands, [N, C, …] and [O, C, …].
     """
 
-    def __init__(self, call: Call, first: Tensor, kernel: Tensor) -> None:
+    def __init__(self, call: OperationCall, first: Tensor, kernel: Tensor) -> None:
         _, args, _ = call
         dims = kernel.ndim - 2
         self._stride, self._padding, self._dilation = (_each(args[i], dims) for i in (3, 4, 5))
@@ -39,27 +42,27 @@ class DilatedGradient:
         self._convolution = _CONVOLUTIONS[dims]
         if min(self._start) < 0:
             raise InjectionError(
-                f"padding {self._padding} goes beyond the kernel; such a convolution has no stuffed operand"
+                f"the convolution has no stuffed operand, because its padding {self._padding} is larger than its kernel"
             )
 
     @staticmethod
-    def misfit(call: Call, site: SiteName) -> str:
+    def misfit(call: OperationCall, site: SiteName) -> str:
         """Why a site has no stuffed operand; empty where it has one."""
         func, args, _ = call
         if operation_name(func) != "convolution" or (site.phase, site.operand) != ("grad_in", "first"):
-            return "a stuffed operand is grad_in/first of a convolution"
+            return "only grad_in/first of a convolution can be a stuffed operand"
         if args[6] or args[8] != 1:
-            return "stuffed operands are known of convolutions that are not transposed and have one group"
+            return "only a convolution with groups=1 that is not transposed has an operand with inserted zeros"
         return ""
 
-    def of(self, gradient: Tensor) -> Tensor:
+    def dilate(self, gradient: Tensor) -> Tensor:
         """The gradient of the output [N, O, …] with zeros between and around."""
         stuffed = gradient.new_zeros(*gradient.shape[:2], *self._size)
         stuffed[self._places(gradient)] = gradient
         self._golden = stuffed.clone()
         return stuffed
 
-    def spliced(self, stuffed: Tensor, golden: Tensor) -> Tensor:
+    def faulty_input_gradient(self, stuffed: Tensor, golden: Tensor) -> Tensor:
         """The gradient of the input: golden but for what depends on an element that is not as it was."""
         words = WORDS[stuffed.element_size()]
         changed = stuffed.view(words) != self._golden.view(words)

@@ -19,16 +19,16 @@ from torch.utils._mode_utils import no_dispatch
 from unsilent.errors import InjectionError
 from unsilent.faults import Fault
 from unsilent.faults.naming import OPERANDS, SiteName
-from unsilent.nested import mapped, tensors_in
-from unsilent.sites.calling import Call, call_axes, no_window
-from unsilent.sites.corrupting import copied, plain
-from unsilent.sites.landing import Landings, Wanted
+from unsilent.nested import map_tensors, tensors_in
+from unsilent.sites.calling import OperationCall, call_axes, window_refusal
+from unsilent.sites.corrupting import copied, has_plain_memory
+from unsilent.sites.landing import FaultOrDraw, Landings
 from unsilent.sites.operands import operand_number, operands_of, operation_name, same_place, written_by
-from unsilent.sites.reaching import Use, splice
+from unsilent.sites.output_windows import OperandRerun, splice_outputs
 from unsilent.sites.training.dilated_gradient import DilatedGradient
 
 
-class Ran(NamedTuple):
+class BackwardOperation(NamedTuple):
     """One operation of a backward node, as it ran."""
 
     func: Any
@@ -53,25 +53,28 @@ def edge_of(tensor: Tensor) -> Edge | None:
     return Edge(-1, 0, tensor) if node is None else Edge(node._sequence_nr(), tensor.output_nr, None)
 
 
-def gradient_of(site: SiteName) -> int:
+def operand_of_gradient(site: SiteName) -> int:
     """Of which operand (0: first) a site is the gradient."""
     return 0 if site.phase == "grad_in" else 1 + (int(site.operand.partition(".")[2] or 0))
 
 
-class Gradients:
+class GradientInjector:
     """The backward of one operation that faults name; made when it is called, attached to its node once that is known.
 
     Args:
-        name: of the operation. number: of its node. call: operation and arguments. wanted: sites with what is to be done there.
-        landings: where the faults land.
+        name: Of the operation.
+        number: Of its node.
+        call: Operation and arguments.
+        wanted: Sites with what is to be done there.
+        landings: Where the faults land.
     """
 
     def __init__(
         self,
         name: str,
         number: int,
-        call: Call,
-        wanted: Sequence[tuple[SiteName, Wanted]],
+        call: OperationCall,
+        wanted: Sequence[tuple[SiteName, FaultOrDraw]],
         landings: Landings,
     ) -> None:
         self.name, self.number = name, number
@@ -79,15 +82,15 @@ class Gradients:
         self._wanted = sorted(
             wanted, key=lambda w: w[0].operand.startswith("out")
         )  # what is made comes after what it is made of
-        self._settings: Call = call[0], tuple(None if isinstance(a, Tensor) else a for a in call[1]), {}
+        self._settings: OperationCall = call[0], tuple(None if isinstance(a, Tensor) else a for a in call[1]), {}
         tensors = operands_of(*call[1:])
         self._edges = [edge_of(t) for t in tensors]
-        self._tensors = [tensors] if self.watched else []  # else nobody is kept alive
-        self._ran: list[Ran] = []
+        self._tensors = [tensors] if self.has_operand_faults else []  # else nobody is kept alive
+        self._ran: list[BackwardOperation] = []
         self._handle: Any = None
 
     @property
-    def watched(self) -> bool:
+    def has_operand_faults(self) -> bool:
         """Whether what the node runs has to be remembered."""
         return any(not site.operand.startswith("out") for site, _ in self._wanted)
 
@@ -106,12 +109,12 @@ class Gradients:
             self._handle.remove()
         self._tensors, self._edges, self._ran = [], [], []
 
-    def called_again(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def add_recomputed_operands(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Told of the operands of the same operation when checkpointing runs it again: the node is given those."""
-        if self.watched:
+        if self.has_operand_faults:
             self._tensors.append(operands_of(args, kwargs))
 
-    def remember(self, ran: Ran) -> None:
+    def add_operation(self, ran: BackwardOperation) -> None:
         """Told of an operation that the node runs."""
         self._ran.append(ran)
 
@@ -139,27 +142,33 @@ class Gradients:
             golden = gradients[place]
             assert golden is not None
             if not site.operand.startswith("out") and place in remade:
-                self._landings.refuse(fault, "one operand of a gradient can be corrupted at a time")
+                self._landings.refuse(fault, "only one operand of a gradient can be corrupted at a time")
             elif (new := self._corrupted(site, fault, golden, came)) is not None:
                 gradients[place] = _InPlaceOf.put(golden, new) if golden.requires_grad else new
                 remade.add(place)
         self._ran = []
-        if all(self._landings.has(fault) for _, fault in self._wanted):
+        if all(self._landings.has_landed(fault) for _, fault in self._wanted):
             self.detach()  # else a later backward pass may bring what is not here yet
         return tuple(gradients)
 
     def _place(self, site: SiteName, given: tuple[Tensor | None, ...]) -> tuple[int | None, str]:
         """Which of the gradients a site means; None with the reason."""
-        number = gradient_of(site)
+        number = operand_of_gradient(site)
         if number == 0 and "." in site.operand:
-            return None, "grad_in is one gradient; those of further operands are grad_wt/out, grad_wt/out.1 …"
+            return (
+                None,
+                "grad_in has only one gradient; the gradients of further operands are grad_wt/out, grad_wt/out.1 …",
+            )
         place = self._places.get(operand_number(self._func, OPERANDS[number + 1]) if number < 3 else number)
         if place is None or given[place] is None:
-            return None, "no gradient is made for that operand: it is frozen, or needs none, or is not there"
+            return (
+                None,
+                "no gradient is computed for this operand, because it is frozen, needs no gradient or does not exist",
+            )
         return place, ""
 
     def _corrupted(
-        self, site: SiteName, fault: Wanted, golden: Tensor, came: tuple[Tensor | None, ...]
+        self, site: SiteName, fault: FaultOrDraw, golden: Tensor, came: tuple[Tensor | None, ...]
     ) -> Tensor | None:
         if site.operand.startswith("out"):
             corrupted = self._landings.corrupt(
@@ -175,42 +184,44 @@ class Gradients:
             if old is None:
                 continue
             with no_dispatch():
-                again = Replay(self._ran, old, by_memory=not from_above)
-                if again.reaches(golden):
+                again = BackwardReplay(self._ran, old, by_memory=not from_above)
+                if again.is_needed_for(golden):
                     return self._again(site, fault, _dense(old) if from_above else old, golden, again.run)
-        graph = "its backward builds a graph (create_graph), in which outputs alone can be corrupted"
+        graph = "the backward pass builds a graph (create_graph), so only outputs can be corrupted"
         none = f"this gradient is not computed from a {site.operand} operand"
         self._landings.refuse(fault, graph if golden.requires_grad else none)
         return None
 
     def _again(
-        self, site: SiteName, fault: Wanted, old: Tensor, golden: Tensor, run: Callable[[Tensor, Tensor], Tensor]
+        self, site: SiteName, fault: FaultOrDraw, old: Tensor, golden: Tensor, run: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor | None:
         """The gradient as it is with a corrupted operand in the place of the old one."""
         window = fault.reach if isinstance(fault, Fault) else fault.window
-        if window is not None and (why := no_window(self._func, site, 0)):
+        if window is not None and (why := window_refusal(self._func, site, 0)):
             self._landings.refuse(fault, why)
             return None
         axes = call_axes(self._settings, site, old.ndim)
-        corrupted = self._landings.corrupt(site, fault, old, True, axes, Use(golden, lambda new: run(new, golden)))
+        corrupted = self._landings.corrupt(
+            site, fault, old, True, axes, OperandRerun(golden, lambda new: run(new, golden))
+        )
         if corrupted is None:
             return None
         made = run(corrupted.tensor, golden)
         if corrupted.reach is None:
             return made
         partly = copied(_dense(golden))
-        splice(partly, made, corrupted.reach)
+        splice_outputs(partly, made, corrupted.reach)
         return partly
 
     def _stuffed(self, site: SiteName, fault: Fault, golden: Tensor, came: tuple[Tensor | None, ...]) -> Tensor | None:
         """The gradient of a convolution's input, computed as accelerators do from a stuffed gradient of the output."""
         why = DilatedGradient.misfit(self._settings, site)
         if why or came[0] is None:
-            self._landings.refuse(fault, why or "no gradient came from above")
+            self._landings.refuse(fault, why or "its output received no gradient")
             return None
         with no_dispatch():
             stuffed = DilatedGradient(self._settings, *self._tensors[-1][:2])
-            return self._again(site, fault, stuffed.of(came[0]), golden, stuffed.spliced)
+            return self._again(site, fault, stuffed.dilate(came[0]), golden, stuffed.faulty_input_gradient)
 
 
 class _InPlaceOf(torch.autograd.Function):
@@ -238,19 +249,20 @@ def _dense(gradient: Tensor) -> Tensor:
         return gradient if torch._debug_has_internal_overlap(gradient) == 0 else gradient.contiguous()
 
 
-class Replay:
+class BackwardReplay:
     """What a node ran, with one tensor in the place of another.
 
     Args:
-        ran: operations in order. old: what is replaced. by_memory: also where an operation reads its memory by another tensor,
-            as it does what autograd saved.
+        ran: Operations in order.
+        old: What is replaced.
+        by_memory: Also where an operation reads its memory by another tensor, as it does what autograd saved.
     """
 
-    def __init__(self, ran: Sequence[Ran], old: Tensor, by_memory: bool) -> None:
+    def __init__(self, ran: Sequence[BackwardOperation], old: Tensor, by_memory: bool) -> None:
         self._ran, self._old = ran, old
-        self._memory = old.untyped_storage()._cdata if by_memory and plain(old) else None
+        self._memory = old.untyped_storage()._cdata if by_memory and has_plain_memory(old) else None
 
-    def reaches(self, goal: Tensor) -> bool:
+    def is_needed_for(self, goal: Tensor) -> bool:
         """Whether a result depends on it."""
         dirty: set[int] = set()
         for ran in self._ran:
@@ -269,8 +281,8 @@ class Replay:
             if all(now(t) is t for t in operands_of(ran.args, ran.kwargs)):
                 continue
             if any(now(t) is t for t in written_by(ran.func, ran.args, ran.kwargs)):
-                raise InjectionError(f"{operation_name(ran.func)} writes over what its gradient is computed from")
-            args, kwargs = mapped((ran.args, ran.kwargs), lambda path, tensor: now(tensor))
+                raise InjectionError(f"{operation_name(ran.func)} overwrites values that its gradient is computed from")
+            args, kwargs = map_tensors((ran.args, ran.kwargs), lambda path, tensor: now(tensor))
             again = ran.func(*args, **kwargs)
             known.update({id(a): b for a, b in zip(tensors_in(ran.result), tensors_in(again), strict=True)})
         return now(self._result(goal))
@@ -278,13 +290,15 @@ class Replay:
     def _result(self, goal: Tensor) -> Tensor:
         """The tensor of a recorded operation that the goal is."""
         made = (t for ran in reversed(self._ran) for t in tensors_in(ran.result))
-        same = (t for t in made if t is goal or (plain(t) and plain(goal) and same_place(t, goal)))
+        same = (
+            t for t in made if t is goal or (has_plain_memory(t) and has_plain_memory(goal) and same_place(t, goal))
+        )
         return next(same, goal)
 
     def _is_old(self, tensor: Tensor) -> bool:
         if tensor is self._old:
             return True
-        return self._memory is not None and plain(tensor) and tensor.untyped_storage()._cdata == self._memory
+        return self._memory is not None and has_plain_memory(tensor) and tensor.untyped_storage()._cdata == self._memory
 
     def _window(self, tensor: Tensor, new: Tensor) -> Tensor:
         """The new tensor as an operation reads it: with the offset and strides of the old one's view."""

@@ -19,40 +19,57 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from unsilent.errors import InjectionError, UsageError, unknown
+from unsilent.errors import InjectionError, UsageError, unknown_name_error
 from unsilent.faults import Fault
-from unsilent.faults.drawn import Draw
-from unsilent.faults.moments import acting
-from unsilent.faults.receipts import Hit, Receipt
-from unsilent.sites.calling import Aim, Call, corrupted_call
+from unsilent.faults.fault_timing import faults_in_step
+from unsilent.faults.receipts import AppliedFault, Receipt
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.sites.calling import AimedFault, OperationCall, corrupted_call
 from unsilent.sites.corrupting import corruptible
-from unsilent.sites.landing import Landings, Wanted
-from unsilent.sites.modes import Mode
+from unsilent.sites.dispatch_mode import DispatchMode
+from unsilent.sites.landing import FaultOrDraw, Landings
 from unsilent.sites.modules import named_tensors
-from unsilent.sites.operands import argument_number, exchanged, operands_of, output_of
-from unsilent.sites.training.collectives import Collectives, payload, received
-from unsilent.sites.training.gradients import Gradients, Ran
-from unsilent.sites.training.names import Met, StepCalls, before_backward, current_node, inner, next_number
-from unsilent.sites.training.plans import Plan, Plans, as_list
+from unsilent.sites.operands import exchanged, listed_operand_number, operands_of, output_of
+from unsilent.sites.training.collectives import CollectiveNamer, payload_argument, received
+from unsilent.sites.training.gradients import BackwardOperation, GradientInjector
 from unsilent.sites.training.saved_activation import SavedActivation
-from unsilent.sites.training.updates import Updates, Work, gradients_there, local, state_of, states_there
+from unsilent.sites.training.step_faults import PlannedFault, StepFaults, as_list
+from unsilent.sites.training.step_operation_names import (
+    OperationOccurrence,
+    StepOperationNamer,
+    before_backward,
+    current_node,
+    model_inside_wrapper,
+    next_number,
+)
+from unsilent.sites.training.updates import (
+    UpdateOperation,
+    UpdateTracker,
+    current_gradients,
+    local,
+    optimizer_state_names,
+    state_of,
+)
 
 Moment = Literal["start", "update", "end"]
 NOUNS = {"param": "parameter", "optim": "state of an optimizer", "gradient": "parameter with a gradient"}
 
 
-class Step(Mode):
+class StepInjection(DispatchMode):
     """Active around one training step: forward passes, backward passes and the update.
 
     Args:
-        model: whose modules and parameters give the names. faults: what is to happen in this step, resolved or to be drawn; those
-            of other ranks are left out. optimizers: whose state ``optim:`` faults corrupt. number: of this step; faults that do
-            not act in it are left out (None: all act). moment: when faults in memory (``param:``, ``optim:``) corrupt: at the
-            ``start`` of the step, between the backward pass and the first ``update`` of an optimizer, or at the ``end``. Those
-            in a ``gradient:`` corrupt before the update.
+        model: Whose modules and parameters give the names.
+        faults: What is to happen in this step, resolved or to be drawn; those of other ranks are left out.
+        optimizers: Whose state ``optim:`` faults corrupt.
+        number: Of this step; faults that do not act in it are left out (None: all act).
+        moment: When faults in memory (``param:``, ``optim:``) corrupt: at the ``start`` of the step, between
+            the backward pass and the first ``update`` of an optimizer, or at the ``end``. Those in a
+            ``gradient:`` corrupt before the update.
 
     Attributes:
-        hits: what landed so far. names: operations that were met, by kind of site; where faults are wanted, until all landed.
+        applied_faults: What landed so far.
+        names: Operations that were met, by kind of site; where faults are wanted, until all landed.
 
     Raises:
         UsageError: on entry for memory that is not there, on exit for an operation that did not run. InjectionError: on exit,
@@ -62,44 +79,44 @@ class Step(Mode):
     def __init__(
         self,
         model: nn.Module,
-        faults: Wanted | Sequence[Wanted] = (),
+        faults: FaultOrDraw | Sequence[FaultOrDraw] = (),
         optimizers: Optimizer | Sequence[Optimizer] = (),
         number: int | None = None,
         moment: Moment = "start",
     ) -> None:
         super().__init__()
         self._moment: Moment = moment
-        wanted: list[Wanted] = as_list(faults, (Fault, Draw))
+        wanted: list[FaultOrDraw] = as_list(faults, (Fault, UnresolvedFault))
         rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if _distributed() else (0, 1)
-        self._model, self._optimizers = inner(model), tuple(as_list(optimizers, (Optimizer,)))
-        self._wanted = (wanted if number is None else acting(wanted, number)), rank, ranks
+        self._model, self._optimizers = model_inside_wrapper(model), tuple(as_list(optimizers, (Optimizer,)))
+        self._wanted = (wanted if number is None else faults_in_step(wanted, number)), rank, ranks
         self._start()
 
     def _start(self) -> None:
-        self._landings, self._plans = Landings(), Plans(*self._wanted)
+        self._landings, self._plans = Landings(), StepFaults(*self._wanted)
         self.names: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._calls, self._updates, self._collectives = (
-            StepCalls(self._model),
-            Updates(self._model, self._before_update),
-            Collectives(),
+            StepOperationNamer(self._model),
+            UpdateTracker(self._model, self._before_update),
+            CollectiveNamer(),
         )
         self._updated = self._corrupting = False
-        self._gradients: dict[int, Gradients] = {}
-        self._named: dict[str, Gradients] = {}
-        self._pending: tuple[Gradients, Any] | None = None
-        self._kept: list[tuple[Plan, SavedActivation]] = []
+        self._gradients: dict[int, GradientInjector] = {}
+        self._named: dict[str, GradientInjector] = {}
+        self._pending: tuple[GradientInjector, Any] | None = None
+        self._kept: list[tuple[PlannedFault, SavedActivation]] = []
         self._sent: list[Any] = []
-        self._worked: list[Work] = []
+        self._worked: list[UpdateOperation] = []
 
     @property
-    def hits(self) -> list[Hit]:
+    def applied_faults(self) -> list[AppliedFault]:
         """What landed so far."""
-        return self._landings.hits
+        return self._landings.applied_faults
 
     @property
     def receipt(self) -> Receipt:
         """Proof of what landed."""
-        return Receipt(tuple(self.hits))
+        return Receipt(tuple(self.applied_faults))
 
     def _around(self, stack: ExitStack) -> None:
         self._start()
@@ -124,71 +141,71 @@ class Step(Mode):
         self._gradients, self._named, self._pending = {}, {}, None
         self._kept, self._sent = [], []
         for plan in self._plans.all if error is None else ():
-            if not self._landings.has(plan.wanted):
+            if not self._landings.has_landed(plan.wanted):
                 raise self._missed(plan)
-            if ambiguous := self._plans.ambiguous(plan):
+            if ambiguous := self._plans.ambiguity_error(plan):
                 raise ambiguous
-            if plan.site.layer in self._calls.unclear and (
+            if plan.site.layer in self._calls.ambiguous_modules and (
                 plan.wanted.occurrence or plan.site.phase.startswith("grad")
             ):
                 raise InjectionError(
-                    f"{plan.wanted.site}: calls of {plan.site.layer!r} that are run again cannot be distinguished here (nested "
+                    f"{plan.wanted.site}: repeated calls of {plan.site.layer!r} cannot be distinguished here (nested "
                     "checkpointing?); another may have been hit"
                 )
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plans = self._plans
-        if self._corrupting or (plans.all and self._landings.count == len(plans.all) and not plans.alone):
+        if self._corrupting or (plans.all and self._landings.count == len(plans.all) and not plans.module_only_names):
             return func(*args, **kwargs)  # nothing is left to do
         call = func, args, kwargs
         self._settle()
-        if (collective := self._collectives.meet(func)) is not None:
+        if (collective := self._collectives.next_name(func)) is not None:
             return self._collective(collective, call)
         node = current_node()
         if self._updates.active and node is None and not torch.is_grad_enabled():  # no closure of the optimizer's
-            return func(*args, **call[2]) if plans.all and not plans.of("optim") else self._update(call)
+            return func(*args, **call[2]) if plans.all and not plans.faults_in_stage("optim") else self._update(call)
         if node is not None and not torch.is_grad_enabled():
             return self._backward(node, call)
-        return self._forward(self._calls.meet(func, again=node is not None), call)
+        return self._forward(self._calls.next_occurrence(func, again=node is not None), call)
 
     # -- operations ------------------------------------------------------------------------------------------------
 
-    def _forward(self, met: Met, call: Call) -> Any:
+    def _forward(self, met: OperationOccurrence, call: OperationCall) -> Any:
         self.names["fwd"][met.name] = None
-        self._plans.meet(met, call)
+        self._plans.bind_operation(met, call)
         self._expect(met, call)
-        aims = [Aim(p.site, p.wanted) for p in self._plans.at("fwd", met.name) if p.acts(met)]
+        aims = [AimedFault(p.site, p.wanted) for p in self._plans.faults_at_operation("fwd", met.name) if p.acts(met)]
         result = corrupted_call(call, aims, self._landings) if aims else call[0](*call[1], **call[2])
         if self._pending:
             self._pending = (self._pending[0], result)
-        for plan in self._plans.at("saved", met.name):
+        for plan in self._plans.faults_at_operation("saved", met.name):
             if plan.acts(met):
                 self._keep(plan, call, result)
         return result
 
-    def _backward(self, node: Any, call: Call) -> Any:
-        self._calls.backward()
+    def _backward(self, node: Any, call: OperationCall) -> Any:
+        self._calls.mark_backward()
         self._corrupt_kept()
         result = call[0](*call[1], **call[2])
-        if (mine := self._gradients.get(node._sequence_nr())) and mine.watched:
-            mine.remember(Ran(*call, result))
+        if (mine := self._gradients.get(node._sequence_nr())) and mine.has_operand_faults:
+            mine.add_operation(BackwardOperation(*call, result))
         return result
 
-    def _update(self, call: Call) -> Any:
-        self._worked = work = self._updates.work(*call)
+    def _update(self, call: OperationCall) -> Any:
+        self._worked = work = self._updates.name_operations(*call)
         self.names["optim"].update(dict.fromkeys(one.name for one in work))
-        aims = [Aim(*p, one.entry) for one in work for p in self._plans.at("optim", one.name)]
+        aims = [AimedFault(*p, one.entry) for one in work for p in self._plans.faults_at_operation("optim", one.name)]
         result = corrupted_call(call, aims, self._landings)
-        self._updates.made(work, result)
+        self._updates.assign_results(work, result)
         return result
 
-    def _collective(self, name: str, call: Call) -> Any:
+    def _collective(self, name: str, call: OperationCall) -> Any:
         self.names["comm"][name] = None
         func, args, kwargs = call
-        plans = self._plans.at("comm", name)
+        plans = self._plans.faults_at_operation("comm", name)
         for plan in plans:
             if plan.site.operand == "in":
-                number, written = payload(func, args, kwargs)
+                number, written = payload_argument(func, args, kwargs)
                 corrupted = self._corrupt(plan, operands_of(args, kwargs)[number], not written)
                 if corrupted is not None and not written:
                     args, kwargs = exchanged((args, kwargs), number, corrupted)
@@ -201,17 +218,19 @@ class Step(Mode):
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _expect(self, met: Met, call: Call) -> None:
+    def _expect(self, met: OperationOccurrence, call: OperationCall) -> None:
         """Get ready for the backward of an operation whose gradients faults name, and which is about to get its node."""
-        plans = [p for p in self._plans.at("grad", met.name) if (p.wanted.micro_step or 0) == met.micro_step]
-        plans = [p for p in plans if not self._landings.has(p.wanted)]
+        plans = [
+            p for p in self._plans.faults_at_operation("grad", met.name) if (p.wanted.micro_step or 0) == met.micro_step
+        ]
+        plans = [p for p in plans if not self._landings.has_landed(p.wanted)]
         if not plans or not torch.is_grad_enabled():
             return
         if met.occurrence and (known := self._named.get(met.name)):
-            known.called_again(*call[1:])
+            known.add_recomputed_operands(*call[1:])
             return
         wanted = [(p.site, p.wanted) for p in plans]
-        gradients = Gradients(met.name, next_number() - 1, call, wanted, self._landings)
+        gradients = GradientInjector(met.name, next_number() - 1, call, wanted, self._landings)
         self._pending = gradients, None
 
     def _settle(self) -> None:
@@ -226,12 +245,12 @@ class Step(Mode):
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
-    def _keep(self, plan: Plan, call: Call, result: Any) -> None:
+    def _keep(self, plan: PlannedFault, call: OperationCall, result: Any) -> None:
         func, args, kwargs = call
         if plan.site.operand.startswith("out"):
             tensor = output_of(func, args, kwargs, result, int(plan.site.operand.partition(".")[2] or 0), None)
         else:
-            number, tensors = argument_number(func, args, plan.site.operand, None), operands_of(args, kwargs)
+            number, tensors = listed_operand_number(func, args, plan.site.operand, None), operands_of(args, kwargs)
             tensor = tensors[number] if number is not None and number < len(tensors) else None
         if tensor is None or not corruptible(tensor):
             self._landings.refuse(plan.wanted, f"the operation has no {plan.site.operand} tensor that can be corrupted")
@@ -268,32 +287,36 @@ class Step(Mode):
             if site.kind == "param":
                 tensor, known = parameters.get(site.name), list(parameters)
             elif site.kind == "gradient":
-                there = gradients_there(self._model)
+                there = current_gradients(self._model)
                 tensor, known = there.get(site.name), list(there)
             elif not self._optimizers:
-                raise UsageError(f"{plan.wanted.site} is state of an optimizer, and none was given: optimizers=[…]")
+                raise UsageError(
+                    f"{plan.wanted.site} is optimizer state, but no optimizer was given; give optimizers=[…]"
+                )
             else:
                 tensor = state_of(self._optimizers, self._model, site.name, site.operand)
-                known = states_there(self._optimizers, self._model)
+                known = optimizer_state_names(self._optimizers, self._model)
             if tensor is None:
                 asked = f"{site.name}/{site.operand}" if site.operand else site.name
-                raise unknown(NOUNS[site.kind], asked, known)
+                raise unknown_name_error(NOUNS[site.kind], asked, known)
             self._corrupt(plan, tensor, False)
-            if not self._landings.has(plan.wanted):
+            if not self._landings.has_landed(plan.wanted):
                 raise self._missed(plan)
 
-    def _of(self, where: str) -> list[Plan]:
-        return [plan for plans in self._plans.of(where).values() for plan in plans]
+    def _of(self, where: str) -> list[PlannedFault]:
+        return [plan for plans in self._plans.faults_in_stage(where).values() for plan in plans]
 
     # -- what all share --------------------------------------------------------------------------------------------
 
-    def _corrupt(self, plan: Plan, tensor: Tensor, copy: bool) -> Tensor | None:
+    def _corrupt(self, plan: PlannedFault, tensor: Tensor, copy: bool) -> Tensor | None:
         corrupted = self._landings.corrupt(plan.site, plan.wanted, local(tensor), copy)
         return None if corrupted is None else corrupted.tensor
 
-    def _missed(self, plan: Plan) -> InjectionError | UsageError:
+    def _missed(self, plan: PlannedFault) -> InjectionError | UsageError:
         """The error of a fault that did not land."""
-        return self._plans.missed(plan, self._landings, self.names, self._calls.micro_step + 1, self._calls.went_back)
+        return self._plans.missed_error(
+            plan, self._landings, self.names, self._calls.current_micro_step + 1, self._calls.has_run_backward
+        )
 
 
 def _distributed() -> bool:

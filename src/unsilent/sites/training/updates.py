@@ -20,12 +20,12 @@ from torch.optim.optimizer import (
 )
 
 from unsilent.nested import tensors_in
-from unsilent.sites.corrupting import plain
+from unsilent.sites.corrupting import has_plain_memory
 from unsilent.sites.modules import named_parameters
-from unsilent.sites.operands import entries_of, operation_name
+from unsilent.sites.operands import first_tensor_list, operation_name
 
 
-class Work(NamedTuple):
+class UpdateOperation(NamedTuple):
     """What an operation does for one parameter: its name, and the entry of its lists (None: it has none)."""
 
     name: str
@@ -37,14 +37,14 @@ def local(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-class Updates:
+class UpdateTracker:
     """Follows the updates of optimizers; a context manager around a step.
 
     Args:
-        before: called before each of them.
+        before: Called before each of them.
 
     Attributes:
-        active: whether an optimizer's ``step`` is running.
+        active: Whether an optimizer's ``step`` is running.
     """
 
     def __init__(self, model: nn.Module, before: Callable[[], None] = lambda: None) -> None:
@@ -54,7 +54,7 @@ class Updates:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._handles: list[Any] = []
 
-    def __enter__(self) -> Updates:
+    def __enter__(self) -> UpdateTracker:
         self._counts, self._owners = Counter(), {}
         self._handles = [register_optimizer_step_pre_hook(self._begin), register_optimizer_step_post_hook(self._end)]
         return self
@@ -64,9 +64,9 @@ class Updates:
             handle.remove()
         self.active, self._owners = False, {}
 
-    def work(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Work]:
+    def name_operations(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[UpdateOperation]:
         """Whom an operation works for; to be asked exactly once for each, in order."""
-        entries = entries_of(args)
+        entries = first_tensor_list(args)
         operation, result = operation_name(func), []
         if entries is None:
             owner = next((o for t in tensors_in((*args, *kwargs.values())) if (o := self._owner(t))), None)
@@ -77,10 +77,10 @@ class Updates:
             if owner is not None:
                 k = self._counts[owner, operation]
                 self._counts[owner, operation] = k + 1
-                result.append(Work(f"{owner}#{operation}.{k}", entry))
+                result.append(UpdateOperation(f"{owner}#{operation}.{k}", entry))
         return result
 
-    def made(self, work: Sequence[Work], result: Any) -> None:
+    def assign_results(self, work: Sequence[UpdateOperation], result: Any) -> None:
         """Told of the result: new memory belongs to whom it was made for."""
         results = list(tensors_in(result))
         for one in work:
@@ -90,11 +90,13 @@ class Updates:
 
     def _owner(self, tensor: Any) -> str | None:
         here = local(tensor) if isinstance(tensor, Tensor) else None
-        result = self._owners.get(here.untyped_storage()._cdata) if here is not None and plain(here) else None
+        result = (
+            self._owners.get(here.untyped_storage()._cdata) if here is not None and has_plain_memory(here) else None
+        )
         return None if result is None or result[0].expired() else result[1]
 
     def _own(self, tensor: Any, name: str) -> None:
-        if isinstance(tensor, Tensor) and plain(here := local(tensor)):
+        if isinstance(tensor, Tensor) and has_plain_memory(here := local(tensor)):
             memory = here.untyped_storage()
             self._owners[memory._cdata] = StorageWeakRef(memory), name
 
@@ -121,7 +123,7 @@ def state_of(optimizers: Sequence[Optimizer], model: nn.Module, name: str, entry
     return None
 
 
-def states_there(optimizers: Sequence[Optimizer], model: nn.Module) -> list[str]:
+def optimizer_state_names(optimizers: Sequence[Optimizer], model: nn.Module) -> list[str]:
     """The tensors of state that can be corrupted, as ``fc.weight/exp_avg``."""
     return [
         f"{name}/{entry}"
@@ -132,6 +134,6 @@ def states_there(optimizers: Sequence[Optimizer], model: nn.Module) -> list[str]
     ]
 
 
-def gradients_there(model: nn.Module) -> dict[str, Tensor]:
+def current_gradients(model: nn.Module) -> dict[str, Tensor]:
     """The gradients that parameters have now, by the name of the parameter."""
     return {name: local(p.grad) for name, p in named_parameters(model) if p.grad is not None}

@@ -6,28 +6,30 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.campaigns.options import Budget, ExecutionOptions
-from unsilent.errors import unknown
-from unsilent.options import MEANS, PRECISION, RUNS, Asked, Option
+from unsilent.errors import unknown_name_error
+from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues
 from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, ReplicaStore, Switches
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:
     from unsilent.studies.noise.records import NoiseResult
-    from unsilent.studies.noise.study import Question
+    from unsilent.studies.noise.study import NoiseQuestion
 
 ABOUT = """Measure how much fault-free runs of a training differ, and why.
 
-By accuracy, churn, distance of weights, and parts of the data. Resumable: the same command goes on where it stopped, more
-continues where it stopped; more. Ends in a table and an HTML report.
+Compares accuracy, churn (predictions that differ between two runs), distances between weights, and groups of held-out samples.
+Resumable: the same command continues where it stopped; more --replicas extend it. Ends in a table and an HTML report.
 """
 
 
-def read_variants(given: Any) -> tuple[str, ...]:
+def read_variants(text_or_list: Any) -> tuple[str, ...]:
     """Names of variants joined by commas, or a list of them; raises ``UsageError``."""
-    names = tuple(name.strip().lower() for name in (given.split(",") if isinstance(given, str) else given))
+    names = tuple(
+        name.strip().lower() for name in (text_or_list.split(",") if isinstance(text_or_list, str) else text_or_list)
+    )
     for name in names:
         if name not in VARIANTS:
-            raise unknown("variant", name, VARIANTS)
+            raise unknown_name_error("variant", name, VARIANTS)
     return names
 
 
@@ -35,18 +37,20 @@ def read_variants(given: Any) -> tuple[str, ...]:
 class NoiseBudget:
     """Which replicas, and how many."""
 
-    replicas: Annotated[int, Option("Runs of each variant.", PRECISION)] = 20
+    replicas: Annotated[int, Option("Runs of each variant.", PRECISION_PANEL)] = 20
     variants: Annotated[tuple[str, ...], Option(
-        "Named sets of switches: control, algo, impl, algo+impl.", RUNS, usual="all four", read=read_variants,
-        write=lambda names: [",".join(names)])] = ()  # fmt: skip
+        "Named sets of switches (sources of variation): control, algo, impl, algo+impl.", WORKLOAD_PANEL,
+        default_text="all four", parser=read_variants, formatter=lambda names: [",".join(names)])] = ()  # fmt: skip
     switches: Annotated[tuple[str, ...], Option(
-        "A variant of your own, like within, threads=2 or init+order; repeat for more. See docs/noise.md.", RUNS, "switch",
-        repeated=True)] = ()  # fmt: skip
+        "A variant made of one or more switches, like within, threads=2 or init+order; repeat the option for more variants. "
+        "See docs/concepts/noise.md.",
+        WORKLOAD_PANEL, "switch", is_repeatable=True)] = ()  # fmt: skip
     level: Annotated[float | None, Option(
-        "Refuse to run too few replicas for a rank test at this level, like 0.05.", PRECISION)] = None  # fmt: skip
+        "Refuse to start if --replicas is too small for a rank test at this level, like 0.05.",
+        PRECISION_PANEL)] = None  # fmt: skip
 
     @property
-    def chosen(self) -> tuple[Switches, ...]:
+    def chosen_variants(self) -> tuple[Switches, ...]:
         """The variants that were asked for, each once; all named ones where nothing was said. Raises ``UsageError``."""
         names = self.variants or (() if self.switches else tuple(VARIANTS))
         return tuple(dict.fromkeys([*(VARIANTS[name] for name in names), *map(Switches.parse, self.switches)]))
@@ -61,36 +65,39 @@ class RunOptions(ExecutionOptions):
     """Where runs are made."""
 
     deadline: Annotated[float | None, Option(
-        "Seconds that one run may take.", MEANS, usual="no limit; 600 with --explain and --control")] = None  # fmt: skip
+        "Seconds that one run may take.", EXECUTION_PANEL, default_text="no limit, but 600 with --explain and "
+                                                                        "--control")] = None  # fmt: skip
 
 
-def question(asked: Asked) -> Question:
+def make_noise_question(asked: OptionValues) -> NoiseQuestion:
     """What is run and how it is read; raises ``UsageError``."""
-    from unsilent.studies.noise.study import Question
+    from unsilent.studies.noise.study import NoiseQuestion
 
-    budget = asked.make(NoiseBudget)
-    return Question(resolve(asked), budget.chosen, budget.replicas, asked["confidence"], budget.level)
+    budget = asked.make_dataclass(NoiseBudget)
+    return NoiseQuestion(
+        make_noise_spec(asked), budget.chosen_variants, budget.replicas, asked["confidence"], budget.level
+    )
 
 
-def resolve(asked: Asked) -> ReplicaSpec:
+def make_noise_spec(asked: OptionValues) -> ReplicaSpec:
     """A checked spec; raises ``UsageError``."""
-    spec = asked.make(ReplicaSpec)
+    spec = asked.make_dataclass(ReplicaSpec)
     spec.check()
     return spec
 
 
-def size(store: ReplicaStore) -> int:
+def planned_replica_count(store: ReplicaStore) -> int:
     """Replicas that the question of a store asks for."""
-    from unsilent.studies.noise.study import asked_of
+    from unsilent.studies.noise.study import stored_question
 
-    return len(set(asked_of(store).wanted(store.description)))
+    return len(set(stored_question(store).planned_runs(store.baseline)))
 
 
 def analyse(store: ReplicaStore, confidence: float = 0.95) -> NoiseResult:
     """What the replicas of a store say; raises ``UsageError`` where some are missing."""
-    from unsilent.studies.noise.study import asked_of, read_noise
+    from unsilent.studies.noise.study import read_noise, stored_question
 
-    return read_noise(asked_of(store, confidence), store)
+    return read_noise(stored_question(store, confidence), store)
 
 
 def report(result: NoiseResult) -> Report:
@@ -104,9 +111,9 @@ NOISE = replace(
     REPLICAS,
     analyse=analyse,
     report=report,
-    size=size,
-    about=ABOUT,
+    count_planned_trials=planned_replica_count,
+    command_help=ABOUT,
     budget=NoiseBudget,
-    means=RunOptions,
-    resolve=resolve,
+    execution_options=RunOptions,
+    resolve_spec=make_noise_spec,
 )

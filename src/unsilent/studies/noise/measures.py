@@ -13,7 +13,13 @@ from unsilent.interval import Interval
 from unsilent.replicas import Replica, ReplicaRow, ReplicaStore, Switches
 from unsilent.statistics.distances import Distances, distance, weight_distances
 from unsilent.statistics.groups import GroupSpread, group_spread
-from unsilent.statistics.replicas import differing, median_parting, over_pairs, parting, spread
+from unsilent.statistics.replica_spread import (
+    first_differing_index,
+    mean_over_pairs,
+    median_first_differing_step,
+    pairwise_churn,
+    spread,
+)
 from unsilent.studies.noise.records import ChurnMatrix, LossSpread, VariantNoise
 
 HELD = 2**30
@@ -31,7 +37,7 @@ def measure(
     confidence: float,
 ) -> VariantNoise:
     """All measures of one variant; at least 3 rows."""
-    trained, every = store.description, store.spec.every
+    trained, every = store.baseline, store.spec.every
     predictions = np.stack([row.predictions for row in rows])
     wrong = predictions != np.array(trained.labels)
     accuracies = 1 - wrong.mean(axis=1)
@@ -39,25 +45,27 @@ def measure(
     distances, twins, notes = _distances(rows, store)
     steps = [_parting(twin, row, every, trained.steps) for row in rows]
     finite = all(map(math.isfinite, losses))
-    notes += [] if finite else ["a loss on held-out samples is not finite, so its spread is not reported"]
+    notes += (
+        [] if finite else ["a loss on held-out samples is not finite, so no standard deviation of losses is reported"]
+    )
     return VariantNoise(
         name=name,
         switches=str(switches),
         n=len(rows),
-        fixed=not switches.varies,
-        distinct=len({row.final for row in rows}),
-        accuracy=spread(accuracies, confidence, most=1.0),
+        is_deterministic=not switches.varies_between_replicas,
+        distinct_final_states=len({row.final_state_hash for row in rows}),
+        accuracy=spread(accuracies, confidence, max_difference=1.0),
         loss=spread(losses, confidence) if finite else None,
-        churn=over_pairs(differing(predictions), confidence, most=1.0),
-        raw=None if distances is None else distances.mean_raw(confidence),
-        unit=None if distances is None else distances.mean_unit(confidence),
-        groups=tuple(_groups(wrong, trained.masks, confidence)),
-        parting=_median(steps, confidence),
-        partings=tuple(steps),
+        churn=mean_over_pairs(pairwise_churn(predictions), confidence, max_difference=1.0),
+        raw_weight_distance=None if distances is None else distances.mean_raw(confidence),
+        unit_sphere_distance=None if distances is None else distances.mean_unit(confidence),
+        groups=tuple(_groups(wrong, trained.group_masks, confidence)),
+        median_divergence_step=_median(steps, confidence),
+        divergence_steps=tuple(steps),
         accuracies=tuple(map(float, accuracies)),
         losses=tuple(losses),
         twin_churn=tuple(float((p != twin.predictions).mean()) for p in predictions),
-        twin_unit=twins,
+        twin_unit_distances=twins,
         seconds=float(np.mean([row.seconds for row in rows])),
         notes=tuple(notes),
     )
@@ -65,28 +73,28 @@ def measure(
 
 def _parting(twin: ReplicaRow, row: ReplicaRow, every: int, steps: int) -> int | None:
     """The first step (from 0) after which hashes of the weights differ; of a coarser series the last it can be."""
-    index = parting(twin.hashes.tolist(), row.hashes.tolist())
+    index = first_differing_index(twin.hashes.tolist(), row.hashes.tolist())
     return None if index is None else min((index + 1) * every, steps) - 1
 
 
 def _median(steps: Sequence[int | None], confidence: float) -> Interval:
-    return median_parting(steps, confidence)
+    return median_first_differing_step(steps, confidence)
 
 
 def _distances(
     rows: Sequence[ReplicaRow], store: ReplicaStore
 ) -> tuple[Distances | None, tuple[float, ...], list[str]]:
     """Of all pairs, and of each from the clean twin on the unit sphere; None with a note where there are none."""
-    twin = store.whole(Replica(Switches(), 0)).flat
+    twin = store.row_with_weights(Replica(Switches(), 0)).flat_weights
     if twin is None:
-        return None, (), ["final weights are too large to be kept, so distances are not reported"]
+        return None, (), ["final weights are too large to store, so distances are not reported"]
     held: dict[int, NDArray[Any]] = {}
     keep = twin.nbytes * len(rows) <= HELD
 
     def load(index: int) -> NDArray[Any]:
         result = held.get(index)
         if result is None:
-            result = store.whole(rows[index].replica).flat
+            result = store.row_with_weights(rows[index].replica).flat_weights
             assert result is not None
             if keep:
                 held[index] = result
@@ -108,7 +116,7 @@ def _groups(wrong: NDArray[np.bool_], groups: Mapping[str, NDArray[np.bool_]], c
 def churn_matrix(result: Sequence[tuple[str, Sequence[ReplicaRow]]]) -> ChurnMatrix:
     """Of all pairs of replicas of all variants."""
     rows = [row for _, mine in result for row in mine]
-    churn = differing(np.stack([row.predictions for row in rows]))
+    churn = pairwise_churn(np.stack([row.predictions for row in rows]))
     return ChurnMatrix(tuple((name, len(mine)) for name, mine in result), [list(map(float, line)) for line in churn])
 
 

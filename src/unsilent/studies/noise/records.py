@@ -8,18 +8,21 @@ from typing import Any
 
 from unsilent.interval import Interval
 from unsilent.statistics.groups import GroupSpread
-from unsilent.statistics.replicas import Spread
+from unsilent.statistics.replica_spread import Spread
 
 
 @dataclass(frozen=True, slots=True)
-class FirstOperation:
-    """Which operation makes a replica part from the clean twin: see `parting`.
+class DivergingOperation:
+    """Which operation makes a replica part from the clean twin: see `first_differing_index`.
 
     Attributes:
-        replica: which one was looked at. step: from 0. kernel, module, phase: what ran, where; empty where there is none.
-        kind: ``kernel`` (other bits for the same values), ``random`` (it draws), ``moved`` (it takes other elements of the same
-        tensor), ``dealt`` (the same random numbers meet other elements), ``data`` (it is given something else from outside of
-        the step), ``path`` (another operation runs), ``start`` (the weights differ before the step).
+        replica: Which one was looked at.
+        step: From 0.
+        kernel, module, phase: What ran, where; empty where there is none.
+        kind: ``kernel`` (other bits for the same values), ``random`` (it draws), ``moved`` (it takes other
+            elements of the same tensor), ``dealt`` (the same random numbers meet other elements), ``data``
+            (it is given something else from outside of the step), ``path`` (another operation runs),
+            ``start`` (the weights differ before the step).
     """
 
     replica: str
@@ -31,19 +34,21 @@ class FirstOperation:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class SwitchEffect:
     """Whether one switch alone changes bits here.
 
     Attributes:
-        changes: None where it cannot be tried here. how: one sentence without its subject. first: where it makes runs part.
+        changes_bits: None where it cannot be tried here.
+        explanation: One sentence without its subject.
+        diverging_operation: Where it makes runs part.
     """
 
     switch: str
     kind: str
     text: str
-    changes: bool | None
-    how: str
-    first: FirstOperation | None = None
+    changes_bits: bool | None
+    explanation: str
+    diverging_operation: DivergingOperation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +56,39 @@ class VariantNoise:
     """How much replicas of one set of switches differ.
 
     Attributes:
-        n: replicas. fixed: nothing is drawn, so all of them should be the same run. distinct: different final states.
-        accuracy, loss: on held-out samples; the loss is None where one is not finite. churn, raw, unit: of pairs; distances are
-        None where weights were not kept or are not finite. groups: classes and sub-groups. parting: median step, from 0, at
-        which replicas part from the clean twin. twin_churn, twin_unit, partings, accuracies, losses: of each replica, by number.
-        seconds: of one run, mean. first: the operation at which the replica parts that parts first; None where it was not told.
+        n: Replicas.
+        is_deterministic: Nothing is drawn, so all of them should be the same run.
+        distinct_final_states: Different final states.
+        accuracy, loss: On held-out samples; the loss is None where one is not finite.
+        churn, raw_weight_distance, unit_sphere_distance: Of pairs; distances are None where weights were not
+            kept or are not finite.
+        groups: Classes and sub-groups.
+        median_divergence_step: Median step, from 0, at which replicas part from the clean twin.
+        twin_churn, twin_unit_distances, divergence_steps, accuracies, losses: Of each replica, by number.
+        seconds: Of one run, mean.
+        diverging_operation: The operation at which the replica parts that parts first; None where it was not
+            told.
     """
 
     name: str
     switches: str
     n: int
-    fixed: bool
-    distinct: int
+    is_deterministic: bool
+    distinct_final_states: int
     accuracy: Spread
     loss: Spread | None
     churn: Interval
-    raw: Interval | None
-    unit: Interval | None
+    raw_weight_distance: Interval | None
+    unit_sphere_distance: Interval | None
     groups: tuple[GroupSpread, ...]
-    parting: Interval
-    partings: tuple[int | None, ...]
+    median_divergence_step: Interval
+    divergence_steps: tuple[int | None, ...]
     accuracies: tuple[float, ...]
     losses: tuple[float, ...]
     twin_churn: tuple[float, ...]
-    twin_unit: tuple[float, ...]
+    twin_unit_distances: tuple[float, ...]
     seconds: float
-    first: FirstOperation | None = None
+    diverging_operation: DivergingOperation | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -117,8 +129,8 @@ class NoiseResult:
     level: float | None
     smallest_p: float
     variants: tuple[VariantNoise, ...]
-    effects: tuple[Effect, ...]
-    matrix: ChurnMatrix
+    effects: tuple[SwitchEffect, ...]
+    churn_matrix: ChurnMatrix
     curves: tuple[LossSpread, ...]
     store: str
     seconds: float

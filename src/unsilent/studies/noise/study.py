@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.options import ExecutionOptions, kept
+from unsilent.campaigns.options import ExecutionOptions, store_or_temporary
 from unsilent.errors import UnsilentError, UsageError
-from unsilent.options import Asked
+from unsilent.options import OptionValues
 from unsilent.replicas import (
     Replica,
     ReplicaBaseline,
@@ -28,24 +28,24 @@ from unsilent.replicas import (
     Switches,
     run_replicas,
 )
-from unsilent.replicas.kind import ASKED, AskedFor
-from unsilent.replicas.spec import same
+from unsilent.replicas.kind import ASKED, ReplicaRequest
+from unsilent.replicas.spec import same_replica_bits
 from unsilent.replicas.switches import CONTROL, RACING, SWITCHES, VARIANTS
 from unsilent.statistics.floor import replicas_needed
-from unsilent.statistics.replicas import LEAST, enough, parting
-from unsilent.studies.noise.kind import NOISE, question
+from unsilent.statistics.replica_spread import MIN_REPLICAS, check_replica_count, first_differing_index
+from unsilent.studies.noise.diverging_operation import earliest_divergence, stored_diverging_operation
+from unsilent.studies.noise.kind import NOISE, make_noise_question
 from unsilent.studies.noise.measures import churn_matrix, loss_spread, measure
-from unsilent.studies.noise.parting import first_seen, parts_first
-from unsilent.studies.noise.records import Effect, NoiseResult
+from unsilent.studies.noise.records import NoiseResult, SwitchEffect
 
 RACES = 3
 """Runs after which a race that did not show is said not to have shown."""
-REPEATS = LEAST
+REPEATS = MIN_REPLICAS
 """Runs of a variant in which nothing is drawn: they should be one and the same run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class NoiseQuestion:
     """What is run and how it is read. ``level``: of a rank test that these replicas are to serve; None: not said."""
 
     spec: ReplicaSpec
@@ -55,7 +55,7 @@ class Question:
     level: float | None = None
 
     def __post_init__(self) -> None:
-        enough(self.replicas)
+        check_replica_count(self.replicas)
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence is {self.confidence}; expected a number between 0 and 1")
         if self.level is None:
@@ -65,36 +65,36 @@ class Question:
         needed = replicas_needed(self.level)
         if self.replicas < needed:
             raise UsageError(
-                f"{self.replicas} replicas cannot call anything at level {self.level:g}: the smallest p value of a rank test "
-                f"is 1/{self.replicas + 1}; at least {needed} are needed: --replicas {needed}"
+                f"{self.replicas} replicas are too few for level {self.level:g}: the smallest p value of a rank test "
+                f"is 1/{self.replicas + 1}; set --replicas {needed} or more"
             )
 
-    def count(self, switches: Switches) -> int:
+    def replica_count(self, switches: Switches) -> int:
         """Replicas of a variant."""
-        return self.replicas if switches.varies or str(switches) == CONTROL else REPEATS
+        return self.replicas if switches.varies_between_replicas or str(switches) == CONTROL else REPEATS
 
-    def wanted(self, trained: ReplicaBaseline) -> Iterator[Replica]:
+    def planned_runs(self, trained: ReplicaBaseline) -> Iterator[Replica]:
         """All runs, those of the clean twin first; raises ``UsageError`` where no variant can be run."""
-        nothing_to_run(self, trained)
+        check_any_runnable(self, trained)
         yield Replica(Switches(), 0)
         yield Replica(Switches(), 1)
-        for part in self.parts():
-            yield from probes(part, trained)
-        for switches in self.possible(trained):
-            yield from (Replica(switches, number) for number in range(self.count(switches)))
+        for part in self.single_switches():
+            yield from switch_probe_runs(part, trained)
+        for switches in self.runnable_variants(trained):
+            yield from (Replica(switches, number) for number in range(self.replica_count(switches)))
 
-    def parts(self) -> list[Switches]:
+    def single_switches(self) -> list[Switches]:
         """Every switch that occurs, alone."""
-        return list(dict.fromkeys(part for switches in self.variants for part in switches.parts()))
+        return list(dict.fromkeys(part for switches in self.variants for part in switches.single_switches()))
 
-    def possible(self, trained: ReplicaBaseline) -> list[Switches]:
+    def runnable_variants(self, trained: ReplicaBaseline) -> list[Switches]:
         """Variants that can be run here: one is left out where none of its switches can do anything, or one cannot be set."""
         return [switches for switches in self.variants if not _left_out(switches, trained)]
 
 
 def _left_out(switches: Switches, trained: ReplicaBaseline) -> str:
     """Why a variant is not run; a stream that has no effect does not keep the others of its set from having one."""
-    whys = {str(part): impossible(part, trained) for part in switches.parts()}
+    whys = {str(part): reason_not_runnable(part, trained) for part in switches.single_switches()}
     if not any(whys.values()):
         return ""
     blocked = [name for name, why in whys.items() if why and name not in ALWAYS]
@@ -107,11 +107,11 @@ ALWAYS = ("init", "order", "augment", "dropout", "within")
 """Switches that can be set in every training, even where they have no effect."""
 
 
-def nothing_to_run(asked: Question, trained: ReplicaBaseline) -> None:
+def check_any_runnable(asked: NoiseQuestion, trained: ReplicaBaseline) -> None:
     """Raise ``UsageError`` where no variant can be run."""
-    if not asked.possible(trained):
-        whys = "; ".join(f"{name_of(switches)}: {_left_out(switches, trained)}" for switches in asked.variants)
-        raise UsageError(f"no variant can be run here ({whys}); ask for another --switch")
+    if not asked.runnable_variants(trained):
+        whys = "; ".join(f"{variant_name(switches)}: {_left_out(switches, trained)}" for switches in asked.variants)
+        raise UsageError(f"no variant can be run here ({whys}); choose another --switch")
 
 
 def noise(
@@ -139,123 +139,146 @@ def noise(
     Arguments are the options of ``unsilent noise``, by the same names and with the same defaults.
 
     Args:
-        workload: a built-in training, ``file.py:name`` or ``package.module:name``. options, data: of the workload.
-        replicas, variants, switch, level: which runs, and how many. steps: of a run. every: steps between two hashes of its
-            weights.
-        store: file to keep and resume from; default none.
+        workload: A built-in training, ``file.py:name`` or ``package.module:name``.
+        options, data: Of the workload.
+        replicas, variants, switch, level: Which runs, and how many.
+        steps: Of a run.
+        every: Steps between two hashes of its weights.
+        store: File to keep and resume from; default none.
 
     Raises:
         UsageError: input that does not fit. UnsilentError: clean twins differ. StoreError: the store cannot be used.
     """
-    asked = Asked.in_call(NOISE.options, dict(locals()))
-    means = asked.make(ExecutionOptions)
-    means.check()
-    command = asked.command("noise", NOISE.budget, NOISE.spec, NOISE.reading)
-    with kept(store) as path, ReplicaStore(path, write=True) as opened:
+    asked = OptionValues.from_call(NOISE.option_classes, dict(locals()))
+    execution = asked.make_dataclass(ExecutionOptions)
+    execution.check()
+    command = asked.command_line("noise", NOISE.budget, NOISE.spec, NOISE.analysis_options)
+    with store_or_temporary(store) as path, ReplicaStore(path, write=True) as opened:
         return run_noise(
-            question(asked), opened, jobs=means.jobs, executor=means.executor, address=means.ray, deadline=means.deadline,
+            make_noise_question(asked), opened, jobs=execution.jobs, executor=execution.executor,
+            address=execution.ray, deadline=execution.deadline,
             observer=observer, command=command,
         )  # fmt: skip
 
 
-def run_noise(asked: Question, store: ReplicaStore, **how: Any) -> NoiseResult:
+def run_noise(question: NoiseQuestion, store: ReplicaStore, **run_options: Any) -> NoiseResult:
     """Run what is missing and read what was found; raises ``UnsilentError`` where clean twins differ.
 
-    ``how``: jobs, executor and so on, see `run_replicas`.
+    ``run_options``: jobs, executor and so on, see `run_replicas`.
     """
 
     def check() -> None:
-        check_control(list(store.of(Switches())), asked.spec.workload)  # what follows would be worth nothing
+        check_control(
+            list(store.runs_with_switches(Switches())), question.spec.workload
+        )  # what follows would be worth nothing
 
     def looks() -> Iterator[StepTraceId]:
-        return looks_at(asked, store)
+        return steps_to_trace(question, store)
 
-    question = AskedFor(tuple(map(str, asked.variants)), asked.replicas)
-    run_replicas(asked.spec, asked.wanted, store, asked_for=question, check=check, looks=looks, **how)
-    return read_noise(asked, store)
+    request = ReplicaRequest(tuple(map(str, question.variants)), question.replicas)
+    run_replicas(
+        question.spec,
+        question.planned_runs,
+        store,
+        replica_request=request,
+        after_control_runs=check,
+        step_traces=looks,
+        **run_options,
+    )
+    return read_noise(question, store)
 
 
-def read_noise(asked: Question, store: ReplicaStore) -> NoiseResult:
+def read_noise(question: NoiseQuestion, store: ReplicaStore) -> NoiseResult:
     """The result from what is stored alone."""
-    trained = store.description
-    missing = set(asked.wanted(trained)) - store.replicas()
+    trained = store.baseline
+    missing = set(question.planned_runs(trained)) - store.replicas()
     if missing:
         first = min(missing, key=lambda replica: (str(replica.switches), replica.number))
         raise UsageError(
-            f"{store.path} lacks replica {first} of {trained.name}; run the study, which makes what is missing"
+            f"{store.path} lacks replica {first} of {trained.name}; run unsilent noise again, which adds the missing replicas"
         )
-    clean = list(store.of(Switches(), asked.count(Switches())))
-    check_control(clean, asked.spec.workload)
+    clean = list(store.runs_with_switches(Switches(), question.replica_count(Switches())))
+    check_control(clean, question.spec.workload)
     twin, result, variants = clean[0], [], []
-    for switches in asked.possible(trained):
-        name = name_of(switches)
-        rows = list(store.of(switches, asked.count(switches)))
+    for switches in question.runnable_variants(trained):
+        name = variant_name(switches)
+        rows = list(store.runs_with_switches(switches, question.replica_count(switches)))
         result.append((name, rows))
         variants.append(
-            replace(measure(name, switches, rows, twin, store, asked.confidence), first=first_seen(rows, twin, store))
+            replace(
+                measure(name, switches, rows, twin, store, question.confidence),
+                diverging_operation=stored_diverging_operation(rows, twin, store),
+            )
         )
-    seconds, cpu_seconds = store.usage()
+    seconds, cpu_seconds = store.total_session_seconds()
     return NoiseResult(
         workload=trained.name,
-        command=store.budget()[1],
-        spec={**asdict(asked.spec), "variants": [str(s) for s in asked.variants], "replicas": asked.replicas},
-        seed=asked.spec.seed,
+        command=store.largest_budget()[1],
+        spec={**asdict(question.spec), "variants": [str(s) for s in question.variants], "replicas": question.replicas},
+        seed=question.spec.seed,
         training=trained.campaign,
         steps=trained.steps,
         samples=len(trained.labels),
         parameters=trained.parameters,
         device=trained.device,
-        confidence=asked.confidence,
-        level=asked.level,
-        smallest_p=1 / (asked.replicas + 1),
+        confidence=question.confidence,
+        level=question.level,
+        smallest_p=1 / (question.replicas + 1),
         variants=tuple(variants),
-        effects=tuple(_effect(part, trained, store) for part in asked.parts()),
-        matrix=churn_matrix(result or [(CONTROL, clean)]),
-        curves=tuple(loss_spread(name, rows) for name, rows in result if any(not same(row, rows[0]) for row in rows)),
+        effects=tuple(_effect(part, trained, store) for part in question.single_switches()),
+        churn_matrix=churn_matrix(result or [(CONTROL, clean)]),
+        curves=tuple(
+            loss_spread(name, rows) for name, rows in result if any(not same_replica_bits(row, rows[0]) for row in rows)
+        ),
         store=str(store.path),
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         versions=trained.versions,
         machine=trained.machine,
         info=trained.info,
-        notes=tuple(_notes(asked, trained, [*clean, *(row for _, rows in result for row in rows)])),
+        notes=tuple(_notes(question, trained, [*clean, *(row for _, rows in result for row in rows)])),
     )
 
 
-def asked_of(store: ReplicaStore, confidence: float = 0.95) -> Question:
+def stored_question(store: ReplicaStore, confidence: float = 0.95) -> NoiseQuestion:
     """The question that was asked of a store last; raises ``UsageError`` where none was."""
-    items: list[AskedFor] = store.records(ASKED)
+    items: list[ReplicaRequest] = store.records(ASKED)
     if not items:
-        raise UsageError(f"{store.path} does not say which replicas were asked for; run unsilent noise again")
-    return Question(store.spec, tuple(map(Switches.parse, items[-1].variants)), items[-1].replicas, confidence)
+        raise UsageError(f"{store.path} does not record which replicas were requested; run unsilent noise again")
+    return NoiseQuestion(store.spec, tuple(map(Switches.parse, items[-1].variants)), items[-1].replicas, confidence)
 
 
-def looks_at(asked: Question, store: ReplicaStore) -> Iterator[StepTraceId]:
+def steps_to_trace(asked: NoiseQuestion, store: ReplicaStore) -> Iterator[StepTraceId]:
     """The steps at which runs part: of each variant, and of each switch alone, the replica that parts first, and the twin."""
-    twin = store.twin()
-    for switches in dict.fromkeys([*asked.possible(store.description), *asked.parts()]):
-        rows = list(store.of(switches, asked.count(switches)))
-        if asked.spec.every == 1 and (look := parts_first(rows, twin)) is not None:
+    twin = store.clean_twin()
+    for switches in dict.fromkeys([*asked.runnable_variants(store.baseline), *asked.single_switches()]):
+        rows = list(store.runs_with_switches(switches, asked.replica_count(switches)))
+        if asked.spec.every == 1 and (look := earliest_divergence(rows, twin)) is not None:
             yield look
             yield look._replace(replica=twin.replica)
 
 
-def _effect(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> Effect:
+def _effect(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> SwitchEffect:
     result = _compared(part, trained, store)
-    if not result.changes:
+    if not result.changes_bits:
         return result
-    return replace(result, first=first_seen(list(store.of(part, RACES)), store.twin(), store))
+    return replace(
+        result,
+        diverging_operation=stored_diverging_operation(
+            list(store.runs_with_switches(part, RACES)), store.clean_twin(), store
+        ),
+    )
 
 
-def impossible(switches: Switches, trained: ReplicaBaseline) -> str:
+def reason_not_runnable(switches: Switches, trained: ReplicaBaseline) -> str:
     """Why one of these switches cannot be tried in this training here; empty where all can."""
     for name, _ in switches.settings:
         switch = SWITCHES[name]
-        if switch.cuda and trained.device != "cuda":
+        if switch.needs_cuda and trained.device != "cuda":
             return f"{name} needs a CUDA device, and this training runs on {trained.device}"
-        if switch.draws and trained.streams is not None and name not in trained.streams:
-            return f"this training draws nothing for {name}"
-        if name == "layout" and not trained.layouts:
+        if switch.is_random_stream and trained.effective_streams is not None and name not in trained.effective_streams:
+            return f"seeds of {name} have no effect on this training"
+        if name == "layout" and not trained.has_channels_last:
             return "this training has no weight with four dimensions and more than one input channel"
         for library in ("onednn", "mkl"):
             if name.startswith(library) and trained.machine.get(library) == "False":
@@ -263,9 +286,9 @@ def impossible(switches: Switches, trained: ReplicaBaseline) -> str:
     return ""
 
 
-def probes(part: Switches, trained: ReplicaBaseline) -> Iterator[Replica]:
+def switch_probe_runs(part: Switches, trained: ReplicaBaseline) -> Iterator[Replica]:
     """The runs that show what one switch does."""
-    if impossible(part, trained):
+    if reason_not_runnable(part, trained):
         return
     racing = _racing(part)
     for number in range(RACES if racing else 1):
@@ -274,24 +297,26 @@ def probes(part: Switches, trained: ReplicaBaseline) -> Iterator[Replica]:
         yield Replica(_threads(part), 0)
 
 
-def _compared(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> Effect:
+def _compared(part: Switches, trained: ReplicaBaseline, store: ReplicaStore) -> SwitchEffect:
     """What was seen of it; the probes must be stored."""
     name = part.settings[0][0]
-    parts = (str(part), SWITCHES[name].kind, SWITCHES[name].text)
-    if why := impossible(part, trained):
-        return Effect(*parts, None, why)
-    twin = store.twin()
-    rows = list(store.of(part, RACES if _racing(part) else 1))
-    changed = not same(rows[0], twin)
+    parts = (str(part), SWITCHES[name].kind, SWITCHES[name].varied_aspect)
+    if why := reason_not_runnable(part, trained):
+        return SwitchEffect(*parts, None, why)
+    twin = store.clean_twin()
+    rows = list(store.runs_with_switches(part, RACES if _racing(part) else 1))
+    changed = not same_replica_bits(rows[0], twin)
     if not _racing(part):
-        return Effect(*parts, changed, "changes the bits" if changed else "returns the same bits as the clean twin")
-    if any(not same(row, rows[0]) for row in rows):
-        return Effect(*parts, True, f"makes runs of the same seeds differ ({RACES} runs)")
+        return SwitchEffect(
+            *parts, changed, "differs from the clean twin" if changed else "bit-identical to the clean twin"
+        )
+    if any(not same_replica_bits(row, rows[0]) for row in rows):
+        return SwitchEffect(*parts, True, f"makes runs with the same seeds differ ({RACES} runs)")
     if part.threads > 1:
-        alike = same(rows[0], next(store.of(_threads(part), 1)))
-        other = "the same bits as" if alike else "other bits than"
-        return Effect(*parts, changed, f"ends in {other} {_threads(part)}; no operation raced in {RACES} runs")
-    return Effect(*parts, changed, f"runs of the same seeds agreed ({RACES} runs)")
+        alike = same_replica_bits(rows[0], next(store.runs_with_switches(_threads(part), 1)))
+        other = "bit-identical to" if alike else "differs from"
+        return SwitchEffect(*parts, changed, f"{other} {_threads(part)}; no race was observed in {RACES} runs")
+    return SwitchEffect(*parts, changed, f"runs with the same seeds were bit-identical ({RACES} runs)")
 
 
 def _racing(part: Switches) -> bool:
@@ -302,7 +327,7 @@ def _threads(part: Switches) -> Switches:
     return Switches((("threads", str(part.threads)),))
 
 
-def name_of(switches: Switches) -> str:
+def variant_name(switches: Switches) -> str:
     """A variant's name in capitals where it has one, else its switches."""
     return next((name.upper() for name, own in VARIANTS.items() if own == switches), str(switches))
 
@@ -312,46 +337,49 @@ def check_control(rows: Sequence[ReplicaRow], workload: str) -> None:
     lost = np.flatnonzero(~np.isfinite(rows[0].losses))
     if len(lost):
         raise UnsilentError(
-            f"{workload}: the clean twin's loss is {rows[0].losses[lost[0]]} in step {lost[0]}; a floor is made of sound runs: "
-            "mend the training (a lower learning rate, clipping, another dtype) and run again"
+            f"{workload}: the clean twin's loss is {rows[0].losses[lost[0]]} in step {lost[0]}; a noise floor needs finite "
+            "losses: fix the training (a lower learning rate, gradient clipping, another dtype) and run again"
         )
     for row in rows[1:]:
-        if same(row, rows[0]):
+        if same_replica_bits(row, rows[0]):
             continue
         raise UnsilentError(
-            f"{workload}: clean twins {rows[0].replica} and {row.replica} differ {_where(rows[0], row)}; a training that is not "
-            f"bit-identical has no floor by source: unsilent noise --control {workload} says what makes it differ (where that "
-            "finds nothing, a run leaves something behind for the next one in the same process: a global, a model made once)"
+            f"{workload}: clean twins {rows[0].replica} and {row.replica} differ {_where(rows[0], row)}; noise can be attributed "
+            f"to switches only if clean runs are bit-identical: run unsilent noise --control {workload} to find the cause (if it "
+            "finds none, a run leaves state behind for the next run in the same process: a global, a model created only once)"
         )
 
 
 def _where(one: ReplicaRow, other: ReplicaRow) -> str:
     """How two runs differ, as far as it is known: first step of loss and weights, first tensor at the end."""
     result = []
-    losses = parting(one.losses.tolist(), other.losses.tolist())
-    weights = parting(one.hashes.tolist(), other.hashes.tolist())
+    losses = first_differing_index(one.losses.tolist(), other.losses.tolist())
+    weights = first_differing_index(one.hashes.tolist(), other.hashes.tolist())
     if losses is not None:
         result.append(f"in the loss from step {losses} on")
     if weights is not None:
         result.append(f"in the weights from hash {weights} of {len(one.hashes)} on")
-    pairs = zip(json.loads(one.finals), json.loads(other.finals), strict=False)
+    pairs = zip(json.loads(one.final_hashes), json.loads(other.final_hashes), strict=False)
     tensor = next((mine[0] for mine, theirs in pairs if mine != theirs), None)
     if tensor is not None:
-        result.append(f"at the end first in {tensor}")
-    return "; ".join(result) or "in what they give for held-out samples, with the same weights: is evaluate random?"
+        result.append(f"in the final state, first in {tensor}")
+    return (
+        "; ".join(result)
+        or "in predictions for held-out samples, although weights are equal (does evaluate draw random numbers?)"
+    )
 
 
-def _notes(asked: Question, trained: ReplicaBaseline, rows: Sequence[ReplicaRow]) -> Iterator[str]:
+def _notes(asked: NoiseQuestion, trained: ReplicaBaseline, rows: Sequence[ReplicaRow]) -> Iterator[str]:
     for switches in asked.variants:
         if why := _left_out(switches, trained):
-            yield f"{name_of(switches)} was not run: {why}"
+            yield f"{variant_name(switches)} was not run: {why}"
     yield from sorted({note for row in rows for note in row.notes_list()})
-    if any("within" in switches for switches in asked.variants) and trained.draws:
+    if any("within" in switches for switches in asked.variants) and trained.draws_per_batch:
         yield (
-            "forward passes of this training draw random numbers by the place in the batch, so in-batch permutations (IMPL) also "
-            "deal other dropout masks: what they show is more than rounding"
+            "forward passes of this training draw random numbers by position in the batch, so in-batch permutations (IMPL) also "
+            "change dropout masks and cause more variation than rounding"
         )
     if asked.spec.every > 1:
-        yield "the operation at which runs part is reported with --every 1 only"
+        yield "the operation at which runs diverge is reported only with --every 1"
     if asked.spec.steps is not None:
         yield f"runs end after {trained.steps} steps; the workload's own schedule may be longer (--with steps=N sets it)"

@@ -22,52 +22,63 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from unsilent.campaigns.merging import without_shard
+from unsilent.campaigns.merging import command_without_shard
 from unsilent.errors import StoreError, UsageError
 from unsilent.faults import Codec, codec
-from unsilent.outcomes.tallies import Question, Tally
+from unsilent.outcomes.tallies import PvfEstimator, Tally
 from unsilent.report.heat import HeatMap
-from unsilent.report.text import Shown, clean, shown
+from unsilent.report.text import EstimateText, escape_unprintable, estimate_text
 from unsilent.statistics import Stratum, stratified
 from unsilent.statistics.interim import confidence_at
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.records import LookupRow, PvfResult, PvfRow, at_level, main_level
-from unsilent.studies.pvf.rows import Group, SingleHit, Stored, layer_groups, make_rows, single_hits, target_groups
-from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, TensorInfo
+from unsilent.studies.pvf.row_scopes import (
+    RowScope,
+    SingleElementTrial,
+    StoredTrials,
+    layer_groups,
+    make_rows,
+    single_element_trials,
+    target_groups,
+)
+from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, TensorInfo
 
 
-def analyse(store: PvfStore, question: Question) -> PvfResult:
+def analyse(store: PvfStore, question: PvfEstimator) -> PvfResult:
     """Everything a report shows, from a store alone; raises ``StoreError`` where it holds what no campaign writes."""
     try:
         return _analysed(store, question)
     except (KeyError, IndexError, OverflowError, ZeroDivisionError) as error:  # its parts do not fit together
         raise StoreError(
-            f"the store is damaged: what it holds does not fit together ({type(error).__name__}: {error}); use a copy"
+            f"the store is damaged: its contents are inconsistent ({type(error).__name__}: {error}); use a backup copy"
         ) from error
 
 
-def _analysed(store: PvfStore, question: Question) -> PvfResult:
-    spec, description = store.spec, store.description
-    question = question.of(spec.transient)
+def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
+    spec, description = store.spec, store.baseline
+    question = question.with_default_unit(spec.is_transient)
     unit = question.unit or "sample"
-    stored = Stored(store, unit)
-    groups: list[Group] = []
+    stored = StoredTrials(store, unit)
+    groups: list[RowScope] = []
     for flips in spec.flips:
         groups += target_groups(stored, flips)
-    hits = [hit for rows in stored.rows.values() for hit in single_hits(rows, description)]
-    counting = [hit for hit in hits if stored.counts(hit.row)]
+    hits = [hit for rows in stored.rows.values() for hit in single_element_trials(rows, description)]
+    counting = [hit for hit in hits if stored.is_counted(hit.row)]
     if spec.per == "component" and 1 in spec.flips:
         groups += layer_groups([h for h in counting if h.row.trial.flips == 1], stored)
     rows = make_rows(groups, question)
-    asked = store.budget()[1]
-    planned = PVF.size(store)
-    if stored.trials >= planned:  # all parts are there, whichever of them this store was asked for last
-        asked = without_shard(asked)
+    asked = store.largest_budget()[1]
+    planned = PVF.count_planned_trials(store)
+    if stored.trial_count >= planned:  # all parts are there, whichever of them this store was asked for last
+        asked = command_without_shard(asked)
     if asked.startswith("unsilent "):
-        asked = " ".join([asked, *reading(question, Question().of(spec.transient))])
-    seconds, cpu = store.usage()
+        asked = " ".join(
+            [asked, *non_default_question_options(question, PvfEstimator().with_default_unit(spec.is_transient))]
+        )
+    seconds, cpu = store.total_session_seconds()
     return PvfResult(
-        **{name: getattr(spec, name) for name in ("workload", "per", "law", "seed", "threads", "transient")},
+        **{name: getattr(spec, name) for name in ("workload", "per", "law", "seed", "threads")},
+        transient=spec.is_transient,
         **{name: getattr(description, name) for name in ("info", "judge", "campaign", "golden_seconds", "versions")},
         fault=spec.fault if spec.faults is None else f"{spec.fault} {PurePath(spec.faults).name}",
         at=" ".join(spec.at),
@@ -78,7 +89,7 @@ def _analysed(store: PvfStore, question: Question) -> PvfResult:
         store=str(store.path),
         samples=sum(description.samples),
         batches=len(description.samples),
-        trials_done=stored.trials,
+        trials_done=stored.trial_count,
         trials_planned=planned,
         seconds=seconds,
         cpu_seconds=cpu,
@@ -89,25 +100,25 @@ def _analysed(store: PvfStore, question: Question) -> PvfResult:
         lookups=()
         if spec.strata == "risk" or spec.faults is not None  # such trials are not uniform over rows
         else lookup_rows(counting, description, unit, _over_looks(stored, question.confidence)),
-        notes=(*description.notes, *_notes(rows, spec.transient)),
+        notes=(*description.notes, *_notes(rows, spec.is_transient)),
     )
 
 
-def _over_looks(stored: Stored, confidence: float) -> float:
+def _over_looks(stored: StoredTrials, confidence: float) -> float:
     """Confidence of an interval of its own, where a campaign may have stopped at any look."""
-    looks = [plan.look for plan in stored.plans.values() if plan.first]
+    looks = [plan.look for plan in stored.plans.values() if plan.first_look_trials]
     return confidence_at(max(looks), confidence) if looks else confidence
 
 
-def dtype_of(spec: CampaignSpec, description: PvfBaseline) -> str:
+def dtype_of(spec: PvfSpec, description: PvfBaseline) -> str:
     """What a reader is told: the dtype of the model's numbers, or all that were corrupted among values of a run."""
     corrupted = dtypes(description)
-    if spec.transient:
+    if spec.is_transient:
         return " and ".join(filter(None, (", ".join(corrupted[:-1]), corrupted[-1])))
     return spec.dtype or corrupted[0]
 
 
-def reading(question: Question, usual: Question) -> list[str]:
+def non_default_question_options(question: PvfEstimator, usual: PvfEstimator) -> list[str]:
     """Options that ask this question of a store, where it is not the usual one."""
     known = asdict(usual)
     return [f"--{key} {value}" for key, value in asdict(question).items() if value != known[key]]
@@ -121,7 +132,7 @@ def _notes(rows: Sequence[PvfRow], transient: bool) -> list[str]:
         and all(r.masked == r.units for r in rows)
         and sum(r.n for r in rows if r.level == "model") >= 50
     ):
-        notes.append("No fault changed a single bit of any output: check that run() uses the model that it is given.")
+        notes.append("No fault changed a single bit of any output: check that run() uses the model passed to it.")
     return notes
 
 
@@ -133,7 +144,7 @@ def dtypes(description: PvfBaseline) -> tuple[str, ...]:
     return tuple(name for name, _ in sizes.most_common())
 
 
-def heat_maps(hits: Sequence[SingleHit], description: PvfBaseline, unit: str) -> tuple[HeatMap, ...]:
+def heat_maps(hits: Sequence[SingleElementTrial], description: PvfBaseline, unit: str) -> tuple[HeatMap, ...]:
     """A map for each dtype that a single flip fell on: bits of several layouts have no common axis."""
     result = []
     for name in dtypes(description):
@@ -143,7 +154,7 @@ def heat_maps(hits: Sequence[SingleHit], description: PvfBaseline, unit: str) ->
     return tuple(result)
 
 
-def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: PvfBaseline, unit: str) -> HeatMap:
+def _heat_map(flips: Sequence[SingleElementTrial], layout: Codec, description: PvfBaseline, unit: str) -> HeatMap:
     """Layer x bit position over the tensors of one dtype.
 
     A cell that several targets share is weighted by their share of the law, and by how many of all their faults fell in it where
@@ -175,22 +186,24 @@ def _heat_map(flips: Sequence[SingleHit], layout: Codec, description: PvfBaselin
     )
 
 
-def _shares(hits: Sequence[SingleHit], description: PvfBaseline, unit: str) -> Iterator[tuple[SingleHit, float]]:
+def _shares(
+    hits: Sequence[SingleElementTrial], description: PvfBaseline, unit: str
+) -> Iterator[tuple[SingleElementTrial, float]]:
     """Each of these trials with the share of its units that are incorrect."""
-    tally = Tally.of([hit.row.codes for hit in hits], description.samples, unit)
-    return zip(hits, tally.shares.tolist(), strict=True)
+    tally = Tally.of([hit.row.outcome_codes for hit in hits], description.samples, unit)
+    return zip(hits, tally.incorrect_share_per_trial.tolist(), strict=True)
 
 
 def _field(layout: Codec, bit: int) -> str:
     """As the codec names it, but the digits of an integer are its value."""
-    name = layout.field(bit)
+    name = layout.field_of_bit(bit)
     return "value" if layout.kind == "int" and name == "mantissa" else name
 
 
 Heats = NDArray[np.str_]
 
 
-def heat_classes(counts: Sequence[int]) -> Heats:
+def lookup_classes(counts: Sequence[int]) -> Heats:
     """``hot``, ``warm`` or ``cold`` for each row of a table from its look-ups (see `LookupRow`)."""
     seen = np.asarray(counts, np.int64)
     order = np.argsort(-seen, kind="stable")
@@ -202,11 +215,11 @@ def heat_classes(counts: Sequence[int]) -> Heats:
 
 
 def lookup_rows(
-    hits: Sequence[SingleHit], description: PvfBaseline, unit: str, confidence: float
+    hits: Sequence[SingleElementTrial], description: PvfBaseline, unit: str, confidence: float
 ) -> tuple[LookupRow, ...]:
     """PVF of hot, warm and cold embedding rows over all tables that were looked up."""
     tables = {
-        t.site: (t, heat_classes(description.lookups[name]))
+        t.site: (t, lookup_classes(description.lookups[name]))
         for t in description.tensors
         if (name := t.site.removeprefix("param:")) in description.lookups
     }
@@ -230,7 +243,7 @@ def lookup_rows(
         whole = stratified([Stratum.of(g, weights[name] / mass) for name, g in groups.items()], confidence)
         out.append(
             LookupRow(
-                heat=heat,
+                lookup_class=heat,
                 rows=rows,
                 lookups=sum(
                     int(np.asarray(description.lookups[s.removeprefix("param:")])[c == heat].sum())
@@ -259,29 +272,32 @@ def _part(target: str, heat: str, tables: Iterable[tuple[TensorInfo, Heats]], de
     return corrupted / info.elements
 
 
-NEEDS = "FIT needs PVF of single flips of any bit of parameters, drawn per element (--fault bitflip --flips 1 --law per-element)"
-MIXED = "mixed element widths"
+FIT_REQUIREMENT = (
+    "FIT needs the PVF of parameters for single flips of any bit, drawn per element (--fault bitflip "
+    "--flips 1 --law per-element)"
+)
+MIXED_WIDTHS_REASON = "mixed element widths"
 ONE_WIDTH = 0.99
 """Share of the bits that must belong to elements of one width; the error of FIT stays below the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitRow:
-    """FIT of one target; ``raw`` is the rate of faults before anything is masked, ``reason`` why there is no FIT."""
+    """FIT of one target; ``unmasked_fit`` is the rate of faults before anything is masked, ``reason`` why there is no FIT."""
 
     row: PvfRow
-    raw: float
+    unmasked_fit: float
     estimate: float | None
     low: float | None
     high: float | None
     reason: str = ""
 
     @property
-    def text(self) -> Shown:
+    def text(self) -> EstimateText:
         """FIT and its limits as text."""
         if self.low is None or self.high is None:
-            return Shown("–", "–", "–")
-        return shown(self.estimate, self.low, self.high, scale=1.0)
+            return EstimateText("–", "–", "–")
+        return estimate_text(self.estimate, self.low, self.high, scale=1.0)
 
 
 def check_rate(fit_per_bit: float, transient: bool = False) -> float:
@@ -290,19 +306,22 @@ def check_rate(fit_per_bit: float, transient: bool = False) -> float:
     ``transient``: faults are injected into values of a run.
     """
     if not (math.isfinite(fit_per_bit) and fit_per_bit >= 0):
-        raise UsageError(f"--fit-per-bit is {fit_per_bit!r}; expected failures per 1e9 hours and bit, 0 or more")
+        raise UsageError(
+            f"--fit-per-bit is {fit_per_bit!r}; expected a rate of 0 or more, in failures per 1e9 hours and bit"
+        )
     if transient:
         raise UsageError(
-            "no FIT: values of a run have no rate per bit of memory; leave --fit-per-bit out or use --at 'param:*'"
+            "--fit-per-bit is a fault rate of memory, but the targets are values computed in a run; "
+            "omit --fit-per-bit or use --at 'param:*'"
         )
     return fit_per_bit
 
 
-def fit_of(row: PvfRow, fit_per_bit: float) -> FitRow:
+def make_fit_row(row: PvfRow, fit_per_bit: float) -> FitRow:
     """FIT of one row: each of its numbers times rate x bits."""
     raw = fit_per_bit * row.bits
-    if row.width_share < ONE_WIDTH:
-        return FitRow(row, raw, None, None, None, MIXED)
+    if row.widest_share_of_bits < ONE_WIDTH:
+        return FitRow(row, raw, None, None, None, MIXED_WIDTHS_REASON)
     return FitRow(row, raw, None if row.estimate is None else raw * row.estimate, raw * row.low, raw * row.high)
 
 
@@ -317,22 +336,23 @@ def fit_rows(result: PvfResult, fit_per_bit: float) -> tuple[FitRow, ...]:
         return ()
     level = main_level(result)
     single = [row for row in result.rows if row.flips == 1]
-    parts = [fit_of(row, fit_per_bit) for row in at_level(single, level) if level != "model"]
+    parts = [make_fit_row(row, fit_per_bit) for row in at_level(single, level) if level != "model"]
     parts.sort(key=lambda f: -1.0 if f.high is None else f.estimate or f.high, reverse=True)
-    return (*parts, *(fit_of(row, fit_per_bit) for row in at_level(single, "model")))
+    return (*parts, *(make_fit_row(row, fit_per_bit) for row in at_level(single, "model")))
 
 
-def surprise(rows: Sequence[FitRow]) -> str:
+def fit_versus_pvf_text(rows: Sequence[FitRow]) -> str:
     """Says where size beats vulnerability: most FIT and highest PVF are two targets and their joint limits separate."""
     parts = [f for f in rows if f.row.level != "model" and f.estimate is not None]
     if len(parts) < 2:
         return ""
     most = max(parts, key=lambda f: f.estimate or 0.0)
     worst = max(parts, key=lambda f: (f.row.estimate or 0.0, f.row.high))
-    more = most.raw * most.row.joint_low > worst.raw * worst.row.joint_high
+    more = most.unmasked_fit * most.row.joint_low > worst.unmasked_fit * worst.row.joint_high
     if most.row.target == worst.row.target or not more or most.row.joint_high >= worst.row.joint_low:
         return ""
     return (
-        f"{clean(most.row.target)} has more FIT than {clean(worst.row.target)} although its PVF is lower: "
+        f"{escape_unprintable(most.row.target)} has more FIT than {escape_unprintable(worst.row.target)} "
+        f"although its PVF is lower: "
         f"it holds {most.row.bits / max(worst.row.bits, 1):,.0f} times as many bits."
     )

@@ -21,20 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from unsilent.campaigns.driver import ROUND
-from unsilent.campaigns.merging import shard_of
-from unsilent.campaigns.spec import canonical
+from unsilent.campaigns.merging import shard_in_command
+from unsilent.campaigns.spec import sorted_json_text
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
-from unsilent.outcomes.tallies import UNITS, Question
+from unsilent.outcomes.tallies import UNITS, PvfEstimator
 from unsilent.plainfiles import read_plain
 from unsilent.report.estimates import limits_text, share_cells
-from unsilent.report.model import Column, Report, Row, Section, Shown, Table, columns, estimates_table
-from unsilent.report.text import counted, flips_count, flips_text, share, shown
-from unsilent.strictjson import strict
-from unsilent.studies.pvf.analysis import analyse, reading
+from unsilent.report.model import Column, Report, Section, Table, TableRow, TextCell, columns, estimates_table
+from unsilent.report.text import count_text, estimate_text, flips_number_text, flips_text, percent_text
+from unsilent.strictjson import as_json_values
+from unsilent.studies.pvf.analysis import analyse, non_default_question_options
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import Precision
-from unsilent.studies.pvf.spec import CampaignSpec
+from unsilent.studies.pvf.spec import PvfSpec
 from unsilent.studies.pvf.words import accuracy_text
 
 SCHEMA = "unsilent-pvf-card"
@@ -67,7 +67,7 @@ class CardRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class PvfCard:
     """What is shared of a campaign. ``spec`` is what was asked; the rest is what that came to."""
 
     schema: str
@@ -75,7 +75,7 @@ class Card:
     measure: str
     command: str
     campaign: str
-    spec: CampaignSpec
+    spec: PvfSpec
     judge: str
     unit: str
     confidence: float
@@ -92,18 +92,18 @@ class Card:
     rows: tuple[CardRow, ...]
     notes: tuple[str, ...]
     sha256: str
-    """Of the `canonical` JSON of all other fields."""
+    """Of the `sorted_json_text` JSON of all other fields."""
 
 
-def make_card(store: PvfStore, question: Question) -> Card:
+def make_card(store: PvfStore, question: PvfEstimator) -> PvfCard:
     """The card of a stored campaign; raises ``UsageError`` where no single command makes just these trials again."""
-    result, description = analyse(store, question), store.description
+    result, description = analyse(store, question), store.baseline
     if result.trials_done < result.trials_planned:
         raise UsageError(
-            f"{store.path} has {result.trials_done:,} of {result.trials_planned:,} planned trials, and a card is made of "
+            f"{store.path} has {result.trials_done:,} of {result.trials_planned:,} planned trials, but a card needs "
             f"all of them; {_missing(store)}"
         )
-    _check_plan(store, result.command, question.of(store.spec.transient))
+    _check_plan(store, result.command, question.with_default_unit(store.spec.is_transient))
     names = tuple(CardRow.__dataclass_fields__)
     values = {
         "schema": SCHEMA,
@@ -115,28 +115,28 @@ def make_card(store: PvfStore, question: Question) -> Card:
         "info": result.info,
         "fingerprint": description.fingerprint,
         "rows": [{name: getattr(row, name) for name in names} for row in result.rows if row.level in LEVELS],
-        "notes": [*result.notes, *result.short],
+        "notes": [*result.notes, *result.imprecise_rows],
     }
-    card = _typed(json.dumps({**strict(values), "sha256": ""}), f"the card of {store.path}")
+    card = _typed(json.dumps({**as_json_values(values), "sha256": ""}), f"the card of {store.path}")
     return replace(card, sha256=checksum(card_json(card)))
 
 
 def _missing(store: PvfStore) -> str:
     """How the other trials come into a store: those of other parts by merging, once its own part is there."""
-    trials, command = store.budget()
-    spec, targets = store.spec, store.description.targets
+    trials, command = store.largest_budget()
+    spec, targets = store.spec, store.baseline.targets
     where = f" --store {shlex.quote(str(store.path))}" if command.startswith("unsilent ") else ""
-    part, parts = shard_of(command)
-    ends = [target.slots if spec.enumerated else trials for target in targets for _ in spec.flips]
+    part, parts = shard_in_command(command)
+    ends = [target.slots if spec.is_enumerated else trials for target in targets for _ in spec.flips]
     if parts < 2 or sum(1 for _ in store.rows()) < sum(len(range(part - 1, end, parts)) for end in ends):
         return f"finish it first: {command}{where}"
     return (
-        f"it is part {part} of {parts}, and done: join it with the others first, then make the card of what they are joined "
-        f"into: unsilent merge {shlex.quote(str(store.path))} … -o ALL.sqlite"
+        f"the store is part {part} of {parts}; merge it with the other parts first, then make the card of the merged "
+        f"store: unsilent merge {shlex.quote(str(store.path))} … -o ALL.sqlite"
     )
 
 
-def _check_plan(store: PvfStore, command: str, question: Question) -> None:
+def _check_plan(store: PvfStore, command: str, question: PvfEstimator) -> None:
     """A campaign in rounds depends on the precision that was asked when it was planned, and on how its trials were read then."""
     planned = list(dict.fromkeys(plan.asked for cells in store.records(ROUND) for plan in cells))
     if not planned or not command.startswith("unsilent "):
@@ -148,31 +148,33 @@ def _check_plan(store: PvfStore, command: str, question: Question) -> None:
     last = re.fullmatch(r"(.+) at (0\.[0-9]+) per (sample|batch)", planned[-1])
     if len(planned) == 1 and last and last[1] == precision:
         raise UsageError(
-            f"{store.path} was planned for {planned[0]}, and is read at {question.confidence:g} per {question.unit}, which "
-            f"no command makes again; read it as it was planned: --confidence {last[2]} --unit {last[3]}"
+            f"{store.path} was planned for {planned[0]} but is read at {question.confidence:g} per {question.unit}; "
+            f"no command reproduces that; read it as it was planned: --confidence {last[2]} --unit {last[3]}"
         )
-    usual = Question().of(store.spec.transient)
-    more = reading(replace(question, unit=last[3], confidence=float(last[2])), usual) if last else []
-    anew = " ".join([store.budget()[1], *more, "--store NEW.sqlite"])
+    usual = PvfEstimator().with_default_unit(store.spec.is_transient)
+    more = (
+        non_default_question_options(replace(question, unit=last[3], confidence=float(last[2])), usual) if last else []
+    )
+    anew = " ".join([store.largest_budget()[1], *more, "--store NEW.sqlite"])
     raise UsageError(
-        f"{store.path} was planned for {', then for '.join(planned)}, and no single command makes its trials again; for a "
-        f"card run it anew in a store of its own: {anew}"
+        f"{store.path} was planned for {', then for '.join(planned)}; no single command reproduces its trials; for a "
+        f"card, run the campaign again in a new store: {anew}"
     )
 
 
 def checksum(values: Mapping[str, Any]) -> str:
     """SHA-256, in hex, of the canonical JSON of a card's fields without this one."""
-    return hashlib.sha256(canonical({k: v for k, v in values.items() if k != "sha256"}).encode()).hexdigest()
+    return hashlib.sha256(sorted_json_text({k: v for k, v in values.items() if k != "sha256"}).encode()).hexdigest()
 
 
-def card_json(card: Card) -> dict[str, Any]:
+def card_json(card: PvfCard) -> dict[str, Any]:
     """Plain JSON values, as in the file."""
-    plain = strict(asdict(card))
+    plain = as_json_values(asdict(card))
     assert isinstance(plain, dict)
     return plain
 
 
-def card_text(card: Card) -> str:
+def card_text(card: PvfCard) -> str:
     """What the file holds."""
     return json.dumps(card_json(card), indent=2, allow_nan=False) + "\n"
 
@@ -189,7 +191,7 @@ def is_card(path: Path) -> bool:
     return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") or (path.suffix == ".json" and head[:16] != _SQLITE)
 
 
-def read_card(path: Path) -> Card:
+def read_card(path: Path) -> PvfCard:
     """A card from a file; raises ``UsageError`` for anything that is none, is damaged or of a version not known here."""
     values = _parsed(content := read_plain(path, MOST_BYTES, f"the card {path}"), path)
     if values.get("schema") != SCHEMA:
@@ -198,18 +200,19 @@ def read_card(path: Path) -> Card:
     if type(version) is not int or version not in KNOWN:
         known = ", ".join(map(str, KNOWN))
         raise UsageError(
-            f"{path} is a card of version {_short(version)}, known are: {known}; read it with the Unsilent that made it"
+            f"{path} is a card of version {_short(version)}, expected one of: {known}; read it with the version of Unsilent "
+            "that made it"
         )
     if values.get("sha256") != checksum(values):
         raise UsageError(
-            f"{path} does not have the checksum it states: it was changed or cut; get it from its source again"
+            f"{path} does not match the checksum in it: it was changed or truncated; get it from its source again"
         )
     card = _typed(content.decode(), str(path))
-    if canonical(card_json(card)) != canonical(values):
-        raise UsageError(f"{path} is no valid PVF card: it holds fields or values that no card has")
+    if sorted_json_text(card_json(card)) != sorted_json_text(values):
+        raise UsageError(f"{path} is not a valid PVF card: it has fields or values that no card can have")
     wrong = next(_impossible(card), None)
     if wrong is not None:
-        raise UsageError(f"{path} is no valid PVF card: {wrong}")
+        raise UsageError(f"{path} is not a valid PVF card: {wrong}")
     return card
 
 
@@ -218,40 +221,40 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
-            raise ValueError("a key stands there twice")
+            raise ValueError("a key occurs twice")
         return dict(pairs)
 
     def finite(text: str) -> float:
         if not math.isfinite(float(text)):
-            raise ValueError(f"{text[:20]} is no finite number")
+            raise ValueError(f"{text[:20]} is not a finite number")
         return float(text)
 
     try:
         values = json.loads(content.decode(), object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not a PVF card, it cannot be read as JSON ({_short(error)}); give a card or a store"
+            f"{path} is not a PVF card: it cannot be read as JSON ({_short(error)}); give a card or a store"
         ) from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a PVF card: it holds {type(values).__name__}, expected a JSON object")
     return values
 
 
-def _typed(text: str, name: str) -> Card:
+def _typed(text: str, name: str) -> PvfCard:
     """The card that a JSON text holds, every field of its type."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(Card).validate_json(text)
+        return TypeAdapter(PvfCard).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{name} is no valid PVF card: {_short(where)}: {_short(first['msg'])}") from None
+        raise UsageError(f"{name} is not a valid PVF card: {_short(where)}: {_short(first['msg'])}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name} is no valid PVF card: {_short(error)}") from None
+        raise UsageError(f"{name} is not a valid PVF card: {_short(error)}") from None
 
 
-def _impossible(card: Card) -> Iterator[str]:
+def _impossible(card: PvfCard) -> Iterator[str]:
     """What no campaign gives."""
     if not (0.5 <= card.confidence < 1):
         yield f"confidence is {card.confidence}"
@@ -260,13 +263,13 @@ def _impossible(card: Card) -> Iterator[str]:
     if card.measure not in MEASURES:
         yield f"measure is {_short(card.measure)}"
     if min(card.samples, card.batches, card.threads) < 1 or card.trials < 0:
-        yield "samples, batches, threads or trials are below what there can be"
+        yield "the number of samples, batches, threads or trials is too small"
     for number, row in enumerate(card.rows):
         inside = 0 <= row.low <= (row.low if row.estimate is None else row.estimate) <= row.high <= 1
         if row.level not in LEVELS or not inside or row.n < 0 or row.elements < 1 or row.bits < 1:
-            yield f"row {number} holds numbers that no estimate has"
+            yield f"row {number} has impossible values"
         if not 0 <= (row.silent_share or 0.0) <= 1 or (row.flips is not None and row.flips < 1):
-            yield f"row {number} holds numbers that no estimate has"
+            yield f"row {number} has impossible values"
 
 
 def _short(value: object) -> str:
@@ -277,17 +280,17 @@ def _short(value: object) -> str:
 
 HASHES = ("weights", "inputs", "golden", "code", "components")
 """Fingerprints that are shown; the others are the device, threads and versions."""
-POINT = "Point at a row for its size and method."
+POINT = "Hover over a row for its size and method."
 METHOD = (
-    "With the same files, versions and kind of device, that {} makes the same campaign, and unsilent report STORE --card "
-    "-o FILE.json the same card, byte for byte, where it is read in the same unit and at the same confidence."
+    "With the same files, versions and kind of device, the {} of this card reproduces the campaign. Then unsilent report STORE "
+    "--card -o FILE.json, with the same --unit and --confidence, writes the same card, byte for byte."
 )
 
 
-def report(card: Card) -> Report:
+def report(card: PvfCard) -> Report:
     """All that is shown of a card."""
     spec, rows = card.spec, ordered(card)
-    trials = f"{counted(card.trials, 'trial')} on {counted(card.samples, 'sample')} in {counted(card.batches, 'batch')}"
+    trials = f"{count_text(card.trials, 'trial')} on {count_text(card.samples, 'sample')} in {count_text(card.batches, 'batch')}"
     most = max((row.high for row in rows), default=0.0) or 1.0
     said = {(row.target, row.flips, row.estimate, row.n) for row in rows if row.level == "component"}
     # A component that is one layer has no row for that layer.
@@ -296,36 +299,36 @@ def report(card: Card) -> Report:
         for r in rows
         if r.level == "layer" and (r.target != r.parent or (r.target, r.flips, r.estimate, r.n) not in said)
     ]
-    lead = (
-        f"How often an output is wrong, given a fault there ({limits_text(rows, card.confidence)}); n counts faults. "
-    )
+    lead = f"How often an output is wrong, given a fault in the target ({limits_text(rows, card.confidence)}). n counts faults. "
     lead += f"Bars go from the lower to the upper limit, on a scale from 0 to {100 * most:.3g} %. {POINT}"
     result, known = [_table(card, most, [row for row in rows if row.level != "layer"])], tuple(facts(card))
-    heads = (Column(""), Column("", left=True))
-    again = Table(heads, tuple(map(Row, known)), "to measure it again", on_page=False, sentence="{0}: {1}")
+    heads = (Column(""), Column("", left_aligned=True))
+    again = Table(
+        heads, tuple(map(TableRow, known)), "to repeat the measurement", on_page=False, plain_line_format="{0}: {1}"
+    )
     return Report(
         schema=SCHEMA,
-        kicker="A measurement to share",
+        report_type="A measurement to share",
         title=f"PVF card of {spec.workload}",
         headline=f"{card.measure} of {spec.workload}: {spec.fault} at {' '.join(spec.at)}, per {spec.per}; {trials}",
         estimates=_estimates(rows, card.confidence),
-        numbers=tuple(numbers(card)),
+        numbers=tuple(key_numbers(card)),
         findings=card.notes,
         sections=(
             Section(card.measure, lead, (*result, *([_table(card, most, layers, "Layers")] if layers else []))),
-            Section("To measure it again", "", (again,)),
+            Section("To repeat the measurement", "", (again,)),
         ),
         facts=known,
         notes=(
             f"{limits_text(card.rows, card.confidence)}, n counts faults",
-            f"PVF card, version {card.version}, whose checksum holds: {card.sha256}",
+            f"PVF card, version {card.version}, checksum verified: {card.sha256}",
         ),
-        again=card.command,
+        repeat_command=card.command,
         method=METHOD.format("command" if card.command.startswith("unsilent ") else "Python call"),
     )
 
 
-def ordered(card: Card) -> list[CardRow]:
+def ordered(card: PvfCard) -> list[CardRow]:
     """Components, the model, layers; each target with its numbers of flips ascending."""
     levels = ("component", "model", "layer")
     place = {key: i for i, key in enumerate(dict.fromkeys((row.level, row.parent, row.target) for row in card.rows))}
@@ -339,7 +342,7 @@ def _estimates(rows: Sequence[CardRow], confidence: float) -> Table:
     return estimates_table(names, ((r.level, r.target, r.parent, r.flips, x, r.silent_share) for r, x in pairs))
 
 
-def _table(card: Card, most: float, rows: Sequence[CardRow], title: str = "") -> Table:
+def _table(card: PvfCard, most: float, rows: Sequence[CardRow], title: str = "") -> Table:
     heads = ("target", "part of", "flips", f"{card.measure} %", "interval %", "n", "silent")
     without = () if title else ("part of",)  # only layers are part of something
     lines = []
@@ -347,21 +350,21 @@ def _table(card: Card, most: float, rows: Sequence[CardRow], title: str = "") ->
         value, limits = share_cells(row)
         names = (row.target,) if without else (row.target, row.parent)
         numbers = (
-            Shown(flips_count(row.flips), row.flips),
+            TextCell(flips_number_text(row.flips), row.flips),
             value,
             replace(limits, bar=(row.low / most, row.high / most)),
         )
-        hint = f"{counted(row.elements, 'element')}, {counted(row.bits, 'bit')}; {row.method}"
-        lines.append(Row((*names, *numbers, row.n, share(row.silent_share)), row.level == "model", hint))
+        hint = f"{count_text(row.elements, 'element')}, {count_text(row.bits, 'bit')}; {row.method}"
+        lines.append(TableRow((*names, *numbers, row.n, percent_text(row.silent_share)), row.level == "model", hint))
     shown = columns(*(head for head in heads if head not in without), left=("part of",), priority={"part of": 1})
-    return Table(shown, tuple(lines), title, terminal_rows=len(lines), long=len(lines) > 12)
+    return Table(shown, tuple(lines), title, terminal_rows=len(lines), sortable=len(lines) > 12)
 
 
-def numbers(card: Card) -> Iterator[tuple[str, str, str]]:
+def key_numbers(card: PvfCard) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     for row in card.rows:
         if row.level == "model":
-            text = shown(row.estimate, row.low, row.high)
+            text = estimate_text(row.estimate, row.low, row.high)
             where = "" if row.flips is None else f", {flips_text(row.flips)}"
             value = text.estimate if row.estimate is None else f"{text.estimate} %"
             yield f"{card.measure}{where}", value, text.limits if row.estimate else ""
@@ -370,7 +373,7 @@ def numbers(card: Card) -> Iterator[tuple[str, str, str]]:
         yield "fault-free", accuracy, ""
 
 
-def facts(card: Card) -> Iterator[tuple[str, str]]:
+def facts(card: PvfCard) -> Iterator[tuple[str, str]]:
     """All that makes this measurement this one, as pairs of term and text."""
     spec = card.spec
     yield "read as", f"unit {card.unit}, judge {card.judge}, law {spec.law}, seed {spec.seed}"
@@ -379,7 +382,7 @@ def facts(card: Card) -> Iterator[tuple[str, str]]:
     asked = {"options": options, "data": spec.data, "weights": spec.weights, "faults": spec.faults}
     yield from ((name, value) for name, value in asked.items() if value)
     yield from ((f"fingerprint of {key}", card.fingerprint[key]) for key in HASHES if key in card.fingerprint)
-    yield "device", f"{card.device}, {card.dtype}, {counted(card.threads, 'thread')}"
+    yield "device", f"{card.device}, {card.dtype}, {count_text(card.threads, 'thread')}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in card.versions.items())
     accuracy = accuracy_text(card.info)
     yield from ((key, str(value)) for key, value in card.info.items() if key != "accuracy" or not accuracy)

@@ -16,26 +16,33 @@ import numpy as np
 import xxhash
 
 from unsilent.campaigns.spec import differences as changed
-from unsilent.campaigns.spec import value_text
+from unsilent.campaigns.spec import spec_value_text
 from unsilent.errors import UsageError
-from unsilent.interval import PART
-from unsilent.outcomes.tallies import Question, Sample
+from unsilent.interval import PART_OF_LIST
+from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials
 from unsilent.statistics import Interval
 from unsilent.statistics.comparing import difference, holm, p_value, paired_strata, ratio
 from unsilent.statistics.interim import confidence_at
-from unsilent.studies.pvf.analysis import analyse, dtype_of, reading
+from unsilent.studies.pvf.analysis import analyse, dtype_of, non_default_question_options
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.records import PvfResult, PvfRow
-from unsilent.studies.pvf.rows import Group, Stored, layer_groups, rows_by_layer, single_hits, target_groups
-from unsilent.studies.pvf.spec import TrialRow
+from unsilent.studies.pvf.row_scopes import (
+    RowScope,
+    StoredTrials,
+    layer_groups,
+    rows_by_layer,
+    single_element_trials,
+    target_groups,
+)
+from unsilent.studies.pvf.spec import PvfTrialRow
 
-Key = tuple[str, str, str, int | None]
+RowKey = tuple[str, str, str, int | None]
 LEAST_CONFIDENCE = 0.5
 """Of an interval; so a p value above one half is told as 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimated:
+class DifferenceOrRatio:
     """A difference or a ratio with its limits; ``high`` may be infinite."""
 
     estimate: float | None
@@ -49,16 +56,16 @@ class ComparedRow:
 
     a: PvfRow
     b: PvfRow
-    difference: Estimated
+    difference: DifferenceOrRatio
     """B - A, from -1 to 1."""
-    ratio: Estimated
+    ratio: DifferenceOrRatio
     """B / A; None where A is 0. Its limits take A and B for independent, also where they are paired: then they are wide."""
     p: float | None
     """Of the hypothesis that A and B are alike; 1 where it is above 0.5, None where one of them has no estimate."""
-    adjusted: float | None
+    adjusted_p: float | None
     """The same after Holm's correction for all rows of this level."""
     differs: bool
-    paired: bool
+    is_paired: bool
     """Whether both had the same faults, so that the difference is taken trial by trial."""
     method: str
 
@@ -84,7 +91,7 @@ class ComparedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CampaignDifference:
     """Something about the campaigns that is not the same."""
 
     what: str
@@ -99,7 +106,7 @@ class Comparison:
     a: PvfResult
     b: PvfResult
     rows: tuple[ComparedRow, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[CampaignDifference, ...]
     only_a: tuple[PvfRow, ...]
     only_b: tuple[PvfRow, ...]
     """Rows that the other campaign lacks."""
@@ -114,13 +121,13 @@ class Comparison:
         return self.a.confidence
 
 
-def compare(one: PvfStore, other: PvfStore, question: Question) -> Comparison:
+def compare_campaigns(one: PvfStore, other: PvfStore, question: PvfEstimator) -> Comparison:
     """Compare two stores; raises ``UsageError`` where their numbers mean different things."""
     a, b = analyse(one, question), analyse(other, question)
     _check(a, b)
     question = replace(question, unit=a.unit)
     sides_a, sides_b = _sides(one, question), _sides(other, question)
-    known_a, known_b = {key_of(r): r for r in a.rows}, {key_of(r): r for r in b.rows}
+    known_a, known_b = {row_key(r): r for r in a.rows}, {row_key(r): r for r in b.rows}
     shared = [key for key in known_a if key in known_b]
     rows = compared_rows([(known_a[k], known_b[k], sides_a[k], sides_b[k]) for k in shared], question)
     same = a.trials_done == b.trials_done and len(shared) == len(known_a) == len(known_b)
@@ -133,13 +140,17 @@ def compare(one: PvfStore, other: PvfStore, question: Question) -> Comparison:
         changes=tuple(_changes(one, other)),
         only_a=tuple(r for k, r in known_a.items() if k not in known_b),
         only_b=tuple(r for k, r in known_b.items() if k not in known_a),
-        command=" ".join([shlex.join(words), *reading(question, Question().of(a.transient))]),
+        command=" ".join(
+            [shlex.join(words), *non_default_question_options(question, PvfEstimator().with_default_unit(a.transient))]
+        ),
         identical=identical,
         notes=tuple(_notes(a, b, identical)),
     )
 
 
-def compared_rows(rows: Sequence[tuple[PvfRow, PvfRow, Side, Side]], question: Question) -> list[ComparedRow]:
+def compared_rows(
+    rows: Sequence[tuple[PvfRow, PvfRow, RowTrials, RowTrials]], question: PvfEstimator
+) -> list[ComparedRow]:
     """What is computed for each pair of rows and of what they were made from."""
     result = [_compared(*row, question) for row in rows]
     levels: dict[str, dict[int, float]] = defaultdict(dict)
@@ -148,11 +159,11 @@ def compared_rows(rows: Sequence[tuple[PvfRow, PvfRow, Side, Side]], question: Q
             levels[row.level][i] = row.p
     for values in levels.values():
         for i, adjusted in zip(values, holm(list(values.values())), strict=True):
-            result[i] = replace(result[i], adjusted=adjusted, differs=adjusted < 1 - question.confidence)
+            result[i] = replace(result[i], adjusted_p=adjusted, differs=adjusted < 1 - question.confidence)
     return result
 
 
-def key_of(row: PvfRow) -> Key:
+def row_key(row: PvfRow) -> RowKey:
     """What makes two rows the same one."""
     return row.level, row.parent, row.target, row.flips
 
@@ -160,29 +171,34 @@ def key_of(row: PvfRow) -> Key:
 # -- one row ---------------------------------------------------------------------------------------------------------
 
 
-def _compared(a: PvfRow, b: PvfRow, one: Side, other: Side, question: Question) -> ComparedRow:
-    interval_at = differences_at(one, other, question)
+def _compared(a: PvfRow, b: PvfRow, one: RowTrials, other: RowTrials, question: PvfEstimator) -> ComparedRow:
+    interval_at = difference_by_confidence(one, other, question)
     apart = interval_at(question.confidence)
     times = _combined(ratio, one, other, question)
     p = None if apart.estimate is None else p_value(interval_at)
-    exact = one.sample.complete if other.sample.complete else ""  # both tried every fault there is
+    exact = one.sample.exhaustive_of if other.sample.exhaustive_of else ""  # both tried every fault there is
     return ComparedRow(
         a=a,
         b=b,
-        difference=Estimated(apart.estimate, apart.low, apart.high),
-        ratio=Estimated(times.estimate, times.low, times.high),
+        difference=DifferenceOrRatio(apart.estimate, apart.low, apart.high),
+        ratio=DifferenceOrRatio(times.estimate, times.low, times.high),
         p=p,
-        adjusted=p,
+        adjusted_p=p,
         differs=False,
-        paired=shares_faults(one, other),
+        is_paired=same_faults(one, other),
         method=exact or apart.method,
     )
 
 
-def differences_at(one: Side, other: Side, question: Question) -> Callable[[float], Interval]:
+def difference_by_confidence(one: RowTrials, other: RowTrials, question: PvfEstimator) -> Callable[[float], Interval]:
     """The interval of the difference by its confidence; paired where a sample of faults was shared."""
-    drawn = not (one.sample.complete or other.sample.complete or one.sample.left or other.sample.left)
-    if drawn and shares_faults(one, other):
+    drawn = not (
+        one.sample.exhaustive_of
+        or other.sample.exhaustive_of
+        or one.sample.not_run_counts
+        or other.sample.not_run_counts
+    )
+    if drawn and same_faults(one, other):
         return _paired(one.sample, other.sample)
 
     def interval_at(confidence: float) -> Interval:
@@ -192,22 +208,24 @@ def differences_at(one: Side, other: Side, question: Question) -> Callable[[floa
 
 
 def _combined(
-    combine: Callable[[Interval, Interval], Interval], one: Side, other: Side, question: Question
+    combine: Callable[[Interval, Interval], Interval], one: RowTrials, other: RowTrials, question: PvfEstimator
 ) -> Interval:
     """Difference or ratio, B against A; limits of a list that was run in part are no matter of chance, both may be at an end."""
     b, a = question.estimate(other.sample), question.estimate(one.sample)
     result = combine(b, a)
-    if not (one.sample.left or other.sample.left):
+    if not (one.sample.not_run_counts or other.sample.not_run_counts):
         return result
     bounds = combine(replace(b, estimate=None), replace(a, estimate=None))
-    return replace(bounds, estimate=result.estimate, method=f"{result.method}, {PART}")
+    return replace(bounds, estimate=result.estimate, method=f"{result.method}, {PART_OF_LIST}")
 
 
-def _paired(one: Sample, other: Sample) -> Callable[[float], Interval]:
+def _paired(one: StratifiedTrials, other: StratifiedTrials) -> Callable[[float], Interval]:
     whole = sum(s.share for s in one.strata)
     pairs = zip(one.strata, other.strata, strict=True)
-    strata = [(u.share / whole, v.tally.shares - u.tally.shares) for u, v in pairs]
-    looks = [sample.look for sample in (one, other) if sample.look is not None]
+    strata = [
+        (u.share / whole, v.tally.incorrect_share_per_trial - u.tally.incorrect_share_per_trial) for u, v in pairs
+    ]
+    looks = [sample.look_number for sample in (one, other) if sample.look_number is not None]
 
     def interval_at(confidence: float) -> Interval:
         asked = max(confidence, LEAST_CONFIDENCE)
@@ -216,11 +234,11 @@ def _paired(one: Sample, other: Sample) -> Callable[[float], Interval]:
     return interval_at
 
 
-def shares_faults(one: Side, other: Side) -> bool:
+def same_faults(one: RowTrials, other: RowTrials) -> bool:
     """Whether both rest on the very same faults in the same trials, with the same weights: drawn, listed or all there are."""
     if (
         len(one.sample.strata) != len(other.sample.strata)
-        or one.sample.left != other.sample.left
+        or one.sample.not_run_counts != other.sample.not_run_counts
         or one.trials != other.trials
         or not all(one.trials)
     ):
@@ -229,49 +247,57 @@ def shares_faults(one: Side, other: Side) -> bool:
     return bool(np.allclose(np.divide(mine, sum(mine)), np.divide(theirs, sum(theirs)), rtol=1e-12))
 
 
-def _same_outcomes(one: Side, other: Side) -> bool:
+def _same_outcomes(one: RowTrials, other: RowTrials) -> bool:
     """Whether all trials are the same ones and ended the same."""
     pairs = zip(one.sample.strata, other.sample.strata, strict=False)
-    return one.trials == other.trials and all(np.array_equal(u.tally.classes, v.tally.classes) for u, v in pairs)
+    return one.trials == other.trials and all(
+        np.array_equal(u.tally.outcome_counts, v.tally.outcome_counts) for u, v in pairs
+    )
 
 
 # -- the trials behind a row -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Side:
+class RowTrials:
     """What a row of one campaign rests on: its strata, and of each trial that counts in them a digest of identity and faults."""
 
-    sample: Sample
+    sample: StratifiedTrials
     trials: tuple[tuple[bytes, ...], ...]
 
 
-def _sides(store: PvfStore, question: Question) -> dict[Key, Side]:
+def _sides(store: PvfStore, question: PvfEstimator) -> dict[RowKey, RowTrials]:
     """What `analyse` makes rows from, with every trial known."""
-    stored = Stored(store, question.unit or "sample")
+    stored = StoredTrials(store, question.unit or "sample")
     groups = [g for flips in stored.spec.flips for g in target_groups(stored, flips)]
-    sides = {_key(g): Side(g.sample, tuple(_trials(_counting(stored, g, t.name)) for t in g.targets)) for g in groups}
+    sides = {
+        _key(g): RowTrials(g.sample, tuple(_trials(_counting(stored, g, t.name)) for t in g.targets)) for g in groups
+    }
     if stored.spec.per == "component" and 1 in stored.spec.flips:
-        rows = (row for (_, flips), mine in stored.rows.items() if flips == 1 for row in mine if stored.counts(row))
-        hits = single_hits(rows, stored.description)
+        rows = (row for (_, flips), mine in stored.rows.items() if flips == 1 for row in mine if stored.is_counted(row))
+        hits = single_element_trials(rows, stored.description)
         fell = rows_by_layer(hits)
         for group in layer_groups(hits, stored):
             parts = (fell[group.parent, group.name][target.name] for target in group.targets)
-            sides[_key(group)] = Side(group.sample, tuple(map(_trials, parts)))
+            sides[_key(group)] = RowTrials(group.sample, tuple(map(_trials, parts)))
     return sides
 
 
-def _counting(stored: Stored, group: Group, stratum: str) -> list[TrialRow]:
+def _counting(stored: StoredTrials, group: RowScope, stratum: str) -> list[PvfTrialRow]:
     rows = stored.rows.get((stratum, group.flips), [])
-    plan = next((p for p in stored.plans.values() if stratum in p.start and p.flips == group.flips), None)
-    return rows if plan is None else [r for r in rows if r.trial.k in plan.counting(stratum, group.sample.look)]
+    plan = next((p for p in stored.plans.values() if stratum in p.pilot_trials and p.flips == group.flips), None)
+    return (
+        rows
+        if plan is None
+        else [r for r in rows if r.trial.k in plan.counting_trial_numbers(stratum, group.sample.look_number)]
+    )
 
 
-def _trials(rows: Sequence[TrialRow]) -> tuple[bytes, ...]:
+def _trials(rows: Sequence[PvfTrialRow]) -> tuple[bytes, ...]:
     return tuple(xxhash.xxh3_128_digest(f"{row.trial}|{row.faults}".encode()) for row in rows)
 
 
-def _key(group: Group) -> Key:
+def _key(group: RowScope) -> RowKey:
     return group.level, group.parent, group.name, group.flips
 
 
@@ -294,7 +320,7 @@ def _check(a: PvfResult, b: PvfResult) -> None:
     if apart:
         raise UsageError(
             f"{a.store} (A) and {b.store} (B) cannot be compared: {'; '.join(apart)}; "
-            "expected two campaigns that ask the same of different models"
+            "expected two campaigns in which these are the same"
         )
 
 
@@ -302,31 +328,35 @@ FILES = {"weights": "file of weights", "data": "file of data"}
 REFUSED = ("judge", "law", "per", "fault", "flips")
 
 
-def _changes(one: PvfStore, other: PvfStore) -> list[Change]:
+def _changes(one: PvfStore, other: PvfStore) -> list[CampaignDifference]:
     """What else was not the same: of what was asked, then of what was found (hashes, versions)."""
-    there, here = one.description, other.description
-    by_name: dict[str, Change] = {}
+    there, here = one.baseline, other.baseline
+    by_name: dict[str, CampaignDifference] = {}
     for key, values in changed((one.spec, there), (other.spec, here)):
         name = FILES.get(key, key) if values else key
         if values:
-            both = _dtypes(one, other) if key == "dtype" else (value_text(key, values[0]), value_text(key, values[1]))
+            both = (
+                _dtypes(one, other)
+                if key == "dtype"
+                else (spec_value_text(key, values[0]), spec_value_text(key, values[1]))
+            )
         else:
             both = _text(there.fingerprint.get(key)), _text(here.fingerprint.get(key))
         if key not in REFUSED:
-            by_name.setdefault(name, Change(name, *both))
+            by_name.setdefault(name, CampaignDifference(name, *both))
     for key in {**there.versions, **here.versions}:
         a, b = there.versions.get(key), here.versions.get(key)
         if a != b:
-            by_name.setdefault(key, Change(key, _text(a), _text(b)))
+            by_name.setdefault(key, CampaignDifference(key, _text(a), _text(b)))
     return list(by_name.values())
 
 
 def _dtypes(one: PvfStore, other: PvfStore) -> tuple[str, str]:
     """What was asked, else found; as it was asked where that alone is not the same."""
-    asked = value_text("dtype", one.spec.dtype), value_text("dtype", other.spec.dtype)
-    if one.spec.transient or other.spec.transient:  # the values that are corrupted say nothing of the model
+    asked = spec_value_text("dtype", one.spec.dtype), spec_value_text("dtype", other.spec.dtype)
+    if one.spec.is_transient or other.spec.is_transient:  # the values that are corrupted say nothing of the model
         return asked
-    result = dtype_of(one.spec, one.description), dtype_of(other.spec, other.description)
+    result = dtype_of(one.spec, one.baseline), dtype_of(other.spec, other.baseline)
     return result if result[0] != result[1] else asked
 
 
@@ -337,13 +367,16 @@ def _text(value: object) -> str:
 def _notes(a: PvfResult, b: PvfResult, identical: bool) -> list[str]:
     notes = []
     if a.campaign == b.campaign and not identical:
-        notes.append("A and B are the same campaign: they differ by chance, or by the number of trials.")
+        notes.append("A and B are runs of the same campaign, so they differ only by chance or in the number of trials.")
     if a.at != b.at:
-        notes.append(f"A corrupted {a.at} and B {b.at}: rows over several targets stand for different things.")
+        notes.append(
+            f"Faults were injected into {a.at} in A and into {b.at} in B, so a row that combines several targets may combine "
+            "different targets in A and B."
+        )
     if a.unit == "batch" and a.samples * b.batches != b.samples * a.batches:
         sizes = [f"{r.samples / r.batches:g}" for r in (a, b)]
         notes.append(
-            f"A batch holds {sizes[0]} samples in A and {sizes[1]} in B: {a.measure} per batch grows with its size."
+            f"A batch holds {sizes[0]} samples in A and {sizes[1]} in B: {a.measure} per batch grows with the batch size."
         )
     for name, result in (("A", a), ("B", b)):
         if result.trials_done < result.trials_planned:

@@ -7,29 +7,58 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from unsilent.interval import Interval
-from unsilent.report.estimates import NOTHING, Dots, cells, dot_traces, limits_text, rows_axis, share_cells
-from unsilent.report.model import Heading, Part, Plot, Report, Row, Section, Shown, Table, columns, estimates_table
-from unsilent.report.text import chance, clean, counted, factor, flips_count, flips_text, short, shown, signed
-from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label, upright
-from unsilent.studies.pvf.comparison import ComparedRow, Comparison, Estimated
+from unsilent.report.estimates import (
+    NO_ESTIMATE_KEY,
+    Dots,
+    dot_traces,
+    estimate_cells,
+    limits_text,
+    rows_axis,
+    share_cells,
+)
+from unsilent.report.model import (
+    Heading,
+    Part,
+    Plot,
+    Report,
+    Section,
+    Table,
+    TableRow,
+    TextCell,
+    columns,
+    estimates_table,
+)
+from unsilent.report.text import (
+    count_text,
+    escape_unprintable,
+    estimate_text,
+    flips_number_text,
+    flips_text,
+    p_value_text,
+    ratio_text,
+    short,
+    signed,
+)
+from unsilent.report.theme import INK, SERIES_COLOURS, Figure, figure, label, vertical_line
+from unsilent.studies.pvf.comparison import ComparedRow, Comparison, DifferenceOrRatio
 from unsilent.studies.pvf.records import (
-    EVERYTHING,
-    TOP,
+    ALL_PARAMETERS,
+    MOST_LAYERS_SHOWN,
     PvfRow,
     at_level,
-    first_flips,
-    itself,
-    layers,
+    components_with_own_layer,
+    headline_flips,
+    layer_rows,
     main_level,
-    name_of,
+    row_label,
 )
 from unsilent.studies.pvf.report import BARS, terminal_tables
 from unsilent.studies.pvf.words import common_facts, meaning
 
-SCHEMA = "unsilent/comparison/1"
-NAMED = 4
+SCHEMA = "unsilent/comparison/2"
+MOST_ROWS_NAMED = 4
 """Targets that a sentence names."""
-VALUE = 40
+LONGEST_VALUE_TEXT = 40
 """Characters of a value that is told as changed."""
 LOOKS = {
     "higher": ("B higher", SERIES_COLOURS[1]),
@@ -46,14 +75,14 @@ HEADS = ("target", "level", "part of", "flips", "A %", "B %", "B - A", "interval
          "paired")  # fmt: skip
 COLUMNS = columns(*HEADS, left=("level", "part of"), priority={"part of": 4, "B / A": 2, "its interval": 2})
 METHOD = (
-    "Limits of B − A and of B / A are made from those of both rows, taken as independent (Zou and Donner 2008, Donner and Zou "
-    "2012). Where every trial of a row had the same fault in both campaigns the difference is taken trial by trial, with "
-    "Gaffke's limits for the mean of numbers between −1 and 1; its ratio still takes both for independent and is then wider than "
-    "need be.\n"
-    "The p value of a row is the error level at which its interval would just leave out 0 (reported as 1 above one half). Holm's "
-    "correction makes the p values of a level hold together: where A and B are alike in truth, the chance that any row of a "
-    "level is called different is at most {:g} %. That a row is not called different does not mean that A and B are equal there: "
-    "its interval says what is not excluded."
+    "The limits of B − A and of B / A are computed from the limits of both rows, which are treated as independent (Zou and "
+    "Donner 2008, Donner and Zou 2012). Where every trial of a row had the same fault in both campaigns, the difference is taken "
+    "trial by trial, with Gaffke's limits for the mean of numbers between −1 and 1. The ratio of such a row still treats both "
+    "campaigns as independent, so its interval is wider than necessary.\n"
+    "The p value of a row is the significance level at which its interval would just exclude 0. Values above one half are "
+    "shown as 1. Holm's correction covers all rows of a level: if A and B do not truly differ, the chance that any row of "
+    "the level is reported as different is at most {:g} %. A row that is not reported as different is not shown to be equal: "
+    "its interval contains all differences that are still possible."
 )
 
 
@@ -63,17 +92,17 @@ def comparison_report(comparison: Comparison) -> Report:
     kind = meaning(a)[:1].upper() + meaning(a)[1:]
     return Report(
         schema=SCHEMA,
-        kicker=f"Comparison · {kind} · {a.fault}",
+        report_type=f"Comparison · {kind} · {a.fault}",
         title=f"{meaning(a)}, {a.fault}: B ({b.store}, {b.workload}) against A ({a.store}, {a.workload})",
         headline=headline(comparison),
         estimates=_estimates(comparison),
         numbers=tuple(_numbers(comparison)),
-        findings=tuple(filter(None, (which_differ(comparison), *_missing(comparison), *comparison.notes))),
+        findings=tuple(filter(None, (differing_rows_text(comparison), *_missing(comparison), *comparison.notes))),
         sections=tuple(_sections(comparison)),
         facts=(("command", comparison.command),),
         notes=tuple(_notes(comparison)),
         method=METHOD.format(100 - 100 * comparison.confidence),
-        data=_data(comparison),
+        further_json=_data(comparison),
     )
 
 
@@ -85,7 +114,14 @@ def _estimates(comparison: Comparison) -> Table:
         d, r = row.difference, row.ratio
         both = (row.a.estimate, row.a.n, row.b.estimate, row.b.n)
         apart = Interval(d.estimate, d.low, d.high, comparison.confidence, min(row.a.n, row.b.n), row.method)
-        more = (r.estimate, r.low, r.high, row.adjusted, verdict(row) or None, "yes" if row.paired else "no")
+        more = (
+            r.estimate,
+            r.low,
+            r.high,
+            row.adjusted_p,
+            difference_direction(row) or None,
+            "yes" if row.is_paired else "no",
+        )
         rows.append((row.level, row.target, row.parent, row.flips, *both, apart, *more))
     return estimates_table((*names, *more_names), rows)
 
@@ -96,7 +132,7 @@ def _data(comparison: Comparison) -> dict[str, Any]:
         "command": comparison.command,
         "spec": {name: getattr(a, name) for name in COMMON} | {"flips": a.spec["flips"]},
         "measure": a.measure,
-        "headline": " ".join(filter(None, (headline(comparison), which_differ(comparison)))),
+        "headline": " ".join(filter(None, (headline(comparison), differing_rows_text(comparison)))),
         "identical": comparison.identical,
         "a": _fields(a, SIDE),
         "b": _fields(comparison.b, SIDE),
@@ -116,7 +152,7 @@ def _result(row: ComparedRow) -> dict[str, Any]:
     """A row as JSON: its own limits are those of the difference."""
     common = {"confidence": row.a.confidence, "n": min(row.a.n, row.b.n), "unit": row.a.unit}
     limits = ("estimate", "low", "high")
-    values = {**_fields(row, (*NAMES, "method", "paired", "p", "differs")), "p_adjusted": row.adjusted}
+    values = {**_fields(row, (*NAMES, "method", "is_paired", "p", "differs")), "p_adjusted": row.adjusted_p}
     values |= _fields(row.difference, limits) | common | {"ratio": _fields(row.ratio, limits) | common}
     return values | {"a": _fields(row.a, ROW), "b": _fields(row.b, ROW)}
 
@@ -127,41 +163,42 @@ def _result(row: ComparedRow) -> dict[str, Any]:
 def headline(comparison: Comparison) -> str:
     """The finding for everything faults were injected into."""
     if comparison.identical:
-        return "Every trial of A and B is the same: all differences are 0."
+        return "A and B have the same trials with the same outcomes, so every difference is 0."
     model = at_level(comparison.rows, "model")
-    first = [row for row in model if row.flips == first_flips(model) and row.p is not None]
+    first = [row for row in model if row.flips == headline_flips(model) and row.p is not None]
     if not first:
         return "A and B have no fault target in common."
     row, measure = first[0], comparison.a.measure
     where = (
-        "the whole model"
-        if comparison.a.at == comparison.b.at == EVERYTHING
-        else "everything faults were injected into"
+        "the whole model" if comparison.a.at == comparison.b.at == ALL_PARAMETERS else "all injected targets together"
     )
     where += "" if row.flips is None else f" at {flips_text(row.flips)}"
-    a, b = (shown(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
-    points = f"{_points(row).estimate} points{_points(row).behind}"
+    a, b = (estimate_text(r.estimate, r.low, r.high).estimate for r in (row.a, row.b))
+    points = f"{_points(row).estimate} points{_points(row).limits_in_sentence}"
     if row.differs:
-        return f"{measure} of {where} is {verdict(row)} in B: {b} % against {a} %, {points}."
+        return f"{measure} of {where} is {difference_direction(row)} in B: {b} % against {a} %, {points}."
     return f"No difference is shown in {measure} of {where}: A {a} %, B {b} %, {points}."
 
 
-def which_differ(comparison: Comparison) -> str:
+def differing_rows_text(comparison: Comparison) -> str:
     """Which rows of the main level differ; nothing where that is said already."""
     level = main_level(comparison.a)
     rows = [row for row in at_level(comparison.rows, level) if row.p is not None and level != "model"]
     if comparison.identical or not rows:
         return ""
-    apart = sorted((row for row in rows if row.differs), key=surprise)
-    start = f"After correction, {len(apart):,} of {len(rows):,} {level} rows differ"
+    apart = sorted((row for row in rows if row.differs), key=significance_sort_key)
+    start = f"After correction for multiple comparisons, {len(apart):,} of {len(rows):,} {level} rows differ"
     if not apart:
         return f"{start}."
-    parts = [f"`{clean(row.target)}`{_flips(row.flips)} {_points(row).estimate}" for row in apart[:NAMED]]
-    more = f" and {len(apart) - NAMED:,} more" if len(apart) > NAMED else ""
+    parts = [
+        f"`{escape_unprintable(row.target)}`{_flips(row.flips)} {_points(row).estimate}"
+        for row in apart[:MOST_ROWS_NAMED]
+    ]
+    more = f" and {len(apart) - MOST_ROWS_NAMED:,} more" if len(apart) > MOST_ROWS_NAMED else ""
     return f"{start} (points): {', '.join(parts)}{more}."
 
 
-def how_many(comparison: Comparison) -> str:
+def difference_counts_text(comparison: Comparison) -> str:
     """How many rows of each level differ after correction."""
     parts = []
     for level in dict.fromkeys(row.level for row in comparison.rows):
@@ -170,32 +207,34 @@ def how_many(comparison: Comparison) -> str:
     return "; ".join(parts)
 
 
-def pairing(comparison: Comparison) -> str:
+def paired_rows_text(comparison: Comparison) -> str:
     """Which rows rest on the same faults in both campaigns."""
-    paired = sum(row.paired for row in comparison.rows)
+    paired = sum(row.is_paired for row in comparison.rows)
     if not paired:
         return "no row is paired: A and B have different faults"
     rows = "every row is" if paired == len(comparison.rows) else f"{paired:,} of {len(comparison.rows):,} rows are"
     return f"{rows} paired: A and B had the same faults, and differences are taken trial by trial"
 
 
-def surprise(row: ComparedRow) -> tuple[float, float]:
-    """Sort key: what is least like chance first, among equals the greater difference."""
+def significance_sort_key(row: ComparedRow) -> tuple[float, float]:
+    """Sort key: the smallest p value first; of equal ones, the greater difference."""
     return 1.0 if row.p is None else row.p, -abs(row.difference.estimate or 0.0)
 
 
-def verdict(row: ComparedRow) -> str:
+def difference_direction(row: ComparedRow) -> str:
     """What B is against A: ``higher``, ``lower``, or nothing where no difference is shown."""
     return "" if not row.differs else "higher" if (row.difference.estimate or 0.0) > 0 else "lower"
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
     a = comparison.a
-    yield f"unit {a.unit}, judge {a.judge}, law {a.law}, per {a.per}"
+    yield f"unit {a.unit}, judge {a.judge}, law {a.law}, targets per {a.per}"
     if comparison.changes:
-        yield "not the same: " + ", ".join(f"{c.what} ({_value(c.a)}, {_value(c.b)})" for c in comparison.changes)
-    yield f"{how_many(comparison)} (p after Holm's correction for the rows of a level)"
-    yield f"{_limits(comparison)}, B - A in percentage points; {pairing(comparison)}"
+        yield "A and B also differ in: " + ", ".join(
+            f"{c.what} ({_value(c.a)}, {_value(c.b)})" for c in comparison.changes
+        )
+    yield f"{difference_counts_text(comparison)} (p after Holm's correction for the rows of a level)"
+    yield f"{_limits(comparison)}, B - A in percentage points; {paired_rows_text(comparison)}"
 
 
 def _limits(comparison: Comparison) -> str:
@@ -207,15 +246,15 @@ def _limits(comparison: Comparison) -> str:
 def _missing(comparison: Comparison) -> Iterator[str]:
     for side, rows in (("A", comparison.only_a), ("B", comparison.only_b)):
         names = [f"{row.target} ({row.level}{_flips(row.flips)})" for row in rows]
-        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+        more = f" and {len(names) - MOST_ROWS_NAMED:,} more" if len(names) > MOST_ROWS_NAMED else ""
         if names:
-            yield f"only {side} has {', '.join(names[:NAMED])}{more}"
+            yield f"only in {side}: {', '.join(names[:MOST_ROWS_NAMED])}{more}"
 
 
 def _value(text: str) -> str:
     """Of hashes the first digits tell them apart."""
     hashed = len(text) >= 16 and set(text) <= set("0123456789abcdef")
-    return text[:8] if hashed else short(clean(text), VALUE)
+    return text[:8] if hashed else short(escape_unprintable(text), LONGEST_VALUE_TEXT)
 
 
 def _flips(flips: int | None) -> str:
@@ -226,8 +265,8 @@ def _points(row: ComparedRow) -> Any:
     return signed(row.difference.estimate, row.difference.low, row.difference.high)
 
 
-def _times(ratio: Estimated) -> Any:
-    return factor(ratio.estimate, ratio.low, ratio.high)
+def _times(ratio: DifferenceOrRatio) -> Any:
+    return ratio_text(ratio.estimate, ratio.low, ratio.high)
 
 
 def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
@@ -235,7 +274,7 @@ def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     for row in at_level(comparison.rows, "model")[:1]:
         where = "" if row.flips is None else f", {flips_text(row.flips)}"
         for name, one in (("A", row.a), ("B", row.b)):
-            text = shown(one.estimate, one.low, one.high)
+            text = estimate_text(one.estimate, one.low, one.high)
             yield f"{name}{where}", f"{text.estimate} %", text.limits
         apart, times = _points(row), _times(row.ratio)
         yield "B − A, points", apart.estimate, apart.limits
@@ -254,64 +293,71 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
     for number, count in enumerate(flips):
         every = [row for row in at_level(comparison.rows, level) if row.flips == count and _drawn(row)]
         model = [row for row in at_level(comparison.rows, "model") if row.flips == count and level != "model"]
-        kept = sorted(every, key=surprise)[:BARS]
+        kept = sorted(every, key=significance_sort_key)[:BARS]
         left = max(left, len(every) - BARS)
         parts += [Heading(flips_text(count))] if len(flips) > 1 else []
         plot = forest([*(row for row in every if row in kept), *model])
         parts.append(Plot(f"forest-{number}", f"Difference of {measure} by {level}, {flips_text(count)}", plot))
     lead = (
-        f"{measure} of B minus {measure} of A, in percentage points ({_limits(comparison)}). Coloured where they differ after "
-        "correction for the number of rows. A diamond: both had the same faults, and the difference is taken trial by trial."
-        + (f" The {BARS} least like chance are drawn; all are in the table of all rows." if left > 0 else "")
+        f"{measure} of B minus {measure} of A, in percentage points ({_limits(comparison)}). Rows that differ after correction "
+        "for the number of rows are coloured. A diamond marks a row with the same faults in A and B; its difference is taken "
+        "trial by trial."
+        + (
+            f" The {BARS} rows with the smallest p values are drawn; the table of all rows has the others."
+            if left > 0
+            else ""
+        )
     )
     yield Section(f"Difference by {level}", lead, (*parts, *_terminal(comparison)))
-    more = [row for row in _layers(comparison) if row.level != level and row.p is not None][:TOP]
+    more = [row for row in _layers(comparison) if row.level != level and row.p is not None][:MOST_LAYERS_SHOWN]
     if more:
         plot = forest(more, several=len({row.flips for row in more}) > 1)
-        lead = f"The layers and tensors whose difference is least like chance, at most {TOP} of them."
+        lead = f"The layers and tensors with the smallest p values, at most {MOST_LAYERS_SHOWN}."
         yield Section("Difference by layer", lead, (Plot("layers", f"Difference of {measure} by layer", plot),))
-    own = itself(comparison.rows)
-    lead = "Click a heading to sort; point at a row for its numbers of faults, p before correction and the method."
+    own = components_with_own_layer(comparison.rows)
+    lead = "Click a heading to sort. Hover over a row for its numbers of faults, p before correction and the method."
     rows = tuple(_row(row, own) for row in comparison.rows)
-    yield Section("All rows", lead, (Table(COLUMNS, rows, terminal_rows=0, long=True),))
+    yield Section("All rows", lead, (Table(COLUMNS, rows, terminal_rows=0, sortable=True),))
     heads = columns("", "A", "B", left=("A", "B"))
     sides = zip(common_facts(comparison.a), common_facts(comparison.b), strict=True)
     tables = [
-        ("What is not the same", [Row((c.what, c.a, c.b)) for c in comparison.changes]),
-        ("Everything", [Row((term, a, b)) for (term, a), (_, b) in sides]),
+        ("What differs", [TableRow((c.what, c.a, c.b)) for c in comparison.changes]),
+        ("All facts", [TableRow((term, a, b)) for (term, a), (_, b) in sides]),
     ]
     text = tuple(Table(heads, tuple(rows), title, terminal_rows=0) for title, rows in tables if rows)
-    yield Section("A and B", "Both ask the same question.", text)
+    yield Section(
+        "A and B", "Both campaigns use the same fault model, sampling law, target level, unit and judge.", text
+    )
 
 
 def _layers(comparison: Comparison) -> list[ComparedRow]:
-    """Layers and tensors, least like chance first."""
-    return layers(comparison.rows, surprise, lambda row: (row.difference, row.ratio, row.a.n, row.b.n))
+    """Layers and tensors, smallest p value first."""
+    return layer_rows(comparison.rows, significance_sort_key, lambda row: (row.difference, row.ratio, row.a.n, row.b.n))
 
 
 def _terminal(comparison: Comparison) -> Iterator[Table]:
     """Without columns that would say the same in every row."""
     hidden = {"level", "part of"}
     hidden |= {"flips"} if len({row.flips for row in comparison.rows}) < 2 else set()
-    hidden |= {"paired"} if not any(row.paired for row in comparison.rows) else set()
-    own, more = itself(comparison.rows), _layers(comparison)
-    title = f"The {TOP} layers least like chance" if len(more) > TOP else "Layers"
+    hidden |= {"paired"} if not any(row.is_paired for row in comparison.rows) else set()
+    own, more = components_with_own_layer(comparison.rows), _layers(comparison)
+    title = f"The {MOST_LAYERS_SHOWN} layers with the smallest p values" if len(more) > MOST_LAYERS_SHOWN else "Layers"
     kept = [column.name for column in COLUMNS if column.name not in hidden]
     main, rest = ([_row(r, own) for r in part] for part in (at_level(comparison.rows, "component", "model"), more))
     yield from terminal_tables(COLUMNS, kept, main, rest, title)
 
 
-def _row(row: ComparedRow, own: frozenset[str]) -> Row:
-    names = (name_of(row, own), row.level, row.parent, Shown(flips_count(row.flips), float(row.flips or 0)))
+def _row(row: ComparedRow, own: frozenset[str]) -> TableRow:
+    names = (row_label(row, own), row.level, row.parent, TextCell(flips_number_text(row.flips), float(row.flips or 0)))
     both = [_one(one) for one in (row.a, row.b)]
-    apart, times = cells(_points(row), row.difference), cells(_times(row.ratio), row.ratio)
-    p = Shown(chance(row.adjusted), NOTHING if row.adjusted is None else row.adjusted)
-    parts = (*names, *both, *apart, *times, p, verdict(row), "yes" if row.paired else "no")
-    faults = f"A {counted(row.a.n, 'fault')}, B {counted(row.b.n, 'fault')}"
-    return Row(parts, row.level == "model", f"{faults}; p before correction {chance(row.p)}; {row.method}")
+    apart, times = estimate_cells(_points(row), row.difference), estimate_cells(_times(row.ratio), row.ratio)
+    p = TextCell(p_value_text(row.adjusted_p), NO_ESTIMATE_KEY if row.adjusted_p is None else row.adjusted_p)
+    parts = (*names, *both, *apart, *times, p, difference_direction(row), "yes" if row.is_paired else "no")
+    faults = f"A {count_text(row.a.n, 'fault')}, B {count_text(row.b.n, 'fault')}"
+    return TableRow(parts, row.level == "model", f"{faults}; p before correction {p_value_text(row.p)}; {row.method}")
 
 
-def _one(row: PvfRow) -> Shown:
+def _one(row: PvfRow) -> TextCell:
     return share_cells(row)[0]
 
 
@@ -325,22 +371,22 @@ def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
     points = [_in_points(row) for row in rows]
     ends = [0.0, *(end for one in points for end in (one.low, one.high))]
     edge = 0.06 * max(map(abs, ends)) or 1.0
-    names = [clean(row.target) + (f" · {flips_count(row.flips)}" if several else "") for row in rows]
+    names = [escape_unprintable(row.target) + (f" · {flips_number_text(row.flips)}" if several else "") for row in rows]
     traces = []
     for kind, (name, colour) in LOOKS.items():
-        mine = [i for i, row in enumerate(rows) if verdict(row) == kind]
-        symbols = ["diamond" if rows[i].paired else "circle" for i in mine]
+        mine = [i for i, row in enumerate(rows) if difference_direction(row) == kind]
+        symbols = ["diamond" if rows[i].is_paired else "circle" for i in mine]
         if mine:
             traces += dot_traces(Dots(name, colour, symbols, [(i, points[i], _hover(rows[i])) for i in mine]))
     title = {"text": "← lower in B · percentage points · higher in B →"}
     xaxis = {"range": [min(ends) - edge, max(ends) + edge], "title": title}
-    more = {"showlegend": True, "shapes": [upright(0, INK, 1.2)]}
+    more = {"showlegend": True, "shapes": [vertical_line(0, INK, 1.2)]}
     return figure(traces, 112 + 32 * len(rows), xaxis=xaxis, yaxis=rows_axis(names), **more)
 
 
-def _in_points(row: ComparedRow) -> Estimated:
+def _in_points(row: ComparedRow) -> DifferenceOrRatio:
     d = row.difference
-    return Estimated(100 * (d.estimate or 0.0), 100 * d.low, 100 * d.high)
+    return DifferenceOrRatio(100 * (d.estimate or 0.0), 100 * d.low, 100 * d.high)
 
 
 def _hover(row: ComparedRow) -> str:
@@ -349,7 +395,7 @@ def _hover(row: ComparedRow) -> str:
     lines = (
         f"B − A {apart.estimate} points {apart.limits}",
         f"A {_one(row.a).text} %, n = {row.a.n:,}; B {_one(row.b).text} %, n = {row.b.n:,}",
-        f"B / A {times.estimate} {times.limits}, p {chance(row.adjusted)}",
+        f"B / A {times.estimate} {times.limits}, p {p_value_text(row.adjusted_p)}",
     )
     text = "<br>".join(html.escape(line, quote=False) for line in lines)
     return f"<b>{label(row.target, 60)}</b> · {flips_text(row.flips)}<br>{text}"

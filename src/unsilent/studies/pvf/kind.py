@@ -8,21 +8,21 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.driver import ROUND
-from unsilent.campaigns.kinds import Kind, size
+from unsilent.campaigns.kinds import Kind, count_budgeted_trials
 from unsilent.campaigns.options import EngineOptions
-from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, MOST_TRIALS, Damaged, parsed
 from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
+from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, MOST_TRIALS, DamagedRecordError, parse_record
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
-from unsilent.outcomes.question import PvfReading
+from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.report.model import Report
-from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, PvfBudget, TrialRow, resolve
+from unsilent.studies.pvf.spec import PvfBaseline, PvfBudget, PvfSpec, PvfTrialRow, make_pvf_spec
 from unsilent.workloads.zoo import ZOO
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import Replay
+    from unsilent.campaigns.replay import TrialReplay
     from unsilent.campaigns.rounds import CellPlan
     from unsilent.studies.pvf.records import PvfResult
 
@@ -36,86 +36,93 @@ LEAST_SHARE = 1e-30
 _CODES = bytes(Outcome)
 
 
-def check_spec(spec: CampaignSpec) -> None:
-    """Raise ``Damaged`` for impossible numbers."""
+def check_spec(spec: PvfSpec) -> None:
+    """Raise ``DamagedRecordError`` for impossible numbers."""
     if not 1 <= len(spec.flips) <= MOST_FLIPS or not 1 <= spec.threads <= MOST_THREADS:
-        raise Damaged("its spec has no number of flips or too many, or an impossible number of threads")
+        raise DamagedRecordError(
+            "its spec lists no or too many numbers of flips, or has an impossible number of threads"
+        )
 
 
-def check_description(baseline: PvfBaseline) -> None:
-    """Raise ``Damaged`` for impossible sizes, and for sites that there cannot be."""
+def check_pvf_baseline(baseline: PvfBaseline) -> None:
+    """Raise ``DamagedRecordError`` for impossible sizes, and for sites that there cannot be."""
     if not baseline.targets or not baseline.tensors or not baseline.samples:
-        raise Damaged("its description names no target, tensor or sample")
+        raise DamagedRecordError("its description names no target, tensor or sample")
     if min(baseline.samples) < 1 or sum(baseline.samples) > MOST_SAMPLES:
-        raise Damaged("its description has an impossible number of samples")
+        raise DamagedRecordError("its description has an impossible number of samples")
     if not all(LEAST_SHARE <= t.share <= 1 + 1e-9 and t.bits_by_width for t in baseline.targets):
-        raise Damaged("its description has a target without a share")
+        raise DamagedRecordError("its description has a target without bits or with an impossible share")
     if len(baseline.notes) > MOST_NOTES:
-        raise Damaged("its description has more notes than a campaign makes")
+        raise DamagedRecordError(f"its description has more than {MOST_NOTES} notes")
     if any(t.elements < 1 or t.width not in (8, 16, 32, 64) for t in baseline.tensors):
-        raise Damaged("its description has a tensor of an impossible size")
+        raise DamagedRecordError("its description has a tensor of an impossible size")
     for tensor in baseline.tensors:
         try:
             parse_site(tensor.site)
         except UsageError as error:
-            raise Damaged(f"its description has a tensor of no site: {error}") from None
+            raise DamagedRecordError(f"its description has a tensor with an invalid site: {error}") from None
 
 
-def shapes(baseline: PvfBaseline, values: Mapping[str, Any]) -> Mapping[str, int]:
+def pvf_array_shapes(baseline: PvfBaseline, values: Mapping[str, Any]) -> Mapping[str, int]:
     """One outcome a sample."""
-    return {"codes": sum(baseline.samples)}
+    return {"outcome_codes": sum(baseline.samples)}
 
 
-def check_row(row: TrialRow, baseline: PvfBaseline) -> None:
-    """Raise ``Damaged`` for outcomes that there are not."""
+def check_row(row: PvfTrialRow, baseline: PvfBaseline) -> None:
+    """Raise ``DamagedRecordError`` for outcomes that there are not."""
     if row.incorrect_batches > len(baseline.samples) or math.isnan(row.severity):
-        raise Damaged("has impossible numbers")
-    check_codes(row.codes, baseline.samples)
+        raise DamagedRecordError("has impossible numbers")
+    check_codes(row.outcome_codes, baseline.samples)
 
 
 def check_codes(codes: bytes, samples: Sequence[int]) -> None:
-    """Raise ``Damaged`` unless there is an outcome for each sample, and batches are spared whole."""
+    """Raise ``DamagedRecordError`` unless there is an outcome for each sample, and batches are spared whole."""
     if len(codes) != sum(samples) or codes.translate(None, _CODES):
-        raise Damaged(f"has outcomes that do not fit {sum(samples)} samples")
+        raise DamagedRecordError(f"does not have one known outcome for each of {sum(samples)} samples")
     if Outcome.SPARED in codes:
         ends = list(accumulate(samples))
         left = [codes.count(Outcome.SPARED, end - n, end) - n for n, end in zip(samples, ends, strict=True)]
         if not any(left) or any(rest not in (0, -n) for rest, n in zip(left, samples, strict=True)):
-            raise Damaged("spares all batches, or part of one")
+            raise DamagedRecordError("marks all batches, or only a part of a batch, as not corrupted")
 
 
-def read_round(text: str, spec: CampaignSpec, description: PvfBaseline) -> list[CellPlan]:
-    """What a look decided; raises ``Damaged``."""
+def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[CellPlan]:
+    """What a look decided; raises ``DamagedRecordError``."""
     from unsilent.campaigns.rounds import CellPlan
 
-    record = parsed(list[CellPlan], text, "rounds")
+    record = parse_record(list[CellPlan], text, "rounds")
     strata = {target.name for target in description.targets}
     for plan in record:
-        numbers = [*plan.start.values(), *plan.first.values(), plan.look]
-        if not plan.start or not set(plan.start) <= strata or not set(plan.first) <= set(plan.start):
-            raise Damaged("its rounds speak of targets that there are not")
-        if plan.first and not set(plan.start) == set(plan.first) == set(plan.centre):
-            raise Damaged("its rounds leave out a stratum")
-        if not all(0 <= n < MOST_TRIALS for n in numbers) or not all(0 <= c <= 1 for c in plan.centre.values()):
-            raise Damaged("its rounds have impossible numbers")
+        numbers = [*plan.pilot_trials.values(), *plan.first_look_trials.values(), plan.look]
+        if (
+            not plan.pilot_trials
+            or not set(plan.pilot_trials) <= strata
+            or not set(plan.first_look_trials) <= set(plan.pilot_trials)
+        ):
+            raise DamagedRecordError("its interim looks name targets that do not exist")
+        if plan.first_look_trials and not set(plan.pilot_trials) == set(plan.first_look_trials) == set(
+            plan.pilot_means
+        ):
+            raise DamagedRecordError("its interim looks omit a stratum of a target")
+        if not all(0 <= n < MOST_TRIALS for n in numbers) or not all(0 <= c <= 1 for c in plan.pilot_means.values()):
+            raise DamagedRecordError("its interim looks have impossible numbers")
     return record
 
 
 def planned_trials(store: PvfStore) -> int:
     """Trials of all strata, as far as is known: what looks decided, else what was asked."""
+    from unsilent.campaigns.rounds import latest_plans
 
-    from unsilent.campaigns.rounds import current
-
-    plans = current(store.records(ROUND))
-    return sum(plan.size for plan in plans.values()) if plans else size(store)
+    plans = latest_plans(store.records(ROUND))
+    return sum(plan.total_trials for plan in plans.values()) if plans else count_budgeted_trials(store)
 
 
 def analyse(store: PvfStore, **choices: Any) -> PvfResult:
-    """What a campaign found; ``choices``: those of a `Question`."""
-    from unsilent.outcomes.tallies import Question
+    """What a campaign found; ``choices``: those of a `PvfEstimator`."""
+    from unsilent.outcomes.tallies import PvfEstimator
     from unsilent.studies.pvf.analysis import analyse
 
-    return analyse(store, Question(**choices))
+    return analyse(store, PvfEstimator(**choices))
 
 
 def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
@@ -126,51 +133,51 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
     return report(result, None if fit_per_bit is None else check_rate(fit_per_bit, result.transient))
 
 
-def compare(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
+def compare_stores_report(one: PvfStore, other: PvfStore, **choices: Any) -> Report:
     """What is shown of two."""
-    from unsilent.outcomes.tallies import Question
-    from unsilent.studies.pvf.comparison import compare
+    from unsilent.outcomes.tallies import PvfEstimator
+    from unsilent.studies.pvf.comparison import compare_campaigns
     from unsilent.studies.pvf.comparison_report import comparison_report
 
-    return comparison_report(compare(one, other, Question(**choices)))
+    return comparison_report(compare_campaigns(one, other, PvfEstimator(**choices)))
 
 
-def replay(store: PvfStore, trial: TrialId, *given: Any, **choices: Any) -> Replay[TrialRow]:
+def replay(store: PvfStore, trial: TrialId, *given: Any, **choices: Any) -> TrialReplay[PvfTrialRow]:
     """A trial again, and how its fault spread."""
-    from unsilent.studies.pvf.replay import replay_trial
+    from unsilent.studies.pvf.replay import replay_pvf_trial
 
-    return replay_trial(store, trial, *given, **choices)
+    return replay_pvf_trial(store, trial, *given, **choices)
 
 
 PVF = Kind(
     name="pvf",
-    application=0x556E7369,  # "Unsi"
-    spec=CampaignSpec,
+    application_id=0x556E7369,  # "Unsi"
+    spec=PvfSpec,
     baseline=PvfBaseline,
-    row=TrialRow,
+    row=PvfTrialRow,
     check_spec=check_spec,
-    check_baseline=check_description,
+    check_baseline=check_pvf_baseline,
     check_row=check_row,
-    shapes=shapes,
-    records={ROUND: read_round},
-    fixed=("samples", "targets", "tensors"),
+    shapes=pvf_array_shapes,
+    record_readers={ROUND: parse_round},
+    shared_baseline_fields=("samples", "targets", "tensors"),
     analyse=analyse,
     report=report,
     report_choices=("fit_per_bit",),
-    compare=compare,
-    builtin={"workload": ZOO},
+    compare=compare_stores_report,
+    builtin_values={"workload": ZOO},
     replay=replay,
     replay_choices=("trace", "batch", "log"),
-    size=planned_trials,
-    about=ABOUT,
+    count_planned_trials=planned_trials,
+    command_help=ABOUT,
     budget=PvfBudget,
-    reading=PvfReading,
-    means=EngineOptions,
-    resolve=resolve,
+    analysis_options=PvfAnalysisOptions,
+    execution_options=EngineOptions,
+    resolve_spec=make_pvf_spec,
 )
 
 
-class PvfStore(Store[CampaignSpec, PvfBaseline, TrialRow]):
+class PvfStore(Store[PvfSpec, PvfBaseline, PvfTrialRow]):
     """An open store of such a campaign."""
 
     kind = PVF

@@ -14,31 +14,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unsilent.campaigns.driver import ROUND
-from unsilent.campaigns.rounds import Cell, CellPlan, current, trials_of
+from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans, trial_ids_of_plans
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.errors import UsageError
-from unsilent.outcomes.tallies import Question
+from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.statistics import Interval, Stratum, stratified
 from unsilent.statistics.interim import GROWTH, confidence_at
-from unsilent.statistics.planning import allocate, expected_half_width, foreseen
+from unsilent.statistics.planning import allocate, expected_half_width, expected_interval
 from unsilent.studies.pvf.kind import PvfStore
-from unsilent.studies.pvf.records import at_flips
-from unsilent.studies.pvf.rows import Group, Stored, target_groups
+from unsilent.studies.pvf.records import flips_suffix
+from unsilent.studies.pvf.row_scopes import RowScope, StoredTrials, target_groups
 
 PILOT = 24
 """Trials of each stratum before anything is decided, at least."""
 PILOT_OF_ALL = 144
 """Trials of all strata of a target together before anything is decided, at least."""
-LONGER = 4
+PILOT_GROWTH = 4
 """A pilot that saw too little is made so many times longer, until a plan is no more than ``MOST_AHEAD`` times its pilot."""
-MOST_AHEAD = 8
-VAGUE = 0.5
+MOST_PLAN_PER_PILOT = 8
+VAGUE_RELATIVE_ERROR = 0.5
 """Relative standard error of an estimate above which its pilot saw too little."""
-MARGIN = 0.9
+PLANNING_MARGIN = 0.9
 """A plan aims a little below what is asked, since the pilot's variances are estimates."""
-FLOOR = 0.0002
+LEAST_HALF_WIDTH = 0.0002
 """Half-width that is enough where a relative one is asked: a share of zero has none."""
-AFRESH = 3.0
+REPLAN_FACTOR = 3.0
 """A tighter precision that needs so many times more trials is planned anew, with all that is known as its pilot."""
 _FARTHEST = 40
 _NUMBER = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(%?)\s*")
@@ -56,20 +56,22 @@ class Precision:
         """From the texts of ``--ci`` and ``--rel`` (``0.1%``, ``0.001``); None where neither is given."""
         if ci is None and rel is None:
             return None
-        absolute = FLOOR if ci is None else _share("--ci", ci, "0.1% or 0.001")
+        absolute = LEAST_HALF_WIDTH if ci is None else _share("--ci", ci, "0.1% or 0.001")
         return cls(absolute, 0.0 if rel is None else _share("--rel", rel, "20% or 0.2"))
 
-    def aim(self, estimate: float) -> float:
+    def target_half_width(self, estimate: float) -> float:
         """The half-width that is enough for this estimate."""
         return max(self.absolute, self.relative * estimate)
 
-    def met(self, interval: Interval) -> bool:
+    def is_reached_by(self, interval: Interval) -> bool:
         """Whether an interval is narrow enough."""
-        return interval.estimate is not None and interval.half_width <= self.aim(interval.estimate)
+        return interval.estimate is not None and interval.half_width <= self.target_half_width(interval.estimate)
 
     def __str__(self) -> str:
         floor = f"±{100 * self.absolute:.4g} points"
-        return f"±{100 * self.relative:.4g} % of the estimate, at least {floor}" if self.relative else floor
+        return (
+            f"±{100 * self.relative:.4g} % of the estimate or {floor}, whichever is wider" if self.relative else floor
+        )
 
 
 def _share(option: str, text: str, like: str) -> float:
@@ -88,39 +90,39 @@ class PrecisionPlanner:
     """Decides the rounds of a campaign.
 
     Attributes:
-        most: trials that a target may have at a number of flips, its pilot included.
-        short: rows that stay wider than asked because of ``most``, as sentences.
+        most_trials: Trials that a target may have at a number of flips, its pilot included.
+        imprecise_rows: Rows that stay wider than asked because of ``most_trials``, as sentences.
     """
 
     precision: Precision
-    question: Question
-    most: int
-    short: tuple[str, ...] = ()
+    question: PvfEstimator
+    most_trials: int
+    imprecise_rows: tuple[str, ...] = ()
 
-    def trials(self, store: PvfStore) -> Iterator[TrialId]:
+    def requested_trials(self, store: PvfStore) -> Iterator[TrialId]:
         """All trials of the rounds so far."""
-        return trials_of(current(store.records(ROUND)).values())
+        return trial_ids_of_plans(latest_plans(store.records(ROUND)).values())
 
-    def decide(self, store: PvfStore) -> list[Json]:
-        """The next round; empty where all rows are precise enough, or would need more than ``most``.
+    def decide_next_round(self, store: PvfStore) -> list[Json]:
+        """The next round; empty where all rows are precise enough, or would need more than ``most_trials``.
 
         Raises:
-            UsageError: the plan of look 0 needs more than ``most``; says what is needed and what can be had.
+            UsageError: the plan of look 0 needs more than ``most_trials``; says what is needed and what can be had.
         """
-        unit = self.question.of(store.spec.transient).unit or "sample"
-        return [plan.to_json() for plan in self.after(Stored(store, unit))]
+        unit = self.question.with_default_unit(store.spec.is_transient).unit or "sample"
+        return [plan.to_json() for plan in self.round_after(StoredTrials(store, unit))]
 
-    def after(self, stored: Stored) -> list[CellPlan]:
+    def round_after(self, stored: StoredTrials) -> list[CellPlan]:
         """The next round after these trials."""
-        question = self.question.of(stored.spec.transient)
+        question = self.question.with_default_unit(stored.spec.is_transient)
         asked = f"{self.precision} at {question.confidence:g} per {question.unit}"
         if not stored.plans:
             return self._pilots(stored, asked)
         groups = [g for flips in stored.spec.flips for g in target_groups(stored, flips)]
-        if any(not plan.first for plan in stored.plans.values()):
+        if any(not plan.first_look_trials for plan in stored.plans.values()):
             return self._planned(stored, groups, asked)
-        wide = [g for g in groups if not self.precision.met(question.estimate(g.sample))]
-        self.short = ()
+        wide = [g for g in groups if not self.precision.is_reached_by(question.estimate(g.sample))]
+        self.imprecise_rows = ()
         if not wide:
             return []
         growing = dict.fromkeys(stored.plans, 0)
@@ -129,12 +131,12 @@ class PrecisionPlanner:
             for target in group.targets:
                 cell = target.group, group.flips
                 growing[cell] = max(growing[cell], looks)
-        renewed = any(plan.asked != asked for plan in stored.plans.values())
-        if renewed and GROWTH ** max(growing.values()) > AFRESH:
+        renewed = any(plan.target_precision != asked for plan in stored.plans.values())
+        if renewed and GROWTH ** max(growing.values()) > REPLAN_FACTOR:
             return self._planned(stored, groups, asked)
         return self._grown(stored, wide, growing)
 
-    def _pilots(self, stored: Stored, asked: str) -> list[CellPlan]:
+    def _pilots(self, stored: StoredTrials, asked: str) -> list[CellPlan]:
         strata: dict[str, list[str]] = {}
         for target in stored.description.targets:
             strata.setdefault(target.group, []).append(target.name)
@@ -142,10 +144,11 @@ class PrecisionPlanner:
             g: dict.fromkeys(names, max(PILOT, math.ceil(PILOT_OF_ALL / len(names)))) for g, names in strata.items()
         }
         group, pilot = max(pilots.items(), key=lambda item: sum(item[1].values()))
-        if sum(pilot.values()) > self.most:
+        if sum(pilot.values()) > self.most_trials:
             raise UsageError(
-                f"--trials allows {self.most:,} of a target, and a precision needs a pilot of {sum(pilot.values())} in {group!r} "
-                "before it can plan; ask for more, or for --trials without --ci and --rel"
+                f"--trials allows {self.most_trials:,} trials per target, but --ci and --rel need a pilot of "
+                f"{sum(pilot.values())} trials in {group!r} "
+                "to plan the rest; raise --trials, or omit --ci and --rel"
             )
         return [
             CellPlan(group, flips, asked, pilot, {}, {})
@@ -153,19 +156,23 @@ class PrecisionPlanner:
             for group, pilot in pilots.items()
         ]
 
-    def _planned(self, stored: Stored, groups: Sequence[Group], asked: str) -> list[CellPlan]:
+    def _planned(self, stored: StoredTrials, groups: Sequence[RowScope], asked: str) -> list[CellPlan]:
         """Look 0 of every cell, from all trials so far."""
-        pilots = {(name, flips): p.counting(name).stop for (_, flips), p in stored.plans.items() for name in p.start}
+        pilots = {
+            (name, flips): p.counting_trial_numbers(name).stop
+            for (_, flips), p in stored.plans.items()
+            for name in p.pilot_trials
+        }
         known = {cell: stored.pilot(*cell, upto) for cell, upto in pilots.items()}
         sizes = dict.fromkeys(known, 0)
         for group in groups:
             cells = [(t.name, group.flips) for t in group.targets]
             total = sum(t.share for t in group.targets)
             strata = [
-                replace(known[c], weight=t.share / total, centre=known[c].mean)
+                replace(known[c], weight=t.share / total, expected_mean=known[c].mean)
                 for c, t in zip(cells, group.targets, strict=True)
             ]
-            aim = MARGIN * self.precision.aim(_cautious(strata))
+            aim = PLANNING_MARGIN * self.precision.target_half_width(_cautious(strata))
             for cell, n in zip(cells, self._enough(strata, [sizes[c] for c in cells], aim), strict=True):
                 sizes[cell] = n
         plans = [
@@ -173,9 +180,9 @@ class PrecisionPlanner:
                 group_name,
                 flips,
                 asked,
-                {name: pilots[name, flips] for name in plan.start},
-                {name: sizes[name, flips] for name in plan.start},
-                {name: known[name, flips].mean for name in plan.start},
+                {name: pilots[name, flips] for name in plan.pilot_trials},
+                {name: sizes[name, flips] for name in plan.pilot_trials},
+                {name: known[name, flips].mean for name in plan.pilot_trials},
             )
             for (group_name, flips), plan in stored.plans.items()
         ]
@@ -184,7 +191,7 @@ class PrecisionPlanner:
         return [self._affordable(plan, known, stored, groups) for plan in plans]
 
     def _longer(
-        self, plans: Sequence[CellPlan], known: Mapping[Cell, Stratum], groups: Sequence[Group]
+        self, plans: Sequence[CellPlan], known: Mapping[Cell, Stratum], groups: Sequence[RowScope]
     ) -> list[CellPlan]:
         """Pilots that go on: a relative precision hangs on an estimate that is hardly known, and much would be run for it."""
         vague = set()
@@ -192,50 +199,55 @@ class PrecisionPlanner:
             total = sum(t.share for t in group.targets)
             strata = [replace(known[t.name, group.flips], weight=t.share / total) for t in group.targets]
             error = math.sqrt(sum(s.weight**2 * s.variance / s.n for s in strata))
-            if error >= VAGUE * sum(s.weight * s.mean for s in strata):
+            if error >= VAGUE_RELATIVE_ERROR * sum(s.weight * s.mean for s in strata):
                 vague |= {(t.group, group.flips) for t in group.targets}
         result = []
         for plan in plans:
-            pilot = sum(plan.start.values())
-            if plan.cell in vague and plan.size > MOST_AHEAD * pilot and MOST_AHEAD * LONGER * pilot <= self.most:
-                start = {name: LONGER * n for name, n in plan.start.items()}
-                result.append(replace(plan, start=start, first={}, centre={}))
+            pilot = sum(plan.pilot_trials.values())
+            if (
+                plan.cell in vague
+                and plan.total_trials > MOST_PLAN_PER_PILOT * pilot
+                and MOST_PLAN_PER_PILOT * PILOT_GROWTH * pilot <= self.most_trials
+            ):
+                start = {name: PILOT_GROWTH * n for name, n in plan.pilot_trials.items()}
+                result.append(replace(plan, pilot_trials=start, first_look_trials={}, pilot_means={}))
         return result
 
     def _enough(self, strata: Sequence[Stratum], sizes: Sequence[int], aim: float) -> list[int]:
         """These sizes where they reach the aim already, else at least those of the best allocation."""
         level = confidence_at(0, self.question.confidence)
-        if all(sizes) and foreseen(strata, sizes, level).half_width <= aim:
+        if all(sizes) and expected_interval(strata, sizes, level).half_width <= aim:
             return list(sizes)
         return [max(a, b) for a, b in zip(sizes, allocate(strata, aim, level), strict=True)]
 
     def _affordable(
-        self, plan: CellPlan, known: Mapping[Cell, Stratum], stored: Stored, groups: Sequence[Group]
+        self, plan: CellPlan, known: Mapping[Cell, Stratum], stored: StoredTrials, groups: Sequence[RowScope]
     ) -> CellPlan:
         """The plan, or as much of it as there may be where that might do; raises ``UsageError`` where it cannot."""
-        needed = plan.size
-        if needed <= self.most:
+        needed = plan.total_trials
+        if needed <= self.most_trials:
             return plan
         shares = {t.name: t.share for t in stored.description.targets}
-        total = sum(shares[name] for name in plan.first)
+        total = sum(shares[name] for name in plan.first_look_trials)
         strata = [
-            replace(known[name, plan.flips], weight=shares[name] / total, centre=plan.centre[name])
-            for name in plan.first
+            replace(known[name, plan.flips], weight=shares[name] / total, expected_mean=plan.pilot_means[name])
+            for name in plan.first_look_trials
         ]
-        scale = (self.most - sum(plan.start.values())) / sum(plan.first.values())
-        sizes = {name: max(1, math.floor(scale * n)) for name, n in plan.first.items()}
+        scale = (self.most_trials - sum(plan.pilot_trials.values())) / sum(plan.first_look_trials.values())
+        sizes = {name: max(1, math.floor(scale * n)) for name, n in plan.first_look_trials.items()}
         level = confidence_at(0, self.question.confidence)
         if scale > 0 and self._may_do(strata, list(sizes.values()), level):
-            return replace(plan, first=sizes)
-        widths = [foreseen(strata, list(sizes.values()), level).half_width] if scale > 0 else []
-        question = self.question.of(stored.spec.transient)
+            return replace(plan, first_look_trials=sizes)
+        widths = [expected_interval(strata, list(sizes.values()), level).half_width] if scale > 0 else []
+        question = self.question.with_default_unit(stored.spec.is_transient)
         mine = [g for g in groups if (g.name, g.flips) == (plan.group, plan.flips)]
         widths += [question.estimate(g.sample).half_width for g in mine]
-        at = at_flips(plan.flips) if len(stored.spec.flips) > 1 else ""
+        at = flips_suffix(plan.flips) if len(stored.spec.flips) > 1 else ""
         raise UsageError(
-            f"{self.precision} of {plan.group!r}{at} needs about {_round(needed):,} trials, --trials allows {self.most:,}, "
-            f"which give about ±{100 * min(widths):.2g} points; ask for --trials {_round(1.5 * needed)} (half as many again, as "
-            "this is a forecast) or a coarser --ci or --rel"
+            f"{self.precision} of {plan.group!r}{at} needs about {_round(needed):,} trials, but --trials allows "
+            f"{self.most_trials:,}, "
+            f"which reach about ±{100 * min(widths):.2g} points; set --trials {_round(1.5 * needed)} (1.5 times the forecast) "
+            "or a coarser --ci or --rel"
         )
 
     def _may_do(self, strata: Sequence[Stratum], sizes: Sequence[int], level: float) -> bool:
@@ -247,32 +259,34 @@ class PrecisionPlanner:
             for s, n in zip(strata, sizes, strict=True)
         )
         coarsest = max(s.weight / n for s, n in zip(strata, sizes, strict=True))
-        return expected_half_width(variance, coarsest, level) <= self.precision.aim(seen.high)
+        return expected_half_width(variance, coarsest, level) <= self.precision.target_half_width(seen.high)
 
-    def _looks(self, group: Group) -> int:
+    def _looks(self, group: RowScope) -> int:
         """After how many more looks a row is expected to be precise enough."""
-        now = group.sample.look or 0
+        now = group.sample.look_number or 0
         total = sum(s.share for s in group.sample.strata)
-        strata = [Stratum.of(s.tally.shares, s.share / total, s.centre) for s in group.sample.strata]
-        aim = self.precision.aim(sum(s.weight * s.mean for s in strata))
+        strata = [
+            Stratum.of(s.tally.incorrect_share_per_trial, s.share / total, s.expected_mean) for s in group.sample.strata
+        ]
+        aim = self.precision.target_half_width(sum(s.weight * s.mean for s in strata))
         for more in range(1, _FARTHEST):
             level = confidence_at(now + more, self.question.confidence)
             sizes = [math.ceil(s.n * GROWTH**more) for s in strata]
-            if foreseen(strata, sizes, level).half_width <= aim:
+            if expected_interval(strata, sizes, level).half_width <= aim:
                 return more
         return _FARTHEST
 
-    def _grown(self, stored: Stored, wide: Sequence[Group], growing: dict[Cell, int]) -> list[CellPlan]:
+    def _grown(self, stored: StoredTrials, wide: Sequence[RowScope], growing: dict[Cell, int]) -> list[CellPlan]:
         """The cells of wide rows some looks on, as far as they may."""
         result = []
         for cell, plan in stored.plans.items():
             look = plan.look + growing[cell]
-            while look > plan.look and replace(plan, look=look).size > self.most:
+            while look > plan.look and replace(plan, look=look).total_trials > self.most_trials:
                 look -= 1
             if look > plan.look:
                 result.append(replace(plan, look=look))
         if not result:
-            self.short = tuple(f"{g.name}{at_flips(g.flips)}" for g in wide)
+            self.imprecise_rows = tuple(f"{g.name}{flips_suffix(g.flips)}" for g in wide)
         return result
 
 

@@ -1,5 +1,7 @@
-"""What a study found, as plain immutable records: everything a report shows comes from here. Also which rows of a result are
-shown where, and gates for continuous integration: ``top_mlp<=0.01`` holds when the *upper* limit of every matching row does.
+"""What a study found, as plain immutable records: everything a report shows comes from here.
+
+Also which rows of a result are shown where, and gates for continuous integration: ``top_mlp<=0.01`` holds when the
+*upper* limit of every matching row does.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.report.estimates import has_few_trials
 from unsilent.report.heat import HeatMap
-from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline
+from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec
 
 
-def at_flips(flips: int | None) -> str:
+def flips_suffix(flips: int | None) -> str:
     """`` at 8 flips``, to stand behind a name; nothing where the fault model says how many there are."""
     return "" if flips is None else f" at {flips} flip{'s' if flips != 1 else ''}"
 
@@ -59,9 +62,9 @@ class PvfRow:
     joint_low: float = 0.0
     joint_high: float = 1.0
     """Limits that hold together for all rows of this level and number of flips (Bonferroni): for saying that two differ."""
-    mix: Mapping[str, float] = field(default_factory=dict)
+    outcome_mix: Mapping[str, float] = field(default_factory=dict)
     """Share of the units by outcome (masked, benign, sdc and the due kinds), every stratum weighted by its share of the law."""
-    width_share: float = 1.0
+    widest_share_of_bits: float = 1.0
     """Share of the bits that belong to elements of the commonest width: a FIT from PVF x bits needs them all alike."""
 
 
@@ -69,7 +72,7 @@ class PvfRow:
 class LookupRow:
     """PVF of one class of embedding rows: a fault acts only when its row is looked up."""
 
-    heat: str
+    lookup_class: str
     """``hot`` (the busiest rows that take half of all look-ups), ``warm`` (the other rows looked up), ``cold`` (never)."""
     rows: int
     lookups: int
@@ -120,7 +123,7 @@ class PvfResult:
     lookups: tuple[LookupRow, ...]
     notes: tuple[str, ...] = field(default=())
     """Sentences a reader must see: what limits these numbers."""
-    short: tuple[str, ...] = ()
+    imprecise_rows: tuple[str, ...] = ()
     """Sentences on rows that were not allowed enough trials for the precision that was asked."""
     transient: bool = False
     """Whether values of one evaluation were corrupted (operations, inputs, caches) rather than parameters."""
@@ -144,14 +147,14 @@ class PvfResult:
         return f"<PvfResult {self.workload!r}, {self.trials_done} trials, {len(self.rows)} rows; print() shows it>"
 
 
-EVERYTHING = "param:*"
+ALL_PARAMETERS = "param:*"
 """Where faults fall unless it is said: every parameter of the model."""
 LEVELS = ("component", "layer", "tensor")
-TOP = 20
+MOST_LAYERS_SHOWN = 20
 """Rows of layers (and tensors) that a terminal shows; the rest is counted."""
 
 
-class Named(Protocol):
+class ResultRow(Protocol):
     """A row of a result, or of two that are compared."""
 
     @property
@@ -164,7 +167,7 @@ class Named(Protocol):
     def flips(self) -> int | None: ...
 
 
-R = TypeVar("R", bound=Named)
+R = TypeVar("R", bound=ResultRow)
 
 
 def main_level(result: PvfResult) -> str:
@@ -180,18 +183,18 @@ def at_level(rows: Sequence[R], *levels: str) -> list[R]:
     return sorted(kept, key=lambda row: (place[row.level, row.target], row.flips is None, row.flips or 0))
 
 
-def first_flips(rows: Sequence[Named]) -> int | None:
+def headline_flips(rows: Sequence[ResultRow]) -> int | None:
     """The number of flips a single sentence is about: 1 where tried, else the smallest, None for a rate."""
     known = {row.flips for row in rows if row.flips is not None}
     return (1 if 1 in known else min(known)) if known else None
 
 
-def rank(row: PvfRow) -> tuple[float, float]:
-    """Sort key: vulnerability; no estimate counts as lowest, ties go by the upper limit."""
-    return (-1.0 if row.estimate is None else row.estimate, row.high)
+def vulnerability_key(row: PvfRow) -> tuple[bool, float, float]:
+    """Sort key: vulnerability; few trials or no estimate count as lowest, ties go by the upper limit."""
+    return (not has_few_trials(row, row.n), -1.0 if row.estimate is None else row.estimate, row.high)
 
 
-def layers(rows: Sequence[R], order: Callable[[R], Any], numbers: Callable[[R], object]) -> list[R]:
+def layer_rows(rows: Sequence[R], order: Callable[[R], Any], numbers: Callable[[R], object]) -> list[R]:
     """Layers and tensors, sorted; a component that is one layer of the same name and ``numbers`` is shown already."""
     shown = {(row.target, row.flips, numbers(row)) for row in rows if row.level == "component"}
     mine = at_level(rows, "layer", "tensor")
@@ -199,22 +202,29 @@ def layers(rows: Sequence[R], order: Callable[[R], Any], numbers: Callable[[R], 
     return sorted(more, key=order)
 
 
-def pooled(result: PvfResult) -> bool:
+def is_pooled(result: PvfResult) -> bool:
     """Whether a row sums up several targets or strata: its counts are plain sums, its shares weighted by the law."""
     strata = result.spec.get("strata", "none") != "none"
     return strata or len({row.target for row in at_level(result.rows, main_level(result))}) > 1
 
 
-def itself(rows: Sequence[Named]) -> frozenset[str]:
+def components_with_own_layer(rows: Sequence[ResultRow]) -> frozenset[str]:
     """Components with layers beside one of their own name, which is what happens in the component itself."""
     result = [(row.target, row.parent) for row in rows if row.level == "layer"]
     others = {parent for target, parent in result if target != parent}
     return frozenset(target for target, parent in result if target == parent and parent in others)
 
 
-def name_of(row: Named, own: frozenset[str]) -> str:
-    """The target's name, told apart from its component's; ``own`` is what `itself` found."""
-    return f"{row.target} (itself)" if row.level == "layer" and row.target == row.parent in own else row.target
+def row_label(row: ResultRow, components_with_own_layer: frozenset[str]) -> str:
+    """The target's name, told apart from its component's.
+
+    ``components_with_own_layer`` is what `components_with_own_layer` found.
+    """
+    return (
+        f"{row.target} (itself)"
+        if row.level == "layer" and row.target == row.parent in components_with_own_layer
+        else row.target
+    )
 
 
 _GATE = re.compile(r"\s*(?P<target>[^@<>=]+?)(?:@(?P<flips>\d+))?\s*<=\s*(?P<limit>[0-9.eE+-]+)(?P<percent>%?)\s*$")
@@ -238,18 +248,19 @@ class Gate:
             limit = -1.0
         if match is None or not 0 <= limit <= 1:
             raise UsageError(
-                f"cannot read --assert {text!r}; expected TARGET<=LIMIT with a limit from 0 to 1, like 'top_mlp<=0.01'"
+                f"cannot read --assert {text!r}; expected TARGET<=LIMIT with a limit from 0 to 1, like 'top_mlp<=0.01' "
+                "or 'top_mlp<=1%'"
             )
         return cls(match["target"], int(match["flips"]) if match["flips"] else None, limit)
 
-    def check(self, spec: CampaignSpec, description: PvfBaseline) -> None:
+    def check(self, spec: PvfSpec, description: PvfBaseline) -> None:
         """Raise ``UsageError`` when the campaign will have no row this speaks of; before its first trial."""
         names = {"model", *(t.name for t in description.targets), *(t.component for t in description.targets)}
         names |= {t.layer for t in description.tensors}
         if self.target not in names:
-            raise unknown("target of --assert", self.target, names)
+            raise unknown_name_error("target of --assert", self.target, names)
         if self.flips is not None and self.flips not in spec.flips:
-            raise unknown("number of flips of --assert", str(self.flips), map(str, spec.flips))
+            raise unknown_name_error("number of flips of --assert", str(self.flips), map(str, spec.flips))
 
     def rows(self, result: PvfResult) -> list[PvfRow]:
         """The rows it speaks of; raises ``UsageError`` when there are none."""
@@ -257,17 +268,22 @@ class Gate:
         if output:  # a component and its only layer may share a name: the coarser level is meant
             output = [r for r in output if r.level == output[0].level]
             return output
-        raise unknown(
+        raise unknown_name_error(
             "target of --assert",
             self.target if self.flips is None else f"{self.target}@{self.flips}",
             {r.target if self.flips is None else f"{r.target}@{r.flips}" for r in result.rows},
         )
 
+    @property
+    def text(self) -> str:
+        """As it is given, with a limit in percent."""
+        return f"{self.target}{'' if self.flips is None else f'@{self.flips}'}<={100 * self.limit:g}%"
+
     def failures(self, result: PvfResult) -> list[str]:
         """One line for each row whose upper limit is above the limit."""
         return [
-            f"{r.target}{at_flips(r.flips)}: upper limit {r.high:.3g} is above {self.limit:g} "
-            f"(estimate {'none' if r.estimate is None else f'{r.estimate:.3g}'}, n {r.n})"
+            f"{r.target}{flips_suffix(r.flips)}: the upper limit {100 * r.high:.3g} % is above {100 * self.limit:g} % "
+            f"(estimate {'none' if r.estimate is None else f'{100 * r.estimate:.3g} %'}, n {r.n})"
             for r in self.rows(result)
             if r.high > self.limit
         ]

@@ -11,57 +11,60 @@ from pathlib import Path
 
 import numpy as np
 
-from unsilent.campaigns.named_again import named_again
-from unsilent.campaigns.replay import Replay, run_again, running_again
-from unsilent.campaigns.spec import Means, TrialId
+from unsilent.campaigns.confirmed_files import with_confirmed_files
+from unsilent.campaigns.replay import TrialReplay, replay_executor, run_one_trial
+from unsilent.campaigns.spec import TrialId, WorkerSettings
 from unsilent.errors import UsageError
+from unsilent.fault_trace import FaultTrace
 from unsilent.faults import Fault
 from unsilent.outcomes.base import Outcome
 from unsilent.report.model import Report
-from unsilent.report.text import counted
+from unsilent.report.text import count_text
 from unsilent.studies.pvf.kind import PVF, PvfStore
-from unsilent.studies.pvf.spec import CampaignSpec, TrialRow
-from unsilent.traced import Trace
+from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 from unsilent.workloads.published.log import trial_lines
 
 
-def replay_trial(
+def replay_pvf_trial(
     store: PvfStore,
     trial: TrialId,
-    given: Mapping[str, str | None],
+    confirmed: Mapping[str, str | None],
     options: Collection[tuple[str, str]] = (),
     *,
     trace: bool = False,
     batch: int | None = None,
     log: bool = False,
-) -> Replay[TrialRow]:
+) -> TrialReplay[PvfTrialRow]:
     """Run a stored trial again.
 
     Args:
-        given, options: what the user names again, see `named_again`. trace: also compare every operation of one batch with the
-            golden run: of ``batch``, else of the first whose output the stored trial changed (the first that its faults act in,
-            where it changed none). log: also say what the faults find and write.
+        confirmed, options: What the user names again, see `with_confirmed_files`.
+        trace: Also compare every operation of one batch with the golden run: of ``batch``, else of the first
+            whose output the stored trial changed (the first that its faults act in, where it changed none).
+        log: Also say what the faults find and write.
 
     Raises:
         UsageError: something has to be named, or there is nothing to trace. StoreError: there is no such trial, or its workload
             is not the stored one any more.
     """
-    stored, samples = store.row(trial), store.description.samples
-    spec = named_again(store.spec, given, PVF.builtin, options)
+    stored, samples = store.row(trial), store.baseline.samples
+    spec = with_confirmed_files(store.spec, confirmed, PVF.builtin_values, options)
     chosen = _batch(stored, samples, batch) if trace else None
-    means = Means(engine="plain") if trace else None  # a trace needs no shortcuts, which take time to prepare
+    settings = (
+        WorkerSettings(engine="plain") if trace else None
+    )  # a trace needs no shortcuts, which take time to prepare
     with (
-        _drawable(spec, stored) as (asked, number, apart),
-        running_again(store, asked, apart=apart, means=means) as executor,
+        _drawable(spec, stored) as (asked, number, ignored),
+        replay_executor(store, asked, ignored_differences=ignored, worker_settings=settings) as executor,
     ):
-        again = replace(run_again(executor, number), trial=trial)
+        again = replace(run_one_trial(executor, number), trial=trial)
         if trace or log:
             _check_alive(again, trial)
-        receipt = executor.ask("receipt", number) if log else None
-        spread = executor.ask("trace", number, chosen) if trace else None
+        receipt = executor.ask_runner("receipt", number) if log else None
+        spread = executor.ask_runner("trace", number, chosen) if trace else None
     parts = [f"stored: {_counted(stored)}", f"again:  {_counted(again)}"]
     parts += [f"raised: {again.error}"] if again.error else []
-    return Replay(
+    return TrialReplay(
         stored,
         again,
         (*parts, f"fault:  {describe_faults(stored)}"),
@@ -71,18 +74,18 @@ def replay_trial(
     )
 
 
-def _spread(store: PvfStore, row: TrialRow, trace: Trace, batch: int) -> Report:
+def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) -> Report:
     """What is shown of a trace."""
-    from unsilent.studies.traces import report
+    from unsilent.studies.propagation_report import report
 
-    spec, baseline = store.spec, store.description
+    spec, baseline = store.spec, store.baseline
     facts = (
         ("workload", spec.workload),
         ("store", str(store.path)),
         ("trial", str(row.trial)),
         (
             "batch",
-            f"{batch} of {counted(len(baseline.samples), 'batch')}, {counted(baseline.samples[batch], 'sample')}",
+            f"{batch} of {count_text(len(baseline.samples), 'batch')}, {count_text(baseline.samples[batch], 'sample')}",
         ),
         ("ended", _counted(row)),
         ("versions", ", ".join(f"{name} {version}" for name, version in baseline.versions.items())),
@@ -90,24 +93,26 @@ def _spread(store: PvfStore, row: TrialRow, trace: Trace, batch: int) -> Report:
     return report(trace, f"how the fault of {row.trial} spreads: batch {batch} of {spec.workload}", facts)
 
 
-def _batch(row: TrialRow, samples: Sequence[int], asked: int | None) -> int:
+def _batch(row: PvfTrialRow, samples: Sequence[int], asked: int | None) -> int:
     """The batch to trace; raises ``UsageError`` for one that is not there or that no fault acted in."""
     _check_alive(row, row.trial)
     ends = np.cumsum(samples)
-    codes = np.split(np.frombuffer(row.codes, np.uint8), ends[:-1])
+    codes = np.split(np.frombuffer(row.outcome_codes, np.uint8), ends[:-1])
     acted = [i for i, part in enumerate(codes) if (part != Outcome.SPARED).any()]
     if asked is not None and not 0 <= asked < len(samples):
         raise UsageError(f"--batch is {asked}; the workload has batches 0 to {len(samples) - 1}")
     if asked is not None and asked not in acted:
-        raise UsageError(f"no fault of {row.trial} acts in batch {asked}; it acts in {', '.join(map(str, acted[:8]))}")
+        raise UsageError(
+            f"no fault of {row.trial} acts in batch {asked}; expected one of: {', '.join(map(str, acted[:8]))}"
+        )
     if asked is not None:
         return asked
     return next((i for i in acted if (codes[i] != Outcome.MASKED).any()), acted[0] if acted else 0)
 
 
-def _check_alive(row: TrialRow, trial: TrialId) -> None:
+def _check_alive(row: PvfTrialRow, trial: TrialId) -> None:
     """Raise ``UsageError`` where a trial took its process with it, and with that what it had computed."""
-    codes = np.frombuffer(row.codes, np.uint8)
+    codes = np.frombuffer(row.outcome_codes, np.uint8)
     for ended in (Outcome.CRASH, Outcome.HANG):
         if (codes == ended).any():
             raise UsageError(
@@ -116,7 +121,7 @@ def _check_alive(row: TrialRow, trial: TrialId) -> None:
 
 
 @contextmanager
-def _drawable(spec: CampaignSpec, stored: TrialRow) -> Iterator[tuple[CampaignSpec, TrialId, tuple[str, ...]]]:
+def _drawable(spec: PvfSpec, stored: PvfTrialRow) -> Iterator[tuple[PvfSpec, TrialId, tuple[str, ...]]]:
     """A campaign that has the trial, its name there, and in what it may differ from the stored one.
 
     Of a list of faults, which is not needed any more, that is a campaign of a list of this fault alone.
@@ -131,15 +136,15 @@ def _drawable(spec: CampaignSpec, stored: TrialRow) -> Iterator[tuple[CampaignSp
         yield one, stored.trial._replace(k=0), ("faults", "faults_as")
 
 
-def _counted(row: TrialRow) -> str:
+def _counted(row: PvfTrialRow) -> str:
     """How the samples ended, in words."""
     return ", ".join(f"{n} {name}" for name, n in row.derived().items() if n)
 
 
-def describe_faults(row: TrialRow, most: int = 4) -> str:
+def describe_faults(row: PvfTrialRow, most: int = 4) -> str:
     """The first faults of a trial in words."""
     faults = json.loads(row.faults)
     if not isinstance(faults, list):
         return f"{faults['elements']} elements (digest {faults['digest']})"
     words = [Fault.from_json(f).describe() for f in faults[:most]]
-    return "; ".join(words) + (f"; and {len(faults) - most} tensors more" if len(faults) > most else "") or "none drawn"
+    return "; ".join(words) + (f"; and {len(faults) - most} more tensors" if len(faults) > most else "") or "none drawn"

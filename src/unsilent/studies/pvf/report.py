@@ -14,11 +14,13 @@ from typing import Any
 
 from unsilent.interval import Interval
 from unsilent.report.estimates import (
-    NOTHING,
+    FEW_TRIALS,
+    NO_ESTIMATE_KEY,
     Dots,
-    bottom_of,
-    cells,
+    axis_bottom,
     dot_traces,
+    estimate_cells,
+    has_few_trials,
     share_axis,
     share_cells,
     shares_figure,
@@ -31,15 +33,23 @@ from unsilent.report.model import (
     Part,
     Plot,
     Report,
-    Row,
     Section,
-    Shown,
     Table,
-    Text,
+    TableRow,
+    TextBlock,
+    TextCell,
     columns,
     estimates_table,
 )
-from unsilent.report.text import amount, counted, flips_count, flips_text, part, share, shown
+from unsilent.report.text import (
+    count_text,
+    estimate_text,
+    flips_number_text,
+    flips_text,
+    number_text,
+    percent_text,
+    share_of_estimate_text,
+)
 from unsilent.report.theme import (
     MARKERS,
     MODEL_COLOUR,
@@ -50,25 +60,25 @@ from unsilent.report.theme import (
     figure,
     label,
     labels,
-    percent,
+    percent_label,
 )
 from unsilent.studies.pvf import words
-from unsilent.studies.pvf.analysis import NEEDS, FitRow, check_rate, fit_of, fit_rows
+from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, check_rate, fit_rows, make_fit_row
 from unsilent.studies.pvf.records import (
-    TOP,
+    MOST_LAYERS_SHOWN,
     LookupRow,
     PvfResult,
     PvfRow,
     at_level,
-    itself,
-    layers,
+    components_with_own_layer,
+    layer_rows,
     main_level,
-    name_of,
-    rank,
+    row_label,
+    vulnerability_key,
 )
 from unsilent.studies.pvf.words import headline, meaning
 
-SCHEMA = "unsilent/pvf/1"
+SCHEMA = "unsilent/pvf/2"
 IN_TERMINAL = ("target", "flips", "{} %", "interval %", "n", "silent %", "due %")
 SPEC = ("workload", "fault", "at", "per", "law", "unit", "judge", "confidence", "samples", "batches", "device", "dtype",
         "threads", "info")  # fmt: skip
@@ -81,17 +91,17 @@ def report(result: PvfResult, fit_per_bit: float | None = None) -> Report:
     fits = () if fit_per_bit is None else fit_rows(result, check_rate(fit_per_bit))
     return Report(
         schema=SCHEMA,
-        kicker=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
+        report_type=f"{meaning(result)[:1].upper()}{meaning(result)[1:]}",
         title=f"{result.workload}: {meaning(result)}, {result.fault} at {result.at}",
         headline=headline(result),
         estimates=estimates(result, fit_per_bit if fits else None),
-        numbers=tuple(words.numbers(result)),
+        numbers=tuple(words.key_numbers(result)),
         findings=tuple(words.findings(result, fits)),
         sections=tuple(_sections(result, fit_per_bit, fits)),
         facts=tuple(words.facts(result)),
         notes=tuple(words.notes(result, fit_per_bit, fits)),
         method="\n".join(words.method(result)),
-        data=_data(result, fit_per_bit, fits),
+        further_json=_data(result, fit_per_bit, fits),
     )
 
 
@@ -103,7 +113,7 @@ def estimates(result: PvfResult, fit_per_bit: float | None) -> Table:
     for row in at_level(result.rows, "component", "model", "layer", "tensor", "bit"):
         estimate = Interval(row.estimate, row.low, row.high, row.confidence, row.n, row.method)
         items: list[Cell] = [row.level, row.target, row.parent, row.flips, estimate, row.sdc, row.due, row.silent_share]
-        output = None if fit_per_bit is None or row.flips != 1 else fit_of(row, fit_per_bit)
+        output = None if fit_per_bit is None or row.flips != 1 else make_fit_row(row, fit_per_bit)
         fit = (None,) * 3 if output is None else (output.estimate, output.low, output.high)
         rows.append((*items, row.incorrect_trials, *fit[: len(names) - 9]))
     return estimates_table(names, rows)
@@ -119,7 +129,7 @@ def _data(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) 
     by_name["lookups"] = [{n: getattr(row, n) for n in row.__dataclass_fields__} | common for row in result.lookups]
     if fit_per_bit is not None:
         names = ("target", "level", "flips", "bits", "confidence", "n", "unit")
-        own = ("raw", "estimate", "low", "high")
+        own = ("unmasked_fit", "estimate", "low", "high")
         by_name["fit"] = [
             {n: getattr(f.row, n) for n in names} | {n: getattr(f, n) for n in own} | {"reason": f.reason or None}
             for f in fits
@@ -142,45 +152,50 @@ def _columns(measure: str) -> tuple[Column, ...]:
     return columns(*names, *counts, left=("level", "part of"), priority={"part of": 4, "silent %": 2, "due %": 3})
 
 
-def _row(row: PvfRow, own: frozenset[str]) -> Row:
+def _row(row: PvfRow, own: frozenset[str]) -> TableRow:
     """All cells of a row; what is rarely needed is shown when it is pointed at."""
     unit = "batch" if row.unit == "batch" else "sample"
     due = "–"  # weighted like the estimate
     if row.estimate is not None and row.silent_share is not None:
-        due = part(1 - row.silent_share, row.estimate, row.low, row.high)
-    silent = Shown(
-        share(row.silent_share).removesuffix(" %"), NOTHING if row.silent_share is None else row.silent_share
+        due = share_of_estimate_text(1 - row.silent_share, row.estimate, row.low, row.high)
+    silent = TextCell(
+        percent_text(row.silent_share).removesuffix(" %"),
+        NO_ESTIMATE_KEY if row.silent_share is None else row.silent_share,
     )
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in row.due_kinds.items() if count)
     hint = (
-        f"{counted(row.elements, 'element')}, {counted(row.bits, 'bit')}, {counted(row.units, unit)} judged, "
-        f"{counted(row.incorrect_trials, 'fault')} with an incorrect output; {row.method}{kinds and '; '}{kinds}"
+        f"{count_text(row.elements, 'element')}, {count_text(row.bits, 'bit')}, {count_text(row.units, unit)} judged, "
+        f"{count_text(row.incorrect_trials, 'fault')} with an incorrect output; {row.method}{kinds and '; '}{kinds}"
     )
-    names = (name_of(row, own), row.level, row.parent, Shown(flips_count(row.flips), float(row.flips or 0)))
+    names = (row_label(row, own), row.level, row.parent, TextCell(flips_number_text(row.flips), float(row.flips or 0)))
     counts = (row.n, row.masked, row.benign, row.sdc, row.due)
     key = (row.estimate or 0.0) * (1 - (row.silent_share or 0.0))
-    return Row((*names, *share_cells(row), *counts, silent, Shown(due, key)), row.level == "model", hint)
+    return TableRow((*names, *share_cells(row), *counts, silent, TextCell(due, key)), row.level == "model", hint)
 
 
 def terminal_tables(
-    columns: Sequence[Column], kept: Sequence[str], main: Sequence[Row], more: Sequence[Row], title: str
+    columns: Sequence[Column], kept: Sequence[str], main: Sequence[TableRow], more: Sequence[TableRow], title: str
 ) -> Iterator[Table]:
     """Some columns of the table of all rows, for terminals: the main rows, then layers with what they are part of."""
     for rows, names, head in ((main, kept, ""), (more, [*kept, "part of"], title)):
         places = [i for i, column in enumerate(columns) if column.name in names]
-        shown = tuple(Row(tuple(row.cells[i] for i in places), row.strong) for row in rows)
+        shown = tuple(TableRow(tuple(row.cells[i] for i in places), row.emphasised) for row in rows)
         if shown:
             heads = tuple(columns[i] for i in places)
-            yield Table(heads, shown, head, terminal_rows=TOP if head else len(shown), on_page=False)
+            yield Table(heads, shown, head, terminal_rows=MOST_LAYERS_SHOWN if head else len(shown), on_page=False)
 
 
 def _terminal(result: PvfResult) -> Iterator[Table]:
-    own = itself(result.rows)
+    own = components_with_own_layer(result.rows)
     main = at_level(result.rows, "component", "model")
-    more = layers(
-        result.rows, lambda row: tuple(-x for x in rank(row)), lambda row: (row.estimate, row.n, row.elements)
+    more = layer_rows(
+        result.rows,
+        lambda row: tuple(-x for x in vulnerability_key(row)),
+        lambda row: (row.estimate, row.n, row.elements),
     )
-    title = f"The {TOP} most vulnerable layers" if len(more) > TOP else "Layers"
+    few = sum(has_few_trials(row, row.n) for row in more)
+    title = f"The {MOST_LAYERS_SHOWN} most vulnerable layers" if len(more) > MOST_LAYERS_SHOWN else "Layers"
+    title += f"; {few} with fewer than {FEW_TRIALS} trials come last" if few else ""
     kept = [name.format(result.measure) for name in IN_TERMINAL]
     rows = [[_row(row, own) for row in part] for part in (main, more)]
     yield from terminal_tables(_columns(result.measure), kept, rows[0], rows[1], title)
@@ -190,10 +205,12 @@ def _fit_table(fits: Sequence[FitRow], fit_per_bit: float) -> Table:
     most = max((f.high or 0.0 for f in fits), default=0.0) or 1.0
     rows = []
     for f in fits:
-        value, limits = cells(f.text, f.row)
-        limits = Shown(f.reason or limits.text, f.high, bar=((f.low or 0.0) / most, (f.high or 0.0) / most))
-        raw = Shown(amount(f.raw), f.raw)
-        rows.append(Row((f.row.target, f.row.bits, raw, share_cells(f.row)[0], value, limits), f.row.level == "model"))
+        value, limits = estimate_cells(f.text, f.row)
+        limits = TextCell(f.reason or limits.text, f.high, bar=((f.low or 0.0) / most, (f.high or 0.0) / most))
+        raw = TextCell(number_text(f.unmasked_fit), f.unmasked_fit)
+        rows.append(
+            TableRow((f.row.target, f.row.bits, raw, share_cells(f.row)[0], value, limits), f.row.level == "model")
+        )
     heads = columns("target", "bits", "raw FIT", "PVF %", "FIT", "interval", priority={"raw FIT": 1, "PVF %": 1})
     title = f"Failures per 1e9 hours at {fit_per_bit:g} per bit (FIT)"
     return Table(heads, tuple(rows), title)
@@ -202,7 +219,7 @@ def _fit_table(fits: Sequence[FitRow], fit_per_bit: float) -> Table:
 def _lookup_table(result: PvfResult) -> Table:
     heads = ("rows", "number", "look-ups", "share of elements", f"{result.measure} %", "interval %", "n")
     rows = tuple(
-        Row((r.heat, r.rows, r.lookups, f"{100 * r.share_of_elements:.3g} %", *share_cells(r), r.n))
+        TableRow((r.lookup_class, r.rows, r.lookups, f"{100 * r.share_of_elements:.3g} %", *share_cells(r), r.n))
         for r in result.lookups
     )
     return Table(columns(*heads), rows, terminal_rows=0)
@@ -223,18 +240,18 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
     if maps:
         parts: list[Part] = []
         for number, (heat, plot) in enumerate(maps):
-            parts += [Heading(heat.dtype, counted(heat.trials, "trial"))] if len(maps) > 1 else []
+            parts += [Heading(heat.dtype, count_text(heat.total_trials, "trial"))] if len(maps) > 1 else []
             parts.append(Plot(f"heat-{number}", f"{measure} by layer and bit position, {heat.dtype}", plot))
-        yield Section(f"{measure} by layer and bit position", words.heat_lead(result, len(maps)), tuple(parts))
-    if splits := outcome_split(result):
+        yield Section(f"{measure} by layer and bit position", words.heat_map_lead(result, len(maps)), tuple(parts))
+    if splits := outcome_shares_by_row(result):
         units, left = words.units(result), split_rows(result)[1]
-        plot = split_figure(splits, f"share of {units}")
+        plot = stacked_shares_figure(splits, f"share of {units}")
         parts = [Plot("outcomes", "Outcomes by target and number of flips", plot)]
-        if dues := due_split(result):
-            plot = split_figure(dues, f"share of incorrect {units}")
-            parts.append(Heading("Of the wrong outputs: silent or detectable, and how"))
+        if dues := due_shares_by_row(result):
+            plot = stacked_shares_figure(dues, f"share of incorrect {units}")
+            parts.append(Heading("Silent and detectable wrong outputs"))
             parts.append(Plot("due", "Silent and detectable share of wrong outputs", plot))
-        lead = words.ENDED.format(measure)
+        lead = words.OUTCOME_MEANINGS.format(measure)
         lead += f" The {BARS} most vulnerable rows are drawn; {left} more are in the table of all rows." if left else ""
         yield Section("How trials ended", lead, tuple(parts))
     if not result.transient:
@@ -245,9 +262,11 @@ def _sections(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRo
             plot = lookup_figure(result.lookups, measure)
             parts.append(Plot("lookups", f"{measure} of hot and cold embedding rows", plot))
         yield Section("Hot and cold embedding rows", words.LOOKUPS, tuple(parts))
-    own = itself(result.rows)
+    own = components_with_own_layer(result.rows)
     rows = tuple(_row(row, own) for row in result.rows)
-    yield Section("All rows", words.all_lead(result), (Table(_columns(measure), rows, terminal_rows=0, long=True),))
+    yield Section(
+        "All rows", words.all_rows_lead(result), (Table(_columns(measure), rows, terminal_rows=0, sortable=True),)
+    )
 
 
 def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
@@ -257,13 +276,15 @@ def _fit_section(fit_per_bit: float | None, fits: Sequence[FitRow]) -> Section:
             "raw FIT × bits × PVF for each target"
         )
         return Section(
-            "FIT estimate", "", (Text(((None, f"Not computed: {why if fit_per_bit is None else NEEDS}."),)),)
+            "FIT estimate",
+            "",
+            (TextBlock(((None, f"Not computed: {why if fit_per_bit is None else FIT_REQUIREMENT}."),)),),
         )
     lead = (
-        f"Raw rate ({fit_per_bit:.3g} FIT per bit) × bits × PVF: the rate, per 10⁹ hours, of single-bit faults after which an "
-        "output would be wrong, largest first (by upper limit where nothing went wrong). Limits are those of the PVF; the raw "
-        "rate is taken as exact; bars are intervals. No FIT is given where the elements of a target have several "
-        "widths: PVF is uniform over elements, the raw rate over bits."
+        f"FIT is raw fault rate ({fit_per_bit:.3g} FIT per bit) × bits × PVF: the number of single-bit faults per 10⁹ hours that "
+        "make an output wrong. The largest FIT comes first (targets without a wrong output are ranked by their upper limit). "
+        "Limits come from the PVF; the raw rate is taken as exact. Bars show intervals. A target whose elements have several "
+        "widths has no FIT, because PVF is uniform over elements and the raw rate is uniform over bits."
     )
     return Section("FIT estimate", lead, (_fit_table(fits, fit_per_bit),))
 
@@ -278,7 +299,7 @@ BARS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class PvfCurves:
     """What is drawn: targets with their rows, the model last; how many targets are left out, and which no trial corrupted."""
 
     series: Mapping[str, Sequence[PvfRow]]
@@ -291,19 +312,19 @@ class Curves:
         return sorted({row.flips for rows in self.series.values() for row in rows if row.flips is not None})
 
     @property
-    def drawn(self) -> int:
+    def target_count(self) -> int:
         """Targets beside the model."""
         return sum(rows[0].level != "model" for rows in self.series.values())
 
 
-def curves(result: PvfResult) -> Curves:
+def curves(result: PvfResult) -> PvfCurves:
     """Rows of the main level (the `SERIES` - 1 most vulnerable targets) and of the model."""
     level = main_level(result)
     named = _series(at_level(result.rows, level)) if level != "model" else {}
     missing = sorted({row.target for row in at_level(result.rows, level) if row.estimate is None})
-    ranked = sorted(named, key=lambda name: max(map(rank, named[name])), reverse=True)[: SERIES - 1]
+    ranked = sorted(named, key=lambda name: max(map(vulnerability_key, named[name])), reverse=True)[: SERIES - 1]
     kept = {name: rows for name, rows in named.items() if name in ranked} | _series(at_level(result.rows, "model"))
-    return Curves(kept, len(named) - len(ranked), tuple(missing))
+    return PvfCurves(kept, len(named) - len(ranked), tuple(missing))
 
 
 def _series(rows: Sequence[PvfRow]) -> dict[str, list[PvfRow]]:
@@ -314,7 +335,7 @@ def _series(rows: Sequence[PvfRow]) -> dict[str, list[PvfRow]]:
     return by_name
 
 
-def curves_figure(lines: Curves, measure: str) -> Figure:
+def curves_figure(lines: PvfCurves, measure: str) -> Figure:
     """Estimates against flips on two logarithmic axes, or one dot per target where there is only one number of flips."""
     every = list(enumerate(lines.series.items()))
     looks = [_look(i, rows[0]) for i, (_, rows) in every]
@@ -325,7 +346,7 @@ def curves_figure(lines: Curves, measure: str) -> Figure:
             Dots("", *looks[i], [(i, *pair) for pair in zip(rows, hover[i], strict=True)]) for i, (_, rows) in every
         ]
         return shares_figure(dots, list(lines.series), measure)
-    bottom = bottom_of([row for rows in lines.series.values() for row in rows])
+    bottom = axis_bottom([row for rows in lines.series.values() for row in rows])
     traces = []
     for i, (name, rows) in every:
         # Shifted a little along x, or the error bars of all series would lie on each other.
@@ -350,7 +371,7 @@ def _look(index: int, row: PvfRow) -> tuple[str, str]:
 
 
 def _hover(name: str, row: PvfRow | LookupRow, measure: str) -> str:
-    text = shown(row.estimate, row.low, row.high)
+    text = estimate_text(row.estimate, row.low, row.high)
     limits = "" if row.estimate == 0 else f" {text.limits}"
     # The only markup in these strings is what stands here: names are escaped, numbers hold none but "<".
     value = html.escape(f"{text.estimate} %{limits}", quote=False)
@@ -361,9 +382,9 @@ def _hover(name: str, row: PvfRow | LookupRow, measure: str) -> str:
 def lookup_figure(lookups: Sequence[LookupRow], measure: str) -> Figure:
     """Embedding rows by how often they are looked up, with limits."""
     rows = [row for row in lookups if row.estimate is not None]
-    places = [(float(i), row, _hover(row.heat, row, measure)) for i, row in enumerate(rows)]
+    places = [(float(i), row, _hover(row.lookup_class, row, measure)) for i, row in enumerate(rows)]
     dots = Dots("", SERIES_COLOURS[0], "circle", places)
-    return shares_figure([dots], [row.heat for row in rows], measure)
+    return shares_figure([dots], [row.lookup_class for row in rows], measure)
 
 
 # -- how trials ended --------------------------------------------------------------------------------------------------
@@ -378,36 +399,36 @@ def split_rows(result: PvfResult) -> tuple[list[PvfRow], int]:
     The model is left out where its parts are shown: its counts pool strata that were not sampled in proportion.
     """
     rows = [row for row in at_level(result.rows, main_level(result)) if row.units > 0]
-    least = sorted(map(rank, rows), reverse=True)[:BARS][-1:]
-    kept = [row for row in rows if rank(row) >= least[0]][:BARS]
+    least = sorted(map(vulnerability_key, rows), reverse=True)[:BARS][-1:]
+    kept = [row for row in rows if vulnerability_key(row) >= least[0]][:BARS]
     return kept, len(rows) - len(kept)
 
 
-def outcome_split(result: PvfResult) -> list[Split]:
+def outcome_shares_by_row(result: PvfResult) -> list[Split]:
     """Masked, benign, silent and detectable units of each row drawn."""
     output = []
     for row in split_rows(result)[0]:
-        counts: Mapping[str, float] = row.mix or {"masked": row.masked, "benign": row.benign, "sdc": row.sdc}
-        due = sum(row.mix[kind] for kind in row.due_kinds) if row.mix else row.due
+        counts: Mapping[str, float] = row.outcome_mix or {"masked": row.masked, "benign": row.benign, "sdc": row.sdc}
+        due = sum(row.outcome_mix[kind] for kind in row.due_kinds) if row.outcome_mix else row.due
         output.append((row, {kind: float(counts[kind]) for kind in ("masked", "benign", "sdc")} | {"due": float(due)}))
     return output
 
 
-def due_split(result: PvfResult) -> list[Split]:
+def due_shares_by_row(result: PvfResult) -> list[Split]:
     """Incorrect units only: silent against each kind of detectable error; rows without one are left out."""
     rows = [row for row in split_rows(result)[0] if row.sdc + row.due > 0]
     kinds = ("sdc", *dict.fromkeys(kind for row in rows for kind in row.due_kinds))
-    whole = [row.mix or {"sdc": row.sdc, **row.due_kinds} for row in rows]
+    whole = [row.outcome_mix or {"sdc": row.sdc, **row.due_kinds} for row in rows]
     return [(row, {kind: float(of.get(kind, 0)) for kind in kinds}) for row, of in zip(rows, whole, strict=True)]
 
 
-def split_figure(splits: Sequence[Split], axis: str) -> Figure:
+def stacked_shares_figure(splits: Sequence[Split], axis: str) -> Figure:
     """Stacked bars of shares, one bar per target and number of flips, first at the top."""
     names = labels([row.target for row, _ in splits], 22)
     counts = ["" if row.flips is None else f" · {row.flips:,}" for row, _ in splits]
     ticks = [0, 0.25, 0.5, 0.75, 1]
     traces = [_bars(splits, kind) for kind in splits[0][1] if any(result[kind] for _, result in splits)]
-    xaxis = {"range": [0, 1], "tickvals": ticks, "ticktext": [percent(t) for t in ticks], "title": {"text": axis}}
+    xaxis = {"range": [0, 1], "tickvals": ticks, "ticktext": [percent_label(t) for t in ticks], "title": {"text": axis}}
     yaxis = {"tickvals": list(range(len(splits))), "ticktext": [a + b for a, b in zip(names, counts, strict=True)]}
     yaxis |= {"range": [len(splits) - 0.4, -0.6], "showgrid": False, "automargin": True}
     more = {"barmode": "stack", "showlegend": True, "bargap": 0.25}

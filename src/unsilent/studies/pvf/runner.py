@@ -14,38 +14,38 @@ import xxhash
 
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import MOST_ELEMENTS, faults_text
-from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash, canonical, trial_seed
+from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash, sorted_json_text, trial_seed
 from unsilent.engine import TrialOutcome, make_engine, trace_batch
+from unsilent.engine.device_placement import resolve_device
+from unsilent.engine.embedding_lookups import EmbeddingLookupCounter
 from unsilent.engine.listed_faults import ListedFaults
-from unsilent.engine.lookups import Lookups
-from unsilent.engine.placement import resolve_device
-from unsilent.engine.running_out import free_memory, unusable_if_raised
-from unsilent.engine.screening import Scores, screen
-from unsilent.errors import InjectionError, UsageError, unknown
+from unsilent.engine.risk_scores import Scores, score_parameters
+from unsilent.engine.running_out import release_cached_memory, unusable_if_raised
+from unsilent.errors import InjectionError, UsageError, unknown_name_error
+from unsilent.fault_trace import FaultTrace
 from unsilent.faults import Fault, FaultModel, Region, fault_model
 from unsilent.faults.naming import parse_site
 from unsilent.faults.receipts import Receipt
-from unsilent.faults.sampling import shuffled
+from unsilent.faults.sampling import shuffled_index
 from unsilent.outcomes import Outcome, judge, judge_text
 from unsilent.outcomes.base import incorrect
-from unsilent.outcomes.classify import BatchOutcome, all_of
-from unsilent.printable import clean
+from unsilent.outcomes.classify import BatchOutcome, same_outcome_for_all
+from unsilent.printable import escape_unprintable
 from unsilent.sites.targets import (
-    Evaluations,
+    RegionsByBatch,
     Target,
     check_components,
     component_of,
+    default_components,
     make_targets,
-    top_level,
     unregistered,
     with_index_buffers,
 )
-from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, TargetInfo, TensorInfo, TrialRow
-from unsilent.traced import Trace
+from unsilent.studies.pvf.spec import PvfBaseline, PvfSpec, PvfTrialRow, TargetInfo, TensorInfo
 from unsilent.workloads import load
 from unsilent.workloads.base import InferenceWorkload
-from unsilent.workloads.process import take_notes
-from unsilent.workloads.training import Progress, silent
+from unsilent.workloads.model_fitting import Progress, no_progress
+from unsilent.workloads.process_side_effects import take_notes
 
 PROOF_EVERY = 500
 PROOF_GOLDENS = 300
@@ -57,8 +57,9 @@ class TrialRunner:
     """One loaded workload, golden run and drawing tables.
 
     Args:
-        spec: the campaign. workload: a live workload instead of the one ``spec`` names. progress: told of training.
-        means: what it may cost.
+        spec: The campaign.
+        workload: A live workload instead of the one ``spec`` names.
+        progress: Told of training. means: what it may cost.
 
     Raises:
         UsageError: anything in the spec that does not fit the workload, before the first trial.
@@ -66,50 +67,53 @@ class TrialRunner:
 
     def __init__(
         self,
-        spec: CampaignSpec,
+        spec: PvfSpec,
         workload: InferenceWorkload | None = None,
         progress: Progress | None = None,
-        means: Means | None = None,
+        worker_settings: WorkerSettings | None = None,
     ) -> None:
-        means = means or Means()
-        self.spec, self._progress = spec, progress or silent
+        worker_settings = worker_settings or WorkerSettings()
+        self.spec, self._progress = spec, progress or no_progress
         if workload is None:
             workload = load(spec.workload, dict(spec.options), data=spec.data, weights=spec.weights, progress=progress)
         self.workload = workload
         torch.set_num_threads(spec.threads)  # after training, which uses every core
         self.engine = make_engine(
             workload,
-            engine=means.engine,
-            memory=means.memory,
-            sharers=means.jobs,
+            engine=worker_settings.engine,
+            memory=worker_settings.memory,
+            worker_count=worker_settings.jobs,
             device=resolve_device(spec.device),
             dtype=spec.dtype,
             judge=judge(spec.judge) if spec.judge else None,
         )
-        named = {clean(k): v if isinstance(v, str) else tuple(map(clean, v)) for k, v in workload.components.items()}
+        named = {
+            escape_unprintable(k): v if isinstance(v, str) else tuple(map(escape_unprintable, v))
+            for k, v in workload.components.items()
+        }
         check_components(self.engine.parameters, named)
-        self.components = with_index_buffers(self.engine.parameters, named or top_level(self.engine.model))
+        self.components = with_index_buffers(self.engine.parameters, named or default_components(self.engine.model))
         self.given = None
         if spec.faults is not None:
             self.given = ListedFaults(
                 spec.faults, spec.faults_as, spec.per, self.engine, self.components, MOST_ELEMENTS
             )
-        self.regions = self.engine.regions(spec.at) if self.given is None else self.given.regions
-        scores, self._screened = screen(self.engine) if spec.strata == "risk" else (None, "")
+        self.regions = self.engine.select_regions(spec.at) if self.given is None else self.given.regions
+        scores, self._screened = score_parameters(self.engine) if spec.strata == "risk" else (None, "")
         self.targets = {t.name: t for t in self._make_targets(scores)}
-        self._evaluations = {name: Evaluations(target, spec.law) for name, target in self.targets.items()}
-        self.unproven = 0
+        self._evaluations = {name: RegionsByBatch(target, spec.law) for name, target in self.targets.items()}
+        self.unverified_row_count = 0
         self._proofs, self._proven_at = 0, time.monotonic()
         self._check_capacity()
-        self.pack = self.engine.pack(spec.transient)
+        self.max_trials_together = self.engine.preferred_group_size(spec.is_transient)
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
 
-    def describe(self) -> PvfBaseline:
+    def establish_baseline(self) -> PvfBaseline:
         """What the driver needs to plan and a report to explain."""
         engine = self.engine
-        lookups = Lookups(engine.parameters)
-        if not self.spec.transient:
+        lookups = EmbeddingLookupCounter(engine.parameters)
+        if not self.spec.is_transient:
             with lookups:
                 for batch in engine.batches:
                     engine._run(batch)
@@ -117,20 +121,29 @@ class TrialRunner:
         notes += filter(None, [self._screened, self.given.note if self.given else ""])
         if engine.seeded:
             notes.append("The workload draws random numbers; torch's generator is seeded before every batch.")
-        outside = [] if self.spec.transient else unregistered(engine.model)
+        outside = [] if self.spec.is_transient else unregistered(engine.model)
         if outside:
-            notes.append(f"Not injected, because no parameter or buffer holds them: {', '.join(outside[:8])}.")
+            notes.append(
+                f"No faults in these values, because no parameter or buffer holds them: {', '.join(outside[:8])}."
+            )
         corrupted = {r.site for t in self.targets.values() for r in t.regions}
         spared = list(dict.fromkeys(r.site for r in self.regions if r.site not in corrupted))
         if spared:
             notes.append(f"The fault model cannot corrupt {', '.join(spared[:4])}{' …' if len(spared) > 4 else ''}.")
-        if not self.spec.transient and self.given is None and (indices := engine.parameters.passed_over(*self.spec.at)):
+        if (
+            not self.spec.is_transient
+            and self.given is None
+            and (indices := engine.parameters.passed_over(*self.spec.at))
+        ):
             shown = f"{', '.join(indices[:4])}{' …' if len(indices) > 4 else ''}"
             notes.append(
-                f"Indices and counters are no weights and were left out: {shown}; --at with such a name asks for them."
+                f"Indices and counters are not weights and were left out: {shown}; name them in --at to include them."
             )
-        if engine.parameters.skipped and not self.spec.transient:
-            notes.append(f"Not injected (no codec, or empty): {', '.join(sorted(engine.parameters.skipped))}.")
+        if engine.parameters.skipped and not self.spec.is_transient:
+            notes.append(
+                "No faults in these tensors, which are empty or of an unsupported dtype: "
+                f"{', '.join(sorted(engine.parameters.skipped))}."
+            )
         return PvfBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
@@ -146,8 +159,10 @@ class TrialRunner:
                     group=t.group,
                     bits=t.bits,
                     dtype=t.regions[0].dtype if t.bits or self.spec.strata != "none" else "",
-                    parts={r.site: r.size for r in t.regions} if self.spec.strata == "risk" else {},
-                    slots=self._slots(t) if self.spec.enumerated else 0,
+                    elements_by_site={r.site: r.eligible_count for r in t.regions}
+                    if self.spec.strata == "risk"
+                    else {},
+                    slots=self._slots(t) if self.spec.is_enumerated else 0,
                 )
                 for t in self.targets.values()
             ),
@@ -161,9 +176,10 @@ class TrialRunner:
             lookups={name: counts.tolist() for name, counts in lookups.counts.items()},
         )
 
-    def ask(self, what: str, trial: TrialId, batch: int = 0) -> Trace | Receipt:
-        """Of the faults of a trial a ``trace``: how they spread through the evaluation of one batch; or a ``receipt``: what they
-        find and write, each where it corrupts first.
+    def answer(self, what: str, trial: TrialId, batch: int = 0) -> FaultTrace | Receipt:
+        """Of the faults of a trial a ``trace``: how they spread through the evaluation of one batch.
+
+        Or a ``receipt``: what they find and write, each where it corrupts first.
         """
         if what == "trace":
             return trace_batch(self.engine, batch, self.draw(trial), progress=self._progress)
@@ -177,17 +193,19 @@ class TrialRunner:
         """The batch that is corrupted (None: all of them) and the faults."""
         target = self.targets.get(trial.target)
         if target is None:
-            raise unknown("target", trial.target, self.targets)
-        if self.spec.enumerated and not 0 <= trial.k < (slots := self._slots(target)):
+            raise unknown_name_error("target", trial.target, self.targets)
+        if self.spec.is_enumerated and not 0 <= trial.k < (slots := self._slots(target)):
             kind = "single" if self.given is None else "listed"
-            raise UsageError(f"trial {trial} is not there; {target.name!r} has {slots} {kind} faults, numbered from 0")
+            raise UsageError(
+                f"trial {trial} does not exist; {target.name!r} has {slots} {kind} faults, numbered from 0"
+            )
         if self.given is not None:
-            return self.given.of(trial.target, trial.k)
+            return self.given.faults_of_trial(trial.target, trial.k)
         if self.spec.exhaustive:
             return self._nth(target, trial)
         rng = np.random.Generator(np.random.PCG64(trial_seed(self.campaign, self.spec.seed, trial)))
-        step, people = self._evaluations[target.name].pick(rng)
-        faults = self._model(target.bits, trial.flips).draw(people, rng, self.spec.law)
+        step, population = self._evaluations[target.name].draw_batch(rng)
+        faults = self._model(target.bits, trial.flips).draw(population, rng, self.spec.law)
         if self.spec.one_batch:  # drawn by its samples, so that every sample is as likely
             ends = np.cumsum(self.engine.samples)
             step = int(np.searchsorted(ends, rng.integers(ends[-1]), side="right"))
@@ -197,54 +215,55 @@ class TrialRunner:
     def _nth(self, target: Target, trial: TrialId) -> tuple[int | None, tuple[Fault, ...]]:
         """One of all faults: in a shuffled order, so that any part of a campaign is a random sample of them."""
         evaluations, model = self._evaluations[target.name], self._model(target.bits, trial.flips)
-        number = shuffled(trial.k, self._slots(target))
-        for step, people in zip(evaluations.steps, evaluations.populations, strict=True):
-            if number < (here := model.capacity(people)):
-                return step, model.nth(people, number)
+        number = shuffled_index(trial.k, self._slots(target))
+        for step, population in zip(evaluations.steps, evaluations.populations, strict=True):
+            if number < (here := model.capacity(population)):
+                return step, model.nth_fault(population, number)
             number -= here
-        raise AssertionError("slots are counted population by population")
+        raise AssertionError("the number of the fault exceeds the slots of all populations")
 
     def _slots(self, target: Target) -> int:
         """All faults there are in a target: those of the list, else single ones over all its batches."""
         if self.given is not None:
             return self.given.count(target.name)
         model = self._model(target.bits, 1)
-        return sum(model.capacity(people) for people in self._evaluations[target.name].populations)
+        return sum(model.capacity(population) for population in self._evaluations[target.name].populations)
 
-    def run(self, trial: TrialId) -> TrialRow:
+    def run(self, trial: TrialId) -> PvfTrialRow:
         """One trial alone: draw, inject, evaluate, undo."""
         (row,) = self.run_all([trial], alone=True)
-        assert isinstance(row, TrialRow)
+        assert isinstance(row, PvfTrialRow)
         return row
 
-    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrialRow | RunAlone]:
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[PvfTrialRow | DeferredTrial]:
         """Several trials in order; the engine may take some of them together, which changes no row.
 
         Args:
-            alone: Nothing else of the campaign runs meanwhile, so running out of memory is an outcome; else it is `RunAlone`.
+            alone: Nothing else of the campaign runs meanwhile, so running out of memory is an outcome;
+                else it is `DeferredTrial`.
 
         Raises:
             ProcessUnusable: the model could not be restored after a trial, or a fault-free run raises.
         """
         if alone:
-            free_memory()
+            release_cached_memory()
         drawn = [self._draw(trial) for trial in trials]
         outcomes = self.engine.trials([faults for _, faults in drawn if faults])
         start = time.perf_counter()
         for trial, (step, faults) in zip(trials, drawn, strict=True):
             with unusable_if_raised():
                 outcome = next(outcomes) if faults else TrialOutcome(self._all(Outcome.MASKED, step))
-            self.unproven += 1
+            self.unverified_row_count += 1
             if outcome.error or self._proof_due():
-                self.prove(after=outcome)
+                self.verify_restored_state(after=outcome)
             now = time.perf_counter()
             if outcome.out_of_memory and not alone:
-                yield RunAlone(trial, outcome.error)
+                yield DeferredTrial(trial, outcome.error)
             else:
                 yield make_row(trial, faults, outcome, now - start)
             start = now
 
-    def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrialRow:
+    def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> PvfTrialRow:
         """The row of a trial that took its worker with it: every sample that was corrupted ended as ``ended``."""
         step, faults = self._draw(trial)
         outcome = TrialOutcome(self._all(ended, step), reason)
@@ -253,9 +272,11 @@ class TrialRunner:
     def _all(self, ended: Outcome, step: int | None) -> tuple[BatchOutcome, ...]:
         """Every sample of a batch (None: of all) ended the same way; the other batches were spared."""
         samples = self.engine.samples
-        return tuple(all_of(ended if step in (None, i) else Outcome.SPARED, n) for i, n in enumerate(samples))
+        return tuple(
+            same_outcome_for_all(ended if step in (None, i) else Outcome.SPARED, n) for i, n in enumerate(samples)
+        )
 
-    def prove(self, after: TrialOutcome | None = None) -> None:
+    def verify_restored_state(self, after: TrialOutcome | None = None) -> None:
         """Proof that all is as at the start: the rows since the last proof stand (see `PlainEngine.check_intact`).
 
         Args:
@@ -271,37 +292,41 @@ class TrialRunner:
         changed = [k for k, v in self.engine.fingerprint().items() if self.fingerprint[k] != v]
         if changed:
             raise InjectionError(
-                f"the model was changed during the campaign ({', '.join(changed)} differ); start another"
+                f"the model was changed during the campaign ({', '.join(changed)} differ); start a new campaign"
             )
-        self.unproven = 0
+        self.unverified_row_count = 0
         self._proofs += 1
         self._proven_at = time.monotonic()
 
     def _proof_due(self) -> bool:
         """Soon at first, so that a workload that keeps state is told so early; then seldom: a third of a percent."""
         if self._proofs < len(FIRST_PROOFS):
-            return self.unproven >= FIRST_PROOFS[self._proofs]
+            return self.unverified_row_count >= FIRST_PROOFS[self._proofs]
         since = time.monotonic() - self._proven_at
-        return self.unproven >= PROOF_EVERY or since > max(1.0, PROOF_GOLDENS * self.engine.golden_seconds)
+        return self.unverified_row_count >= PROOF_EVERY or since > max(1.0, PROOF_GOLDENS * self.engine.golden_seconds)
 
     def _make_targets(self, scores: Scores | None) -> tuple[Target, ...]:
         if self.given is not None:
             return self.given.targets
         spec, plain = self.spec, fault_model(self.spec.fault)
-        if spec.one_batch and (spec.transient or spec.exhaustive):
-            what = "--exhaustive runs all of them" if spec.exhaustive else "faults in values of a run act in one anyway"
-            raise UsageError(f"--one-batch draws a batch for each fault of a parameter; {what}: leave it out")
+        if spec.one_batch and (spec.is_transient or spec.exhaustive):
+            what = (
+                "--exhaustive runs all batches"
+                if spec.exhaustive
+                else "a fault in a value of a run always acts in one batch"
+            )
+            raise UsageError(f"--one-batch draws one batch for each fault in a parameter, but {what}; omit --one-batch")
         if spec.exhaustive and spec.law != "per-element":
-            raise UsageError(f"--exhaustive weighs all elements alike, --law is {spec.law}; leave it out")
+            raise UsageError(f"--exhaustive gives all elements equal weight, but --law is {spec.law}; omit --law")
         if spec.exhaustive and (plain.name != "bitflip" or spec.flips != (1,)):
             raise UsageError(
                 f"--exhaustive tries single bit flips, found --fault {plain.text} with flips "
-                f"{', '.join(map(str, spec.flips))}; use bitflip, or bitflip:bits=… for some of them"
+                f"{', '.join(map(str, spec.flips))}; use bitflip with one flip, or bitflip:bits=… for some bits only"
             )
         if spec.strata in ("bits", "risk") and (plain.text != "bitflip" or spec.flips != (1,)):
             raise UsageError(
                 f"--strata {spec.strata} needs one flip of any bit, found --fault {plain.text} with flips "
-                f"{', '.join(map(str, spec.flips))}; leave it out"
+                f"{', '.join(map(str, spec.flips))}; omit --strata"
             )
         return make_targets(
             self.regions, self.components, spec.per, spec.law, lambda r: plain.value.ways(r) > 0, spec.strata, scores
@@ -326,19 +351,19 @@ class TrialRunner:
             short = [t for t in self.targets.values() if self._capacity(t, flips) < flips]
             if short:
                 raise UsageError(
-                    f"{flips} flips asked, but {short[0].name!r} has room for {self._capacity(short[0], flips)}"
-                    f" ({len(short)} of {len(self.targets)} targets are too small); ask for fewer flips or narrow --at"
+                    f"{flips} flips were requested, but {short[0].name!r} can hold at most {self._capacity(short[0], flips)}"
+                    f" ({len(short)} of {len(self.targets)} targets are too small); use fewer flips or narrow --at"
                 )
         # One draw of each kind: whatever cannot be drawn is known before the first trial.
         for target in self.targets.values():
-            for people in self._evaluations[target.name].populations:
+            for population in self._evaluations[target.name].populations:
                 for flips in self.spec.flips:
-                    self._model(target.bits, flips).draw(people, np.random.default_rng(0), self.spec.law)
+                    self._model(target.bits, flips).draw(population, np.random.default_rng(0), self.spec.law)
 
     def _capacity(self, target: Target, flips: int) -> int:
         """How many flips fit into the target: into every batch of it, for they act in one."""
         model = self._model(target.bits, flips)
-        return min(model.capacity(people) for people in self._evaluations[target.name].populations)
+        return min(model.capacity(population) for population in self._evaluations[target.name].populations)
 
     def _fingerprint(self) -> dict[str, str]:
         spec, result = self.spec, self.engine.fingerprint()
@@ -352,12 +377,12 @@ class TrialRunner:
             result["faults"] = self.given.digest
         if spec.strata == "risk":  # where a weight is sorted hangs on the last bits of a gradient
             sizes = [(t.name, r.site, r.elements) for t in self.targets.values() for r in t.regions]
-            text = canonical(
+            text = sorted_json_text(
                 [[n, s, None if e is None else xxhash.xxh3_64_hexdigest(e.tobytes())] for n, s, e in sizes]
             )
             result["screening"] = xxhash.xxh3_64_hexdigest(text.encode())
         result["components"] = xxhash.xxh3_64_hexdigest(
-            canonical({k: list(v) for k, v in self.components.items()}).encode()
+            sorted_json_text({k: list(v) for k, v in self.components.items()}).encode()
         )
         return result
 
@@ -369,13 +394,13 @@ def tensor_infos(regions: Sequence[Region], components: Mapping[str, Sequence[st
         known = by_name.get((r.site, r.dtype))
         owner = known.component if known else component_of(parse_site(r.site), components)
         shape = max(known.shape if known else r.shape, r.shape, key=prod)
-        size = r.size + (known.elements if known else 0)
+        size = r.eligible_count + (known.elements if known else 0)
         by_name[r.site, r.dtype] = TensorInfo(r.site, owner, r.dtype, shape, size, r.codec.bits)
     return tuple(by_name.values())
 
 
-def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float) -> TrialRow:
+def make_row(trial: TrialId, faults: tuple[Fault, ...], outcome: TrialOutcome, seconds: float) -> PvfTrialRow:
     """A trial's record."""
     wrong = sum(bool(incorrect(b.codes).any()) for b in outcome.batches)
     codes, text = outcome.codes.tobytes(), faults_text(faults)
-    return TrialRow(trial, text, codes, wrong, float(outcome.severity), outcome.error, seconds)
+    return PvfTrialRow(trial, text, codes, wrong, float(outcome.severity), outcome.error, seconds)

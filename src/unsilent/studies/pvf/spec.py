@@ -1,5 +1,7 @@
-"""Records of campaigns of ``unsilent pvf``: what was asked (`CampaignSpec`), how much of it (`PvfBudget`), what was found out
-before the first trial (`Description`), what happened in a trial (`TrialRow`).
+"""Records of campaigns of ``unsilent pvf``.
+
+`PvfSpec` is what was asked, `PvfBudget` how many trials, `PvfBaseline` what was found out before the first trial and
+`PvfTrialRow` what happened in one.
 
 The fingerprint of such a campaign is of weights, inputs, golden outputs, judge, device kind, threads and versions.
 """
@@ -15,90 +17,95 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge, Lt
 
 from unsilent.campaigns import codec
-from unsilent.campaigns.codec import RUN, StoredRow
-from unsilent.campaigns.options import DATA, SEED, SHARD, WITH, Budget
-from unsilent.campaigns.spec import Json, Means, Runner, TrialId, without_folders
+from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget
+from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
 from unsilent.errors import UsageError
 from unsilent.faults.naming import is_transient, parse_site
-from unsilent.options import FAULTS, INTERNAL, PRECISION, RUNS, Asked, Option
+from unsilent.options import FAULTS_PANEL, NOT_AN_OPTION, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues
 from unsilent.outcomes.base import Outcome
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.precision import Precision
-    from unsilent.workloads.training import Progress
+    from unsilent.workloads.model_fitting import Progress
 
-LISTED = "list"
+FROM_LIST = "list"
 """Stands for the fault model and the sampling law where faults are given, not drawn."""
-EACH, MOST = 1000, 200_000
+DEFAULT_TRIALS, DEFAULT_MOST_TRIALS = 1000, 200_000
 """Trials per target and number of flips: of a campaign that is planned at once, and at most where a precision is asked."""
-OF_DRAWN = ("trials", "ci", "rel", "strata", "exhaustive", "one_batch", "flips", "fault", "at", "law")
+DRAWN_FAULT_OPTIONS = ("trials", "ci", "rel", "strata", "exhaustive", "one_batch", "flips", "fault", "at", "law")
 """Options that mean nothing where faults are given."""
 
 
 @dataclass(frozen=True, slots=True)
-class CampaignSpec:
+class PvfSpec:
     """What was asked. Budget, jobs and executor are not part of it: they change cost, never a row.
 
-    ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `LISTED` where
+    ``flips`` is (None,) where the fault model itself says how many (a rate, a run); ``fault`` and ``law`` are `FROM_LIST` where
     faults are given. ``strata`` dtype: in each of its dtypes.
     """
 
     workload: Annotated[str, Option(
-        "Built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", RUNS,
-        missing="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
-    options: Annotated[tuple[tuple[str, str], ...], WITH] = ()
+        "A model with inputs: built-in name, file.py:name, package.module:name, hf:DIR or FILE.pt2.", WORKLOAD_PANEL,
+        missing_error="no workload was named; give one like digits-cnn (see unsilent workloads)")]  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
-    weights: Annotated[str | None, Option("Weights file for workloads that take one.", RUNS)] = None
+    weights: Annotated[str | None, Option("Weights file for workloads that take one.", WORKLOAD_PANEL)] = None
     fault: Annotated[str, Option(
-        "Fault model, like bitflip:bits=exponent; see unsilent faults.", FAULTS,
-        read=lambda given: str(getattr(given, "text", given)))] = "bitflip"  # fmt: skip
+        "Fault model, like bitflip:bits=exponent; see unsilent faults.", FAULTS_PANEL,
+        parser=lambda given: str(getattr(given, "text", given)))] = "bitflip"  # fmt: skip
     flips: Annotated[tuple[int | None, ...], Option(
-        "Faults per trial, like 1,8,128.", FAULTS, usual="1", unasked=None, joined=",")] = (1,)  # fmt: skip
+        "Faults per trial, or several such numbers to compare, like 1,8,128.", FAULTS_PANEL,
+        default_text="1", unset_value=None, separator=",")] = (1,)  # fmt: skip
     at: Annotated[tuple[str, ...], Option(
         "Where faults are injected: parameters like 'layer1.*', or values of a run: 'op:*', 'op:layer1.*', 'input:*', "
-        "'kv:*'. Repeat for more.", FAULTS, repeated=True)] = ("param:*",)  # fmt: skip
-    per: Annotated[str, Option("What a target is: component, layer, tensor or bit.", FAULTS)] = "component"
+        "'kv:*'. Repeat for more.", FAULTS_PANEL, is_repeatable=True)] = ("param:*",)  # fmt: skip
+    per: Annotated[str, Option("What counts as one target: component, layer, tensor or bit.", FAULTS_PANEL)] = (
+        "component"
+    )
     law: Annotated[str, Option(
-        "per-element (uniform over elements) or per-tensor (uniform over tensors first).",
-        FAULTS)] = "per-element"  # fmt: skip
+        "How faults are drawn: per-element (uniform over elements) or per-tensor (uniform over tensors first).",
+        FAULTS_PANEL)] = "per-element"  # fmt: skip
     judge: Annotated[str | None, Option(
-        "What an incorrect output is, like topk:k=3.", RUNS, usual="the workload's own")] = None  # fmt: skip
+        "Rule that decides whether an output is incorrect, like topk:k=3.", WORKLOAD_PANEL,
+        default_text="the workload's own")] = None  # fmt: skip
     seed: Annotated[int, SEED] = 0
-    device: Annotated[str, Option("auto, cpu, cuda or cuda:0.", RUNS, unasked="auto")] = "cpu"
-    dtype: Annotated[str | None, Option("Run the model in this floating-point type.", RUNS)] = None
+    device: Annotated[str, Option("Device: auto, cpu, cuda or cuda:0.", WORKLOAD_PANEL, unset_value="auto")] = "cpu"
+    dtype: Annotated[str | None, Option("Run the model in this floating-point type.", WORKLOAD_PANEL)] = None
     threads: Annotated[int, Option(
-        "CPU threads per worker (part of a campaign's identity: results depend on it).", RUNS)] = 1  # fmt: skip
-    study: Annotated[str, INTERNAL] = "pvf"
+        "CPU threads per worker (part of a campaign's identity: results depend on it).", WORKLOAD_PANEL)] = 1  # fmt: skip
+    study: Annotated[str, NOT_AN_OPTION] = "pvf"
     strata: Annotated[str, Option(
-        "bits: draw within classes of bits, as many in each as it takes; risk: and of predicted risk; or none.", PRECISION,
-        usual="bits with --ci or --rel and single flips", unasked=None)] = "none"  # fmt: skip
+        "Stratify trials by bits (classes of bits) or risk (classes of bits and of predicted risk), or none.", PRECISION_PANEL,
+        default_text="none; bits for single flips with --ci or --rel", unset_value=None)] = "none"  # fmt: skip
     one_batch: Annotated[bool, Option(
-        "Each trial evaluates one batch, drawn at random: many cheap trials.", PRECISION)] = False  # fmt: skip
+        "Each trial evaluates only one random batch, which makes trials cheaper.", PRECISION_PANEL)] = False  # fmt: skip
     exhaustive: Annotated[bool, Option(
-        "Try every single bit flip there is; narrow it with --at or bits=.", PRECISION)] = False  # fmt: skip
+        "Try every possible single bit flip; narrow it with --at or bits=.", PRECISION_PANEL)] = False  # fmt: skip
     faults: Annotated[str | None, Option(
-        "Try each fault of this file once: JSON lines of faults, a list of SCI-FI or PyTorchALFI.",
-        FAULTS)] = None  # fmt: skip
+        "Try each fault of this file once: JSON lines of faults, or a list of SCI-FI or PyTorchALFI.",
+        FAULTS_PANEL)] = None  # fmt: skip
     faults_as: Annotated[str | None, Option(
-        "How --faults is read, where the file does not say it: unsilent, sci-fi, pytorchalfi:…", FAULTS)] = None  # fmt: skip
+        "Format of --faults, if the file does not tell it: unsilent, sci-fi, "
+        "pytorchalfi:…", FAULTS_PANEL)] = None  # fmt: skip
 
     def to_json(self) -> Json:
         """Plain JSON values."""
         return asdict(self)
 
-    def make_runner(self, progress: Progress | None, means: Means) -> Runner:
+    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs trials, in a worker."""
         from unsilent.studies.pvf.runner import TrialRunner
 
-        return TrialRunner(self, progress=progress, means=means)
+        return TrialRunner(self, progress=progress, worker_settings=worker_settings)
 
     @property
-    def transient(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether faults corrupt values of one evaluation (operations, inputs, caches) rather than parameters."""
         return any(map(is_transient, self.at))
 
     @property
-    def enumerated(self) -> bool:
+    def is_enumerated(self) -> bool:
         """Whether all its trials are known beforehand: every fault there is, or those of a list."""
         return self.exhaustive or self.faults is not None
 
@@ -127,7 +134,7 @@ class TargetInfo:
     """Bits that are corrupted; None for all of them."""
     dtype: str = ""
     """The only dtype, where that is known."""
-    parts: Mapping[str, int] = field(default_factory=dict)
+    elements_by_site: Mapping[str, int] = field(default_factory=dict)
     """Elements of each site, where a stratum takes some of them."""
     slots: int = 0
     """Faults there are, where they are all to be tried."""
@@ -175,22 +182,25 @@ class PvfBaseline:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialRow(StoredRow):
-    """What happened in one trial. ``codes`` is one `Outcome` byte a sample; time and worker are not part of its content."""
+class PvfTrialRow(StoredRow):
+    """What happened in one trial.
+
+    ``outcome_codes`` is one `Outcome` byte a sample; time and worker are not part of its content.
+    """
 
     trial: TrialId
-    faults: Annotated[str, codec.FAULTS]
+    faults: Annotated[str, codec.FAULTS_JSON]
     """JSON list of resolved faults (or their digest where there are very many elements)."""
-    codes: bytes
+    outcome_codes: bytes
     incorrect_batches: Annotated[int, Ge(0)]
     severity: float
     error: str
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN]
-    worker: Annotated[int, RUN] = 0
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC]
+    worker: Annotated[int, RUN_SPECIFIC] = 0
 
     def derived(self) -> dict[str, int]:
         """Samples by outcome."""
-        return {o.name.lower(): self.codes.count(o) for o in Outcome}
+        return {o.name.lower(): self.outcome_codes.count(o) for o in Outcome}
 
 
 # -- what is asked beside it, and how a spec is made of that -------------------------------------------------------------
@@ -201,13 +211,14 @@ class PvfBudget:
     """How many trials: a number, or until every row is precise."""
 
     trials: Annotated[int | None, Option(
-        "Trials per target and number of flips; with --ci or --rel the most there may be.", PRECISION,
-        usual="1000; 200000 with --ci or --rel")] = None  # fmt: skip
+        "Trials per target and number of flips; with --ci or --rel the maximum.", PRECISION_PANEL,
+        default_text="1000; 200000 with --ci or --rel")] = None  # fmt: skip
     ci: Annotated[str | None, Option(
-        "Run until every row's interval has this half-width, like 0.1%.", PRECISION, read=str)] = None  # fmt: skip
+        "Run until every row's interval has this half-width, like 0.1%.", PRECISION_PANEL, parser=str)] = None  # fmt: skip
     rel: Annotated[str | None, Option(
-        "The same relative to the estimate, like 20%; --ci (default 0.02%) is always enough.", PRECISION,
-        read=str)] = None  # fmt: skip
+        "Run until the half-width is this share of the estimate, like 20%, or that of --ci (default 0.02%).",
+        PRECISION_PANEL,
+        parser=str)] = None  # fmt: skip
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     @property
@@ -219,11 +230,11 @@ class PvfBudget:
 
     def resolve(self) -> Budget:
         """The most trials there are to be; raises ``UsageError``."""
-        most = EACH if self.precision is None else MOST
+        most = DEFAULT_TRIALS if self.precision is None else DEFAULT_MOST_TRIALS
         return Budget(most if self.trials is None else self.trials, self.shard)
 
 
-def resolve(asked: Asked) -> CampaignSpec:
+def make_pvf_spec(asked: OptionValues) -> PvfSpec:
     """A checked spec: fault model and flips are read together, texts are made canonical.
 
     Raises ``UsageError`` for what would be ignored, and where flips are given both here and in the fault model, are repeated or
@@ -231,30 +242,30 @@ def resolve(asked: Asked) -> CampaignSpec:
     """
     from unsilent.faults import fault_model
 
-    adaptive = asked.make(PvfBudget).precision is not None
+    adaptive = asked.make_dataclass(PvfBudget).precision is not None
     if asked["faults"] is not None:
-        asked.refuse(OF_DRAWN, "--faults says which faults are tried, each once")
+        asked.reject_if_given(DRAWN_FAULT_OPTIONS, "--faults lists the faults to try")
     elif asked["faults_as"] is not None:
         raise UsageError(
-            f"--faults-as {asked['faults_as']} says how a list is read; give --faults FILE, or leave it out"
+            f"--faults-as {asked['faults_as']} is the format of a list of faults; give --faults FILE, or omit --faults-as"
         )
     if asked["exhaustive"]:
-        asked.refuse(("trials", "ci", "rel"), "--exhaustive runs every fault there is")
+        asked.reject_if_given(("trials", "ci", "rel"), "--exhaustive runs every possible fault")
     if adaptive:
-        asked.refuse(("shard",), "where --ci or --rel stop is decided from all trials")
+        asked.reject_if_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
     if asked["threads"] < 1:
         raise UsageError(f"--threads is {asked['threads']}; expected 1 or more")
     device = _device(asked["device"])
     if device != "cpu":
-        asked.given["device"] = device  # a command for another machine has to name it
-    spec = asked.make(CampaignSpec)
+        asked.given_values["device"] = device  # a command for another machine has to name it
+    spec = asked.make_dataclass(PvfSpec)
     if spec.faults is not None:
         from unsilent.faults.lists import kind_of_list
 
         at = (f"{kind_of_list(spec.faults, spec.faults_as)}:*",)
-        return replace(spec, device=device, fault=LISTED, law=LISTED, flips=(None,), at=at)
+        return replace(spec, device=device, fault=FROM_LIST, law=FROM_LIST, flips=(None,), at=at)
     model = fault_model(spec.fault)
-    flips = _flips(asked["flips"], model.counted, model.pattern.text)
+    flips = _flips(asked["flips"], model.has_explicit_count, model.pattern.text)
     strata = asked["strata"]
     if strata is None:
         single = model.text == "bitflip" and flips == (1,) and spec.per != "bit"
@@ -267,11 +278,11 @@ def _flips(asked: tuple[int, ...] | None, counted: bool, pattern: str) -> tuple[
     if asked is None:
         return (None,) if counted else (1,)
     if counted:
-        raise UsageError(f"--flips and the {pattern} of --fault both say how many; give one of them")
+        raise UsageError(f"--flips and the {pattern} of --fault both set the number of flips; give only one")
     if any(count < 1 for count in asked):
-        raise UsageError(f"--flips has {min(asked)}; expected 1 or more")
+        raise UsageError(f"--flips contains {min(asked)}; expected 1 or more")
     if len(set(asked)) != len(asked) or not asked:
-        raise UsageError(f"--flips is {','.join(map(str, asked))!r}; expected different numbers, like 1,8,128")
+        raise UsageError(f"--flips is {','.join(map(str, asked))!r}; expected each number once, like 1,8,128")
     return asked
 
 
@@ -279,6 +290,6 @@ def _device(device: str) -> str:
     """``auto`` is decided without torch where that is possible: without a CUDA driver it is the CPU."""
     if device == "cpu" or (device == "auto" and not Path("/proc/driver/nvidia/version").exists()):
         return "cpu"
-    from unsilent.engine.placement import resolve_device
+    from unsilent.engine.device_placement import resolve_device
 
     return resolve_device(device)

@@ -14,20 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from unsilent.campaigns import Budget, Means, TrialId, run_campaign
+from unsilent.campaigns import Budget, TrialId, WorkerSettings, run_campaign
 from unsilent.campaigns.driver import run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer, Silent
-from unsilent.campaigns.options import EngineOptions, kept
+from unsilent.campaigns.options import EngineOptions, store_or_temporary
 from unsilent.errors import UsageError
-from unsilent.options import Asked
-from unsilent.outcomes.tallies import Question
-from unsilent.sizes import lasting
+from unsilent.options import OptionValues
+from unsilent.outcomes.tallies import PvfEstimator
+from unsilent.report.text import count_text
+from unsilent.sizes import rough_duration_text
 from unsilent.studies.pvf.analysis import analyse
 from unsilent.studies.pvf.kind import PVF, PvfStore
 from unsilent.studies.pvf.precision import Precision, PrecisionPlanner
 from unsilent.studies.pvf.records import PvfResult
-from unsilent.studies.pvf.spec import CampaignSpec, PvfBaseline, PvfBudget, resolve
+from unsilent.studies.pvf.spec import PvfBaseline, PvfBudget, PvfSpec, make_pvf_spec
 
 if TYPE_CHECKING:
     from unsilent.faults import FaultModel
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 
 MOST_EXHAUSTIVE = 20_000_000
 """Trials of an exhaustive campaign at most: a store of some ten gigabytes."""
-PROBES = 16
+TRIALS_FOR_DURATION = 16
 """Trials of each target that its time is estimated from."""
 
 
-def run_pvf(
-    spec: CampaignSpec,
+def run_pvf_campaign(
+    spec: PvfSpec,
     budget: Budget,
     executor: Executor,
     store: PvfStore,
-    question: Question,
+    question: PvfEstimator,
     observer: Observer | None = None,
     *,
     precision: Precision | None = None,
@@ -53,40 +54,48 @@ def run_pvf(
 ) -> PvfResult:
     """Run (or resume) a campaign and answer the question from its store; ``precision``: until all rows have it."""
     planner = None if precision is None else PrecisionPlanner(precision, question, budget.trials)
-    if spec.enumerated:
-        probe(spec, budget, executor, store, observer or Silent())
+    if spec.is_enumerated:
+        estimate_duration(spec, budget, executor, store, observer or Silent())
     run_campaign(spec, budget, executor, store, planner=planner, observer=observer, command=command)
     result = analyse(store, question)
-    if planner is None or not planner.short:
+    if planner is None or not planner.imprecise_rows:
         return result
-    rows = ", ".join(planner.short)
+    rows = ", ".join(planner.imprecise_rows)
     return replace(
-        result, short=(f"--trials {budget.trials} is not enough for {precision}: wider are {rows}; ask for more",)
+        result,
+        imprecise_rows=(
+            f"--trials {budget.trials} is not enough for {precision}: the intervals of these rows are wider: {rows}; "
+            "raise --trials",
+        ),
     )
 
 
-def probe(spec: CampaignSpec, budget: Budget, executor: Executor, store: PvfStore, watcher: Observer) -> None:
+def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: PvfStore, watcher: Observer) -> None:
     """Say how long all faults will take, from a few trials of each target; refuse what is more than can be stored."""
-    baseline = cast(PvfBaseline, executor.describe())
+    baseline = cast(PvfBaseline, executor.establish_baseline())
     total = sum(t.slots for t in baseline.targets)
     if total > MOST_EXHAUSTIVE:
         plain = total * baseline.golden_seconds
         raise UsageError(
-            f"--exhaustive would run {total:,} trials (at most {lasting(plain)} of CPU time), {MOST_EXHAUSTIVE:,} is the most; "
-            "narrow it with --at or --fault bitflip:bits=30, or sample: --rel 20%"
+            f"--exhaustive would run {total:,} trials (at most {rough_duration_text(plain)} of CPU time), "
+            f"but at most {MOST_EXHAUSTIVE:,} are allowed; "
+            "narrow it with --at or --fault bitflip:bits=30, or sample with --rel 20%"
         )
-    store.bind(spec, baseline)
+    store.bind_campaign(spec, baseline)
     begun = time.perf_counter()
     part, parts = budget.shard
     first = [
-        TrialId(t.name, spec.flips[0], k) for t in baseline.targets for k in range(part - 1, t.slots, parts)[:PROBES]
+        TrialId(t.name, spec.flips[0], k)
+        for t in baseline.targets
+        for k in range(part - 1, t.slots, parts)[:TRIALS_FOR_DURATION]
     ]
     new = run_trials(first, executor, store, watcher)
     if new:
         each = (time.perf_counter() - begun) / new
         left = total // parts - len(first)
         watcher.say(
-            f"{total:,} faults: about {lasting(max(0, left) * each)} more, at {1e3 * each:.2g} ms each ({new} tried)"
+            f"{count_text(total, 'fault')}: about {rough_duration_text(max(0, left) * each)} left, {1e3 * each:.2g} ms per fault "
+            f"(measured on {new})"
         )
 
 
@@ -132,26 +141,33 @@ def pvf(
     Arguments are the options of ``unsilent pvf``, by the same names and with the same defaults.
 
     Args:
-        workload: a live workload (run in this process) or what the command line takes (run in worker processes, so that
-            a crash or a hang is an outcome).
-        trials: per target and number of flips (default 1000), or the most there may be where ``ci`` or ``rel`` is given.
-        ci, rel: run until every row's interval has this half-width, or this one relative to its estimate. strata: ``bits``
-            draws within classes of bits (default where a precision is asked of single flips), ``risk`` in classes of predicted
-            risk as well, ``none``. shard: part I of N, as ``(2, 4)`` or ``"2/4"``.
-        exhaustive: every single bit flip there is. one_batch: a trial evaluates one batch, drawn at random, instead of all.
-        faults: a file of given faults, each tried once, instead of drawn ones; faults_as: its format, where it does not say so.
-        flips: faults per trial, default one.
-        at: where faults are injected: globs over parameters, or over what one evaluation computes (``op:*``, ``input:*``,
-            ``kv:*``).
-        per: what a target is: ``component``, ``layer``, ``tensor`` or ``bit``.
+        workload: A live workload (run in this process) or what the command line takes (run in worker
+            processes, so that a crash or a hang is an outcome).
+        trials: Per target and number of flips (default 1000), or the most there may be where ``ci`` or
+            ``rel`` is given.
+        ci, rel: Run until every row's interval has this half-width, or this one relative to its estimate.
+        strata: ``bits`` draws within classes of bits (default where a precision is asked of single flips),
+            ``risk`` in classes of predicted risk as well, ``none``.
+        shard: Part I of N, as ``(2, 4)`` or ``"2/4"``.
+        exhaustive: Every single bit flip there is.
+        one_batch: A trial evaluates one batch, drawn at random, instead of all.
+        faults: A file of given faults, each tried once, instead of drawn ones.
+        faults_as: Its format, where it does not say so.
+        flips: Faults per trial, default one.
+        at: Where faults are injected: globs over parameters, or over what one evaluation computes (``op:*``,
+            ``input:*``, ``kv:*``).
+        per: What a target is: ``component``, ``layer``, ``tensor`` or ``bit``.
         law: ``per-element`` draws uniformly over elements, ``per-tensor`` over tensors first.
-        unit: what one incorrect output is counted on, ``sample`` (default for parameters) or ``batch`` (default else).
-        options, data, weights: for a named workload, what ``--with``, ``--data`` and ``--weights`` give it.
-        executor, ray, deadline: where a named workload runs, and seconds after which a trial hangs.
-        engine: ``auto`` runs only what a fault changes, ``plain`` everything; rows are the same, bit for bit. memory: what
-            all workers may hold for that, in bytes or as text (``"2GB"``); default a quarter of what is free.
-        interval: ``clopper-pearson`` (Gaffke's generalisation for faults scored on many samples and for strata) or ``wilson``.
-        store: file to keep and resume from; default none.
+        unit: What one incorrect output is counted on, ``sample`` (default for parameters) or ``batch``
+            (default else).
+        options, data, weights: For a named workload, what ``--with``, ``--data`` and ``--weights`` give it.
+        executor, ray, deadline: Where a named workload runs, and seconds after which a trial hangs.
+        engine: ``auto`` runs only what a fault changes, ``plain`` everything; rows are the same, bit for bit.
+        memory: What all workers may hold for that, in bytes or as text (``"2GB"``); default a quarter of what
+            is free.
+        interval: ``clopper-pearson`` (Gaffke's generalisation for faults scored on many samples and for
+            strata) or ``wilson``.
+        store: File to keep and resume from; default none.
 
     Raises:
         UsageError: input that does not fit; the golden run is not finite or not repeatable.
@@ -161,14 +177,20 @@ def pvf(
     _check_arguments(workload, judge)
     live = not isinstance(workload, str)
     arguments["workload"] = workload if isinstance(workload, str) else workload.name
-    asked = Asked.in_call(PVF.options, arguments)
-    question, wanted, means = asked.make(Question), asked.make(PvfBudget), asked.make(EngineOptions)
-    spec, budget = resolve(asked), wanted.resolve()
-    command = (asked.call if live else asked.command)("pvf", PvfBudget, CampaignSpec)
+    asked = OptionValues.from_call(PVF.option_classes, arguments)
+    question, wanted, worker_settings = (
+        asked.make_dataclass(PvfEstimator),
+        asked.make_dataclass(PvfBudget),
+        asked.make_dataclass(EngineOptions),
+    )
+    spec, budget = make_pvf_spec(asked), wanted.resolve()
+    command = (asked.python_call if live else asked.command_line)("pvf", PvfBudget, PvfSpec)
     with ExitStack() as stack:
-        running = stack.enter_context(_executor(spec, workload, means, observer))
-        opened = stack.enter_context(PvfStore(stack.enter_context(kept(store)), write=True))
-        return run_pvf(spec, budget, running, opened, question, observer, precision=wanted.precision, command=command)
+        running = stack.enter_context(_executor(spec, workload, worker_settings, observer))
+        opened = stack.enter_context(PvfStore(stack.enter_context(store_or_temporary(store)), write=True))
+        return run_pvf_campaign(
+            spec, budget, running, opened, question, observer, precision=wanted.precision, command=command
+        )
 
 
 def _check_arguments(workload: object, judge: object) -> None:
@@ -177,26 +199,39 @@ def _check_arguments(workload: object, judge: object) -> None:
             f"pvf needs a workload, found {type(workload).__name__}; wrap a model and inputs: unsilent.Workload(model, batches)"
         )
     if judge is not None and not isinstance(judge, str):
-        raise UsageError("judge= takes a name like 'topk:k=3'; give a judge object or a function to the Workload")
+        raise UsageError(
+            "judge= takes a name like 'topk:k=3'; pass a judge object or a function to the Workload instead"
+        )
 
 
 def _executor(
-    spec: CampaignSpec, workload: str | InferenceWorkload, means: EngineOptions, observer: Observer | None
+    spec: PvfSpec, workload: str | InferenceWorkload, worker_settings: EngineOptions, observer: Observer | None
 ) -> Executor:
-    means.check()
+    worker_settings.check()
     if isinstance(workload, str):
-        return means.open(spec, observer)
-    if means.jobs != 1:
-        raise UsageError("a live workload runs in this process, jobs must be 1; name it as 'file.py:name' for more")
-    return live_executor(spec, workload, observer, means.means)
+        return worker_settings.open_executor(spec, observer)
+    if worker_settings.jobs != 1:
+        raise UsageError(
+            "a workload object runs in this process, so jobs must be 1; name it as 'file.py:name' to use more jobs"
+        )
+    return live_executor(spec, workload, observer, worker_settings.worker_settings)
 
 
 def live_executor(
-    spec: CampaignSpec, workload: InferenceWorkload, observer: Observer | None = None, means: Means | None = None
+    spec: PvfSpec,
+    workload: InferenceWorkload,
+    observer: Observer | None = None,
+    worker_settings: WorkerSettings | None = None,
 ) -> Executor:
     """Runs trials of a live workload, in this process."""
     from unsilent.campaigns.inline import InlineExecutor
     from unsilent.studies.pvf.runner import TrialRunner
 
-    release = getattr(workload, "release", None)
-    return InlineExecutor(spec, lambda told, means: TrialRunner(spec, workload, told, means), observer, means, release)
+    release = getattr(workload, "restore_training_mode", None)
+    return InlineExecutor(
+        spec,
+        lambda told, worker_settings: TrialRunner(spec, workload, told, worker_settings),
+        observer,
+        worker_settings,
+        release,
+    )

@@ -12,16 +12,25 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from unsilent.report.estimates import is_bounded, is_drawn, is_exact, limits_text
-from unsilent.report.text import clean, counted, flips_text, listed, seconds, shown
-from unsilent.studies.pvf.analysis import NEEDS, FitRow, surprise
-from unsilent.studies.pvf.records import EVERYTHING, PvfResult, PvfRow, at_level, first_flips, main_level, pooled, rank
+from unsilent.report.estimates import has_any_interval, has_list_bounds, is_exact, limits_text
+from unsilent.report.text import count_text, duration_text, escape_unprintable, estimate_text, flips_text, listed
+from unsilent.studies.pvf.analysis import FIT_REQUIREMENT, FitRow, fit_versus_pvf_text
+from unsilent.studies.pvf.records import (
+    ALL_PARAMETERS,
+    PvfResult,
+    PvfRow,
+    at_level,
+    headline_flips,
+    is_pooled,
+    main_level,
+    vulnerability_key,
+)
 
 if TYPE_CHECKING:
-    from unsilent.studies.pvf.report import Curves
+    from unsilent.studies.pvf.report import PvfCurves
 
 PLACES = {
-    EVERYTHING: "the parameters",
+    ALL_PARAMETERS: "the parameters",
     "op:*": "the outputs of operations",
     "input:*": "the inputs",
     "kv:*": "the key/value cache",
@@ -33,8 +42,10 @@ def headline(result: PvfResult) -> str:
     """The finding in one sentence."""
     level = main_level(result)
     rows = at_level(result.rows, level)
-    flips = first_flips(rows)
-    tried = sorted((r for r in rows if r.flips == flips and r.estimate is not None), key=rank, reverse=True)
+    flips = headline_flips(rows)
+    tried = sorted(
+        (r for r in rows if r.flips == flips and r.estimate is not None), key=vulnerability_key, reverse=True
+    )
     if not tried:
         return "No trial has been run yet."
     if level == "model" or len(tried) == 1 or all(r.estimate == 0 for r in tried):
@@ -45,18 +56,18 @@ def headline(result: PvfResult) -> str:
     top, bottom = tried[0], min(tried[1:], key=lambda row: row.joint_high)
     start = _subject(result, top) + _probability(top)
     if top.joint_low > bottom.joint_high:
-        text = shown(bottom.estimate, bottom.low, bottom.high)
-        value = f"{text.estimate} %{'' if bottom.estimate == 0 else text.behind}"
-        return f"{start} — {_factor(top, bottom)} `{clean(bottom.target)}` ({value})."
+        text = estimate_text(bottom.estimate, bottom.low, bottom.high)
+        value = f"{text.estimate} %{'' if bottom.estimate == 0 else text.limits_in_sentence}"
+        return f"{start} — {_factor(top, bottom)} `{escape_unprintable(bottom.target)}` ({value})."
     if all(map(is_exact, tried)):
-        return f"{start}, and so it is in every {level}."
-    if not is_drawn(tried):
-        return f"{start}; the rest of the list decides which {level} is highest."
-    return f"{start}; intervals that hold for all {level}s at once overlap: ranking them needs more trials."
+        return f"{start}, and the same holds for every {level}."
+    if not has_any_interval(tried):
+        return f"{start}; which {level} is highest depends on the faults of the list that were not tried."
+    return f"{start}; the order of the {level}s is not established (joint intervals overlap): run more trials."
 
 
 def _subject(result: PvfResult, row: PvfRow) -> str:
-    fault, inside = clean(result.fault), f"in `{clean(row.target)}`"
+    fault, inside = escape_unprintable(result.fault), f"in `{escape_unprintable(row.target)}`"
     if result.spec.get("faults"):
         return f"A fault of the `{fault}`" + ("" if row.level == "model" else f" {inside}")
     where = _everywhere(result) if row.level == "model" else inside
@@ -71,7 +82,7 @@ def _subject(result: PvfResult, row: PvfRow) -> str:
 def _everywhere(result: PvfResult) -> str:
     if result.at in PLACES:
         return f"anywhere in {PLACES[result.at]}"
-    return f"in the {'values of' if result.transient else 'parameters'} `{clean(result.at)}`"
+    return f"in the {'values of' if result.transient else 'parameters'} `{escape_unprintable(result.at)}`"
 
 
 def _probability(row: PvfRow) -> str:
@@ -80,15 +91,15 @@ def _probability(row: PvfRow) -> str:
         wrong = "no batch wrong in" if batch else "no output wrong in"
     else:
         wrong = f"{'the output of a batch' if batch else 'an output'} wrong with probability"
-    text = shown(row.estimate, row.low, row.high)
+    text = estimate_text(row.estimate, row.low, row.high)
     if row.estimate == row.high == 0:
-        return f" made {wrong} {row.n:,} trials, and there are no others"
-    if is_bounded(row):  # what is known of the list
+        return f" made {wrong} {row.n:,} trials, which cover all faults"
+    if has_list_bounds(row):  # what is known of the list
         seen = f"{row.n:,} trials" if row.estimate == 0 else f"{text.estimate} %"
-        return f" made {wrong} {seen}, {text.low} to {text.high} % once all faults of the list are tried"
+        return f" made {wrong} {seen} (probability over the whole list: {text.low} to {text.high} %)"
     if row.estimate == 0:
         return f" made {wrong} {row.n:,} trials: its probability is below {text.high} %"
-    return f" makes {wrong} {text.estimate} %{text.behind}"
+    return f" makes {wrong} {text.estimate} %{text.limits_in_sentence}"
 
 
 def _factor(top: PvfRow, bottom: PvfRow) -> str:
@@ -111,7 +122,8 @@ def measured_on(result: PvfResult) -> str:
     """What was run and how outputs were judged."""
     accuracy = accuracy_text(result.info)
     return (
-        f"{result.trials_done:,} trials on {counted(result.samples, 'sample')} in {counted(result.batches, 'batch')}"
+        f"{count_text(result.trials_done, 'trial')} on {count_text(result.samples, 'sample')} in "
+        f"{count_text(result.batches, 'batch')}"
         f"{accuracy and ', '}{accuracy}; unit {result.unit}, judge {result.judge}, law {result.law}, seed {result.seed}"
     )
 
@@ -129,45 +141,46 @@ def accuracy_text(info: Mapping[str, Any]) -> str:
         name, value = str(result.get("name", name)), result.get("value")
     if value is None:
         return ""
-    return clean(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return escape_unprintable(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
 
 
 TRANSIENT = (
-    "P(incorrect) is the probability that an output is incorrect, given a fault in what one evaluation of one batch computes: "
-    "the outputs or operands of operations (`op:`), its inputs (`input:`) or its key/value cache (`kv:`). Elements of all these "
-    "tensors, over all batches, are equally likely unless the law says otherwise; several flips fall into one evaluation. "
-    "Batches that a fault does not corrupt are not run and not counted."
+    "P(incorrect) is the probability that an output is incorrect, given a fault in a value of one evaluation of one batch: "
+    "an output or operand of an operation (`op:`), an input (`input:`) or the key/value cache (`kv:`). All elements of these "
+    "tensors, over all batches, are equally likely unless the law says otherwise. All flips of one trial occur in the same "
+    "evaluation. Batches that a fault does not corrupt are neither run nor counted."
 )
-MEMORY = (
-    "PVF is the parameter vulnerability factor: the probability that an output is incorrect, given a corruption of that "
-    "parameter (arXiv 2405.01741). It is not the program vulnerability factor, which has the same acronym."
+PVF_MEANING = (
+    "PVF is the parameter vulnerability factor (arXiv 2405.01741): the probability that an output is incorrect, given a "
+    "fault in a parameter. It is not the program vulnerability factor, which has the same acronym."
 )
 INCORRECT = (
-    "Incorrect means: other than the output of the same model on the same input without the fault, by the rule of the judge; "
-    "whether that output was right does not matter."
+    "An output is incorrect if the judge finds that it differs from the output of the same model for the same input without the "
+    "fault. Whether the fault-free output was right does not matter."
 )
 LOOKUPS = (
-    "A fault in an embedding row acts only when that row is looked up. Hot: the busiest rows that take half of all look-ups of "
-    "this evaluation; warm: the other rows looked up; cold: never looked up."
+    "A fault in an embedding row acts only when that row is looked up. Hot rows are the most used rows that together receive "
+    "half of all look-ups of the evaluation. Warm rows are all other rows that are looked up. Cold rows are never looked up."
 )
-ENDED = (
-    "Masked: the output is bit-identical. Benign: it differs, the decision does not. Silent: the decision differs and every "
-    "value is finite. Detectable: non-finite values, an exception, a crash or a hang. {} counts the last two. The number "
-    "after a name is the number of flips."
+OUTCOME_MEANINGS = (
+    "Masked: the output is bit-identical. Benign: the output differs, but the decision does not. Silent: the decision differs, "
+    "and every value is finite. Detectable: non-finite values, an exception, a crash or a hang. {} counts silent and detectable "
+    "outputs. The number after a name is the number of flips."
 )
 
 
-def curves_lead(result: PvfResult, lines: Curves) -> str:
+def curves_lead(result: PvfResult, lines: PvfCurves) -> str:
+    """The sentences above the curves."""
     level = main_level(result)
     limits = limits_text(result.rows, result.confidence)
     all_exact = all(map(is_exact, result.rows))
     zeros = any(is_exact(row) and row.estimate == 0 for rows in lines.series.values() for row in rows)
     parts = [
-        f"How often an output is wrong, given a fault in that {level}.",
+        f"How often an output is wrong, given a fault in the {level}.",
         f"{limits[:1].upper()}{limits[1:]}." if result.rows and all_exact else f"Bars are {limits}.",
         "" if all_exact else "A hollow triangle is the upper limit of a target where no output was wrong.",
-        "A target of exactly 0 has no mark on this scale." if zeros else "",
-        f"The {lines.drawn} most vulnerable are drawn; {lines.left_out} more are in the table of all rows."
+        "A target whose value is exactly 0 has no mark on this scale." if zeros else "",
+        f"The {lines.target_count} most vulnerable targets are drawn; {lines.left_out} more are in the table of all rows."
         if lines.left_out
         else "",
         f"No trial corrupted {listed(lines.missing)}." if lines.missing else "",
@@ -175,28 +188,31 @@ def curves_lead(result: PvfResult, lines: Curves) -> str:
     return " ".join(filter(None, parts))
 
 
-def heat_lead(result: PvfResult, maps: int) -> str:
-    trials = counted(sum(one.trials for one in result.heat_maps), "trial")
-    few = "Hover for n." if all(map(is_exact, result.rows)) else "Cells rest on few trials: hover for n."
+def heat_map_lead(result: PvfResult, maps: int) -> str:
+    """The sentences above the heat maps."""
+    trials = count_text(sum(one.total_trials for one in result.heat_maps), "trial")
+    few = "Hover for n." if all(map(is_exact, result.rows)) else "Each cell rests on few trials: hover for n."
     several = (
-        " Every dtype has a map of its own, for its bits mean something else; colours mean the same in all of them."
+        " Each dtype has its own map, because the meaning of a bit depends on the dtype. The colour scale is the same "
+        "in all maps."
     )
     return (
-        f"From the {trials} that flipped exactly one bit. The sign bit is on the left, as a number is written. Grey: no trial "
-        f"fell there; palest: trials, and no wrong output. {few}{several if maps > 1 else ''}"
+        f"Computed from the {trials} that flipped exactly one bit. The sign bit is on the left. Grey cell: no trial. "
+        f"Palest colour: trials, but no wrong output. {few}{several if maps > 1 else ''}"
     )
 
 
-def all_lead(result: PvfResult) -> str:
+def all_rows_lead(result: PvfResult) -> str:
+    """The sentences above the table of all rows."""
     every = units(result)
-    judged = "the batches they were judged on, one for each fault"
+    judged = "the judged batches, one for each fault"
     if not _judged_once(result):
-        judged = f"{every} judged, which are not" + (
-            ": intervals are made from faults" if is_drawn(result.rows) else ""
+        judged = f"the judged {every}, which are not independent" + (
+            " (intervals are computed from faults)" if has_any_interval(result.rows) else ""
         )
     return (
-        f"n counts faults, which are independent; masked to detectable count {judged}. Click a heading to sort; point at a row "
-        f"for its elements, bits, {every} and method."
+        f"n counts faults, which are independent. The columns masked to detectable count {judged}. Click a heading to "
+        f"sort. Hover over a row for its elements, bits, {every} and method."
     )
 
 
@@ -204,34 +220,36 @@ def all_lead(result: PvfResult) -> str:
 
 
 def findings(result: PvfResult, fits: Sequence[FitRow]) -> Iterator[str]:
+    """What a reader must know first: what is not complete, not precise enough or has no FIT."""
     if result.trials_done < result.trials_planned:
         yield f"not complete: {result.trials_done:,} trials of {result.trials_planned:,} planned"
-    yield from filter(None, (surprise(fits), *result.notes))
+    yield from filter(None, (fit_versus_pvf_text(fits), *result.notes))
 
 
 def notes(result: PvfResult, fit_per_bit: float | None, fits: Sequence[FitRow]) -> Iterator[str]:
+    """How to read the tables."""
     yield measured_on(result)
-    joint = ", differences rest on joint intervals" if is_drawn(result.rows) else ""
+    joint = ", comparisons use joint intervals" if has_any_interval(result.rows) else ""
     yield f"{limits_text(result.rows, result.confidence)}, n counts faults{joint}"
-    if pooled(result):
+    if is_pooled(result):
         yield (
-            f"in rows over several targets counts of outcomes are plain sums, {result.measure} and the shares silent and due "
-            "weigh every target by its share of the law"
+            f"rows that combine several targets: counts of outcomes are plain sums; {result.measure} and the shares silent and "
+            "due weight each target by its probability under the sampling law"
         )
     if fit_per_bit is not None and not fits and not result.transient:
-        yield f"no FIT: {NEEDS}"
+        yield f"no FIT: {FIT_REQUIREMENT}"
     if without := [f.row.target for f in fits if f.reason]:
         yield f"no FIT for {listed(without)}: {', '.join(dict.fromkeys(f.reason for f in fits if f.reason))}"
-    time = f"{seconds(result.seconds)} ({seconds(result.cpu_seconds)} CPU)"
+    time = f"{duration_text(result.seconds)} ({duration_text(result.cpu_seconds)} CPU)"
     yield f"{time} on {result.device}, {dtype_text(result)}"
 
 
-def numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
+def key_numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
     model = at_level(result.rows, "model")
-    for row in [r for r in model if r.flips == first_flips(model)][:1]:
-        text = shown(row.estimate, row.low, row.high)
-        name = "whole model" if result.at == EVERYTHING else "everything faults were injected into"
+    for row in [r for r in model if r.flips == headline_flips(model)][:1]:
+        text = estimate_text(row.estimate, row.low, row.high)
+        name = "whole model" if result.at == ALL_PARAMETERS else "all injected targets together"
         name = "whole list" if result.spec.get("faults") else name
         name += "" if row.flips is None else f", {flips_text(row.flips)}"
         yield name, text.estimate + (" %" if row.estimate is not None else ""), text.limits if row.estimate else ""
@@ -241,7 +259,7 @@ def numbers(result: PvfResult) -> Iterator[tuple[str, str, str]]:
     name, _, value = accuracy_text(result.info).rpartition(" ")
     if value:
         yield f"fault-free {name}", value, ""
-    yield "time", seconds(result.seconds), ""
+    yield "time", duration_text(result.seconds), ""
 
 
 def common_facts(result: PvfResult) -> Iterator[tuple[str, str]]:
@@ -252,9 +270,9 @@ def common_facts(result: PvfResult) -> Iterator[tuple[str, str]]:
     yield "workload", result.workload
     yield "where", result.at
     yield "trials", f"{result.trials_done:,} of {result.trials_planned:,} planned"
-    yield "evaluation", f"{counted(result.samples, 'sample')} in {counted(result.batches, 'batch')}"
+    yield "evaluation", f"{count_text(result.samples, 'sample')} in {count_text(result.batches, 'batch')}"
     yield "seed", str(result.seed)
-    yield "device", f"{result.device}, {dtype_text(result)}, {counted(result.threads, 'thread')}"
+    yield "device", f"{result.device}, {dtype_text(result)}, {count_text(result.threads, 'thread')}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.versions.items())
 
 
@@ -264,10 +282,10 @@ def facts(result: PvfResult) -> Iterator[tuple[str, str]]:
     yield "fault model", result.fault
     yield "targets", f"per {result.per}"
     yield from ((name, getattr(result, name)) for name in ("law", "unit", "judge"))
-    if is_drawn(result.rows) or not result.rows:
+    if has_any_interval(result.rows) or not result.rows:
         yield "confidence", f"{100 * result.confidence:g} %"
-    yield "time", f"{seconds(result.seconds)}, {seconds(result.cpu_seconds)} CPU"
-    yield "one fault-free evaluation", seconds(result.golden_seconds)
+    yield "time", f"{duration_text(result.seconds)}, {duration_text(result.cpu_seconds)} CPU"
+    yield "one fault-free evaluation", duration_text(result.golden_seconds)
     yield from ((key, accuracy_text(result.info) if key == "accuracy" else _text(v)) for key, v in result.info.items())
 
 
@@ -285,12 +303,12 @@ def method(result: PvfResult) -> Iterator[str]:
     """How to make it again and what the numbers mean, a paragraph each."""
     measure, every, rows = result.measure, units(result), result.rows
     which = "command" if result.command.startswith("unsilent ") else "Python call"
-    yield f"With the same data, weights, versions and kind of device, this {which} makes the same numbers again."
-    yield f"{TRANSIENT if result.transient else MEMORY} {INCORRECT}"
+    yield f"With the same data, weights, versions and kind of device, this {which} reproduces these numbers."
+    yield f"{TRANSIENT if result.transient else PVF_MEANING} {INCORRECT}"
     if result.unit == "batch":
         yield (
-            f"Unit: one batch counts once; it is incorrect when any sample in it is. {measure} per batch grows with the batch "
-            f"size and must not be compared with {measure} per sample."
+            f"Unit: each batch counts once and is incorrect if any of its samples is incorrect. {measure} per batch grows with "
+            f"the batch size and must not be compared with {measure} per sample."
         )
     else:
         which = " of the batch that was corrupted" if result.transient else ""
@@ -298,22 +316,24 @@ def method(result: PvfResult) -> Iterator[str]:
             f"Unit: each sample{which} counts once; {measure} is the share of samples that one fault makes incorrect, averaged "
             "over faults."
         )
-    if is_drawn(rows):
+    if has_any_interval(rows):
         once = f"A fault is judged on one batch{', the one that it corrupts' if result.transient else ''}, so n faults are n "
         once += "independent trials, each with one batch that is incorrect or not."
         many = f"One fault is judged on many {every}{', those of the batch that it corrupts' if result.transient else ''}, so "
-        many += f"intervals are made from the spread between faults, not from the number of {every}."
+        many += f"intervals are computed from the differences between faults, not from the number of {every}."
         yield (
-            f"Intervals: {once if _judged_once(result) else many} Where nothing went wrong the upper limit still tells what the "
-            "number of faults can exclude. That two targets differ is said only where their joint intervals separate, which hold "
-            "for all targets of a level and number of flips at once (Bonferroni) and are wider than those shown."
+            f"Intervals: {once if _judged_once(result) else many} Where no output was wrong, the number of faults "
+            "excludes probabilities above the upper limit. Two targets are called different only if their joint intervals "
+            "do not overlap. Joint intervals hold for all targets of a level and number of flips at once (Bonferroni) and "
+            "are wider than the intervals shown."
         )
     elif all(map(is_exact, rows)):
-        yield "There are no intervals: every fault was tried, nothing is left to estimate."
+        yield "There are no intervals: every fault was tried, so nothing is left to estimate."
     else:
         yield (
-            "Bounds: nobody drew the faults that were tried, so no interval is given: a row has the limits that all other faults "
-            "of the list could give it, by doing nothing or by making every output wrong."
+            "Bounds: the faults that were tried are not a random sample, so there is no interval. The limits of a row cover "
+            "every possible result of the untried faults of the list: the lower limit assumes that they make no output wrong, "
+            "the upper limit that they make every output wrong."
         )
 
 
@@ -322,4 +342,5 @@ def _judged_once(result: PvfResult) -> bool:
 
 
 def units(result: PvfResult) -> str:
+    """What is counted as correct or incorrect: batches or samples."""
     return "batches" if result.unit == "batch" else "samples"

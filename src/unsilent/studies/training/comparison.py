@@ -7,34 +7,35 @@ from collections.abc import Iterator, Sequence
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.report.estimates import Dots, shares_figure
-from unsilent.report.model import Column, Plot, Report, Row, Section, Shown, Table, Text, estimates_table
-from unsilent.report.text import counted, listed, signed
+from unsilent.report.model import Column, Plot, Report, Section, Table, TableRow, TextBlock, TextCell, estimates_table
+from unsilent.report.text import count_text, listed, signed
 from unsilent.report.theme import SERIES_COLOURS
 from unsilent.statistics.comparing import Counts, joint_differences
 from unsilent.studies.training.judging import SHARES
 from unsilent.studies.training.records import Contrast, TrainingResult
 
-SAME = ("faults", "accelerator", "value", "phases", "per")
+SETTINGS_THAT_MUST_MATCH = ("faults", "accelerator", "value", "phases", "per")
 """What must be equal in two specs, so that both corrupt by the same law."""
 
 
-def compare(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
+def compare_training_results(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
     """The second against the first: what is different, harm, latent harm, and each class that occurs.
 
     Limits of the differences hold for all rows together. Raises ``UsageError`` where their faults are of other laws.
     """
-    unequal = [name for name in SAME if one.spec[name] != other.spec[name]]
+    unequal = [name for name in SETTINGS_THAT_MUST_MATCH if one.spec[name] != other.spec[name]]
     if unequal:
         raise UsageError(
-            f"{one.store} and {other.store} corrupt by other laws ({', '.join(unequal)} differ); compare those of the same faults"
+            f"{one.store} and {other.store} draw different faults ({', '.join(unequal)} differ); "
+            "compare campaigns that draw the same faults"
         )
-    rows = {kind: (getattr(one.whole, kind), getattr(other.whole, kind)) for kind in SHARES}
+    rows = {kind: (getattr(one.all_trials, kind), getattr(other.all_trials, kind)) for kind in SHARES}
     for mine, theirs in zip(one.classes, other.classes, strict=True):
         if mine.n or theirs.n:
             rows[mine.name] = mine.share, theirs.share
     gaps = joint_differences([(_counts(second), _counts(first)) for first, second in rows.values()], one.confidence)
     return tuple(
-        Contrast(name, told(one), told(other), *shares, gap)
+        Contrast(name, campaign_label(one), campaign_label(other), *shares, gap)
         for (name, shares), gap in zip(rows.items(), gaps, strict=True)
     )
 
@@ -44,9 +45,12 @@ def _counts(share: Interval) -> Counts:
     return round((share.estimate or 0.0) * share.n), share.n
 
 
-def told(result: TrainingResult) -> str:
+def campaign_label(result: TrainingResult) -> str:
     """A campaign in a few words."""
-    return f"{result.workload} ({' and '.join(dict.fromkeys(result.optimizers)) or 'no optimizer'}, {counted(result.n, 'trial')})"
+    return (
+        f"{result.workload} ({' and '.join(dict.fromkeys(result.optimizers)) or 'no optimizer'}, "
+        f"{count_text(result.n, 'trial')})"
+    )
 
 
 # -- its report -----------------------------------------------------------------------------------------------------------
@@ -56,26 +60,26 @@ def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: Tr
     """What is shown of a comparison."""
     joint = 100 * output[0].difference.confidence
     shares = (Column(name, "estimate", scale=100) for name in ("A %", "B %"))
-    rows = tuple(Row((c.name, c.one, c.other, _signed(c.difference)), strong=_differs(c)) for c in output)
+    rows = tuple(TableRow((c.name, c.one, c.other, _signed(c.difference)), emphasised=_differs(c)) for c in output)
     table = Table((Column("outcome"), *shares, Column("B - A, points")), rows)
     marks = tuple(zip(((SERIES_COLOURS[0], "●"), (SERIES_COLOURS[1], "■")), ("A", "B"), strict=True))
     plot = Plot("shares", "Shares of outcomes in A and B", _figure(output))
     return Report(
-        schema="unsilent/training-comparison/1",
-        kicker="Two campaigns compared",
+        schema="unsilent/training-comparison/2",
+        report_type="Two campaigns compared",
         title=f"{one.workload} and {other.workload}",
         headline=_headline(output),
         estimates=estimates_table(("outcome", "of", ""), (row for c in output for row in _estimates(c))),
         findings=(f"A: {output[0].first}", f"B: {output[0].second}"),
-        sections=(Section("Outcomes", "Shares of trials with limits.", (Text(marks), plot, table)),),
+        sections=(Section("Outcomes", "Shares of trials with confidence limits.", (TextBlock(marks), plot, table)),),
         facts=tuple(
             (f"{name}, {term}", text) for name, result in (("A", one), ("B", other)) for term, text in _facts(result)
         ),
         notes=(
-            f"limits of A and of B are for each row by itself; those of B - A hold for all {len(output)} rows together "
+            f"limits of A and of B hold for each row separately; limits of B - A hold for all {len(output)} rows together "
             f"({joint:.4g} %, Bonferroni)",
         ),
-        data={"a": output[0].first, "b": output[0].second, "method": output[0].difference.method},
+        further_json={"a": output[0].first, "b": output[0].second, "method": output[0].difference.method},
     )
 
 
@@ -83,14 +87,14 @@ def _headline(result: Sequence[Contrast]) -> str:
     more = [c.name for c in result if c.difference.low > 0]
     less = [c.name for c in result if c.difference.high < 0]
     parts = [
-        f"more {listed(names)}" if sign else f"less {listed(names)}"
+        f"a larger share of {listed(names)}" if sign else f"a smaller share of {listed(names)}"
         for sign, names in ((True, more), (False, less))
         if names
     ]
     return (
         f"B has {' and '.join(parts)} than A"
         if parts
-        else f"A and B are not shown to differ in any of {counted(len(result), 'row')}"
+        else f"A and B are not shown to differ in any of {count_text(len(result), 'row')}"
     )
 
 
@@ -98,9 +102,9 @@ def _differs(result: Contrast) -> bool:
     return result.difference.low > 0 or result.difference.high < 0
 
 
-def _signed(gap: Interval) -> Shown:
+def _signed(gap: Interval) -> TextCell:
     text = signed(gap.estimate, gap.low, gap.high)
-    return Shown(f"{text.estimate}{text.behind}", gap.estimate)
+    return TextCell(f"{text.estimate}{text.limits_in_sentence}", gap.estimate)
 
 
 def _estimates(result: Contrast) -> Iterator[tuple[str, str, Interval]]:

@@ -16,18 +16,18 @@ from typing import NamedTuple
 import numpy as np
 
 from unsilent.campaigns.spec import TrialId, trial_seed
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import Region, fault_model
-from unsilent.faults.drawn import Draw
-from unsilent.faults.hardware.accelerator import Entry
+from unsilent.faults.hardware.accelerator import WeightedPreset
+from unsilent.faults.hardware.description_file import load_accelerator
 from unsilent.faults.hardware.presets import CORRUPTED_PHASES, PRESETS, Preset
-from unsilent.faults.hardware.reading import accelerator
 from unsilent.faults.models import FaultModel
 from unsilent.faults.naming import SiteName, parse_site
-from unsilent.monitor.history import MOMENTS_OF_OPTIMIZERS, MOVING, PARAMETER, STATISTICS
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.monitor.watched_tensors import MOMENTS_OF_OPTIMIZERS, MOVING, PARAMETER, STATISTICS
 from unsilent.sites.operands import PRODUCTS
 from unsilent.sites.targets import LEVELS, component_of
-from unsilent.studies.training.spec import MOMENTS, RANDOM, InjectionPoint, Place, TrainingSpec, TrainingTarget
+from unsilent.studies.training.spec import MOMENTS, RANDOM, InjectionPoint, OperationPhase, TrainingSpec, TrainingTarget
 
 STATE, GRADIENT = "optim", "gradient"
 KIND = "kind"
@@ -38,7 +38,7 @@ class SampledFault(NamedTuple):
     """The faults of a trial, and in words."""
 
     injection: InjectionPoint
-    faults: tuple[Draw, ...]
+    faults: tuple[UnresolvedFault, ...]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class WeightedFaultModel:
 
     name: str
     weight: float
-    source: Preset | Entry | FaultModel
+    source: Preset | WeightedPreset | FaultModel
     value: str | None = None
 
     @property
@@ -55,21 +55,23 @@ class WeightedFaultModel:
         """Of the operation, that it corrupts."""
         if isinstance(self.source, FaultModel):
             return "out"
-        return (self.source.preset if isinstance(self.source, Entry) else self.source).operand
+        return (self.source.preset if isinstance(self.source, WeightedPreset) else self.source).operand
 
-    def at(self, place: Place, seed: int) -> Draw:
+    def fault_at_operation(self, place: OperationPhase, seed: int) -> UnresolvedFault:
         """It in an operation."""
         if isinstance(self.source, FaultModel):
-            return Draw(f"op:{place.operation}/{place.phase}/out", self.source, seed)
-        return self.source.draw(f"op:{place.operation}", place.phase, seed, self.value)
+            return UnresolvedFault(f"op:{place.operation}/{place.phase}/out", self.source, seed)
+        return self.source.fault_at_operation(f"op:{place.operation}", place.phase, seed, self.value)
 
 
 class FaultSampler:
     """Draws the faults of trials.
 
     Args:
-        regions: what one step has, see `StepSurvey`; memory (parameters, optimizer state) included. parameters: names of the
-            parameters. components: name -> modules. steps: of the run.
+        regions: What one step has, see `StepSurvey`; memory (parameters, optimizer state) included.
+        parameters: Names of the parameters.
+        components: Name -> modules.
+        steps: Of the run.
 
     Raises:
         UsageError: a layer, phase or fault model that does not exist, or nothing that fits.
@@ -89,10 +91,10 @@ class FaultSampler:
         self.everywhere = self._products()
         self.notes: list[str] = []
         self.kinds: list[WeightedFaultModel] = []
-        self.places: list[Place] = []
+        self.places: list[OperationPhase] = []
         self._memory: dict[str, list[Region]] = {}
         if spec.per is None:
-            self.kinds = kinds_of(spec)
+            self.kinds = weighted_fault_models(spec)
             self.places = self._places()
             self._fitting = [(kind, self._fits(kind)) for kind in self.kinds]
             self._check()
@@ -107,7 +109,7 @@ class FaultSampler:
         result = []
         for name, regions in self._memory.items():
             what, _, part = name.partition(":")
-            result.append(TrainingTarget(name, what, part, sum(r.size for r in regions)))
+            result.append(TrainingTarget(name, what, part, sum(r.eligible_count for r in regions)))
         return tuple(result)
 
     def draw(self, campaign: str, trial: TrialId) -> SampledFault:
@@ -116,7 +118,7 @@ class FaultSampler:
         if trial.target == RANDOM and self.spec.per is None:
             return self._operation(rng)
         if trial.target not in self._memory:
-            raise unknown("target", trial.target, [t.name for t in self.targets])
+            raise unknown_name_error("target", trial.target, [t.name for t in self.targets])
         return self._held(trial.target, rng)
 
     def _operation(self, rng: np.random.Generator) -> SampledFault:
@@ -124,26 +126,26 @@ class FaultSampler:
         weights = np.array([kind.weight if places else 0.0 for kind, places in self._fitting])
         kind, places = self._fitting[int(rng.choice(len(weights), p=weights / weights.sum()))]
         place = places[int(rng.integers(len(places)))]
-        fault = kind.at(place, int(rng.integers(2**62)))
+        fault = kind.fault_at_operation(place, int(rng.integers(2**62)))
         return SampledFault(InjectionPoint(step, fault.site, place.phase, place.layer, kind.name), (fault,))
 
     def _held(self, target: str, rng: np.random.Generator) -> SampledFault:
         regions = self._memory[target]
         first = 1 if target.startswith(STATE) and self.steps > 1 else 0  # optimizers make their state in the first step
         step = int(rng.integers(first, self.steps))
-        ends = np.cumsum([r.size for r in regions])
+        ends = np.cumsum([r.eligible_count for r in regions])
         region = regions[int(np.searchsorted(ends, rng.integers(ends[-1]), side="right"))]
         model = self._model
-        fault = Draw(region.site, model, int(rng.integers(2**62)))
+        fault = UnresolvedFault(region.site, model, int(rng.integers(2**62)))
         layer = SiteName("param", parse_site(region.site).name).layer
         return SampledFault(InjectionPoint(step, region.site, target.partition(":")[0], layer, model.text), (fault,))
 
     # -- places ----------------------------------------------------------------------------------------------------
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[OperationPhase]:
         for phase in self.spec.phases:
             if phase not in CORRUPTED_PHASES:
-                raise unknown("phase", phase, CORRUPTED_PHASES)
+                raise unknown_name_error("phase", phase, CORRUPTED_PHASES)
         self._check_layers("products (convolutions, matrix products)", {place.layer for place in self.everywhere})
         result = [
             place
@@ -152,8 +154,8 @@ class FaultSampler:
         ]
         if not result:
             raise UsageError(
-                f"no product of {', '.join(self.spec.layers)} has phase {' or '.join(self.spec.phases)} in a step of "
-                f"{self.spec.workload}; widen --layer or --phase"
+                f"no convolution or matrix product of {', '.join(self.spec.layers)} has phase {' or '.join(self.spec.phases)} in "
+                f"a step of {self.spec.workload}; widen --layer or --phase"
             )
         return result
 
@@ -161,42 +163,44 @@ class FaultSampler:
         """Raise ``UsageError`` for a glob that no layer with ``what`` has."""
         for glob in self.spec.layers:
             if not any(fnmatchcase(layer, glob) for layer in layers):
-                raise unknown(f"layer with {what}", glob, layers)
+                raise unknown_name_error(f"layer with {what}", glob, layers)
 
-    def _products(self) -> list[Place]:
+    def _products(self) -> list[OperationPhase]:
         """All convolutions and matrix products, in all phases."""
         there = [site for site in map(parse_site, self._regions) if site.kind == "op" and site.operand == "out"]
         return [
-            Place(site.name, site.phase, site.layer)
+            OperationPhase(site.name, site.phase, site.layer)
             for site in there
             if site.name.partition("#")[2].rpartition(".")[0] in PRODUCTS and site.phase in CORRUPTED_PHASES
         ]
 
-    def _fits(self, kind: WeightedFaultModel) -> list[Place]:
+    def _fits(self, kind: WeightedFaultModel) -> list[OperationPhase]:
         """Where a fault model has what it corrupts, and room for it."""
         return [place for place in self.places if self._has_room(kind, place)]
 
-    def _has_room(self, kind: WeightedFaultModel, place: Place) -> bool:
+    def _has_room(self, kind: WeightedFaultModel, place: OperationPhase) -> bool:
         region = self._regions.get(f"op:{place.operation}/{place.phase}/{kind.operand}")
         if region is None:
             return False
-        fault = kind.at(place, 0)
+        fault = kind.fault_at_operation(place, 0)
         try:
-            return bool(fault.resolved(region.dtype, region.shape))
+            return bool(fault.resolve_for_tensor(region.dtype, region.shape))
         except UsageError:
             return False
 
     def _check(self) -> None:
         if not any(places for _, places in self._fitting):
             raise UsageError(
-                f"none of the fault models ({', '.join(k.name for k in self.kinds[:6])}) fits an operation of these layers and "
-                "phases; name others with --fault"
+                f"none of the fault models ({', '.join(k.name for k in self.kinds[:6])}) can be applied to an operation that "
+                "--layer and --phase select; choose others with --fault"
             )
         for kind, places in self._fitting:
             if not places:
-                self.notes.append(f"{kind.name} fits no operation here and is not drawn.")
+                self.notes.append(f"{kind.name} cannot be applied to any of the operations and is not drawn.")
             elif len(places) < len(self.places):
-                self.notes.append(f"{kind.name} fits {len(places)} of {len(self.places)} operations and phases.")
+                self.notes.append(
+                    f"{kind.name} can be applied in {len(places)} of {len(self.places)} pairs of operation and phase."
+                )
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -204,22 +208,22 @@ class FaultSampler:
         """Parameters and optimizer state by the part of the model that they belong to; or all memory by its kind."""
         levels = (*LEVELS[:-1], KIND)
         if self.spec.per not in levels:
-            raise unknown("--per", str(self.spec.per), levels)
+            raise unknown_name_error("--per", str(self.spec.per), levels)
         if self.spec.moment not in MOMENTS:
-            raise unknown("--moment", self.spec.moment, MOMENTS)
+            raise unknown_name_error("--moment", self.spec.moment, MOMENTS)
         if len(self.spec.faults) > 1:
             raise UsageError("--per corrupts memory with one fault model; give one --fault")
         if self.spec.accelerator is not None or self.spec.value is not None:
-            raise UsageError("--per corrupts memory, which --accelerator and --value say nothing of; leave them out")
+            raise UsageError("--per corrupts memory, but --accelerator and --value apply to operations; leave them out")
         self._check_layers("parameters", {SiteName("param", name).layer for name in parameters})
         model, result = self._model, dict[str, list[Region]]()
         by_kind = self.spec.per == KIND
         for what in ("param", STATE, *([GRADIENT] if by_kind and self.spec.moment == "update" else [])):
             for site, region in self._regions.items():
                 kind, name, _, entry = parse_site(site)
-                if kind != what or not region.size or not model.value.ways(region):
+                if kind != what or not region.eligible_count or not model.value.ways(region):
                     continue
-                owner, remembered = SiteName("param", name), kind_of(kind, name, entry, name in parameters)
+                owner, remembered = SiteName("param", name), memory_kind(kind, name, entry, name in parameters)
                 if (remembered is None if by_kind else name not in parameters) or not any(
                     fnmatchcase(owner.layer, glob) for glob in self.spec.layers
                 ):
@@ -229,7 +233,8 @@ class FaultSampler:
                 result.setdefault(f"{what}:{parts[self.spec.per]}", []).append(region)
         if not result:
             raise UsageError(
-                f"{model.text} fits no parameter of {', '.join(self.spec.layers)}; widen --layer, or another --fault"
+                f"{model.text} cannot be applied to any parameter of {', '.join(self.spec.layers)}; "
+                "widen --layer or choose another --fault"
             )
         return result
 
@@ -239,7 +244,7 @@ class FaultSampler:
         return fault_model(self.spec.faults[0][0] if self.spec.faults else "bitflip")
 
 
-def kind_of(kind: str, name: str, entry: str, parameter: bool) -> str | None:
+def memory_kind(kind: str, name: str, entry: str, parameter: bool) -> str | None:
     """The kind of memory that a site is; None for what a training does not live on (a counter, a mask)."""
     if kind == STATE:
         return MOMENTS_OF_OPTIMIZERS.get(entry)
@@ -248,12 +253,12 @@ def kind_of(kind: str, name: str, entry: str, parameter: bool) -> str | None:
     return GRADIENT if kind == GRADIENT else PARAMETER
 
 
-def kinds_of(spec: TrainingSpec) -> list[WeightedFaultModel]:
+def weighted_fault_models(spec: TrainingSpec) -> list[WeightedFaultModel]:
     """The weighted fault models of a spec; weights add up to 1."""
     if spec.accelerator is not None and spec.faults:
-        raise UsageError("--accelerator and --fault both say which fault models there are; give one of them")
+        raise UsageError("--accelerator and --fault both choose the fault models; give only one of them")
     if spec.accelerator is not None:
-        entries = accelerator(spec.accelerator).entries
+        entries = load_accelerator(spec.accelerator).weighted_presets
         return [WeightedFaultModel(f"{e.group}/{e.preset.name}", e.weight, e, spec.value) for e in entries]
     given = spec.faults or tuple((name, 1.0) for name in PRESETS)
     whole = sum(weight for _, weight in given)
@@ -264,5 +269,5 @@ def _source(name: str, value: str | None) -> Preset | FaultModel:
     if name in PRESETS:
         return PRESETS[name]
     if value is not None:
-        raise UsageError(f"--value says what elements become, and so does --fault {name}; leave one of them out")
+        raise UsageError(f"--value and --fault {name} both set what elements become; give only one of them")
     return fault_model(name)

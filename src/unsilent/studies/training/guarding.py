@@ -11,106 +11,114 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsilent.engine.forking import GoldenTraining
-from unsilent.faults.receipts import Hit
+from unsilent.faults.receipts import AppliedFault
 from unsilent.monitor import Alarm, GuardStop, RepeatabilityWarning
-from unsilent.monitor.guard import EVERY, LOGGER
-from unsilent.monitor.history import HISTORY, Remembered, magnitudes_of, watched
+from unsilent.monitor.guard import LOGGER, SNAPSHOT_INTERVAL
+from unsilent.monitor.watched_tensors import HISTORY, WatchedTensor, find_watched_tensors, magnitudes_of
 from unsilent.monitor.workload import guard_training
-from unsilent.sites.training.step import Step
+from unsilent.sites.training.step import StepInjection
 from unsilent.studies.training.fault_sampler import SampledFault
 from unsilent.studies.training.spec import MOMENTS, Floats
 from unsilent.workloads.trainings.base import TrainingState
 
-AFTER = 10
+ALARM_WAIT_STEPS = 10
 """Steps after that of the fault in which an alarm is waited for; one after the second comes too late."""
 
 
-class History:
+class GoldenHistory:
     """What optimizers and normalisation layers of golden remembered after each step."""
 
     def __init__(self) -> None:
         self.steps: list[Mapping[str, float]] = []
         """After each step: name -> largest magnitude."""
 
-    def watch(self, state: TrainingState) -> Floats:
+    def record_step(self, state: TrainingState) -> Floats:
         """Note a step of golden."""
         parts, values = _now(state)
         self.steps.append(dict(zip([part.name for part in parts], values.tolist(), strict=True)))
         return _summary([part.kind for part in parts], values)
 
-    def before(self, step: int) -> tuple[list[str], Floats]:
+    def magnitudes_before(self, step: int) -> tuple[list[str], Floats]:
         """Names, and the largest magnitudes after each step before this one, float64[step, n]; NaN where there was none yet."""
         names = list(dict.fromkeys(name for result in self.steps[:step] for name in result))
         rows = [[result.get(name, np.nan) for name in names] for result in self.steps[:step]]
         return names, np.array(rows, dtype=np.float64).reshape(step, len(names))
 
-    def summary(self, state: TrainingState) -> Floats:
+    def largest_by_kind(self, state: TrainingState) -> Floats:
         """The largest of each kind now, float64[3]."""
         parts, values = _now(state)
         return _summary([part.kind for part in parts], values)
 
 
-def _now(state: TrainingState) -> tuple[list[Remembered], Floats]:
-    parts = watched(state.model, state.optimizers)
+def _now(state: TrainingState) -> tuple[list[WatchedTensor], Floats]:
+    parts = find_watched_tensors(state.model, state.optimizers)
     return parts, np.asarray(magnitudes_of(parts).cpu(), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class Guarded:
+class GuardedRunResult:
     """How it went.
 
     Attributes:
-        reason: ``recovered`` (an alarm, and a final state identical to the fault-free run's), ``missed`` (no alarm within two
-            steps of the fault, or none that helped), ``stopped`` (`GuardStop`).
-        caught: steps from the fault to the alarm; None without one.
-        alarm: its text.
-        steps_run: steps that were run, repeated ones included.
-        bit_identical: whether the final state is identical to the fault-free run's.
-        hits: receipts of the injected faults.
+        end_reason: ``recovered`` (an alarm, and a final state identical to the fault-free run's), ``missed``
+            (no alarm within two steps of the fault, or none that helped), ``stopped`` (`GuardStop`).
+        detected_after: Steps from the fault to the alarm; None without one.
+        alarm: Its text.
+        steps_run: Steps that were run, repeated ones included.
+        bit_identical: Whether the final state is identical to the fault-free run's.
+        applied_faults: Receipts of the injected faults.
     """
 
-    reason: str
-    caught: int | None
+    end_reason: str
+    detected_after: int | None
     alarm: str
     steps_run: int
     bit_identical: bool
-    hits: tuple[Hit, ...]
+    applied_faults: tuple[AppliedFault, ...]
 
 
-def guarded(golden: GoldenTraining, drawn: SampledFault, history: History, moment: str = "start") -> Guarded:
+def run_guarded_trial(
+    golden: GoldenTraining, sampled_fault: SampledFault, history: GoldenHistory, moment: str = "start"
+) -> GuardedRunResult:
     """Corrupt a step of a training that is guarded; ``moment``: one of `MOMENTS`, when faults corrupt memory."""
-    step = drawn.injection.step
-    begin = max(0, step // EVERY - 1) * EVERY  # a guard from the first step on would keep this state and the next one
-    state = golden.at(begin)
+    step = sampled_fault.injection.step
+    begin = (
+        max(0, step // SNAPSHOT_INTERVAL - 1) * SNAPSHOT_INTERVAL
+    )  # a guard from the first step on would keep this state and the next one
+    state = golden.state_before_step(begin)
     alarms: list[tuple[int, Alarm]] = []
-    hits: list[Hit] = []
+    applied_faults: list[AppliedFault] = []
     runs: list[int] = []
 
     def one() -> None:
         runs.append(state.step)
-        if state.step == step and not hits:
-            with Step(state.model, drawn.faults, state.optimizers, moment=MOMENTS[moment]) as corrupted:
+        if state.step == step and not applied_faults:
+            with StepInjection(
+                state.model, sampled_fault.faults, state.optimizers, moment=MOMENTS[moment]
+            ) as corrupted:
                 golden.workload.step(state)
-            hits.extend(corrupted.hits)
+            applied_faults.extend(corrupted.applied_faults)
         else:
             golden.workload.step(state)
 
     reason = "missed"
     with _unreported(), guard_training(state, on_alarm=lambda a: alarms.append((state.step - 1, a))) as guard:
-        guard.learn(*history.before(begin))
+        guard.learn(*history.magnitudes_before(begin))
         try:
-            while state.step <= min(step + AFTER, golden.steps - 1) and not alarms:
-                if moment == "between" and state.step == step and not hits:
-                    with Step(state.model, drawn.faults, state.optimizers) as corrupted:
+            while state.step <= min(step + ALARM_WAIT_STEPS, golden.steps - 1) and not alarms:
+                if moment == "between" and state.step == step and not applied_faults:
+                    with StepInjection(state.model, sampled_fault.faults, state.optimizers) as corrupted:
                         pass
-                    hits.extend(corrupted.hits)
+                    applied_faults.extend(corrupted.applied_faults)
                 guard.step(one)
-            if alarms and golden.same(state, state.step - 1):
+            if alarms and golden.is_golden_state(state, state.step - 1):
                 reason = "recovered"
         except GuardStop:
             reason = "stopped"
     at, alarm = alarms[0] if alarms else (None, "")
-    return Guarded(reason, None if at is None else at - step, str(alarm), len(runs), reason == "recovered", tuple(hits))
+    return GuardedRunResult(
+        reason, None if at is None else at - step, str(alarm), len(runs), reason == "recovered", tuple(applied_faults)
+    )
 
 
 @contextmanager

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import fault_model
-from unsilent.faults.drawn import Draw
 from unsilent.faults.naming import SiteName, parse_site
-from unsilent.studies.training.spec import InjectionPoint, Place
+from unsilent.faults.unresolved_fault import UnresolvedFault
+from unsilent.studies.training.spec import InjectionPoint, OperationPhase
 
 if TYPE_CHECKING:
     from unsilent.engine.forking import GoldenTraining
     from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
 
-Recipe = tuple[float, str, float, str]
+FaultRecipe = tuple[float, str, float, str]
 """When (share of the run), what is corrupted (a phase, or ``param``), which of these (share of all in order), the fault model."""
 
 SHARES = (0.7, 0.4, 0.9, 0.15)
@@ -28,14 +28,16 @@ _SMALL = ("bitflip:bits=0", "bitflip:bits=3")
 _LARGE = ("set:value=1e3", "set:value=1e9", "set:value=9e17", "set:value=1e25", "set:value=1e37")
 
 
-def _ladder(whats: tuple[str, ...], models: tuple[str, ...], shares: tuple[float, ...] = SHARES) -> tuple[Recipe, ...]:
+def _ladder(
+    whats: tuple[str, ...], models: tuple[str, ...], shares: tuple[float, ...] = SHARES
+) -> tuple[FaultRecipe, ...]:
     return tuple(
         (share, what, depth, model) for share in shares for model in models for what in whats for depth in DEPTHS
     )
 
 
 _WEIGHTS = ("scale:factor=-1,rate=1", "scale:factor=30,rate=1", "zero:rate=1", "scale:factor=3,rate=1", "set:value=1e4")
-EXAMPLE_CANDIDATES: Mapping[str, tuple[Recipe, ...]] = {
+EXAMPLE_CANDIDATES: Mapping[str, tuple[FaultRecipe, ...]] = {
     "masked": _ladder(("grad_wt", "fwd"), _SMALL),
     "immediate-nan": _ladder(("fwd",), ("set:value=nan,rate=1", "set:value=inf,rate=1")),
     "short-term-nan": _ladder(("grad_wt", "grad_in"), ("set:value=nan", "set:value=1e38", *_LARGE[::-1])),
@@ -54,19 +56,26 @@ def handcrafted(golden: GoldenTraining, sampler: FaultSampler, kind: str, number
     )
 
     if kind not in EXAMPLE_CANDIDATES:
-        raise unknown("class of outcomes", kind, EXAMPLE_CANDIDATES)
+        raise unknown_name_error("class of outcomes", kind, EXAMPLE_CANDIDATES)
     ladder = EXAMPLE_CANDIDATES[kind]
     if not 0 <= number < len(ladder):
-        raise UsageError(f"there are {len(ladder)} faults made by hand for {kind}, numbered from 0; asked for {number}")
+        raise UsageError(
+            f"there are {len(ladder)} faults made by hand for {kind}, numbered from 0; found number {number}"
+        )
     share, what, depth, model = ladder[number]
     step = min(golden.steps - 1, int(share * golden.steps))
     sites = list(_sites(sampler, what))
     if not sites:
-        raise UsageError(f"no {what} of this training can be corrupted")
+        raise UsageError(
+            f"the fault made by hand for {kind} needs a site of kind {what}, but this training has none; "
+            "use another training"
+        )
     site = sites[round(depth * (len(sites) - 1))]
     parsed = parse_site(site)
     layer = parsed.layer if parsed.kind == "op" else SiteName("param", parsed.name).layer
-    return SampledFault(InjectionPoint(step, site, what, layer, model), (Draw(site, fault_model(model), seed=number),))
+    return SampledFault(
+        InjectionPoint(step, site, what, layer, model), (UnresolvedFault(site, fault_model(model), seed=number),)
+    )
 
 
 def _sites(sampler: FaultSampler, what: str) -> Iterator[str]:
@@ -74,5 +83,5 @@ def _sites(sampler: FaultSampler, what: str) -> Iterator[str]:
     if what == "param":
         yield from (r.site for r in sampler.regions if r.site.startswith("param:") and len(r.shape) > 1)
         return
-    places: list[Place] = sampler.everywhere
+    places: list[OperationPhase] = sampler.everywhere
     yield from (f"op:{place.operation}/{what}/out" for place in places if place.phase == what)

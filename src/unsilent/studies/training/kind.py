@@ -9,37 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
-from unsilent.campaigns.reading import MOST_NOTES, MOST_THREADS, Damaged, parsed
 from unsilent.campaigns.spec import Json, TrialId
 from unsilent.campaigns.store import Store
+from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, DamagedRecordError, parse_record
 from unsilent.faults.hardware import SHIPPED
 from unsilent.report.model import Report
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.spec import (
-    FOLLOWED,
-    GUARDED,
-    MADE,
-    REASONS,
-    UNDER_GUARD,
-    WATCHED,
+    END_REASONS,
+    GUARDED_END_REASONS,
+    GUARDED_PREFIX,
+    HANDCRAFTED_PREFIX,
+    HISTORY_KINDS,
+    OBSERVED_END_REASONS,
     WATCHED_STEPS,
-    ComparisonOptions,
-    Reading,
+    ReferenceRunOptions,
+    TrainingAnalysisOptions,
     TrainingBaseline,
     TrainingBudget,
     TrainingRow,
     TrainingSpec,
-    resolve,
+    make_training_spec,
 )
 from unsilent.workloads.zoo import TRAININGS
 
 if TYPE_CHECKING:
-    from unsilent.campaigns.replay import Replay
+    from unsilent.campaigns.replay import TrialReplay
     from unsilent.studies.training.records import TrainingResult
 
 ABOUT = """Inject faults into single training steps and classify how each run ends.
 
-Each trial goes on from the fault-free run at a random step. Reports outcome classes, what predicts harm, and training PVF, in
+Each trial continues the fault-free run from a random step. Reports outcome classes, what predicts harm, and training PVF, in
 tables and an HTML report. Resumable: the same command continues where it stopped; more --trials extend it.
 """
 MOST_STEPS = 10**7
@@ -47,27 +47,30 @@ MOST_REPLICAS = 10**5
 MOST_AGAIN = 100
 """Times the steps of a run that one under the guard may execute."""
 FLOOR = "floor"
-"""The name of records of noise floors, in the order of `Floors`."""
+"""The name of records of noise floors, in the order of `NoiseFloors`."""
 
 
 @dataclass(frozen=True, slots=True)
-class FloorValues:
+class ReplicaDifferences:
     """What fault-free replicas ended in, beside their clean twin.
 
     Attributes:
-        switches: what differs between them. accuracy, loss: of each replica on held-out samples, minus the twin's. churn:
-            share of predictions that differ from the twin's. same: whether it ended in the twin's bits. band: widest
-            difference of the mean training loss of each ``window`` steps from the twin's. twin: hash of the twin's losses.
+        switches: What differs between them.
+        accuracy, loss: Of each replica on held-out samples, minus the twin's.
+        churn: Share of predictions that differ from the twin's.
+        identical_to_twin: Whether it ended in the twin's bits.
+        loss_band: Widest difference of the mean training loss of each ``window`` steps from the twin's.
+        twin_losses_hash: Hash of the twin's losses.
     """
 
     switches: str
     accuracy: tuple[float, ...]
     loss: tuple[float, ...]
     churn: tuple[float, ...]
-    same: tuple[bool, ...]
+    identical_to_twin: tuple[bool, ...]
     window: int
-    band: tuple[float, ...]
-    twin: str = ""
+    loss_band: tuple[float, ...]
+    twin_losses_hash: str = ""
 
     def to_json(self) -> Json:
         """Plain JSON values."""
@@ -75,91 +78,98 @@ class FloorValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Floors:
+class NoiseFloors:
     """The two noise floors that a run is judged by.
 
     Attributes:
-        implementation: replicas that carry out the same sums in another order. seeds: replicas with other seeds of
-            initialisation, data order, augmentation and dropout.
+        implementation: Replicas that carry out the same sums in another order.
+        seeds: Replicas with other seeds of initialisation, data order, augmentation and dropout.
     """
 
-    implementation: FloorValues
-    seeds: FloorValues
+    implementation: ReplicaDifferences
+    seeds: ReplicaDifferences
 
 
 def check_spec(spec: TrainingSpec) -> None:
-    """Raise ``Damaged`` for impossible numbers."""
+    """Raise ``DamagedRecordError`` for impossible numbers."""
     if spec.horizon is not None:
         h = spec.horizon
         if h.steps < 1 or h.window < 1 or not h.loss or not _numbers((*h.loss, h.test), least=0):
-            raise Damaged("its spec has an impossible horizon")
+            raise DamagedRecordError("its spec has an impossible horizon")
     if not 1 <= spec.threads <= MOST_THREADS:
-        raise Damaged("its spec has an impossible number of threads")
+        raise DamagedRecordError("its spec has an impossible number of threads")
     if not all(math.isfinite(weight) and weight > 0 for _, weight in spec.faults):
-        raise Damaged("its spec has a fault model with an impossible weight")
+        raise DamagedRecordError("its spec has a fault model with an impossible weight")
 
 
-def check_found(baseline: TrainingBaseline) -> None:
-    """Raise ``Damaged`` for impossible numbers, and curves of other lengths."""
-    lengths = {len(values) for values in (baseline.epochs, baseline.losses, baseline.metric, baseline.watched)}
+def check_training_baseline(baseline: TrainingBaseline) -> None:
+    """Raise ``DamagedRecordError`` for impossible numbers, and curves of other lengths."""
+    lengths = {
+        len(values) for values in (baseline.epochs, baseline.losses, baseline.metric, baseline.history_magnitudes)
+    }
     if not baseline.targets or not 1 <= baseline.steps <= MOST_STEPS or lengths != {baseline.steps}:
-        raise Damaged("its description names no target, or has curves of other lengths")
-    right = _numbers((*baseline.losses, *baseline.metric, baseline.test, baseline.test_loss)) and _numbers(
+        raise DamagedRecordError("its description names no target, or has curves of unequal lengths")
+    right = _numbers((*baseline.losses, *baseline.metric, baseline.test_accuracy, baseline.test_loss)) and _numbers(
         (baseline.golden_seconds, *(weight for _, weight in baseline.models)), least=0
     )
     watched = all(
-        len(row) == len(WATCHED) and _numbers([x for x in row if x is not None], least=0) for row in baseline.watched
+        len(row) == len(HISTORY_KINDS) and _numbers([x for x in row if x is not None], least=0)
+        for row in baseline.history_magnitudes
     )
     right = right and len(baseline.notes) <= MOST_NOTES
     if not right or not watched or baseline.samples < 1 or baseline.parameters < 0 or not baseline.golden_seconds > 0:
-        raise Damaged("its description has impossible numbers")
+        raise DamagedRecordError("its description has impossible numbers")
 
 
-def read_floor(text: str, spec: TrainingSpec, description: TrainingBaseline) -> FloorValues:
-    """A noise floor; raises ``Damaged``."""
-    record = parsed(FloorValues, text, "floor")
+def parse_noise_floor(text: str, spec: TrainingSpec, description: TrainingBaseline) -> ReplicaDifferences:
+    """A noise floor; raises ``DamagedRecordError``."""
+    record = parse_record(ReplicaDifferences, text, "floor")
     count = len(record.accuracy)
-    if not 1 <= count <= MOST_REPLICAS or {len(record.loss), len(record.churn), len(record.same)} != {count}:
-        raise Damaged("its floor has columns of other lengths")
-    right = _numbers((*record.accuracy, *record.loss)) and _numbers((*record.churn, *record.band), least=0)
+    if not 1 <= count <= MOST_REPLICAS or {len(record.loss), len(record.churn), len(record.identical_to_twin)} != {
+        count
+    }:
+        raise DamagedRecordError("its noise floor has columns of unequal lengths")
+    right = _numbers((*record.accuracy, *record.loss)) and _numbers((*record.churn, *record.loss_band), least=0)
     if not right or record.window < 1:
-        raise Damaged("its floor has impossible numbers")
+        raise DamagedRecordError("its noise floor has impossible numbers")
     return record
 
 
-def has(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
+def is_possible_trial(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
     """Whether a campaign may hold a trial; ``guarded:`` and ``made:`` ones as well."""
-    plain = trial.target.removeprefix(GUARDED)
+    plain = trial.target.removeprefix(GUARDED_PREFIX)
     return trial.flips is None and (
-        plain.removeprefix(MADE) in EXAMPLE_CANDIDATES if plain.startswith(MADE) else plain in targets
+        plain.removeprefix(HANDCRAFTED_PREFIX) in EXAMPLE_CANDIDATES
+        if plain.startswith(HANDCRAFTED_PREFIX)
+        else plain in targets
     )
 
 
-def shapes(baseline: TrainingBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """Curves are as long as the run was followed; raises ``Damaged``."""
-    step, ran, reason = values["injection"].step, values["steps_run"], values["reason"]
-    if reason not in REASONS or not 0 <= step < baseline.steps:
-        raise Damaged("has an impossible step or reason")
-    followed = reason in FOLLOWED
+def training_array_shapes(baseline: TrainingBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
+    """Curves are as long as the run was followed; raises ``DamagedRecordError``."""
+    step, ran, reason = values["injection"].step, values["steps_run"], values["end_reason"]
+    if reason not in END_REASONS or not 0 <= step < baseline.steps:
+        raise DamagedRecordError("has an impossible injection step or end reason")
+    followed = reason in OBSERVED_END_REASONS
     # A guard executes steps again, those of a short training several times.
     least, most = (1, baseline.steps - step) if followed else (0, MOST_AGAIN * baseline.steps)
     if not least <= ran <= most:
-        raise Damaged("has an impossible length")
+        raise DamagedRecordError("has an impossible length")
     count = ran if followed else 0
-    return {"losses": count, "metric": count, "watched": (min(count, WATCHED_STEPS), len(WATCHED))}
+    return {"losses": count, "metric": count, "history_magnitudes": (min(count, WATCHED_STEPS), len(HISTORY_KINDS))}
 
 
 def check_row(row: TrainingRow, baseline: TrainingBaseline) -> None:
-    """Raise ``Damaged`` where a run ended in a way that a trial of its target cannot."""
-    if row.reason in (FOLLOWED if row.trial.target.startswith(GUARDED) else UNDER_GUARD):
-        raise Damaged("has an impossible reason")
+    """Raise ``DamagedRecordError`` where a run ended in a way that a trial of its target cannot."""
+    if row.end_reason in (OBSERVED_END_REASONS if row.trial.target.startswith(GUARDED_PREFIX) else GUARDED_END_REASONS):
+        raise DamagedRecordError("has an end reason that is impossible for its target")
 
 
 def analyse(store: TrainingStore, **choices: Any) -> TrainingResult:
     """What a campaign found, by fields of `Reading`; raises ``UsageError`` where it has no trial or lacks a floor."""
     from unsilent.studies.training.study import read_training
 
-    return read_training(store, Reading(**choices))
+    return read_training(store, TrainingAnalysisOptions(**choices))
 
 
 def report(result: TrainingResult) -> Report:
@@ -169,19 +179,19 @@ def report(result: TrainingResult) -> Report:
     return report(result)
 
 
-def compare(one: TrainingStore, other: TrainingStore, **choices: Any) -> Report:
+def compare_stores_report(one: TrainingStore, other: TrainingStore, **choices: Any) -> Report:
     """What is shown of two."""
-    from unsilent.studies.training.comparison import compare, comparison_report
+    from unsilent.studies.training.comparison import compare_training_results, comparison_report
 
     results = [analyse(store, **choices) for store in (one, other)]
-    return comparison_report(compare(*results), *results)
+    return comparison_report(compare_training_results(*results), *results)
 
 
-def replay(store: TrainingStore, trial: TrialId, *given: Any) -> Replay[TrainingRow]:
+def replay(store: TrainingStore, trial: TrialId, *given: Any) -> TrialReplay[TrainingRow]:
     """A trial again, and how its training went on."""
-    from unsilent.studies.training.study import replay_one
+    from unsilent.studies.training.study import replay_training_trial
 
-    return replay_one(store, trial, *given)
+    return replay_training_trial(store, trial, *given)
 
 
 def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
@@ -190,30 +200,30 @@ def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
 
 TRAINING = Kind(
     name="training",
-    application=0x556E7374,  # "Unst"
-    version=4,
+    application_id=0x556E7374,  # "Unst"
+    schema_version=5,
     spec=TrainingSpec,
     baseline=TrainingBaseline,
     row=TrainingRow,
     check_spec=check_spec,
-    check_baseline=check_found,
+    check_baseline=check_training_baseline,
     check_row=check_row,
-    shapes=shapes,
-    has=has,
-    planned=lambda trial: not trial.target.startswith((GUARDED, MADE)),
-    records={FLOOR: read_floor},
-    fixed=("targets", "steps", "epochs", "losses", "metric"),
+    shapes=training_array_shapes,
+    accepts_trial=is_possible_trial,
+    is_planned_trial=lambda trial: not trial.target.startswith((GUARDED_PREFIX, HANDCRAFTED_PREFIX)),
+    record_readers={FLOOR: parse_noise_floor},
+    shared_baseline_fields=("targets", "steps", "epochs", "losses", "metric"),
     analyse=analyse,
     report=report,
-    compare=compare,
-    builtin={"workload": TRAININGS, "accelerator": SHIPPED},
+    compare=compare_stores_report,
+    builtin_values={"workload": TRAININGS, "accelerator": SHIPPED},
     replay=replay,
-    subject=lambda store: str(store.description.name),
-    about=ABOUT,
+    subject=lambda store: str(store.baseline.name),
+    command_help=ABOUT,
     budget=TrainingBudget,
-    reading=Reading,
-    more=(ComparisonOptions,),
-    resolve=resolve,
+    analysis_options=TrainingAnalysisOptions,
+    further_option_classes=(ReferenceRunOptions,),
+    resolve_spec=make_training_spec,
 )
 
 
@@ -223,12 +233,12 @@ class TrainingStore(Store[TrainingSpec, TrainingBaseline, TrainingRow]):
     kind = TRAINING
 
 
-def note_floors(store: TrainingStore, floors: Floors) -> None:
+def store_noise_floors(store: TrainingStore, floors: NoiseFloors) -> None:
     """Keep what fault-free replicas ended in, in place of what was kept before."""
     store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
 
 
-def stored_floors(store: TrainingStore) -> Floors | None:
+def stored_floors(store: TrainingStore) -> NoiseFloors | None:
     """What replicas ended in; None where those of a floor are missing."""
     result = store.records(FLOOR)
-    return Floors(*result) if len(result) == len(Floors.__slots__) else None
+    return NoiseFloors(*result) if len(result) == len(NoiseFloors.__slots__) else None

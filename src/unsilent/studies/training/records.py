@@ -8,17 +8,17 @@ from typing import Any
 
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.statistics.intervals import Interval
-from unsilent.studies.training.kind import Floors
+from unsilent.studies.training.kind import NoiseFloors
 from unsilent.studies.training.spec import TrainingRow
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Judged:
+class JudgedTrial:
     """A trial, without its curves, and its class.
 
     Attributes:
-        outcome: its class; what does not exceed both noise floors is masked. by_implementation: the class that it would have
-            if implementation noise were all the noise there is.
+        outcome: Its class; what does not exceed both noise floors is masked.
+        by_implementation: The class that it would have if implementation noise were all the noise there is.
     """
 
     row: TrainingRow
@@ -26,18 +26,18 @@ class Judged:
     by_implementation: TrainingOutcome
 
     @property
-    def different(self) -> bool:
+    def is_different(self) -> bool:
         """Whether it differs from golden by a threshold, and by more than implementation noise; or was lost."""
         return not self.by_implementation.masked
 
     @property
-    def harmful(self) -> bool:
+    def is_harmful(self) -> bool:
         """Whether it is worse than golden by a threshold, and by more than both noise floors; or was lost."""
         return self.outcome.harmful
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TrialGroup:
     """Trials that have something in common: of each class how many, and the shares that are different, harmful, latent harm."""
 
     name: str
@@ -71,46 +71,48 @@ class Contrast:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Curve:
+class ExampleCurve:
     """An example of a class: steps from that of the fault on; the training metric, averaged, of it and of golden; its losses."""
 
     outcome: str
     trial: str
-    told: str
+    trial_description: str
     step: int
     metric: tuple[float, ...]
     golden: tuple[float, ...]
     losses: tuple[float | None, ...]
-    test: float | None
-    made: bool = False
+    test_accuracy: float | None
+    is_handcrafted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class NecessaryCondition:
     """A large history value within two steps of the fault, beside the outcome (latent harm).
 
     Attributes:
-        kind: what is watched (first, second, moving, any). factor: times golden's largest, from which it counts as large. With
-            and without it: how many of the latent (``hit``, ``missed``), of the harmless (``false``, ``clear``), and of those
-            whose harm shows itself (``loud_with``, ``loud_without``), which neither share counts. different: sensitivity among
-            all trials that are latent harm by implementation noise alone.
+        kind: What is watched (first, second, moving, any).
+        factor: Times golden's largest, from which it counts as large. With and without it: how many of the
+            latent (``true_positives``, ``false_negatives``), of the harmless (``false_positives``,
+            ``true_negatives``), and of those whose harm shows itself (``visible_harm_with``,
+            ``visible_harm_without``), which neither share counts.
+        different: Sensitivity among all trials that are latent harm by implementation noise alone.
     """
 
     kind: str
     factor: float
-    hit: int
-    missed: int
-    false: int
-    clear: int
+    true_positives: int
+    false_negatives: int
+    false_positives: int
+    true_negatives: int
     sensitivity: Interval
     specificity: Interval
-    loud_with: int
-    loud_without: int
+    visible_harm_with: int
+    visible_harm_without: int
     different: Interval
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ConditionPoint:
     """One trial in the view of necessary conditions: largest values within two steps, by kind, as multiples of golden's."""
 
     trial: str
@@ -119,14 +121,14 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TrainingPvfRow:
     """Training PVF of one target: trials, convergence failures, and their share.
 
     ``different``: the share that would be failures if implementation noise were all the noise there is.
     """
 
     target: str
-    what: str
+    memory_kind: str
     part: str
     elements: int
     n: int
@@ -136,46 +138,61 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class TrialCost:
     """What a trial cost.
 
     Attributes:
-        steps: mean share of a full run's steps that a trial ran. bound: the same if each went to its end. seconds: mean share
-            of a full run's time. per_hour: trials in an hour of one worker. ends: why runs ended, how many each.
+        steps: Mean share of a full run's steps that a trial ran.
+        steps_without_early_end: The same if no run had ended early.
+        seconds: Mean share of a full run's time.
+        per_hour: Trials in an hour of one worker.
+        end_reasons: Why runs ended, how many each.
     """
 
     steps: float
-    bound: float
+    steps_without_early_end: float
     seconds: float
     per_hour: float
-    ends: Mapping[str, int]
+    end_reasons: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Caught:
-    """Faults of one kind under the guard. ``within``: caught within two steps; ``identical``: of these, golden's bits."""
+class GuardDetection:
+    """Faults of one kind under the guard.
+
+    ``detected_in_time``: caught within two steps; ``recovered_identical``: of these, with final weights identical to golden's.
+    """
 
     name: str
     n: int
-    within: int
-    identical: int
+    detected_in_time: int
+    recovered_identical: int
     share: Interval
 
 
 @dataclass(frozen=True, slots=True)
-class GuardFound:
-    """What the guard saved: of all different trials, of all harmful ones, of those of them that wrote more than ``large``
-    times what was usual, by size, and by group (phase of the operation, or target in memory). ``late``, ``stopped``,
-    ``alarms``: counts of harmful ones.
+class GuardResult:
+    """How many trials the guard detected and recovered.
+
+    Attributes:
+        large_fault_factor: A fault is large that wrote more than so many times the reference.
+        different: Of all trials that differ from fault-free ones.
+        all_harmful: Of all harmful trials.
+        large_harmful: Of harmful trials with a large fault.
+        sizes: By the size of the fault.
+        groups: By phase of the operation, or target in memory.
+        late_alarms: Harmful trials whose alarm came late.
+        stopped: Harmful trials that the guard stopped.
+        alarms: Harmful trials by kind of alarm.
     """
 
-    large: float
-    different: Caught
-    all: Caught
-    largest: Caught
-    sizes: tuple[Caught, ...]
-    groups: tuple[Caught, ...]
-    late: int
+    large_fault_factor: float
+    different: GuardDetection
+    all_harmful: GuardDetection
+    large_harmful: GuardDetection
+    sizes: tuple[GuardDetection, ...]
+    groups: tuple[GuardDetection, ...]
+    late_alarms: int
     stopped: int
     alarms: Mapping[str, int]
 
@@ -197,20 +214,20 @@ class TrainingResult:
     golden_seconds: float
     confidence: float
     thresholds: Thresholds
-    floors: Floors
+    floors: NoiseFloors
     level: float
     n: int
     classes: tuple[ClassShare, ...]
-    whole: Group
-    groups: Mapping[str, tuple[Group, ...]]
+    all_trials: TrialGroup
+    groups: Mapping[str, tuple[TrialGroup, ...]]
     contrasts: tuple[Contrast, ...]
-    curves: tuple[Curve, ...]
-    conditions: tuple[Condition, ...]
-    points: tuple[Point, ...]
-    parts: tuple[Part, ...]
+    curves: tuple[ExampleCurve, ...]
+    conditions: tuple[NecessaryCondition, ...]
+    points: tuple[ConditionPoint, ...]
+    parts: tuple[TrainingPvfRow, ...]
     margin: float
-    cost: Cost
-    guard: GuardFound | None
+    cost: TrialCost
+    guard: GuardResult | None
     seconds: float
     cpu_seconds: float
     versions: Mapping[str, str]

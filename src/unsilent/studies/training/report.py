@@ -7,26 +7,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unsilent.interval import Interval
-from unsilent.interval import counted as certain
-from unsilent.report.estimates import share_cells
+from unsilent.interval import known_value as certain
+from unsilent.report.estimates import FEW_TRIALS, share_cells
 from unsilent.report.model import (
-    Grid,
     Heading,
     Mark,
     Part,
     Plot,
     Report,
-    Row,
     Section,
-    Shown,
+    SideBySide,
     Table,
-    Text,
+    TableRow,
+    TextBlock,
+    TextCell,
     columns,
     estimates_table,
 )
-from unsilent.report.text import clean, counted, short, shown
-from unsilent.studies.training.conditions import MOST, conditions_figure, drawn
-from unsilent.studies.training.figures import (
+from unsilent.report.text import count_text, escape_unprintable, estimate_text, short
+from unsilent.studies.training.necessary_conditions import MOST, conditions_figure, points_to_plot
+from unsilent.studies.training.plots import (
     DIFFERENT,
     GOLDEN,
     HARM,
@@ -34,33 +34,34 @@ from unsilent.studies.training.figures import (
     ROWS,
     classes_figure,
     curve_figures,
+    example_line_style,
     group_figures,
     guard_figure,
-    look,
-    parts_figure,
-    stroke,
+    outcome_style,
+    training_pvf_figure,
 )
-from unsilent.studies.training.records import Caught, Curve, Group, Point, TrainingResult
+from unsilent.studies.training.records import ConditionPoint, ExampleCurve, GuardDetection, TrainingResult, TrialGroup
 from unsilent.studies.training.sentences import (
     FACTOR,
     KINDS,
+    bare_percent_text,
+    classes_with_trials,
+    convergence_limits_of,
     counts_text,
-    example,
     findings,
+    first_example_text,
     headline,
-    how,
-    least_accuracy,
+    most_vulnerable_first,
     ordered_groups,
-    plainly,
+    outcome_text,
     pvf_text,
-    seen,
     thresholds,
-    told,
+    training_method_lines,
     worst_first,
 )
-from unsilent.studies.training.spec import WATCHED
+from unsilent.studies.training.spec import HISTORY_KINDS
 
-SCHEMA = "unsilent/training/1"
+SCHEMA = "unsilent/training/2"
 GROUPS = 16
 """Rows of a terminal's table of groups or targets; JSON and the page have all."""
 SHARES = ("different %", "harmful %", "latent %")
@@ -76,19 +77,24 @@ TOP = (
     "command", "workload", "spec", "campaign", "store", "steps", "samples", "parameters", "optimizers", "golden_test",
     "golden_seconds", "confidence", "level", "margin", "n", "seconds", "cpu_seconds", "versions", "info",
 )  # fmt: skip
-COUNTS = ("hit", "missed", "false", "clear", "loud_with", "loud_without")
+COUNTS = (
+    "true_positives", "false_negatives", "false_positives", "true_negatives", "visible_harm_with", "visible_harm_without",
+)  # fmt: skip
 METHOD = (
-    "Names of the classes and the 2 % of masked are those of the artifact of He et al., Understanding and Mitigating Hardware "
-    "Failures in Deep Learning Training Systems, ISCA 2023 (DOI 10.1145/3579371.3589105)."
+    "The names of the classes and the threshold of 2 % for masked come from the artifact of He et al., Understanding and "
+    "Mitigating Hardware Failures in Deep Learning Training Systems, ISCA 2023 (DOI 10.1145/3579371.3589105)."
 )
 CONDITIONS = (
-    "what foretells latent harm: hit and missed are latent trials with and without a value above factor x golden's "
-    "largest within two steps, false and clear harmless ones, loud and not those whose harm shows itself; different: "
-    "sensitivity among trials that are latent harm by implementation noise alone"
+    "large values before latent harm. Large: above factor x the largest value of the golden run, within two steps of the fault. "
+    "Columns hit, false and loud count trials with a large value; missed, clear and not count trials without one. hit, missed: "
+    "latent harm; false, clear: no harm; loud, not: harm with an error. "
+    "different: sensitivity among trials that are latent harm when judged by implementation noise alone"
 )
 LEFT_OUT = {"loud": 3, "not": 3, "different %": 2, "false": 1, "clear": 1}
 """Columns of that table which a narrow terminal leaves out, the highest first."""
-UNDER_GUARD = "sizes (of harmful faults): largest value written, in multiples of what was usual in the tensor"
+UNDER_GUARD = (
+    "size of a harmful fault: largest value written, as a multiple of the largest value in the tensor before the fault"
+)
 
 
 def report(result: TrainingResult) -> Report:
@@ -96,17 +102,17 @@ def report(result: TrainingResult) -> Report:
     given = ", ".join(f"{name} {value}" for name, value, _, _ in thresholds(result))
     return Report(
         schema=SCHEMA,
-        kicker="Faults in training",
+        report_type="Faults in training",
         title=f"Faulty training runs of {result.workload}",
         headline=headline(result),
         estimates=estimates(result),
-        numbers=tuple(numbers(result)),
+        numbers=tuple(key_numbers(result)),
         findings=tuple(findings(result)),
         sections=tuple(section for section in _sections(result) if section.parts),
         facts=tuple(facts(result)),
-        notes=(*how(result), f"thresholds: {given}"),
+        notes=(*training_method_lines(result), f"thresholds: {given}"),
         method=METHOD,
-        data=_data(result),
+        further_json=_data(result),
     )
 
 
@@ -115,7 +121,19 @@ def report(result: TrainingResult) -> Report:
 
 def estimates(result: TrainingResult) -> Table:
     """One row for each estimate, and for each number that is counted."""
-    names = ("group", "target", "measure", "", "unit", "what", "part", "elements", "failures", "caught", "identical")
+    names = (
+        "group",
+        "target",
+        "measure",
+        "",
+        "unit",
+        "memory_kind",
+        "part",
+        "elements",
+        "failures",
+        "caught",
+        "identical",
+    )
     rows = []
     for group, target, measure, value, extra in _estimates(result):
         rows.append((group, target, measure, value, "trial", *(extra.get(name) for name in names[5:])))
@@ -124,10 +142,9 @@ def estimates(result: TrainingResult) -> Table:
 
 def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval, Mapping[str, Any]]]:
     """Kind, what it is of, measure, estimate, and what else is told of it."""
-
     for one in result.classes:
         yield "class", one.name, "share", one.share, {}
-    every = [("all", result.whole), *((kind, group) for kind, groups in result.groups.items() for group in groups)]
+    every = [("all", result.all_trials), *((kind, group) for kind, groups in result.groups.items() for group in groups)]
     for kind, group in every:
         for measure in ("different", "harmful", "latent"):
             yield kind, group.name, measure, getattr(group, measure), {}
@@ -143,24 +160,35 @@ def _estimates(result: TrainingResult) -> Iterator[tuple[str, str, str, Interval
         yield "condition", name, "sensitivity", c.sensitivity, {}
         yield "condition", name, "specificity", c.specificity, {}
         yield "condition", name, "sensitivity_different", c.different, {}
-        counted_of = c.hit + c.missed + c.false + c.clear
+        counted_of = c.true_positives + c.false_negatives + c.false_positives + c.true_negatives
         for count in COUNTS:
             yield "condition", name, f"{count}_trials", certain(getattr(c, count), counted_of), {}
     for part in result.parts:
-        extra = {"what": part.what, "part": part.part, "elements": part.elements, "failures": part.failures}
+        extra = {
+            "memory_kind": part.memory_kind,
+            "part": part.part,
+            "elements": part.elements,
+            "failures": part.failures,
+        }
         yield "target", part.target, "training_pvf", part.pvf, extra
         yield "target", part.target, "training_pvf_different", part.different, {}
     for kind, caught in _caught(result):
-        yield kind, caught.name, "caught", caught.share, {"caught": caught.within, "identical": caught.identical}
-    for name in ("steps", "bound", "seconds", "per_hour"):
+        yield (
+            kind,
+            caught.name,
+            "caught",
+            caught.share,
+            {"caught": caught.detected_in_time, "identical": caught.recovered_identical},
+        )
+    for name in ("steps", "steps_without_early_end", "seconds", "per_hour"):
         yield "cost", "all", name, certain(getattr(result.cost, name), result.n), {}
 
 
-def _caught(result: TrainingResult) -> Sequence[tuple[str, Caught]]:
+def _caught(result: TrainingResult) -> Sequence[tuple[str, GuardDetection]]:
     guard = result.guard
     if guard is None:
         return ()
-    every = [("guard", one) for one in (guard.different, guard.all, guard.largest)]
+    every = [("guard", one) for one in (guard.different, guard.all_harmful, guard.large_harmful)]
     return [*every, *(("guard size", one) for one in guard.sizes), *(("guard group", one) for one in guard.groups)]
 
 
@@ -168,7 +196,7 @@ def _data(result: TrainingResult) -> dict[str, Any]:
     """What JSON has besides estimates."""
     by_name: dict[str, Any] = {name: getattr(result, name) for name in TOP}
     by_name |= {"thresholds": result.thresholds, "floors": result.floors, "curves": result.curves, "cost": result.cost}
-    by_name["least_accuracy"], by_name["least_accuracy_different"] = least_accuracy(result)
+    by_name["least_accuracy"], by_name["least_accuracy_different"] = convergence_limits_of(result)
     by_name["classes"] = {one.name: one.n for one in result.classes}
     by_name["different"] = {one.name: one.different for one in result.classes}
     by_name["groups"] = {
@@ -184,17 +212,23 @@ def _data(result: TrainingResult) -> dict[str, Any]:
 
 
 def _guard(result: TrainingResult) -> dict[str, Any]:
-    output = {name: getattr(result.guard, name) for name in ("large", "late", "stopped", "alarms")}
+    output = {name: getattr(result.guard, name) for name in ("large_fault_factor", "late_alarms", "stopped", "alarms")}
     output["faults"] = [
-        {"name": one.name, "kind": kind, "n": one.n, "caught": one.within, "identical": one.identical}
+        {
+            "name": one.name,
+            "kind": kind,
+            "n": one.n,
+            "caught": one.detected_in_time,
+            "identical": one.recovered_identical,
+        }
         for kind, one in _caught(result)
     ]
     return output
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: ConditionPoint) -> dict[str, Any]:
     """Ratios by kind; null where there is none, and where it is no number, which ``not_finite`` tells."""
-    ratios = dict(zip(WATCHED, point.ratios, strict=False))
+    ratios = dict(zip(HISTORY_KINDS, point.ratios, strict=False))
     lost = [kind for kind, ratio in ratios.items() if ratio is not None and not math.isfinite(ratio)]
     return {"trial": point.trial, "class": point.outcome, "ratios": ratios, "not_finite": lost}
 
@@ -202,17 +236,17 @@ def _point(point: Point) -> dict[str, Any]:
 # -- what is shown ------------------------------------------------------------------------------------------------------
 
 
-def numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
+def key_numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
     """The few numbers at the head of the page: term, text, and what is set smaller."""
-    yield "faulty training runs", f"{result.n:,}", f"of {counted(result.steps, 'step')} each"
-    whole = result.whole
+    yield "faulty training runs", f"{result.n:,}", f"of {count_text(result.steps, 'step')} each"
+    whole = result.all_trials
     shares = [("different", whole.different), ("harmful", whole.harmful), ("latent", whole.latent)]
     if result.parts:
         yield "targets", f"{len(result.parts):,}", ""
         worst = max((part.pvf for part in result.parts), key=lambda share: (share.estimate or 0.0, share.low))
         shares = [("largest training PVF", worst)]
     for term, share in shares:
-        text = shown(share.estimate, share.low, share.high)
+        text = estimate_text(share.estimate, share.low, share.high)
         yield term, f"{text.estimate} %", text.limits if share.estimate else ""
     yield "fault-free accuracy", f"{100 * result.golden_test:.2f} %", f"of {result.samples:,} samples"
     yield "cost of a trial", f"{100 * result.cost.steps:.0f} %", "of a run's steps"
@@ -220,47 +254,47 @@ def numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
 
 def _sections(result: TrainingResult) -> Iterator[Section]:
     if result.parts:
-        plot = Plot("parts", "Training PVF of each target", parts_figure(result.parts))
+        plot = Plot("parts", "Training PVF of each target", training_pvf_figure(result.parts))
         yield Section("Training PVF", pvf_text(result) + ".", (plot, _parts_table(result)))
     plot = Plot("classes", "Share of each class of outcomes", classes_figure(result))
     yield Section(
         "How trainings ended",
-        "Each trial is one training with one fault, compared with its fault-free twin (golden). Bars are limits of the share; a "
-        "hollow triangle is the upper limit for a class that was not seen. The column different counts trials beyond "
-        "implementation noise; those of a masked class are within the noise of seeds.",
+        "Each trial is one training with one fault, compared with its fault-free twin (golden). Bars are confidence limits of "
+        "the share. A hollow triangle is the upper limit for a class that did not occur. The column “different” counts trials "
+        "that differ by more than implementation noise; such trials in a masked class are still within the noise of seeds.",
         (plot, _classes_table(result)),
     )
     yield _harm(result)
-    yield Section("What foretells harm", _foretells(result), tuple(_conditions(result)))
+    yield Section("Which values precede harm", _values_before_harm(result), tuple(_conditions(result)))
     yield Section(
         "Under the guard",
-        "Every different trial again, in a training under the guard. Sizes of the harmful ones: the largest value written, as "
-        "a multiple of the largest that was in the corrupted tensor.",
+        "Every trial that ended different from the fault-free run was repeated under the guard. The size of a harmful fault is "
+        "the largest value written, as a multiple of the largest value in the corrupted tensor before the fault.",
         tuple(_guarded(result)),
     )
     yield _examples(result)
     yield Section(
         "All groups",
-        "Shares in percent with limits, then trials of each class. Click a heading to sort.",
+        "Shares in percent with confidence limits, then the number of trials of each class. Click a heading to sort.",
         (_all(result),),
     )
     texts = ("what it is", "source of the default")
     heads = columns("threshold", "value", *texts, left=("threshold", *texts))
-    yield Section("Thresholds", "", (Table(heads, tuple(map(Row, thresholds(result))), terminal_rows=0),))
+    yield Section("Thresholds", "", (Table(heads, tuple(map(TableRow, thresholds(result))), terminal_rows=0),))
 
 
-def _plainly(interval: Interval) -> Shown:
-    return Shown(plainly(interval), -1.0 if interval.estimate is None else interval.estimate)
+def _plainly(interval: Interval) -> TextCell:
+    return TextCell(bare_percent_text(interval), -1.0 if interval.estimate is None else interval.estimate)
 
 
 def _classes_table(result: TrainingResult) -> Table:
     rows = []
     for one in result.classes:
-        colour, symbol = look(one.name)
-        where = short(example(result, one.name), EXAMPLE)
-        name = Shown(one.name, mark=(colour, SHAPES[symbol]))
-        what = told(one.name, result, brief=True)
-        rows.append(Row((name, one.n, one.different, *share_cells(one.share), where, what)))
+        colour, symbol = outcome_style(one.name)
+        where = short(first_example_text(result, one.name), EXAMPLE)
+        name = TextCell(one.name, mark=(colour, SHAPES[symbol]))
+        what = outcome_text(one.name, result, brief=True)
+        rows.append(TableRow((name, one.n, one.different, *share_cells(one.share), where, what)))
     texts = ("example", "what it is")
     heads = columns("class", "trials", "different", "share %", "interval", *texts, left=texts, priority={"example": 1})
     return Table(heads, tuple(rows))
@@ -274,56 +308,61 @@ def _harm(result: TrainingResult) -> Section:
         plots += [Heading(f"by {kind}"), Plot(f"group-{i}", f"Harmful share by {kind}", figure)]
     many = any(len(groups) > ROWS for groups in result.groups.values())
     lead = (
-        "Share of trials that are different, that did harm and that did latent harm, with limits; a hollow triangle is the upper "
-        "limit where there was none."
-        + (f" Of many groups the {ROWS} most harmful are drawn; the table has all." if many else "")
+        "Shares of trials that are different, harmful and latent, with confidence limits. A hollow triangle is the upper limit "
+        "of a share of 0."
+        + (f" Of more than {ROWS} groups, only the {ROWS} most harmful are drawn; the table has all." if many else "")
     )
     tables = [_groups_table(kind, groups) for kind, groups in ordered_groups(result).items() if len(groups) > 1]
-    legend = [Text(marks)] if plots else []
+    legend = [TextBlock(marks)] if plots else []
     return Section("Where faults do harm", lead, (*legend, *plots, *tables))
 
 
-def _groups_table(kind: str, groups: list[Group]) -> Table:
+def _groups_table(kind: str, groups: list[TrialGroup]) -> Table:
     kept = groups if len(groups) <= GROUPS else worst_first(groups)
-    rows = [Row((short(clean(g.name), NAME), g.n, *_group_shares(g), counts_text(g.counts))) for g in kept]
+    rows = [
+        TableRow((short(escape_unprintable(g.name), NAME), g.n, *_group_shares(g), counts_text(g.counts))) for g in kept
+    ]
     heads = columns(kind, "trials", *SHARES, "not masked", left=("not masked",))
-    return Table(heads, tuple(rows), terminal_rows=GROUPS, cut=CUT.format("harmful"), on_page=False)
+    return Table(heads, tuple(rows), terminal_rows=GROUPS, more_rows_text=CUT.format("harmful"), on_page=False)
 
 
-def _group_shares(group: Group) -> Iterator[Shown]:
+def _group_shares(group: TrialGroup) -> Iterator[TextCell]:
     return map(_plainly, (group.different, group.harmful, group.latent))
 
 
-CUT = "the {{shown}} most {}, and {{left:,}} more in the report"
+CUT = f"the {{{{shown}}}} most {{}} (rows of fewer than {FEW_TRIALS} trials come last), and {{{{left:,}}}} more in the report"
 
 
 def _all(result: TrainingResult) -> Table:
     """Every group with its trials of each class."""
-    classes = seen(result.whole.counts)
+    classes = classes_with_trials(result.all_trials.counts)
     rows = [
-        Row((g.name, kind, g.n, *_group_shares(g), *(g.counts.get(c, 0) for c in classes)), hint=counts_text(g.counts))
+        TableRow(
+            (g.name, kind, g.n, *_group_shares(g), *(g.counts.get(c, 0) for c in classes)),
+            tooltip=counts_text(g.counts),
+        )
         for kind, groups in ordered_groups(result).items()
         for g in groups
     ]
     heads = columns("group", "by", "trials", *SHARES, *classes, left=("by",))
-    return Table(heads, tuple(rows), terminal_rows=0, long=True)
+    return Table(heads, tuple(rows), terminal_rows=0, sortable=True)
 
 
-def _foretells(result: TrainingResult) -> str:
-    left_out = len(drawn(result.points)) < len(result.points)
+def _values_before_harm(result: TrainingResult) -> str:
+    left_out = len(points_to_plot(result.points)) < len(result.points)
     return (
-        "One mark is one trial: the largest value within two steps of the fault among what the optimizer remembers of gradients "
-        "(first and second moments, momentum), and among moving statistics of normalisation layers, each as a multiple of the "
-        f"largest of the whole golden run. Dashed lines are at {FACTOR:g} times it. What is not a number lies beyond the upper "
-        "edge, what is zero or not there at the lower one."
-        + (f" Of the masked trials some {MOST} are drawn." if left_out else "")
+        "One mark is one trial. The axes show the largest value within two steps of the fault in the optimizer's gradient "
+        "history (first and second moments, momentum) and in the moving statistics of normalisation layers, as multiples "
+        f"of the largest value in the golden run. Dashed lines mark {FACTOR:g} times. Values that are not finite are at "
+        "the upper edge, values that are zero or missing at the lower edge."
+        + (f" At most {MOST} of the masked trials are drawn." if left_out else "")
     )
 
 
 def _conditions(result: TrainingResult) -> Iterator[Part]:
     figure = conditions_figure(result.points)
     if figure is not None:
-        yield Plot("conditions", "Largest values after the fault against the outcome", figure)
+        yield Plot("conditions", "Largest values after the fault, by outcome", figure)
     if result.conditions:
         counts_of = ("hit", "missed", "false", "clear", "loud", "not")
         shares_of = ("sensitivity %", "specificity %", "different %")
@@ -332,22 +371,26 @@ def _conditions(result: TrainingResult) -> Iterator[Part]:
         for c in result.conditions:
             counts = (getattr(c, name) for name in COUNTS)
             shares = map(_plainly, (c.sensitivity, c.specificity, c.different))
-            rows.append(Row((KINDS.get(c.kind, c.kind), Shown(f"{c.factor:,.0f}", c.factor), *counts, *shares)))
+            rows.append(TableRow((KINDS.get(c.kind, c.kind), TextCell(f"{c.factor:,.0f}", c.factor), *counts, *shares)))
         yield Table(heads, tuple(rows), CONDITIONS)
 
 
 def _parts_table(result: TrainingResult) -> Table:
     parts = list(result.parts)
     if len(parts) > GROUPS:
-        parts.sort(key=lambda part: -(part.pvf.estimate or 0.0))
+        parts = most_vulnerable_first(parts)
     rows = [
-        Row((p.part or p.target, p.what, p.elements, p.n, p.failures, *share_cells(p.pvf), _plainly(p.different)))
+        TableRow(
+            (p.part or p.target, p.memory_kind, p.elements, p.n, p.failures, *share_cells(p.pvf), _plainly(p.different))
+        )
         for p in parts
     ]
-    names = ("target", "of it", "elements", "trials", "failed", "PVF %", "interval", "different %")
-    heads = columns(*names, left=("of it",))
-    title = "training PVF; different: the same by implementation noise alone"
-    return Table(heads, tuple(rows), title, terminal_rows=GROUPS, cut=CUT.format("vulnerable"), long=True)
+    names = ("target", "memory", "elements", "trials", "failed", "PVF %", "interval", "different %")
+    heads = columns(*names, left=("memory",))
+    title = "training PVF; different: PVF if judged by implementation noise alone"
+    return Table(
+        heads, tuple(rows), title, terminal_rows=GROUPS, more_rows_text=CUT.format("vulnerable"), sortable=True
+    )
 
 
 def _guarded(result: TrainingResult) -> Iterator[Part]:
@@ -356,8 +399,11 @@ def _guarded(result: TrainingResult) -> Iterator[Part]:
         return
     if any(one.n for one in guard.sizes):
         yield Plot("guard", "Caught share by size", guard_figure(guard.sizes))
-    rows = [Row((one.name, one.n, one.within, *share_cells(one.share), one.identical)) for _, one in _caught(result)]
-    heads = columns("faults", "n", "caught", "share %", "interval", "golden's bits")
+    rows = [
+        TableRow((one.name, one.n, one.detected_in_time, *share_cells(one.share), one.recovered_identical))
+        for _, one in _caught(result)
+    ]
+    heads = columns("faults", "n", "caught", "share %", "interval", "bit-identical")
     yield Table(heads, tuple(rows), f"under the guard; {UNDER_GUARD}")
 
 
@@ -365,28 +411,30 @@ def _examples(result: TrainingResult) -> Section:
     figures = curve_figures(result)
     parts: list[Part] = []
     for name in dict.fromkeys(curve.outcome for curve in result.curves):
-        parts.append(Heading(name, told(name, result)))
-        plots: list[Plot | Text] = [
+        parts.append(Heading(name, outcome_text(name, result)))
+        plots: list[Plot | TextBlock] = [
             Plot(f"metric-{name}", f"Training metric of examples of {name}", figures[f"metric-{name}"])
         ]
         if f"loss-{name}" in figures:
             plots.append(Plot(f"loss-{name}", f"Training loss of examples of {name}", figures[f"loss-{name}"]))
         else:
-            plots.append(Text(((None, "No loss from the fault's step on is finite."),)))
+            plots.append(TextBlock(((None, "No loss from the fault's step on is finite."),)))
         mine = [curve for curve in result.curves if curve.outcome == name]
-        parts += [Grid(tuple(plots)), Text(tuple(_curve(i, curve) for i, curve in enumerate(mine)))]
+        parts += [SideBySide(tuple(plots)), TextBlock(tuple(_curve(i, curve) for i, curve in enumerate(mine)))]
     lead = (
-        "Up to three trials of each class; the broad grey line is golden, a dotted line the step of a fault. The training metric "
-        f"is averaged over {result.thresholds.window} steps, up to the one at which it is drawn. Losses are single ones, the "
-        "largest of each few steps in a long run; ✖ at the upper edge is a loss that is not finite."
+        "Up to three trials of each class. The broad grey line is the golden run; a dotted line marks the step of a fault. The "
+        f"training metric is averaged over the last {result.thresholds.window} steps. Losses are those of single steps; in a "
+        "long run, only the largest loss of every few steps is drawn. ✖ at the upper edge is a loss that is not finite."
     )
-    return Section("Examples of each class", lead, tuple([Text((((GOLDEN, "▬"), "golden"),)), *parts] if parts else []))
+    return Section(
+        "Examples of each class", lead, tuple([TextBlock((((GOLDEN, "▬"), "golden"),)), *parts] if parts else [])
+    )
 
 
-def _curve(number: int, curve: Curve) -> tuple[Mark, str]:
-    test = "end not reached" if curve.test is None else f"held-out accuracy {100 * curve.test:.2f} %"
-    made = ", made by hand" if curve.made else ""
-    return (str(stroke(number)["color"]), "━"), f"{curve.trial}: {curve.told}; {test}{made}"
+def _curve(number: int, curve: ExampleCurve) -> tuple[Mark, str]:
+    test = "end not reached" if curve.test_accuracy is None else f"held-out accuracy {100 * curve.test_accuracy:.2f} %"
+    made = ", made by hand" if curve.is_handcrafted else ""
+    return (str(example_line_style(number)["color"]), "━"), f"{curve.trial}: {curve.trial_description}; {test}{made}"
 
 
 def facts(result: TrainingResult) -> list[tuple[str, str]]:

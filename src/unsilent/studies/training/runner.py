@@ -17,27 +17,27 @@ import xxhash
 
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.codec import faults_text
-from unsilent.campaigns.spec import Means, RunAlone, TrialId, campaign_hash
+from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash
 from unsilent.engine.forking import Forked, ForkEngine, GoldenTraining
-from unsilent.engine.forking.forks import Band, NotInjected
+from unsilent.engine.forking.forks import FaultFreeBand, NotInjected
 from unsilent.engine.forking.golden import MEMORY
-from unsilent.engine.running_out import free_memory, out_of_memory, unusable_if_raised
+from unsilent.engine.running_out import out_of_memory, release_cached_memory, unusable_if_raised
 from unsilent.errors import InternalError, UsageError, UserCodeError, first_line
-from unsilent.faults.receipts import Hit
+from unsilent.faults.receipts import AppliedFault
 from unsilent.outcomes.base import Outcome
-from unsilent.printable import clean
-from unsilent.replicas.runner import applied
+from unsilent.printable import escape_unprintable
+from unsilent.replicas.runner import apply_switches
 from unsilent.replicas.switches import Switches
 from unsilent.sites.modules import named_parameters
-from unsilent.sites.targets import top_level
+from unsilent.sites.targets import default_components
 from unsilent.sites.training.step import Moment
-from unsilent.sites.training.survey import StepSurvey
+from unsilent.sites.training.step_survey import StepSurvey
 from unsilent.studies.training.fault_sampler import FaultSampler, SampledFault
-from unsilent.studies.training.guarding import Guarded, History, guarded
+from unsilent.studies.training.guarding import GoldenHistory, GuardedRunResult, run_guarded_trial
 from unsilent.studies.training.handcrafted import handcrafted
 from unsilent.studies.training.spec import (
-    GUARDED,
-    MADE,
+    GUARDED_PREFIX,
+    HANDCRAFTED_PREFIX,
     MOMENTS,
     WATCHED_STEPS,
     TrainingBaseline,
@@ -45,13 +45,13 @@ from unsilent.studies.training.spec import (
     TrainingSpec,
 )
 from unsilent.workloads import load_training
-from unsilent.workloads.process import check_forks, take_notes
-from unsilent.workloads.training import Progress
+from unsilent.workloads.model_fitting import Progress
+from unsilent.workloads.process_side_effects import check_no_returned_fork, take_notes
 from unsilent.workloads.trainings.base import Evaluation, Seeds
-from unsilent.workloads.trainings.restoring import check_restorable
+from unsilent.workloads.trainings.restore_check import check_restorable
 from unsilent.workloads.user import user_code
 
-LOOKS = 2
+GOLDEN_EVALUATIONS = 2
 """Golden evaluations in one horizon."""
 NOTHING = np.empty(0)
 
@@ -66,18 +66,20 @@ class TrainingRunner:
         UsageError: anything in the spec that does not fit the training; a training that is not repeatable.
     """
 
-    pack = 1
-    unproven = 0
+    max_trials_together = 1
+    unverified_row_count = 0
 
-    def __init__(self, spec: TrainingSpec, progress: Progress | None = None, means: Means | None = None) -> None:
-        means = means or Means()
+    def __init__(
+        self, spec: TrainingSpec, progress: Progress | None = None, worker_settings: WorkerSettings | None = None
+    ) -> None:
+        worker_settings = worker_settings or WorkerSettings()
         self.spec = spec
         self._settings = ExitStack()
         self.workload = load_training(spec.workload, dict(spec.options), data=spec.data, progress=progress)
-        self._settings.enter_context(applied(Switches()))  # as the replicas that it is held against
+        self._settings.enter_context(apply_switches(Switches()))  # as the replicas that it is held against
         self._check_repeatable()
-        self._history = History()
-        memory = MEMORY if means.memory is None else means.memory // means.jobs
+        self._history = GoldenHistory()
+        memory = MEMORY if worker_settings.memory is None else worker_settings.memory // worker_settings.jobs
 
         def tell(done: int, total: int) -> None:
             if progress is not None:
@@ -87,16 +89,16 @@ class TrainingRunner:
         with user_code(spec.workload):
             self.golden = GoldenTraining(
                 self.workload,
-                Seeds.all(spec.init),
+                Seeds.same_for_all(spec.init),
                 spec.steps,
                 memory=memory,
-                watch=self._history.watch,
-                look=None if spec.horizon is None else max(1, spec.horizon.steps // LOOKS),
+                watch=self._history.record_step,
+                evaluation_interval=None if spec.horizon is None else max(1, spec.horizon.steps // GOLDEN_EVALUATIONS),
                 progress=tell,
             )
-        check_forks(self.workload.name)
+        check_no_returned_fork(self.workload.name)
         self._golden_seconds = time.perf_counter() - begun
-        self._forks = ForkEngine(self.golden, self._history.summary, self._band(), WATCHED_STEPS)
+        self._forks = ForkEngine(self.golden, self._history.largest_by_kind, self._band(), WATCHED_STEPS)
         self.sampler = self._drawing()
         self.fingerprint = self._fingerprint()
         self.campaign = campaign_hash(spec, self.fingerprint)
@@ -106,23 +108,23 @@ class TrainingRunner:
         """Put back torch's settings of before."""
         self._settings.close()
 
-    def describe(self) -> TrainingBaseline:
+    def establish_baseline(self) -> TrainingBaseline:
         """What the driver needs to plan and a report to explain."""
         golden, sampler = self.golden, self.sampler
-        state = golden.at(0)
+        state = golden.state_before_step(0)
         return TrainingBaseline(
             campaign=self.campaign,
             fingerprint=self.fingerprint,
             name=self.workload.name,
             targets=sampler.targets,
-            places=tuple(sampler.places),
+            operation_phases=tuple(sampler.places),
             models=tuple((kind.name, kind.weight) for kind in sampler.kinds),
             steps=golden.steps,
             epochs=tuple(golden.epochs),
             losses=tuple(golden.losses.tolist()),
             metric=tuple(golden.metric.tolist()),
-            watched=tuple(tuple(None if np.isnan(x) else x for x in row) for row in golden.watched.tolist()),
-            test=accuracy(golden.evaluation),
+            history_magnitudes=tuple(tuple(None if np.isnan(x) else x for x in row) for row in golden.watched.tolist()),
+            test_accuracy=accuracy(golden.evaluation),
             test_loss=golden.evaluation.loss,
             samples=len(golden.evaluation.labels),
             golden_seconds=self._golden_seconds,
@@ -133,7 +135,7 @@ class TrainingRunner:
             notes=(*sampler.notes, *take_notes(self.workload.name)),
         )
 
-    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrainingRow | RunAlone]:
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[TrainingRow | DeferredTrial]:
         """Trials in order; ``alone``: nothing else of the campaign runs meanwhile, so running out of memory is an outcome."""
         for trial in trials:
             yield self._run_once(trial, alone)
@@ -144,47 +146,49 @@ class TrainingRunner:
         assert isinstance(row, TrainingRow)
         return row
 
-    def _run_once(self, trial: TrialId, alone: bool) -> TrainingRow | RunAlone:
+    def _run_once(self, trial: TrialId, alone: bool) -> TrainingRow | DeferredTrial:
         """One trial; what user code raises in it is its outcome.
 
         Raises:
             ProcessUnusable: golden cannot be restored after the trial raised, or before it.
         """
         if alone:
-            free_memory()
+            release_cached_memory()
         begun = time.perf_counter()
         drawn = self.draw(trial)
-        check_forks(self.workload.name)
+        check_no_returned_fork(self.workload.name)
         try:
             with user_code(self.spec.workload):
-                if trial.target.startswith(GUARDED):
-                    row = guarded_row(trial, drawn, guarded(self.golden, drawn, self._history, self.spec.moment))
+                if trial.target.startswith(GUARDED_PREFIX):
+                    row = guarded_row(
+                        trial, drawn, run_guarded_trial(self.golden, drawn, self._history, self.spec.moment)
+                    )
                 else:
                     row = self._row(trial, drawn, self._forks.run(drawn.injection.step, drawn.faults, self._moment))
         except (UserCodeError, InternalError) as error:  # a built-in training's code is ours
             short = out_of_memory(error.__context__)
             with unusable_if_raised(first_line(error), known=not short):
-                self.prove()
+                self.verify_restored_state()
             if short and not alone:
-                return RunAlone(trial, first_line(error))
-            row = empty_row(trial, drawn, "raised", first_line(error))
+                return DeferredTrial(trial, first_line(error))
+            row = end_only_row(trial, drawn, "raised", first_line(error))
         except NotInjected as error:
-            row = empty_row(trial, drawn, "not-injected", first_line(error))
+            row = end_only_row(trial, drawn, "not-injected", first_line(error))
         return replace(row, seconds=time.perf_counter() - begun)
 
-    def lost(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrainingRow:
+    def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> TrainingRow:
         """The row of a trial that took its worker with it."""
-        return replace(empty_row(trial, self.draw(trial), ended.name.lower(), reason), seconds=seconds)
+        return replace(end_only_row(trial, self.draw(trial), ended.name.lower(), reason), seconds=seconds)
 
-    def prove(self) -> None:
+    def verify_restored_state(self) -> None:
         """The last step of golden comes to the same bits."""
-        self.golden.at(self.golden.steps - 1)
+        self.golden.state_before_step(self.golden.steps - 1)
 
     def draw(self, trial: TrialId) -> SampledFault:
         """The faults of a trial, from its identity alone."""
-        plain = trial._replace(target=trial.target.removeprefix(GUARDED))
-        if plain.target.startswith(MADE):
-            return handcrafted(self.golden, self.sampler, plain.target.removeprefix(MADE), plain.k)
+        plain = trial._replace(target=trial.target.removeprefix(GUARDED_PREFIX))
+        if plain.target.startswith(HANDCRAFTED_PREFIX):
+            return handcrafted(self.golden, self.sampler, plain.target.removeprefix(HANDCRAFTED_PREFIX), plain.k)
         return self.sampler.draw(self._design, plain)
 
     def _run(self, trial: TrialId) -> tuple[Forked, SampledFault]:
@@ -198,29 +202,30 @@ class TrainingRunner:
     def _check_repeatable(self) -> None:
         try:
             with user_code(self.spec.workload):
-                check_restorable(self.workload, seeds=Seeds.all(self.spec.init), new_process=False)
+                check_restorable(self.workload, seeds=Seeds.same_for_all(self.spec.init), new_process=False)
         except UsageError as error:
             raise UsageError(
-                f"{error}; a faulty run needs a golden twin that comes back: unsilent noise --explain says what makes it differ"
+                f"{error}; a faulty run is compared with a golden run, which must be repeatable: run unsilent noise --explain to "
+                "find the cause"
             ) from None
 
-    def _band(self) -> Band | None:
+    def _band(self) -> FaultFreeBand | None:
         horizon = self.spec.horizon
         if horizon is None:
             return None
         steps = np.arange(self.golden.steps) // horizon.window
         loss = np.array(horizon.loss)[np.minimum(steps, len(horizon.loss) - 1)]
-        return Band(loss, horizon.steps, horizon.test, horizon.window)
+        return FaultFreeBand(loss, horizon.steps, horizon.test, horizon.window)
 
     def _drawing(self) -> FaultSampler:
-        state = self.golden.at(min(1, self.golden.steps - 1))
+        state = self.golden.state_before_step(min(1, self.golden.steps - 1))
         with StepSurvey(state.model, state.optimizers) as survey, user_code(self.spec.workload):
             self.workload.step(state)
         names = [name for name, _ in named_parameters(state.model)]
         state_there = ("optim:*",) if "optim" in survey.kinds else ()
         gradients = ("gradient:*",) if "gradient" in survey.kinds else ()
-        regions = survey.regions("op:*/*/*", "param:*", *state_there, *gradients)
-        return FaultSampler(self.spec, regions, names, top_level(state.model), self.golden.steps)
+        regions = survey.select_regions("op:*/*/*", "param:*", *state_there, *gradients)
+        return FaultSampler(self.spec, regions, names, default_components(state.model), self.golden.steps)
 
     def _fingerprint(self) -> dict[str, str]:
         golden = self.golden
@@ -234,49 +239,63 @@ class TrainingRunner:
             "golden": xxhash.xxh3_128_hexdigest(hashes + golden.losses.tobytes()),
             "held-out": xxhash.xxh3_128_hexdigest(golden.evaluation.labels.tobytes()),
             "code": code_fingerprint(self.spec.workload, self.workload, None),
-            "device": str(next(golden.at(0).model.parameters()).device.type),
+            "device": str(next(golden.state_before_step(0).model.parameters()).device.type),
             "torch": torch.__version__,
             "numpy": ".".join(np.__version__.split(".")[:2]),
         }
 
     def _row(self, trial: TrialId, drawn: SampledFault, forked: Forked) -> TrainingRow:
-        result, golden, ran = forked.evaluation, self.golden.evaluation, forked.ran
+        result, golden, ran = forked.evaluation, self.golden.evaluation, forked.steps_run
         return TrainingRow(
             trial=trial,
             injection=drawn.injection,
-            faults=faults_text([hit.fault for hit in forked.hits]),
-            injected_max=injected_max(forked.hits),
-            reference_max=forked.usual,
-            reason=str(forked.reason),
+            faults=faults_text([hit.fault for hit in forked.applied_faults]),
+            injected_max=injected_max(forked.applied_faults),
+            reference_max=forked.reference_max,
+            end_reason=str(forked.reason),
             steps_run=ran,
             losses=forked.ending.losses[:ran],
             metric=forked.ending.metric[:ran],
-            watched=forked.watched,
-            test=np.nan if result is None else accuracy(result),
+            history_magnitudes=forked.measurements,
+            test_accuracy=np.nan if result is None else accuracy(result),
             test_loss=np.nan if result is None else result.loss,
             churn=np.nan if result is None else float(np.mean(result.predictions != golden.predictions)),
             bit_identical=forked.ending.same_bits,
         )
 
 
-def guarded_row(trial: TrialId, drawn: SampledFault, result: Guarded) -> TrainingRow:
+def guarded_row(trial: TrialId, drawn: SampledFault, result: GuardedRunResult) -> TrainingRow:
     """Of a trial under the guard; it has no curves."""
     return replace(
-        empty_row(trial, drawn, result.reason, result.alarm),
-        faults=faults_text([hit.fault for hit in result.hits]),
-        injected_max=injected_max(result.hits),
+        end_only_row(trial, drawn, result.end_reason, result.alarm),
+        faults=faults_text([hit.fault for hit in result.applied_faults]),
+        injected_max=injected_max(result.applied_faults),
         steps_run=result.steps_run,
-        caught=result.caught,
+        detected_after=result.detected_after,
         bit_identical=result.bit_identical,
     )
 
 
-def empty_row(trial: TrialId, drawn: SampledFault, reason: str, error: str) -> TrainingRow:
+def end_only_row(trial: TrialId, drawn: SampledFault, reason: str, error: str) -> TrainingRow:
     """Of a trial of which nothing but its end is known."""
     nan = float("nan")
     empty = np.empty((0, 3))
     return TrainingRow(
-        trial, drawn.injection, "[]", nan, nan, reason, 0, NOTHING, NOTHING, empty, nan, nan, nan, None, clean(error)
+        trial,
+        drawn.injection,
+        "[]",
+        nan,
+        nan,
+        reason,
+        0,
+        NOTHING,
+        NOTHING,
+        empty,
+        nan,
+        nan,
+        nan,
+        None,
+        escape_unprintable(error),
     )
 
 
@@ -285,7 +304,7 @@ def accuracy(evaluation: Evaluation) -> float:
     return float(np.mean(evaluation.predictions == evaluation.labels))
 
 
-def injected_max(hits: Sequence[Hit]) -> float:
+def injected_max(hits: Sequence[AppliedFault]) -> float:
     """The largest magnitude that was written; inf for what is no number."""
     values = [np.abs(np.asarray(hit.fault.codec.decode(hit.after), dtype=np.float64)) for hit in hits if len(hit.after)]
     return max((float(np.where(np.isnan(v), np.inf, v).max()) for v in values), default=0.0)

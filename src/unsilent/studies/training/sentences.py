@@ -6,58 +6,65 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.report.text import clean, counted, seconds, shown, signed
+from unsilent.report.estimates import has_few_trials
+from unsilent.report.text import count_text, duration_text, escape_unprintable, estimate_text, signed
 from unsilent.statistics.intervals import Interval
-from unsilent.studies.training.judging import least_accuracies
-from unsilent.studies.training.kind import FloorValues
-from unsilent.studies.training.records import Contrast, Group, Part, TrainingResult
+from unsilent.studies.training.judging import convergence_limits
+from unsilent.studies.training.kind import ReplicaDifferences
+from unsilent.studies.training.records import Contrast, TrainingPvfRow, TrainingResult, TrialGroup
 from unsilent.studies.training.spec import PHASES
 
 ANY = "any"
 KINDS = {"first": "first moment", "second": "second moment", "moving": "moving statistic", ANY: "any of these"}
-TOLD = {
+OUTCOME_TEXTS = {
     TrainingOutcome.MASKED_BITWISE: "final state identical to the fault-free run's",
     TrainingOutcome.MASKED_BENIGN: "no difference beyond both noise floors",
     TrainingOutcome.IMMEDIATE_NAN: "loss not finite in the step of the fault",
     TrainingOutcome.SHORT_TERM_NAN: "loss not finite within {short_term} steps",
-    TrainingOutcome.SHARP_DEGRADE: "accuracy drops at once, low at the end",
+    TrainingOutcome.SHARP_DEGRADE: "accuracy drops at once and is low at the end",
     TrainingOutcome.SLOW_DEGRADE: "accuracy declines over several steps, or the loss is not finite later",
-    TrainingOutcome.SHARP_SLOW_DEGRADE: "drops at once, declines further",
-    TrainingOutcome.LOW_TEST: "trains normally, low on held-out samples",
-    TrainingOutcome.IMPROVED: "better, beyond noise",
+    TrainingOutcome.SHARP_SLOW_DEGRADE: "accuracy drops at once, then declines further",
+    TrainingOutcome.LOW_TEST: "trains normally, but accuracy is low on held-out samples",
+    TrainingOutcome.IMPROVED: "better than the fault-free run, beyond noise",
     TrainingOutcome.CRASHED: "crashed, raised or hung",
 }
-BRIEF = {
+BRIEF_OUTCOME_TEXTS = {
     TrainingOutcome.MASKED_BITWISE: "identical final state",
     TrainingOutcome.MASKED_BENIGN: "no difference beyond noise",
     TrainingOutcome.IMMEDIATE_NAN: "loss not finite at once",
     TrainingOutcome.SHORT_TERM_NAN: "loss not finite in {short_term} steps",
     TrainingOutcome.SHARP_DEGRADE: "drops at once, stays low",
-    TrainingOutcome.SLOW_DEGRADE: "declines in more steps",
+    TrainingOutcome.SLOW_DEGRADE: "declines over several steps",
     TrainingOutcome.SHARP_SLOW_DEGRADE: "drops at once, declines further",
     TrainingOutcome.LOW_TEST: "low on held-out data alone",
     TrainingOutcome.IMPROVED: "better, beyond noise",
     TrainingOutcome.CRASHED: "crashed, raised or hung",
 }
-"""`TOLD` for a narrow column."""
+"""`OUTCOME_TEXTS` for a narrow column."""
 SOURCES = {
-    "short_term": ("steps after the fault within which a loss that is not finite is short-term", "ours"),
-    "window": ("steps that the training metric is averaged over", "ours"),
-    "sharp_within": ("steps after the fault within which a drop is sharp", "ours"),
+    "short_term": ("a loss that becomes non-finite within this many steps after the fault is short-term", "our choice"),
+    "window": ("number of steps that the training metric is averaged over", "our choice"),
+    "sharp_within": ("a drop within this many steps after the fault is sharp", "our choice"),
     "drop": (
         "share of the fault-free metric that a sharp drop loses",
-        "ours; a published slow decline loses 0.18 in one step",
+        "our choice; in a published slow decline, one step loses 0.18",
     ),
-    "gap": ("of the training metric at the end that is low", "README of He et al.'s artifact: masked is about 2 %"),
-    "end": ("last steps that the metric is averaged over for that", "ours"),
-    "test_gap": ("of held-out accuracy that is low", "ours, as gap"),
+    "gap": (
+        "the final training metric is low if its distance below the fault-free run's exceeds this",
+        "README of He et al.'s artifact: masked is about 2 %",
+    ),
+    "end": ("number of last steps over which the final training metric is averaged", "our choice"),
+    "test_gap": (
+        "held-out accuracy is low if its distance below the fault-free run's exceeds this",
+        "our choice, as gap",
+    ),
 }
 """What each threshold is, and where its default comes from."""
 
 
-def told(outcome: str, result: TrainingResult, brief: bool = False) -> str:
+def outcome_text(outcome: str, result: TrainingResult, brief: bool = False) -> str:
     """What a class is, in a few words."""
-    words = BRIEF if brief else TOLD
+    words = BRIEF_OUTCOME_TEXTS if brief else OUTCOME_TEXTS
     return words[TrainingOutcome(outcome)].format(short_term=result.thresholds.short_term)
 
 
@@ -65,7 +72,7 @@ def rate(interval: Interval) -> str:
     """``3.8 % [2.5, 5.6]``; of no event or of nothing but events the one limit that there is."""
     if interval.estimate is None:
         return "no trial"
-    text = shown(interval.estimate, interval.low, interval.high)
+    text = estimate_text(interval.estimate, interval.low, interval.high)
     if interval.estimate == 0:
         return f"none (at most {text.high} %)"
     if interval.estimate == 1:
@@ -78,11 +85,11 @@ def events(interval: Interval) -> int:
     return round((interval.estimate or 0.0) * interval.n)
 
 
-def of_all(interval: Interval, noun: str = "trial") -> str:
+def count_and_rate_text(interval: Interval, noun: str = "trial") -> str:
     """``10 of 679 trials, 1.5 % [0.70, 2.7]``, ``none of 679 trials (at most 0.55 %)``."""
     if not interval.n:
         return f"no {noun}"
-    count, whole = events(interval), f"of {counted(interval.n, noun)}"
+    count, whole = events(interval), f"of {count_text(interval.n, noun)}"
     if count in (0, interval.n):
         word, _, limit = rate(interval).partition(" ")
         return f"{word} {whole} {limit}"
@@ -94,30 +101,34 @@ def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
     return [(name, f"{getattr(result.thresholds, name):g}", *SOURCES[name]) for name in SOURCES]
 
 
-def part_name(part: Part) -> str:
+def part_name(part: TrainingPvfRow) -> str:
     """``block1 (param)``."""
-    return clean(part.part or part.target) + (f" ({clean(part.what)})" if part.what else "")
+    return escape_unprintable(part.part or part.target) + (
+        f" ({escape_unprintable(part.memory_kind)})" if part.memory_kind else ""
+    )
 
 
-def example(result: TrainingResult, outcome: str) -> str:
+def first_example_text(result: TrainingResult, outcome: str) -> str:
     """The first stored example of a class; nothing where there is none."""
     value = next((curve for curve in result.curves if curve.outcome == outcome), None)
     if value is None:
         return ""
-    return clean(value.trial) + (" (made by hand)" if value.made else "")
+    return escape_unprintable(value.trial) + (" (made by hand)" if value.is_handcrafted else "")
 
 
-def plainly(share: Interval) -> str:
+def bare_percent_text(share: Interval) -> str:
     """``3.8 [2.5, 5.6]`` in percent, ``0 [0, 31]``; ``–`` of no trial."""
     return in_percent(share).replace(" %", "") if share.n else "–"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
     """``8×immediate-nan, 9×low-test``: of all classes but the masked ones; no blank parts a count from its class."""
-    return ", ".join(f"{counts[name]:,}×{name}" for name in seen(counts) if not name.startswith("masked"))
+    return ", ".join(
+        f"{counts[name]:,}×{name}" for name in classes_with_trials(counts) if not name.startswith("masked")
+    )
 
 
-def ordered_groups(result: TrainingResult) -> dict[str, list[Group]]:
+def ordered_groups(result: TrainingResult) -> dict[str, list[TrialGroup]]:
     """Groups by what trials are told apart, in the order of reading: phases as a step has them, parts of the run by number."""
     output = {}
     for kind, groups in result.groups.items():
@@ -128,36 +139,43 @@ def ordered_groups(result: TrainingResult) -> dict[str, list[Group]]:
     return output
 
 
-def worst_first(groups: Sequence[Group]) -> list[Group]:
-    """Groups with the largest harmful share first; among equals those with more different trials, then with more trials."""
+def worst_first(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
+    """Groups with the largest harmful share first, those with few trials last; ties go by different trials, then by trials."""
 
-    def order(group: Group) -> tuple[float, float, int, str]:
-        return -(group.harmful.estimate or 0.0), -(group.different.estimate or 0.0), -group.n, group.name
+    def order(group: TrialGroup) -> tuple[bool, float, float, int, str]:
+        shares = -(group.harmful.estimate or 0.0), -(group.different.estimate or 0.0)
+        return has_few_trials(group.harmful, group.n), *shares, -group.n, group.name
 
     return sorted(groups, key=order)
 
 
-def _phase(group: Group) -> int:
+def most_vulnerable_first(parts: Sequence[TrainingPvfRow]) -> list[TrainingPvfRow]:
+    """Targets with the largest training PVF first, those with few trials last."""
+    return sorted(parts, key=lambda p: (has_few_trials(p.pvf, p.n), -(p.pvf.estimate or 0.0), -p.pvf.low))
+
+
+def _phase(group: TrialGroup) -> int:
     return PHASES.index(group.name) if group.name in PHASES else len(PHASES)
 
 
-def _numbers(group: Group) -> list[int]:
+def _numbers(group: TrialGroup) -> list[int]:
     return [int(number) for number in re.findall(r"[0-9]{1,12}", group.name)]
 
 
-def seen(counts: Mapping[str, int]) -> list[str]:
+def classes_with_trials(counts: Mapping[str, int]) -> list[str]:
     """Classes with at least one trial, in their order."""
     return [str(outcome) for outcome in TrainingOutcome if counts.get(str(outcome))]
 
 
 def in_percent(interval: Interval) -> str:
     """``3.8 % [2.5, 5.6]``, ``0 % [0, 31]``."""
-    text = shown(interval.estimate, interval.low, interval.high)
+    text = estimate_text(interval.estimate, interval.low, interval.high)
     return f"{text.estimate if interval.estimate else 0} % {text.limits}"
 
 
-def top(interval: Interval) -> str:
-    return shown(interval.estimate, interval.low, interval.high).high
+def upper_limit_text(interval: Interval) -> str:
+    """The upper limit in percent."""
+    return estimate_text(interval.estimate, interval.low, interval.high).high
 
 
 FACTOR = 100.0
@@ -168,23 +186,29 @@ def headline(result: TrainingResult) -> str:
     """The finding in one sentence."""
     if result.parts:
         return _pvf_headline(result)
-    name = clean(result.workload)
-    harm, latent, different = result.whole.harmful, result.whole.latent, result.whole.different
-    ended = f"{in_percent(different) if events(different) else 'none'} ended different"
+    name = escape_unprintable(result.workload)
+    harm, latent, different = result.all_trials.harmful, result.all_trials.latent, result.all_trials.different
+    ended = f"{in_percent(different) if events(different) else 'none'} ended different from the fault-free run"
     if not events(harm):
-        return f"Of {counted(result.n, 'faulty training run')} of {name} none were harmful (at most {top(harm)} %), {ended}"
+        return (
+            f"Of {count_text(result.n, 'faulty training run')} of {name} none were harmful (upper limit "
+            f"{upper_limit_text(harm)} %), and {ended}"
+        )
     quiet = "none of them silently" if not events(latent) else f"{in_percent(latent)} silently (no error raised)"
-    return f"{in_percent(harm)} of {counted(result.n, 'faulty training run')} of {name} were harmful, {quiet}; {ended}"
+    return (
+        f"{in_percent(harm)} of {count_text(result.n, 'faulty training run')} of {name} were harmful, {quiet}; {ended}"
+    )
 
 
 def _pvf_headline(result: TrainingResult) -> str:
-    worst = max(result.parts, key=lambda part: (part.pvf.estimate or 0.0, part.pvf.low))
-    many = counted(len(result.parts), "target")
-    if not worst.failures:
-        return f"No corruption of {many} of {clean(result.workload)} ended in a convergence failure"
+    worst = most_vulnerable_first(result.parts)[0]
+    many = count_text(len(result.parts), "target")
+    if not any(part.failures for part in result.parts):
+        return f"No corruption of {many} of {escape_unprintable(result.workload)} ended in a convergence failure"
     return (
-        f"Of {many} of {clean(result.workload)} {part_name(worst)} has the highest estimate: {in_percent(worst.pvf)} of "
-        f"{worst.n:,} corruptions end in a convergence failure (exploratory: no order of targets is tested)"
+        f"{part_name(worst)} has the highest training PVF of {many} of {escape_unprintable(result.workload)}: "
+        f"{in_percent(worst.pvf)} of {worst.n:,} corruptions end in a convergence failure (exploratory: the order of targets "
+        "is not tested)"
     )
 
 
@@ -192,24 +216,27 @@ def findings(result: TrainingResult) -> Iterator[str]:
     """What else is told in sentences."""
     if result.parts:
         yield pvf_text(result)
-        yield f"what follows counts the trials of all {counted(len(result.parts), 'target')} together, whatever their size"
+        yield (
+            f"the following counts combine the trials of all {count_text(len(result.parts), 'target')}, regardless of their size"
+        )
     yield from _classes(result)
     yield from map(contrast_text, result.contrasts)
     yield from _conditions(result)
     if result.guard is not None:
         yield from guard_texts(result)
-    yield from map(clean, result.notes)
+    yield from map(escape_unprintable, result.notes)
 
 
 def _classes(result: TrainingResult) -> Iterator[str]:
-    counts = result.whole.counts
+    counts = result.all_trials.counts
     yield (
-        f"different, beyond implementation noise: {of_all(result.whole.different)}; harmful, beyond the noise of seeds as well: "
-        f"{of_all(result.whole.harmful)}"
+        f"different (beyond implementation noise): {count_and_rate_text(result.all_trials.different)}; harmful "
+        f"(beyond the noise of seeds as well): "
+        f"{count_and_rate_text(result.all_trials.harmful)}"
     )
-    harm = [TrainingOutcome(name) for name in seen(counts) if TrainingOutcome(name).harmful]
+    harm = [TrainingOutcome(name) for name in classes_with_trials(counts) if TrainingOutcome(name).harmful]
     latent, loud = ({str(name): counts[name] for name in harm if name.latent is kind} for kind in (True, False))
-    yield f"silent degradation (no error raised): {of_all(result.whole.latent)}" + (
+    yield f"silent degradation (no error raised): {count_and_rate_text(result.all_trials.latent)}" + (
         f": {counts_text(latent)}" if latent else ""
     )
     if loud:
@@ -217,22 +244,26 @@ def _classes(result: TrainingResult) -> Iterator[str]:
     by_name = {one.name: one for one in result.classes}
     same = by_name.get(TrainingOutcome.MASKED_BITWISE)
     if same is not None:
-        yield f"final state identical to the fault-free run: {of_all(same.share)}"
+        yield f"final state identical to the fault-free run: {count_and_rate_text(same.share)}"
     absent = [one for one in result.classes if not one.n]
     if absent and result.n:
-        yield f"classes not observed (each at most {top(absent[0].share)} %): {', '.join(one.name for one in absent)}"
+        yield (
+            f"classes not observed (share of each at most {upper_limit_text(absent[0].share)} %): "
+            f"{', '.join(one.name for one in absent)}"
+        )
 
 
 def contrast_text(result: Contrast) -> str:
     """One group against another, and whether they are shown to differ."""
-    first, second, gap = clean(result.first), clean(result.second), result.difference
+    first, second, gap = escape_unprintable(result.first), escape_unprintable(result.second), result.difference
     points = signed(gap.estimate, gap.low, gap.high)
-    word = "more" if gap.low > 0 else "less" if gap.high < 0 else "no difference is shown"
+    word = "higher" if gap.low > 0 else "lower" if gap.high < 0 else "no difference is shown"
     if word != "no difference is shown":
-        word = f"{first} faults did {word}"
+        word = f"the share is {word} for {first}"
     return (
-        f"{clean(result.name)}, {first} against {second} with the same fault models: {rate(result.one)} of {result.one.n:,} "
-        f"against {rate(result.other)} of {result.other.n:,}, {points.estimate} points{points.behind}: {word}"
+        f"{escape_unprintable(result.name)}, {first} against {second} with the same fault models: "
+        f"{rate(result.one)} of {result.one.n:,} "
+        f"against {rate(result.other)} of {result.other.n:,}, {points.estimate} points{points.limits_in_sentence}: {word}"
     )
 
 
@@ -242,18 +273,24 @@ def _conditions(result: TrainingResult) -> Iterator[str]:
     if value is None:
         return
     what = (
-        f"a gradient history or moving statistic above {FACTOR:g} times the fault-free run's largest (our threshold) within two "
-        "steps of the fault"
+        f"a gradient history or moving statistic above {FACTOR:g} times the largest of the fault-free run (our threshold) within "
+        "two steps of the fault"
     )
-    latent, others = value.hit + value.missed, value.false + value.clear
+    latent, others = value.true_positives + value.false_negatives, value.false_positives + value.true_negatives
     if not latent:
-        yield f"no trial ended in silent degradation, so it is not known what precedes it; {what}: {value.false:,} of {others:,}"
+        yield (
+            f"no trial ended in silent degradation, so it is not known what precedes it; {what} occurred in "
+            f"{value.false_positives:,} of {others:,} harmless trials"
+        )
         return
     yield (
-        f"{what} came before {value.hit:,} of {counted(latent, 'latent outcome')} (sensitivity {in_percent(value.sensitivity)}) "
-        f"and in {value.false:,} of {others:,} harmless ones (specificity {in_percent(value.specificity)}){_alone(result)}; "
-        f"of {counted(value.different.n, 'outcome')} latent by implementation noise alone before {events(value.different):,}; "
-        f"of harm that is not silent in {value.loud_with:,} of {value.loud_with + value.loud_without:,}"
+        f"{what} came before {value.true_positives:,} of {count_text(latent, 'latent outcome')} (sensitivity "
+        f"{in_percent(value.sensitivity)}) "
+        f"and occurred in {value.false_positives:,} of {others:,} harmless trials (specificity "
+        f"{in_percent(value.specificity)}){_alone(result)}; "
+        f"such a value came before {events(value.different):,} of {count_text(value.different.n, 'outcome')} that are latent "
+        f"when judged by implementation noise alone, and before {value.visible_harm_with:,} of "
+        f"{value.visible_harm_with + value.visible_harm_without:,} harmful outcomes that are not silent"
     )
 
 
@@ -262,21 +299,24 @@ def _alone(result: TrainingResult) -> str:
     kinds = [c for c in result.conditions if c.factor == FACTOR and c.kind != ANY]
     if len(kinds) < 2:
         return ""
-    return "; alone: " + ", ".join(f"{KINDS.get(c.kind, clean(c.kind))} {c.hit:,}" for c in kinds)
+    return "; latent outcomes preceded by each kind of large value alone: " + ", ".join(
+        f"{KINDS.get(c.kind, escape_unprintable(c.kind))} {c.true_positives:,}" for c in kinds
+    )
 
 
-def least_accuracy(result: TrainingResult) -> tuple[float, float]:
-    """See `least_accuracies`."""
-    return least_accuracies(result.golden_test, result.floors, result.margin)
+def convergence_limits_of(result: TrainingResult) -> tuple[float, float]:
+    """See `convergence_limits`."""
+    return convergence_limits(result.golden_test, result.floors, result.margin)
 
 
 def pvf_text(result: TrainingResult) -> str:
     """What a convergence failure is."""
-    least, different = least_accuracy(result)
+    least, different = convergence_limits_of(result)
     return (
-        f"training PVF: the share of corruptions that end in a convergence failure, that is held-out accuracy below "
-        f"{100 * least:.2f} % ({100 * result.margin:g} points below the worst fault-free replica of either floor), a loss that "
-        f"is not finite, or a crash; different: by implementation noise alone, below {100 * different:.2f} %"
+        "training PVF: the share of corruptions that end in a convergence failure: a crash, a loss that is not finite, or a "
+        f"held-out accuracy below {100 * least:.2f} % ({100 * result.margin:g} points below the worst fault-free replica of "
+        "either noise floor); different: that share if the limit comes from implementation noise alone (accuracy below "
+        f"{100 * different:.2f} %)"
     )
 
 
@@ -285,37 +325,50 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
     output = result.guard
     if output is None:
         return
-    whole, large = output.all, output.largest
-    different = of_all(output.different.share, "different trial")
+    whole, large = output.all_harmful, output.large_harmful
+    different = count_and_rate_text(output.different.share, "different trial")
     if whole.n:
-        yield f"the guard caught {of_all(whole.share, 'harmful fault')}, within two steps; {different}"
+        yield f"within two steps, the guard caught {count_and_rate_text(whole.share, 'harmful fault')}, and {different}"
     else:
         yield f"no harmful fault occurred under the guard; it caught {different}"
     if large.n:
-        yield f"of faults that wrote over {output.large:,.0f} times the largest value before, it caught {of_all(large.share)}"
-    if whole.within:
-        bits = "all" if whole.identical == whole.within else f"{whole.identical:,} of {whole.within:,}"
-        yield f"harmful faults that it caught in time: {bits} ended with a final state identical to the fault-free run"
-    rest = [(output.late, "caught later than that"), (output.stopped, "stopped: another alarm after going back")]
+        yield (
+            f"of faults that wrote more than {output.large_fault_factor:,.0f} times the largest value in the tensor before the "
+            f"fault, the guard caught {count_and_rate_text(large.share)}"
+        )
+    if whole.detected_in_time:
+        bits = (
+            "all"
+            if whole.recovered_identical == whole.detected_in_time
+            else f"{whole.recovered_identical:,} of {whole.detected_in_time:,}"
+        )
+        yield f"harmful faults that the guard caught in time: {bits} ended with a final state identical to the fault-free run"
+    rest = [
+        (output.late_alarms, "caught later than two steps after the fault"),
+        (output.stopped, "stopped because an alarm came again after the guard restored an earlier state"),
+    ]
     if parts := [f"{count:,} {what}" for count, what in rest if count]:
         yield f"under the guard: {', '.join(parts)}"
     if output.alarms:
-        yield "alarms: " + ", ".join(f"{clean(kind)} {count:,}" for kind, count in output.alarms.items())
+        yield "alarms: " + ", ".join(f"{escape_unprintable(kind)} {count:,}" for kind, count in output.alarms.items())
 
 
-def how(result: TrainingResult) -> list[str]:
+def training_method_lines(result: TrainingResult) -> list[str]:
     """How trials were judged and what they cost: lines under the tables."""
     return [
-        f"{counted(result.steps, 'step')} of {clean(result.workload)}, {counted(result.parameters, 'parameter')}, optimizer "
-        f"{clean(' and '.join(dict.fromkeys(result.optimizers)) or 'none')}; fault-free held-out accuracy "
+        f"{count_text(result.steps, 'step')} of {escape_unprintable(result.workload)}, "
+        f"{count_text(result.parameters, 'parameter')}, optimizer "
+        f"{escape_unprintable(' and '.join(dict.fromkeys(result.optimizers)) or 'none')}; fault-free held-out accuracy "
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
-        f"in brackets {100 * result.confidence:g} % limits ({clean(result.whole.harmful.method)}); limits of differences: "
+        f"in brackets: {100 * result.confidence:g} % limits "
+        f"({escape_unprintable(result.all_trials.harmful.method)}); limits of differences: "
         f"Zou & Donner, {joint_text(result)}",
-        "different: lost, or off by a threshold and beyond implementation noise; harmful: lost, or worse by a threshold and "
-        "beyond the noise of seeds as well; silent: harmful without an error (degraded, or low on held-out samples)",
+        "different: crashed, not finite, or off by more than a threshold and beyond implementation noise; harmful: crashed, "
+        "not finite, or worse by more than a threshold and beyond the noise of seeds as well; silent: harmful without an error "
+        "(degraded, or low accuracy on held-out samples)",
         cost_text(result),
-        f"{seconds(result.seconds)} in all sessions, {seconds(result.cpu_seconds)} of CPU time",
+        f"{duration_text(result.seconds)} in all sessions, {duration_text(result.cpu_seconds)} of CPU time",
     ]
 
 
@@ -323,7 +376,7 @@ def joint_text(result: TrainingResult) -> str:
     """Which limits hold together."""
     many = len(result.contrasts)
     return (f"joint over {many} (Bonferroni); " if many else "") + (
-        "rows of a table have limits of their own: comparing them is exploratory"
+        "limits in a table hold for each row separately, so comparing rows is exploratory"
     )
 
 
@@ -331,48 +384,50 @@ def floor_texts(result: TrainingResult) -> Iterator[str]:
     """The two noise floors, and the test against them."""
     floors = result.floors
     yield f"implementation noise: {_floor(floors.implementation, result)}" + (
-        ", so every difference is beyond it" if all(floors.implementation.same) else ""
+        ", so every difference exceeds this noise" if all(floors.implementation.identical_to_twin) else ""
     )
     yield f"noise of seeds: {_floor(floors.seeds, result)}" + (
         ": no seed changes this training, so harm is judged by implementation noise alone"
-        if all(floors.seeds.same)
+        if all(floors.seeds.identical_to_twin)
         else ""
     )
     n = min(len(floors.implementation.accuracy), len(floors.seeds.accuracy))
     yield (
-        f"beyond a floor: p of a rank test of held-out accuracy and loss is at most {100 * result.level:g} %, for each trial by "
-        f"itself ({n} replicas give {100 / (n + 1):.2g} % at the least), so that share of runs that differ as its replicas do is "
-        "called beyond it by chance; a difference in accuracy must also exceed a threshold"
+        f"beyond a floor: a rank test of held-out accuracy and loss gives p of at most {100 * result.level:g} % (the "
+        f"smallest possible p with {n} replicas is {100 / (n + 1):.2g} %). Trials are tested separately, so chance alone "
+        f"puts up to {100 * result.level:g} % of runs without an effect beyond the floor. A difference in accuracy must "
+        "also exceed a threshold"
     )
 
 
-def _floor(floor: FloorValues, result: TrainingResult) -> str:
-    head = f"{counted(len(floor.accuracy), 'fault-free replica')} (switches: {clean(floor.switches)})"
-    if all(floor.same):
+def _floor(floor: ReplicaDifferences, result: TrainingResult) -> str:
+    head = f"{count_text(len(floor.accuracy), 'fault-free replica')} (switches: {escape_unprintable(floor.switches)})"
+    if all(floor.identical_to_twin):
         return f"{head} that all ended in the final state of the fault-free twin (golden)"
     return (
         f"{head} whose held-out accuracy is {_span(floor.accuracy)} points from that of the fault-free twin (golden), and whose "
-        f"predictions differ in up to {100 * max(floor.churn):.2g} % of {counted(result.samples, 'sample')}"
+        f"predictions differ in up to {100 * max(floor.churn):.3g} % of {count_text(result.samples, 'sample')}"
     )
 
 
 def cost_text(result: TrainingResult) -> str:
     """What a trial cost."""
     cost = result.cost
-    ends = ", ".join(f"{clean(reason)} {count:,}" for reason, count in cost.ends.items())
+    ends = ", ".join(f"{escape_unprintable(reason)} {count:,}" for reason, count in cost.end_reasons.items())
     return (
-        f"a trial ran {100 * cost.steps:.1f} % of a full run's steps ({100 * cost.bound:.1f} % if each went to its end) and took "
-        f"{100 * cost.seconds:.1f} % of its time, {cost.per_hour:,.0f} trials an hour with one worker; runs ended by: {ends}"
-        + horizon_text(result.spec)
+        f"on average, a trial ran {100 * cost.steps:.1f} % of a full run's steps ({100 * cost.steps_without_early_end:.1f} "
+        f"% if none had ended early) and took "
+        f"{100 * cost.seconds:.1f} % of its time; one worker runs {cost.per_hour:,.0f} trials per hour; reasons why "
+        f"runs ended: {ends}" + masked_horizon_text(result.spec)
     )
 
 
-def horizon_text(spec: Mapping[str, object]) -> str:
+def masked_horizon_text(spec: Mapping[str, object]) -> str:
     """What ``horizon`` means, where there is one."""
     horizon = spec.get("horizon")
     if not isinstance(horizon, Mapping):
         return ""
-    return f"; horizon: counted as masked after {horizon.get('steps')} steps inside the fault-free band"
+    return f"; horizon: a run is counted as masked after {horizon.get('steps')} steps inside the fault-free band"
 
 
 def _span(values: Sequence[float]) -> str:

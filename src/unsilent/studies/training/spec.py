@@ -1,5 +1,7 @@
-"""What is corrupted in which training (`TrainingSpec`), what a worker finds out first (`TrainingFound`), what happened
-(`TrainingRow`).
+"""Records of campaigns of ``unsilent training``.
+
+`TrainingSpec` is what is corrupted in which training, `TrainingBaseline` what a worker finds out first and `TrainingRow` what
+happened in a trial.
 
 How a run is judged is no part of it: a row keeps the curves, and classes follow from them by thresholds that may change later.
 """
@@ -18,19 +20,29 @@ from annotated_types import Ge, Lt
 from numpy.typing import NDArray
 
 from unsilent.campaigns import codec
-from unsilent.campaigns.codec import RUN, StoredRow
-from unsilent.campaigns.options import DATA, SEED, WITH, Budget
-from unsilent.campaigns.spec import Json, Means, Runner, TrialId, without_folders
-from unsilent.errors import UsageError, unknown
-from unsilent.options import CONFIDENCE, FAULTS, INTERNAL, MEANS, OUTPUT, PRECISION, RUNS, Asked, Option
+from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, Budget
+from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import (
+    CONFIDENCE,
+    EXECUTION_PANEL,
+    FAULTS_PANEL,
+    NOT_AN_OPTION,
+    OUTPUT_PANEL,
+    PRECISION_PANEL,
+    WORKLOAD_PANEL,
+    Option,
+    OptionValues,
+)
 from unsilent.outcomes.training import Thresholds
 
 if TYPE_CHECKING:
-    from unsilent.workloads.training import Progress
+    from unsilent.workloads.model_fitting import Progress
 
 RANDOM = "random"
 """The target of faults in operations: step, fault model, layer and phase are all drawn."""
-GUARDED, MADE = "guarded:", "made:"
+GUARDED_PREFIX, HANDCRAFTED_PREFIX = "guarded:", "made:"
 """Before a target: the same trial under the guard. Before a class of outcomes: faults made by hand to show it."""
 MOMENTS: dict[str, Literal["start", "update", "end"]] = {
     "start": "start",
@@ -41,29 +53,31 @@ MOMENTS: dict[str, Literal["start", "update", "end"]] = {
 """When faults corrupt memory -> the moment of a `Step`. Under a guard: after its snapshot, between the backward pass and the
 update, after the update and before the check, after the check and before the next snapshot."""
 PHASES = ("fwd", "grad_in", "grad_wt")
-WATCHED = ("first", "second", "moving")
+HISTORY_KINDS = ("first", "second", "moving")
 """What is watched after a step: the largest magnitude of first moments, of second moments, of moving statistics."""
 WATCHED_STEPS = 3
 """Steps that are watched: that of the fault and two more."""
-REASONS = (
+END_REASONS = (
     "end", "same-bits", "not-finite", "horizon", "raised", "crash", "hang", "not-injected", "recovered", "missed", "stopped",
 )  # fmt: skip
 """Why a run ended; the first four are those of runs that were followed, the last three those of guarded ones."""
-FOLLOWED, UNDER_GUARD = REASONS[:4], REASONS[-3:]
+OBSERVED_END_REASONS, GUARDED_END_REASONS = END_REASONS[:4], END_REASONS[-3:]
 NOT_INJECTED = "not-injected"
 """The operation that was drawn does not run in that step: no trial."""
-OF_MEMORY = ("phases", "accelerator", "value")
+OPERATION_FAULT_OPTIONS = ("phases", "accelerator", "value")
 """Options that say where in operations faults are."""
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Horizon:
+class EarlyEndRule:
     """When a run that looks like golden is taken for masked.
 
     Attributes:
-        steps: how long it must have been inside the band. window: steps that losses are averaged over. loss: for each ``window``
-            steps of a run the widest difference from golden of that average. test: of held-out accuracy.
+        steps: How long it must have been inside the band.
+        window: Steps that losses are averaged over.
+        loss: For each ``window`` steps of a run the widest difference from golden of that average.
+        test: Of held-out accuracy.
     """
 
     steps: int
@@ -72,12 +86,12 @@ class Horizon:
     test: float
 
 
-def read_faults(given: Any) -> tuple[tuple[str, float], ...]:
+def parse_weighted_models(given: Any) -> tuple[tuple[str, float], ...]:
     """Fault models and their weights, like ``RD`` and ``2*RD``; raises ``UsageError``. Models are read where they are used."""
     return tuple(_weighted(item) for item in ([given] if isinstance(given, str) else given))
 
 
-def write_faults(faults: Any) -> list[str]:
+def weighted_models_text(faults: Any) -> list[str]:
     """The reverse."""
     return [name if weight == 1 else f"{weight:.15g}*{name}" for name, weight in faults]
 
@@ -94,7 +108,7 @@ def _weighted(text: str) -> tuple[str, float]:
     if name in PRESETS:
         return name, weight
     if name.partition(":")[0] not in VALUES:
-        raise unknown("fault model", name, [*VALUES, *PRESETS])
+        raise unknown_name_error("fault model", name, [*VALUES, *PRESETS])
     return fault_model(name).text, weight
 
 
@@ -103,7 +117,7 @@ def read_phases(given: Any) -> tuple[str, ...]:
     names = tuple(dict.fromkeys([given] if isinstance(given, str) else given))
     for name in names:
         if name not in PHASES:
-            raise unknown("phase", name, PHASES)
+            raise unknown_name_error("phase", name, PHASES)
     return names
 
 
@@ -112,46 +126,59 @@ class TrainingSpec:
     """What was asked.
 
     Attributes:
-        faults: fault models and their weights (``RD``, ``bitflip:bits=30``); empty: all published ones alike, or those of
-            ``accelerator``. value: what corrupted elements become, in place of each fault model's own. phases, layers (globs):
-        where. per: None: random faults in operations; ``component``, ``layer`` or ``tensor``: faults in parameters and
-        optimizer state; ``kind``: faults in each kind of memory. moment: of a step, when memory is corrupted (see `MOMENTS`).
-        init: seed of the training itself. steps: of a run; None: all. horizon: None: every run goes to its end.
+        faults: Fault models and their weights (``RD``, ``bitflip:bits=30``); empty: all published ones alike,
+            or those of ``accelerator``.
+        value: What corrupted elements become, in place of each fault model's own.
+        phases, layers (globs): Where.
+        per: None: random faults in operations; ``component``, ``layer`` or ``tensor``: faults in parameters
+            and optimizer state; ``kind``: faults in each kind of memory.
+        moment: Of a step, when memory is corrupted (see `MOMENTS`).
+        init: Seed of the training itself.
+        steps: Of a run; None: all.
+        horizon: None: every run goes to its end.
     """
 
     workload: Annotated[str, Option(
-        "A training: built-in name, file.py:name or package.module:name.", RUNS,
-        missing="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
-    options: Annotated[tuple[tuple[str, str], ...], WITH] = ()
+        "A training: built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
+        missing_error="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
     data: Annotated[str | None, DATA] = None
     faults: Annotated[tuple[tuple[str, float], ...], Option(
-        "A published fault model (RD) or any of unsilent faults; 2*RD weighs it twice; repeat for more.", FAULTS, "fault",
-        usual="all 18 published ones alike", read=read_faults, write=write_faults, repeated=True)] = ()  # fmt: skip
+        "A published fault model, like RD, or any model that unsilent faults lists; 2*RD doubles its weight; repeat for more.",
+        FAULTS_PANEL, "fault",
+        default_text="the 18 published fault models, "
+                     "equally weighted",
+        parser=parse_weighted_models, formatter=weighted_models_text, is_repeatable=True)] = ()  # fmt: skip
     accelerator: Annotated[str | None, Option(
-        "Weigh fault models as nvdla, systolic, tensor-core or FILE.toml says.", FAULTS)] = None  # fmt: skip
+        "Use the fault models and weights of nvdla, systolic, tensor-core or FILE.toml.", FAULTS_PANEL)] = None  # fmt: skip
     value: Annotated[str | None, Option(
-        "What injected elements become, like uniform:low=1e16,high=1e18.", FAULTS,
-        usual="the model's own")] = None  # fmt: skip
+        "What injected elements become, like uniform:low=1e16,high=1e18.", FAULTS_PANEL,
+        default_text="the model's own")] = None  # fmt: skip
     phases: Annotated[tuple[str, ...], Option(
-        "fwd, grad_in or grad_wt; repeat for more.", FAULTS, "phase", usual="all three", read=read_phases,
-        repeated=True)] = PHASES  # fmt: skip
+        "Phase: fwd (forward), grad_in (input gradients) or grad_wt (weight gradients); repeat for more.", FAULTS_PANEL, "phase",
+        default_text="all three", parser=read_phases,
+        is_repeatable=True)] = PHASES  # fmt: skip
     layers: Annotated[tuple[str, ...], Option(
-        "Modules, like block1.*; repeat for more.", FAULTS, "layer", usual="all", repeated=True)] = ("*",)  # fmt: skip
+        "Modules to inject into, like block1.*; repeat for "
+        "more.", FAULTS_PANEL, "layer", default_text="all", is_repeatable=True)] = ("*",)  # fmt: skip
     per: Annotated[str | None, Option(
-        "Training PVF: inject into parameters and optimizer state of each component, layer or tensor instead; or into each "
-        "kind of memory.", FAULTS)] = None  # fmt: skip
+        "Measure training PVF: inject into the parameters and optimizer state of each component, layer or tensor, or into each "
+        "kind of memory, instead of into operations.", FAULTS_PANEL)] = None  # fmt: skip
     moment: Annotated[str, Option(
-        "When faults are injected into memory: start (of a step, after the guard's snapshot), update (before it), end "
-        "(before the guard's check), between (that and the next snapshot).", FAULTS)] = "start"  # fmt: skip
+        "With --per, the moment in a step when faults are injected: start (after the guard's snapshot), update (just before the "
+        "optimizer's update), end (just before the guard's check) or between (after the check, before the next snapshot).",
+        FAULTS_PANEL)] = "start"  # fmt: skip
     seed: Annotated[int, SEED] = 0
-    init: Annotated[int, Option("Seed of the training itself.", RUNS)] = 0
-    steps: Annotated[int | None, Option("Steps of each run.", RUNS, usual="all of the training")] = None
-    horizon: Annotated[Horizon | None, INTERNAL] = None
-    threads: Annotated[int, INTERNAL] = 1
-    study: Annotated[str, INTERNAL] = "training"
+    init: Annotated[int, Option("Seed of the training itself.", WORKLOAD_PANEL)] = 0
+    steps: Annotated[int | None, Option("Steps of each run.", WORKLOAD_PANEL, default_text="all of the training")] = (
+        None
+    )
+    horizon: Annotated[EarlyEndRule | None, NOT_AN_OPTION] = None
+    threads: Annotated[int, NOT_AN_OPTION] = 1
+    study: Annotated[str, NOT_AN_OPTION] = "training"
 
     @property
-    def enumerated(self) -> bool:
+    def is_enumerated(self) -> bool:
         """Never: trials are drawn."""
         return False
 
@@ -169,11 +196,11 @@ class TrainingSpec:
         """Plain JSON values."""
         return asdict(self)
 
-    def make_runner(self, progress: Progress | None, means: Means) -> Runner:
+    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
         """What runs trials, in a worker."""
         from unsilent.studies.training.runner import TrainingRunner
 
-        return TrainingRunner(self, progress, means)
+        return TrainingRunner(self, progress, worker_settings)
 
     def identity(self) -> Json:
         """The spec without the folders its files happen to lie in."""
@@ -185,7 +212,7 @@ class TrainingTarget:
     """What trials are drawn for: ``random``, or the parameters or the optimizer state of a part of the model."""
 
     name: str
-    what: str = ""
+    memory_kind: str = ""
     """``param`` or ``optim``; empty for ``random``."""
     part: str = ""
     """Component, layer or tensor."""
@@ -194,7 +221,7 @@ class TrainingTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OperationPhase:
     """An operation in one phase: ``conv1#convolution.0`` of module ``conv1`` in ``grad_in``."""
 
     operation: str
@@ -207,23 +234,29 @@ class TrainingBaseline:
     """What a worker found out before the first trial.
 
     Attributes:
-        steps: of a run. epochs: of each step. losses, metric, watched: golden's, of each step (see `WATCHED`; None: nothing of
-            this kind is remembered). test, test_loss: golden's at the end, on ``samples`` held-out samples. places: where faults
-            can be. models: fault models with their weights. golden_seconds: of a whole run. optimizers: names.
+        steps: Of a run.
+        epochs: Of each step.
+        losses, metric, history_magnitudes: Golden's, of each step (see `HISTORY_KINDS`; None: nothing of this
+            kind is remembered).
+        test_accuracy, test_loss: Golden's at the end, on ``samples`` held-out samples.
+        operation_phases: Where faults can be.
+        models: Fault models with their weights.
+        golden_seconds: Of a whole run.
+        optimizers: Names.
     """
 
     campaign: str
     fingerprint: Mapping[str, str]
     name: str
     targets: tuple[TrainingTarget, ...]
-    places: tuple[Place, ...]
+    operation_phases: tuple[OperationPhase, ...]
     models: tuple[tuple[str, float], ...]
     steps: int
     epochs: tuple[int, ...]
     losses: tuple[float, ...]
     metric: tuple[float, ...]
-    watched: tuple[tuple[float | None, ...], ...]
-    test: float
+    history_magnitudes: tuple[tuple[float | None, ...], ...]
+    test_accuracy: float
     test_loss: float
     samples: int
     golden_seconds: float
@@ -253,47 +286,49 @@ class TrainingRow(StoredRow):
     """How one faulty training run went.
 
     Attributes:
-        injection: the step and the operation (or memory) of the fault.
+        injection: The step and the operation (or memory) of the fault.
         faults: JSON list of the injected faults, or its digest where that is very long.
-        injected_max: largest magnitude that was injected; inf where a value is not finite.
-        reference_max: largest magnitude in the same tensor before the fault.
-        reason: why the run ended (see `REASONS`).
-        steps_run: steps from the fault on.
+        injected_max: Largest magnitude that was injected; inf where a value is not finite.
+        reference_max: Largest magnitude in the same tensor before the fault.
+        end_reason: Why the run ended (see `END_REASONS`).
+        steps_run: Steps from the fault on.
         losses, metric: float64[steps_run].
-        watched: float64[<= WATCHED_STEPS, 3]; inf where a value is not finite, NaN where there is none.
-        test, test_loss: accuracy and loss on held-out samples at the end; NaN where the end was not reached.
-        churn: share of held-out predictions that differ from the fault-free run's.
-        caught: of a guarded run, steps from the fault to the alarm; None without an alarm.
-        error: text of what was raised, or of the alarm.
-        seconds, worker: cost of the trial; not compared between stores.
-        bit_identical: whether the final state is identical to the fault-free run's.
+        history_magnitudes: float64[<= WATCHED_STEPS, 3]; inf where a value is not finite, NaN where there is
+            none.
+        test_accuracy, test_loss: Accuracy and loss on held-out samples at the end; NaN where the end was not
+            reached.
+        churn: Share of held-out predictions that differ from the fault-free run's.
+        detected_after: Of a guarded run, steps from the fault to the alarm; None without an alarm.
+        error: Text of what was raised, or of the alarm.
+        seconds, worker: Cost of the trial; not compared between stores.
+        bit_identical: Whether the final state is identical to the fault-free run's.
     """
 
     trial: TrialId
     injection: InjectionPoint
-    faults: Annotated[str, codec.FAULTS]
+    faults: Annotated[str, codec.FAULTS_JSON]
     injected_max: float
     reference_max: float
-    reason: str
+    end_reason: str
     steps_run: int
     losses: Floats
     metric: Floats
-    watched: Floats
-    test: float
+    history_magnitudes: Floats
+    test_accuracy: float
     test_loss: float
     churn: float
-    caught: int | None = None
+    detected_after: int | None = None
     error: str = ""
-    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN] = 0.0
-    worker: Annotated[int, RUN] = 0
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    worker: Annotated[int, RUN_SPECIFIC] = 0
     bit_identical: bool = field(default=False)
 
-    def unguarded(self) -> TrialId:
+    def unguarded_trial(self) -> TrialId:
         """The trial whose fault a guarded one has."""
-        return self.trial._replace(target=self.trial.target.removeprefix(GUARDED))
+        return self.trial._replace(target=self.trial.target.removeprefix(GUARDED_PREFIX))
 
 
-def bare(row: TrainingRow) -> TrainingRow:
+def row_without_curves(row: TrainingRow) -> TrainingRow:
     """Without its curves, for tables."""
     return replace(row, losses=np.empty(0), metric=np.empty(0))
 
@@ -301,7 +336,7 @@ def bare(row: TrainingRow) -> TrainingRow:
 # -- what is asked beside it, and how a spec is made of that -------------------------------------------------------------
 
 
-def read_thresholds(given: Any) -> Thresholds:
+def parse_thresholds(given: Any) -> Thresholds:
     """``gap=0.05`` and the like, or a mapping, in place of defaults; raises ``UsageError``."""
     usual = Thresholds()
     texts = [given] if isinstance(given, str) else given
@@ -309,7 +344,7 @@ def read_thresholds(given: Any) -> Thresholds:
     for name, number in given.items() if isinstance(given, Mapping) else (text.partition("=")[::2] for text in texts):
         kinds = {part.name: type(getattr(usual, part.name)) for part in fields(Thresholds)}
         if name not in kinds:
-            raise unknown("threshold", name, kinds)
+            raise unknown_name_error("threshold", name, kinds)
         try:
             result[name] = kinds[name](str(number))
         except ValueError:
@@ -319,7 +354,7 @@ def read_thresholds(given: Any) -> Thresholds:
     return Thresholds(**result)
 
 
-def write_thresholds(thresholds: Any) -> list[str]:
+def threshold_texts(thresholds: Any) -> list[str]:
     """The reverse, of those that are not the defaults."""
     return [
         f"{name}={value:.15g}" for name, value in asdict(thresholds).items() if value != getattr(Thresholds(), name)
@@ -330,23 +365,25 @@ def write_thresholds(thresholds: Any) -> list[str]:
 class TrainingBudget(Budget):
     """How many trials; a campaign is not split over machines, since the guard's trials follow from all others."""
 
-    trials: Annotated[int, Option("Faulty runs, of each target with --per.", PRECISION)] = 200
-    shard: Annotated[tuple[int, int], INTERNAL] = (1, 1)
+    trials: Annotated[int, Option("Faulty runs; with --per, faulty runs of each target.", PRECISION_PANEL)] = 200
+    shard: Annotated[tuple[int, int], NOT_AN_OPTION] = (1, 1)
 
 
 @dataclass(frozen=True)
-class Reading:
+class TrainingAnalysisOptions:
     """How a store is read: what may change without a trial being run again.
 
     ``margin``: how far held-out accuracy must be below the worst fault-free replica for a convergence failure.
     """
 
     thresholds: Annotated[Thresholds, Option(
-        "Of the classes, like gap=0.05; repeat for more. See docs/training.md.", PRECISION, "threshold", unasked=(),
-        read=read_thresholds, write=write_thresholds, repeated=True)] = field(default_factory=Thresholds)  # fmt: skip
+        "A threshold of the outcome classes, like gap=0.05; repeat for more. See docs/concepts/training-faults.md.",
+        PRECISION_PANEL, "threshold", unset_value=(), parser=parse_thresholds, formatter=threshold_texts,
+        is_repeatable=True)] = field(default_factory=Thresholds)  # fmt: skip
     confidence: Annotated[float, CONFIDENCE] = 0.95
     margin: Annotated[float, Option(
-        "How far below the worst fault-free run a convergence failure is (--per).", PRECISION)] = 0.02  # fmt: skip
+        "With --per, how far below the worst fault-free accuracy a run must end to be a convergence failure.",
+        PRECISION_PANEL)] = 0.02  # fmt: skip
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -356,38 +393,43 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class ComparisonOptions:
+class ReferenceRunOptions:
     """What faulty runs are compared with: fault-free runs, and the same faults under the guard."""
 
     horizon: Annotated[int | None, Option(
-        "Take a run for masked after so many steps inside the fault-free band.", PRECISION,
-        usual="never")] = None  # fmt: skip
+        "End a run and count it as masked after this many steps inside the fault-free band.", PRECISION_PANEL,
+        default_text="never")] = None  # fmt: skip
     replicas: Annotated[int, Option(
-        "Fault-free runs of each noise floor: implementation noise, and other seeds.", PRECISION)] = 20  # fmt: skip
-    noise: Annotated[str, Option("What differs between those of the first, as for unsilent noise.", PRECISION)] = "impl"
+        "Fault-free runs of each of the two noise floors: implementation noise, and other seeds.",
+        PRECISION_PANEL)] = 20  # fmt: skip
+    noise: Annotated[
+        str, Option("Switches of the implementation-noise floor, as for unsilent noise.", PRECISION_PANEL)
+    ] = "impl"
     floor: Annotated[Path | None, Option(
-        "Where fault-free runs are kept.", OUTPUT, usual="unsilent-noise-….sqlite here")] = None  # fmt: skip
+        "File in which the fault-free runs are stored.", OUTPUT_PANEL,
+        default_text="unsilent-noise-….sqlite here")] = None  # fmt: skip
     guard: Annotated[bool, Option(
-        "Run every different trial again under the guard, and say what it saved.", MEANS)] = False  # fmt: skip
+        "Repeat under the guard every trial that ended different, and report what the guard caught.",
+        EXECUTION_PANEL)] = False  # fmt: skip
 
 
-def resolve(asked: Asked) -> TrainingSpec:
+def make_training_spec(asked: OptionValues) -> TrainingSpec:
     """What was asked, checked as far as that is possible without the training; raises ``UsageError``."""
     from unsilent.faults.hardware.presets import PRESETS
 
     if asked["per"] is not None:
-        asked.refuse(OF_MEMORY, "--per corrupts parameters and optimizer state, not operations")
+        asked.reject_if_given(OPERATION_FAULT_OPTIONS, "--per corrupts parameters and optimizer state, not operations")
         for name, _ in asked["faults"]:
             if name in PRESETS:
                 raise UsageError(
-                    f"--fault {name} is of an operation, and --per corrupts memory; name one like bitflip or zero"
+                    f"--fault {name} corrupts operations, but --per corrupts memory; choose a fault model like bitflip or zero"
                 )
     else:
-        asked.refuse(("margin",), "--margin is of convergence failures, which --per counts")
-        asked.refuse(("moment",), "--moment is of faults in memory, which --per corrupts")
+        asked.reject_if_given(("margin",), "--margin applies to convergence failures, which only --per counts")
+        asked.reject_if_given(("moment",), "--moment applies to faults in memory, which only --per injects")
     if asked["moment"] not in MOMENTS:
-        raise unknown("moment", asked["moment"], MOMENTS)
+        raise unknown_name_error("moment", asked["moment"], MOMENTS)
     for name, least in (("steps", 1), ("horizon", 2), ("seed", 0), ("init", 0)):
         if asked[name] is not None and asked[name] < least:
             raise UsageError(f"--{name} is {asked[name]}; expected {least} or more")
-    return asked.make(TrainingSpec)
+    return asked.make_dataclass(TrainingSpec)

@@ -13,45 +13,52 @@ import numpy as np
 from unsilent.campaigns.driver import run_campaign, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.options import Budget, ExecutionOptions, kept
-from unsilent.campaigns.replay import Replay, replay_trial, run_again
+from unsilent.campaigns.options import Budget, ExecutionOptions, store_or_temporary
+from unsilent.campaigns.replay import TrialReplay, replay_trial, run_one_trial
 from unsilent.campaigns.spec import TrialId
 from unsilent.errors import UsageError
-from unsilent.options import Asked
+from unsilent.options import OptionValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import ReplicaStore, Switches
-from unsilent.report.text import counted
+from unsilent.report.text import count_text
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.conditions import conditions, points, saved
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.judging import (
     EXAMPLES,
     LEVEL,
-    Judge,
+    TrainingJudge,
     backward_against_forward,
     check_twin,
-    group,
-    grouped,
-    groups_of,
-    horizon_of,
-    least_accuracies,
-    run_floors,
+    convergence_limits,
+    group_trials_by,
+    groups_by_attribute,
+    horizon_from_floor,
+    make_trial_group,
+    run_noise_floors,
 )
-from unsilent.studies.training.kind import TRAINING, Floors, TrainingStore, note_floors, stored_floors
-from unsilent.studies.training.records import ClassShare, Cost, Curve, Judged, Part, TrainingResult
+from unsilent.studies.training.kind import TRAINING, NoiseFloors, TrainingStore, store_noise_floors, stored_floors
+from unsilent.studies.training.necessary_conditions import condition_points, guard_result, necessary_condition_tables
+from unsilent.studies.training.records import (
+    ClassShare,
+    ExampleCurve,
+    JudgedTrial,
+    TrainingPvfRow,
+    TrainingResult,
+    TrialCost,
+)
 from unsilent.studies.training.spec import (
-    GUARDED,
-    MADE,
+    GUARDED_PREFIX,
+    HANDCRAFTED_PREFIX,
     NOT_INJECTED,
     PHASES,
-    ComparisonOptions,
-    Reading,
+    ReferenceRunOptions,
+    TrainingAnalysisOptions,
     TrainingBaseline,
     TrainingBudget,
     TrainingRow,
     TrainingSpec,
-    bare,
-    resolve,
+    make_training_spec,
+    row_without_curves,
 )
 
 NAMELESS = "custom"
@@ -94,39 +101,53 @@ def training(
     Arguments are the options of ``unsilent training``, by the same names and with the same defaults.
 
     Args:
-        workload: a built-in training, ``file.py:name`` or ``package.module:name``. options, data: of the workload.
-        trials: faulty runs, of each target with ``per``. steps, init: of a run, and the seed of the training itself.
-        fault, accelerator, value, phase, layer, per, moment: which faults are injected, and where.
-        horizon, replicas, noise, floor: when a run counts as masked; the fault-free runs, and the file that keeps them (default
-            none). threshold, confidence, margin: how runs are judged. guard: run different trials again under the guard.
-        store: file to keep and resume from; default none.
+        workload: A built-in training, ``file.py:name`` or ``package.module:name``.
+        options, data: Of the workload.
+        trials: Faulty runs, of each target with ``per``.
+        steps, init: Of a run, and the seed of the training itself.
+        fault, accelerator, value, phase, layer, per, moment: Which faults are injected, and where.
+        horizon, replicas, noise, floor: When a run counts as masked; the fault-free runs, and the file that
+            keeps them (default none).
+        threshold, confidence, margin: How runs are judged.
+        guard: Run different trials again under the guard.
+        store: File to keep and resume from; default none.
 
     Raises:
         UsageError: input that does not fit. StoreError: the store cannot be used.
     """
-    asked = Asked.in_call(TRAINING.options, dict(locals()))
-    spec, budget, reading = resolve(asked), asked.make(TrainingBudget), asked.make(Reading)
-    compared, means = asked.make(ComparisonOptions), asked.make(ExecutionOptions)
-    means.check()
-    with kept(store) as path, kept(floor, "floor.sqlite") as fault_free, TrainingStore(path, write=True) as opened:
-        floors, spec = find_floors(spec, compared, fault_free, jobs)
-        with means.open(spec, observer) as running:
+    asked = OptionValues.from_call(TRAINING.option_classes, dict(locals()))
+    spec, budget, reading = (
+        make_training_spec(asked),
+        asked.make_dataclass(TrainingBudget),
+        asked.make_dataclass(TrainingAnalysisOptions),
+    )
+    compared, execution = asked.make_dataclass(ReferenceRunOptions), asked.make_dataclass(ExecutionOptions)
+    execution.check()
+    with (
+        store_or_temporary(store) as path,
+        store_or_temporary(floor, "floor.sqlite") as fault_free,
+        TrainingStore(path, write=True) as opened,
+    ):
+        floors, spec = floors_and_horizon(spec, compared, fault_free, jobs)
+        with execution.open_executor(spec, observer) as running:
             return run_training(
                 spec, budget, running, opened, floors, reading, observer=observer,
-                command=asked.command("training", TrainingBudget, TrainingSpec, Reading, ComparisonOptions),
+                command=asked.command_line(
+                    "training", TrainingBudget, TrainingSpec, TrainingAnalysisOptions, ReferenceRunOptions
+                ),
             )  # fmt: skip
 
 
-def find_floors(
-    spec: TrainingSpec, compared: ComparisonOptions, path: Path, jobs: int, observer: Observer | None = None
-) -> tuple[Floors, TrainingSpec]:
+def floors_and_horizon(
+    spec: TrainingSpec, compared: ReferenceRunOptions, path: Path, jobs: int, observer: Observer | None = None
+) -> tuple[NoiseFloors, TrainingSpec]:
     """Both noise floors, from fault-free runs that ``path`` keeps, and the spec with the horizon that follows from them."""
     switches = Switches.parse(compared.noise)
     with ReplicaStore(path, write=True) as opened:
-        floors = run_floors(spec, opened, switches, compared.replicas, jobs=jobs, observer=observer)
+        floors = run_noise_floors(spec, opened, switches, compared.replicas, jobs=jobs, observer=observer)
     if compared.horizon is None:
         return floors, spec
-    return floors, replace(spec, horizon=horizon_of(floors.implementation, compared.horizon))
+    return floors, replace(spec, horizon=horizon_from_floor(floors.implementation, compared.horizon))
 
 
 def run_training(
@@ -134,8 +155,8 @@ def run_training(
     budget: Budget,
     executor: Executor,
     store: TrainingStore,
-    floors: Floors,
-    reading: Reading,
+    floors: NoiseFloors,
+    reading: TrainingAnalysisOptions,
     *,
     guard: bool = False,
     observer: Observer | None = None,
@@ -145,72 +166,72 @@ def run_training(
 
     Raises ``UsageError`` where the floors are not of this training.
     """
-    baseline = executor.describe()
+    baseline = executor.establish_baseline()
     assert isinstance(baseline, TrainingBaseline)
     check_twin(baseline, floors)
-    store.bind(spec, baseline)
-    note_floors(store, floors)
+    store.bind_campaign(spec, baseline)
+    store_noise_floors(store, floors)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)
     if guard:
-        judge = Judge(baseline, floors, reading.thresholds)
-        different = [one.row.trial for one in map(judge.judge, drawn(store)) if one.different]
-        run_trials([t._replace(target=GUARDED + t.target) for t in different], executor, store, observer)
+        judge = TrainingJudge(baseline, floors, reading.thresholds)
+        different = [one.row.trial for one in map(judge.judge, sampled_rows(store)) if one.is_different]
+        run_trials([t._replace(target=GUARDED_PREFIX + t.target) for t in different], executor, store, observer)
     return read_training(store, reading)
 
 
-def drawn(store: TrainingStore) -> Iterator[TrainingRow]:
+def sampled_rows(store: TrainingStore) -> Iterator[TrainingRow]:
     """The trials of the campaign itself: not those under the guard or made by hand, and those alone that were corrupted."""
-    own = (row for row in store.rows() if not row.trial.target.startswith((GUARDED, MADE)))
-    return (row for row in own if row.reason != NOT_INJECTED)
+    own = (row for row in store.rows() if not row.trial.target.startswith((GUARDED_PREFIX, HANDCRAFTED_PREFIX)))
+    return (row for row in own if row.end_reason != NOT_INJECTED)
 
 
-def floors_of(store: TrainingStore) -> Floors:
+def required_noise_floors(store: TrainingStore) -> NoiseFloors:
     """Both noise floors; raises ``UsageError`` where one is missing."""
     floors = stored_floors(store)
     if floors is None:
         raise UsageError(
             f"{store.path} lacks a noise floor (it needs fault-free replicas of implementation noise and of other seeds); "
-            "run the command that made it again, which runs what is missing"
+            "run the command that made it again, which adds the missing runs"
         )
     return floors
 
 
-def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
+def read_training(store: TrainingStore, reading: TrainingAnalysisOptions) -> TrainingResult:
     """Everything from the store alone; raises ``UsageError`` where it has no trial or lacks a floor."""
-    baseline, spec, floors = store.description, store.spec, floors_of(store)
-    judge = Judge(baseline, floors, reading.thresholds)
-    trials: list[Judged] = []
+    baseline, spec, floors = store.baseline, store.spec, required_noise_floors(store)
+    judge = TrainingJudge(baseline, floors, reading.thresholds)
+    trials: list[JudgedTrial] = []
     spared: list[TrainingRow] = []
-    curves: dict[str, list[Curve]] = {}
-    made: dict[str, Curve] = {}
+    curves: dict[str, list[ExampleCurve]] = {}
+    made: dict[str, ExampleCurve] = {}
     for row in store.rows():
-        if row.reason == NOT_INJECTED:
+        if row.end_reason == NOT_INJECTED:
             spared.append(row)
-        if row.trial.target.startswith(GUARDED) or row.reason == NOT_INJECTED:
+        if row.trial.target.startswith(GUARDED_PREFIX) or row.end_reason == NOT_INJECTED:
             continue
         one = judge.judge(row)
         name = str(one.outcome)
-        if row.trial.target.startswith(MADE):
-            if row.trial.target == MADE + _asked(name):
-                made.setdefault(name, judge.curve(row, one, made=True))
+        if row.trial.target.startswith(HANDCRAFTED_PREFIX):
+            if row.trial.target == HANDCRAFTED_PREFIX + _example_option(name):
+                made.setdefault(name, judge.example_curve(row, one, is_handcrafted=True))
             continue
         trials.append(one)
         if len(curves.setdefault(name, [])) < EXAMPLES and row.steps_run:
-            curves[name].append(judge.curve(row, one))
+            curves[name].append(judge.example_curve(row, one))
     if not trials:
         raise UsageError(f"{store.path} has no trial yet; run the command that made it again")
     guarded = {
-        row.unguarded(): bare(row)
-        for row in store.rows(without=("losses", "metric"))
-        if row.trial.target.startswith(GUARDED)
+        row.unguarded_trial(): row_without_curves(row)
+        for row in store.rows(omit_arrays=("losses", "metric"))
+        if row.trial.target.startswith(GUARDED_PREFIX)
     }
     confidence = reading.confidence
-    where = points(trials, baseline)
-    seconds, cpu_seconds = store.usage()
+    where = condition_points(trials, baseline)
+    seconds, cpu_seconds = store.total_session_seconds()
     shown = [*(c for own in curves.values() for c in own), *(c for name, c in made.items() if not curves.get(name))]
     return TrainingResult(
         workload=_named(baseline.name, spec.workload),
-        command=store.budget()[1],
+        command=store.largest_budget()[1],
         spec=spec.to_json(),
         campaign=baseline.campaign,
         store=str(store.path),
@@ -218,7 +239,7 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         samples=baseline.samples,
         parameters=baseline.parameters,
         optimizers=baseline.optimizers,
-        golden_test=baseline.test,
+        golden_test=baseline.test_accuracy,
         golden_seconds=baseline.golden_seconds,
         confidence=confidence,
         thresholds=reading.thresholds,
@@ -226,16 +247,16 @@ def read_training(store: TrainingStore, reading: Reading) -> TrainingResult:
         level=LEVEL,
         n=len(trials),
         classes=_classes(trials, confidence),
-        whole=group("all", trials, confidence),
-        groups=groups_of(trials, baseline, confidence),
+        all_trials=make_trial_group("all", trials, confidence),
+        groups=groups_by_attribute(trials, baseline, confidence),
         contrasts=tuple(backward_against_forward(trials, confidence)),
         curves=tuple(sorted(shown, key=lambda c: list(TrainingOutcome).index(TrainingOutcome(c.outcome)))),
-        conditions=conditions(trials, where, confidence),
+        conditions=necessary_condition_tables(trials, where, confidence),
         points=where,
         parts=_parts(trials, baseline, floors, reading) if spec.per is not None else (),
         margin=reading.margin,
         cost=cost(trials, baseline),
-        guard=saved(trials, guarded, confidence),
+        guard=guard_result(trials, guarded, confidence),
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         versions=baseline.versions,
@@ -251,22 +272,25 @@ def _named(name: str, workload: str) -> str:
     return name if name != NAMELESS else PurePath(path).name + colon + function
 
 
-def _notes(spared: Sequence[TrainingRow], judge: Judge) -> Iterator[str]:
+def _notes(spared: Sequence[TrainingRow], judge: TrainingJudge) -> Iterator[str]:
     if spared:
-        yield f"{counted(len(spared), 'trial')} without a fault, as its operation does not run in each step: {spared[0].error}"
-    if not judge.told_accuracy:
+        yield (
+            f"{count_text(len(spared), 'trial')} ran without a fault, because the operation to corrupt does not run in every "
+            f"step: {spared[0].error}"
+        )
+    if not judge.has_step_accuracy:
         yield "Steps of this training report no accuracy, so degradation is judged by held-out accuracy alone (low-test)."
 
 
-def _asked(outcome: str) -> str:
+def _example_option(outcome: str) -> str:
     """What ``--example`` calls a class."""
     return "masked" if outcome.startswith("masked") else outcome
 
 
-def _classes(trials: Sequence[Judged], confidence: float) -> tuple[ClassShare, ...]:
+def _classes(trials: Sequence[JudgedTrial], confidence: float) -> tuple[ClassShare, ...]:
     """One for each class that there is, those that did not occur with their upper limits."""
     counts = Counter(one.outcome for one in trials)
-    different = Counter(one.outcome for one in trials if one.different)
+    different = Counter(one.outcome for one in trials if one.is_different)
     return tuple(
         ClassShare(
             str(outcome), counts[outcome], different[outcome], clopper_pearson(counts[outcome], len(trials), confidence)
@@ -275,83 +299,94 @@ def _classes(trials: Sequence[Judged], confidence: float) -> tuple[ClassShare, .
     )
 
 
-def _parts(trials: Sequence[Judged], baseline: TrainingBaseline, floors: Floors, reading: Reading) -> tuple[Part, ...]:
+def _parts(
+    trials: Sequence[JudgedTrial], baseline: TrainingBaseline, floors: NoiseFloors, reading: TrainingAnalysisOptions
+) -> tuple[TrainingPvfRow, ...]:
     """Training PVF: the share of trials of each target that end in a convergence failure."""
     confidence = reading.confidence
-    limits = least_accuracies(baseline.test, floors, reading.margin)
+    limits = convergence_limits(baseline.test_accuracy, floors, reading.margin)
     targets = {target.name: target for target in baseline.targets}
     parts = []
-    for own in grouped(trials, lambda one: one.row.trial.target, confidence):
+    for own in group_trials_by(trials, lambda one: one.row.trial.target, confidence):
         target = targets[own.name]
         mine = [one for one in trials if one.row.trial.target == own.name]
-        failures = [sum(failed(one, least) for one in mine) for least in limits]
+        failures = [sum(has_not_converged(one, least) for one in mine) for least in limits]
         shares = (clopper_pearson(count, own.n, confidence) for count in failures)
-        parts.append(Part(own.name, target.what, target.part, target.elements, own.n, failures[0], *shares))
+        parts.append(
+            TrainingPvfRow(own.name, target.memory_kind, target.part, target.elements, own.n, failures[0], *shares)
+        )
     order = list(targets)
     return tuple(sorted(parts, key=lambda part: order.index(part.target)))
 
 
-def failed(one: Judged, least: float) -> bool:
+def has_not_converged(one: JudgedTrial, least: float) -> bool:
     """A convergence failure: the run died, lost its loss, or ended below ``least`` on held-out samples."""
-    return not one.row.test >= least
+    return not one.row.test_accuracy >= least
 
 
-def cost(trials: Sequence[Judged], baseline: TrainingBaseline) -> Cost:
+def cost(trials: Sequence[JudgedTrial], baseline: TrainingBaseline) -> TrialCost:
     """What trials cost, as shares of a full run."""
     rows = [one.row for one in trials]
     seconds = float(np.mean([row.seconds for row in rows]))
-    return Cost(
+    return TrialCost(
         steps=float(np.mean([row.steps_run for row in rows])) / baseline.steps,
-        bound=float(np.mean([baseline.steps - row.injection.step for row in rows])) / baseline.steps,
+        steps_without_early_end=float(np.mean([baseline.steps - row.injection.step for row in rows])) / baseline.steps,
         seconds=seconds / baseline.golden_seconds,
         per_hour=3600 / seconds if seconds else math.inf,
-        ends=dict(Counter(row.reason for row in rows)),
+        end_reasons=dict(Counter(row.end_reason for row in rows)),
     )
 
 
-def example(
-    wanted: str, executor: Executor, store: TrainingStore, reading: Reading, observer: Observer | None = None
-) -> Replay[TrainingRow]:
+def replay_example(
+    wanted: str,
+    executor: Executor,
+    store: TrainingStore,
+    reading: TrainingAnalysisOptions,
+    observer: Observer | None = None,
+) -> TrialReplay[TrainingRow]:
     """One instance of a class, run again; raises ``UsageError`` where neither a trial nor a fault made by hand ends so."""
-    judge = Judge(store.description, floors_of(store), reading.thresholds)
-    row = next((r for r in drawn(store) if _asked(str(judge.judge(r).outcome)) == wanted), None)
+    judge = TrainingJudge(store.baseline, required_noise_floors(store), reading.thresholds)
+    row = next((r for r in sampled_rows(store) if _example_option(str(judge.judge(r).outcome)) == wanted), None)
     tried = 0
     while row is None:
         if tried == len(EXAMPLE_CANDIDATES[wanted]):
             raise UsageError(
-                f"no trial of {store.path} ends in {wanted}, and none of {tried} faults made by hand either; run more "
-                "--trials, or another training"
+                f"no trial of {store.path} ends in {wanted}, and none of {tried} faults made by hand does; run more "
+                "--trials, or use another training"
             )
-        trial = TrialId(MADE + wanted, None, tried)
+        trial = TrialId(HANDCRAFTED_PREFIX + wanted, None, tried)
         run_trials([trial], executor, store, observer)
         tried += 1
         made = store.row(trial)
-        row = made if _asked(str(judge.judge(made).outcome)) == wanted else None
-    return described(Replay(row, run_again(executor, row.trial)), judge, tried)
+        row = made if _example_option(str(judge.judge(made).outcome)) == wanted else None
+    return replay_with_outcome(TrialReplay(row, run_one_trial(executor, row.trial)), judge, tried)
 
 
-def replay_one(
+def replay_training_trial(
     store: TrainingStore, trial: TrialId, given: Mapping[str, str | None], options: Collection[tuple[str, str]] = ()
-) -> Replay[TrainingRow]:
+) -> TrialReplay[TrainingRow]:
     """Run a stored trial again; see `unsilent.campaigns.replay.replay_trial`. What ran under the guard has no class."""
     result, floors = replay_trial(store, trial, given, options), stored_floors(store)
-    if floors is None or trial.target.startswith(GUARDED):
+    if floors is None or trial.target.startswith(GUARDED_PREFIX):
         return result
-    return described(result, Judge(store.description, floors, Thresholds()))
+    return replay_with_outcome(result, TrainingJudge(store.baseline, floors, Thresholds()))
 
 
-def described(result: Replay[TrainingRow], judge: Judge, tried: int = 0) -> Replay[TrainingRow]:
+def replay_with_outcome(
+    result: TrialReplay[TrainingRow], judge: TrainingJudge, tried: int = 0
+) -> TrialReplay[TrainingRow]:
     """The replay with its class, and what was injected; ``tried``: faults made by hand until one ended in that class."""
-    row, by_hand = result.stored, result.stored.trial.target.startswith(MADE)
-    curve = judge.curve(row, judge.judge(row))
-    others = f", after {tried - 1} others that ended in another class" if tried else ""
+    row, by_hand = result.stored_row, result.stored_row.trial.target.startswith(HANDCRAFTED_PREFIX)
+    curve = judge.example_curve(row, judge.judge(row))
+    others = f", after {tried - 1} such faults that ended in another class" if tried else ""
     losses = ", ".join("not finite" if x is None else f"{x:.3g}" for x in curve.losses[:6])
-    test = "not reached" if curve.test is None else f"{100 * curve.test:.2f} %"
+    test = "not reached" if curve.test_accuracy is None else f"{100 * curve.test_accuracy:.2f} %"
     parts = (
         f"{curve.outcome} ({f'made by hand{others}' if by_hand else 'from the campaign'})",
-        f"{curve.told}: wrote up to {row.injected_max:.3g} where {row.reference_max:.3g} was the largest",
-        f"losses from that step on: {losses} …; held-out accuracy at the end: {test}",
-        f"ended: {row.reason}, after {counted(row.steps_run, 'step')}{f' ({row.error})' if row.error else ''}",
+        f"{curve.trial_description}: wrote values up to {row.injected_max:.3g}; the largest value before was "
+        f"{row.reference_max:.3g}",
+        f"losses from the step of the fault on: {losses} …; held-out accuracy at the end: {test}",
+        f"ended: {row.end_reason}, after {count_text(row.steps_run, 'step')}{f' ({row.error})' if row.error else ''}",
     )
     data = {"class": curve.outcome, "made_by_hand": by_hand, "tried": tried, "golden": list(curve.golden)}
-    return replace(result, told=parts, data=data)
+    return replace(result, trial_sentences=parts, further_json=data)

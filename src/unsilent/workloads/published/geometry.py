@@ -14,8 +14,8 @@ of stride 1 without padding:
     grad_wt/out     dW [C, k, k, O]
 
 Padding is TensorFlow's "same": with stride 2 more zeros follow than precede. Our convolution has the zeros of stride 1 built in,
-those of stride 2 it is given in its first operand. A `Frame` is one such tensor and the way from its indices to ours and back;
-both spatial axes are alike.
+those of stride 2 it is given in its first operand. A `IndexMapping` is one such tensor and the way from its indices to
+ours and back; both spatial axes are alike.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class Convolution:
         return same_padding(self.size, self.kernel, self.stride)
 
     @property
-    def built_in(self) -> int:
+    def own_padding(self) -> int:
         """Zeros that our convolution itself puts on each side; where it has none, its first operand has them."""
         return built_in_padding(self.kernel, self.stride)
 
     @property
-    def given(self) -> tuple[int, int]:
+    def operand_padding(self) -> tuple[int, int]:
         """Zeros before and after that its first operand has."""
         before, after = self.padding
-        return before - self.built_in, after - self.built_in
+        return before - self.own_padding, after - self.own_padding
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -102,11 +102,11 @@ def convolutions(images: int, width: int = 64) -> Mapping[str, Convolution]:
 
 
 @dataclass(frozen=True)
-class Frame:
+class IndexMapping:
     """One tensor of the artifact (``shape``) and the tensor of ours that holds its elements (``tensor``).
 
     Our axis k is its axis ``order[k]``; on the spatial axes its index is ``start + scale * ours``. It has ``low`` to ``high -
-    1`` of the artifact's indices there; others are zeros, as ``rest`` says.
+    1`` of the artifact's indices there; others are zeros, as ``zeros_origin`` says.
     """
 
     shape: Shape
@@ -116,10 +116,10 @@ class Frame:
     scale: int = 1
     low: int = 0
     high: int = 2**31
-    rest: str = ""
+    zeros_origin: str = ""
     layout: str = "strided"
 
-    def ours(self, index: Ints) -> tuple[Ints, Bools]:
+    def to_our_index(self, index: Ints) -> tuple[Ints, Bools]:
         """The artifact's indices int64[n, 4] as ours, and which of them we have."""
         result = index[:, self.order]
         there = result[:, 2:].copy()
@@ -128,7 +128,7 @@ class Frame:
         inside = (there >= self.low) & (there < self.high) & (moved % abs(self.scale) == 0)
         return result, inside.all(1) & self._within(result, self.tensor)
 
-    def theirs(self, index: Ints) -> tuple[Ints, Bools]:
+    def to_published_index(self, index: Ints) -> tuple[Ints, Bools]:
         """Our indices int64[n, 4] as the artifact's, and which of them it can name."""
         moved = index.copy()
         moved[:, 2:] = self.start + self.scale * index[:, 2:]
@@ -142,38 +142,52 @@ class Frame:
         return np.asarray(((index >= 0) & (index < np.array(shape))).all(1))
 
 
-def frame(conv: Convolution, phase: str, operand: str, stuffed: bool = False) -> Frame:
+def make_index_mapping(conv: Convolution, phase: str, operand: str, with_inserted_zeros: bool = False) -> IndexMapping:
     """The tensor that ``fwd``, ``grad_in`` or ``grad_wt`` has as ``first``, ``second`` or ``out``.
 
-    ``stuffed``: of ``grad_in/first``, with the zeros between and around as part of our tensor.
+    ``with_inserted_zeros``: of ``grad_in/first``, with the zeros between and around as part of our tensor.
     """
     n, c, o, k, s = conv.images, conv.channels, conv.kernels, conv.kernel, conv.stride
-    size, out, (before, after) = conv.size, conv.out, conv.given
+    size, out, (before, after) = conv.size, conv.out, conv.operand_padding
     padded, around = size + before + after, (k - 1) // 2
     activation, kernel, gradient = (n, c, padded, padded), (o, c, k, k), (n, o, out, out)
     lead = int(s > 1 and k > 1)  # zeros before the first element of a stuffed gradient
     if (phase, operand) in (("fwd", "first"), ("grad_in", "out")):
-        return Frame((n, size, size, c), activation, (0, 3, 1, 2), start=-before, low=0, high=size, rest="padding")
+        return IndexMapping(
+            (n, size, size, c), activation, (0, 3, 1, 2), start=-before, low=0, high=size, zeros_origin="padding"
+        )
     if (phase, operand) == ("fwd", "second"):
-        return Frame((k, k, c, o), kernel, (3, 2, 0, 1))
+        return IndexMapping((k, k, c, o), kernel, (3, 2, 0, 1))
     if (phase, operand) == ("fwd", "out"):
-        return Frame((n, out, out, o), gradient, (0, 3, 1, 2))
+        return IndexMapping((n, out, out, o), gradient, (0, 3, 1, 2))
     if (phase, operand) == ("grad_in", "first"):
         side = s * out + 2 * around
-        if stuffed:
+        if with_inserted_zeros:
             ours = padded + k - 1
-            return Frame((n, side, side, o), (n, o, ours, ours), (0, 3, 1, 2), start=-before, layout="stuffed")
-        return Frame(
-            (n, side, side, o), gradient, (0, 3, 1, 2), start=lead + around, scale=s, rest="a zero between or around"
+            return IndexMapping((n, side, side, o), (n, o, ours, ours), (0, 3, 1, 2), start=-before, layout="stuffed")
+        return IndexMapping(
+            (n, side, side, o),
+            gradient,
+            (0, 3, 1, 2),
+            start=lead + around,
+            scale=s,
+            zeros_origin="a zero inserted between or around elements",
         )
     if (phase, operand) == ("grad_in", "second"):
-        return Frame((k, k, o, c), kernel, (2, 3, 0, 1), start=k - 1, scale=-1)
+        return IndexMapping((k, k, o, c), kernel, (2, 3, 0, 1), start=k - 1, scale=-1)
     if (phase, operand) == ("grad_wt", "first"):
         side, start = size + 2 * around, around - before
-        return Frame(
-            (c, side, side, n), activation, (3, 0, 1, 2), start, low=around, high=around + size, rest="padding"
+        return IndexMapping(
+            (c, side, side, n), activation, (3, 0, 1, 2), start, low=around, high=around + size, zeros_origin="padding"
         )
     if (phase, operand) == ("grad_wt", "second"):
         side = s * out
-        return Frame((side, side, n, o), gradient, (2, 3, 0, 1), start=lead, scale=s, rest="a zero between")
-    return Frame((c, k, k, o), kernel, (3, 0, 1, 2))
+        return IndexMapping(
+            (side, side, n, o),
+            gradient,
+            (2, 3, 0, 1),
+            start=lead,
+            scale=s,
+            zeros_origin="a zero inserted between elements",
+        )
+    return IndexMapping((c, k, k, o), kernel, (3, 0, 1, 2))

@@ -14,7 +14,7 @@ import numpy as np
 
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
-from unsilent.faults.injections import EPOCHS, STEPS
+from unsilent.faults.isca23_injections import EPOCHS, STEPS
 from unsilent.faults.naming import parse_site
 from unsilent.faults.sampling import Ints
 
@@ -27,7 +27,7 @@ NOT_FINITE = "Encounter NaN! Terminate training!"
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class PublishedStepRecord:
     """What one step of training gave: loss and share of right answers over the whole batch, in training mode."""
 
     epoch: int
@@ -62,7 +62,7 @@ def epoch_line(epoch: int, train: tuple[float, float], valid: tuple[float, float
     )
 
 
-def corrupted_lines(
+def corrupted_log_lines(
     receipt: Receipt,
     worker: int,
     layer: str,
@@ -73,16 +73,18 @@ def corrupted_lines(
     """What was corrupted: worker, layer, shape of the tensor; in its order, place, golden and new value of each victim.
 
     Args:
-        receipt: of the step; its hits in order. shape, positions: of the tensor as the log's reader knows it, and indices
-            int64[n, d] into it, one for each corrupted element of the receipt. values: new values as asked for (None: as they
-            were read back).
+        receipt: Of the step; its hits in order.
+        shape, positions: Of the tensor as the log's reader knows it, and indices int64[n, d] into it, one for
+            each corrupted element of the receipt.
+        values: New values as asked for (None: as they were read back).
     """
-    before = [x for hit in receipt.entries for x in hit.fault.codec.decode(hit.before).tolist()]
-    after = [x for hit in receipt.entries for x in hit.fault.codec.decode(hit.after).tolist()]
+    before = [x for hit in receipt.applied_faults for x in hit.fault.codec.decode(hit.before).tolist()]
+    after = [x for hit in receipt.applied_faults for x in hit.fault.codec.decode(hit.after).tolist()]
     values = after if values is None else list(values)
     if not len(before) == len(positions) == len(values):
         raise UsageError(
-            f"{len(positions)} positions and {len(values)} values for {len(before)} corrupted elements; give one each"
+            f"{len(positions)} positions and {len(values)} values for {len(before)} corrupted elements; give one of each per "
+            "element"
         )
     order = np.argsort(np.ravel_multi_index(tuple(np.asarray(positions).T), tuple(shape)))
     lines = [f"Inject worker: {worker}", f"Inject layer: {layer}", f"Shape for target layer is {tuple(shape)}"]
@@ -95,15 +97,17 @@ def corrupted_lines(
 def trial_lines(receipt: Receipt) -> list[str]:
     """What any faults corrupted: their rank as worker, their site as layer, activations of images with the channels last."""
     parts = []
-    for hit in receipt.entries:
+    for hit in receipt.applied_faults:
         site = parse_site(hit.fault.site)
         image = site.kind == "op" and len(hit.fault.shape) > 2 and "convolution" in site.name
-        shape, places = channels_last(hit.fault) if image else (hit.fault.shape, _places(hit.fault))
-        parts += corrupted_lines(replace(receipt, entries=(hit,)), hit.fault.rank, hit.fault.site, shape, places)
+        shape, places = channels_last_indices(hit.fault) if image else (hit.fault.shape, _places(hit.fault))
+        parts += corrupted_log_lines(
+            replace(receipt, applied_faults=(hit,)), hit.fault.rank, hit.fault.site, shape, places
+        )
     return parts
 
 
-def channels_last(fault: Fault) -> tuple[tuple[int, ...], Ints]:
+def channels_last_indices(fault: Fault) -> tuple[tuple[int, ...], Ints]:
     """Shape and indices int64[n, d] of a fault's elements with the second axis last, as TensorFlow has activations."""
     index = _places(fault)
     axes = [0, *range(2, len(fault.shape)), 1] if len(fault.shape) > 2 else list(range(len(fault.shape)))

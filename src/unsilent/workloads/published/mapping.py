@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.faults.codecs import Array
-from unsilent.faults.injections import BACKWARD, FORWARD, OPERANDS, STEPS, WORKERS, Injection
+from unsilent.faults.isca23_injections import BACKWARD, FORWARD, OPERANDS, STEPS, WORKERS, PublishedInjection
 from unsilent.faults.naming import PHASES, parse_site
 from unsilent.faults.sampling import Ints
-from unsilent.workloads.published.geometry import Convolution, Frame, Shape, convolutions, frame
+from unsilent.workloads.published.geometry import Convolution, IndexMapping, Shape, convolutions, make_index_mapping
 
 NETWORKS = ("resnet18", "resnet18_nobn", "resnet18_sgd")
 """Published models that are here; their convolutions are the same."""
@@ -24,59 +24,67 @@ _USUAL = {"first": ("INPUT", "N64_INPUT", 64), "second": ("WT", "N64_WT", 64), "
 
 
 class Victims(NamedTuple):
-    """What a fault corrupts, as the artifact names it: shape of its tensor, indices int64[n, 4] and words uint32[n] of its
-    elements."""
+    """The elements that a fault corrupts, as the artifact indexes them.
+
+    Attributes:
+        shape: Of the tensor.
+        positions: int64[n, 4].
+        words: uint32[n], the bits of the values.
+    """
 
     shape: Shape
     positions: Ints
     words: Array
 
 
-def shard(batch: int) -> int:
+def images_per_worker(batch: int) -> int:
     """Images of each worker; raises ``UsageError`` where a batch cannot be shared out."""
     if batch < WORKERS or batch % WORKERS:
-        raise UsageError(f"batch is {batch}; expected a multiple of {WORKERS}, as {WORKERS} workers share it")
+        raise UsageError(
+            f"batch is {batch}; expected a multiple of {WORKERS}, because {WORKERS} workers share each batch"
+        )
     return batch // WORKERS
 
 
-def fault_of(injection: Injection, *, batch: int = 1024, width: int = 64) -> Fault:
+def fault_from_injection(injection: PublishedInjection, *, batch: int = 1024, width: int = 64) -> Fault:
     """The fault in a training step of the network here; its ``micro_step`` is the worker.
 
     Raises ``UsageError`` with row and column for a network or layer that is not here, a victim outside of its tensor, and one on
     padding or between the elements where the operation here has no such operand.
     """
     if injection.model not in NETWORKS:
-        why = unknown("network to replay on", injection.model, NETWORKS)
-        raise UsageError(f"{injection.place('model')}: {why}")
-    there = convolutions(shard(batch), width)
+        why = unknown_name_error("network to replay on", injection.model, NETWORKS)
+        raise UsageError(f"{injection.file_position('model')}: {why}")
+    there = convolutions(images_per_worker(batch), width)
     if injection.layer not in there:
         suffix = "" if injection.phase == "fwd" else f"_{injection.phase}"
-        why = unknown("layer", injection.target_layer, [layer + suffix for layer in there])
-        raise UsageError(f"{injection.place('target_layer')}: {why}")
-    return placed(injection, there[injection.layer])
+        why = unknown_name_error("layer", injection.target_layer, [layer + suffix for layer in there])
+        raise UsageError(f"{injection.file_position('target_layer')}: {why}")
+    return fault_in_convolution(injection, there[injection.layer])
 
 
-def placed(injection: Injection, conv: Convolution) -> Fault:
-    """The fault in this convolution, whatever it is called; see `fault_of`."""
+def fault_in_convolution(injection: PublishedInjection, conv: Convolution) -> Fault:
+    """The fault in this convolution, whatever it is called; see `fault_from_injection`."""
     index = injection.positions
-    mapped = frame(conv, injection.phase, injection.operand)
+    mapped = make_index_mapping(conv, injection.phase, injection.operand)
     outside = ((index < 0) | (index >= np.array(mapped.shape))).any(1)
     if outside.any():
         entry = int(outside.argmax())
         raise UsageError(
-            f"{injection.place('inj_pos', entry)}: index {_joined(index[entry])} is outside {mapped.shape}, "
-            f"the {injection.operand} tensor of {injection.target_layer} with {conv.images} images a worker"
+            f"{injection.file_position('inj_pos', entry)}: index {_joined(index[entry])} is outside {mapped.shape}, "
+            f"the {injection.operand} tensor of {injection.target_layer} with {conv.images} images per worker"
         )
-    ours, real = mapped.ours(index)
+    ours, real = mapped.to_our_index(index)
     if not real.all():
         if (injection.phase, injection.operand) != ("grad_in", "first"):
             entry = int((~real).argmax())
             raise UsageError(
-                f"{injection.place('inj_pos', entry)}: index {_joined(index[entry])} is {mapped.rest} in {mapped.shape}, "
-                f"the {injection.operand} tensor of {injection.target_layer}; the operation here has no such element"
+                f"{injection.file_position('inj_pos', entry)}: index {_joined(index[entry])} is "
+                f"{mapped.zeros_origin} in {mapped.shape}, "
+                f"the {injection.operand} tensor of {injection.target_layer}; this implementation has no such element"
             )
-        mapped = frame(conv, injection.phase, injection.operand, stuffed=True)
-        ours, _ = mapped.ours(index)
+        mapped = make_index_mapping(conv, injection.phase, injection.operand, with_inserted_zeros=True)
+        ours, _ = mapped.to_our_index(index)
     elements = np.ravel_multi_index(tuple(ours.T), mapped.tensor).astype(np.int64)
     order = np.argsort(elements)
     site = f"op:{conv.module}#convolution.0/{injection.phase}/{injection.operand}"
@@ -86,14 +94,14 @@ def placed(injection: Injection, conv: Convolution) -> Fault:
         mapped.tensor,
         elements[order],
         "set",
-        injection.words[order],
+        injection.value_words[order],
         layout=mapped.layout,
         step=injection.target_epoch * STEPS + injection.target_step,
         micro_step=injection.target_worker,
     )
 
 
-def injection_of(
+def injection_from_fault(
     fault: Fault,
     *,
     after: Array | None = None,
@@ -103,12 +111,14 @@ def injection_of(
     seed: int = 123,
     batch: int = 1024,
     width: int = 64,
-) -> Injection:
+) -> PublishedInjection:
     """A fault in one of the network's convolutions as a published injection.
 
     Args:
-        after: words uint32[n] at the fault's elements once it was injected, from its receipt; needed unless it sets them.
-        model, fmodel, learning_rate, seed: what a fault does not say; ``fmodel`` by default one that corrupts that tensor.
+        after: Words uint32[n] at the fault's elements once it was injected, from its receipt; needed unless
+            it sets them.
+        model, fmodel, learning_rate, seed: What a fault does not say; ``fmodel`` by default one that corrupts
+            that tensor.
 
     Raises:
         UsageError: the fault is none in a convolution of the network, or says what the published format cannot.
@@ -117,10 +127,12 @@ def injection_of(
     mapped = victims(fault, conv, fault.operands if fault.operation == "set" and after is None else after)
     name = fmodel or _usual(operand, len(fault))
     if OPERANDS.get(name) != operand:
-        raise unknown(f"fault model for the {operand} tensor", name, [m for m, o in OPERANDS.items() if o == operand])
+        raise unknown_name_error(
+            f"fault model for the {operand} tensor", name, [m for m, o in OPERANDS.items() if o == operand]
+        )
     epoch, step = divmod(fault.step or 0, STEPS)
     order = np.argsort(np.ravel_multi_index(tuple(mapped.positions.T), mapped.shape))
-    return Injection(
+    return PublishedInjection(
         model=model,
         stage=FORWARD if phase == "fwd" else BACKWARD,
         fmodel=name,
@@ -137,22 +149,28 @@ def injection_of(
 
 
 def victims(fault: Fault, conv: Convolution, words: Array | None) -> Victims:
-    """What a fault in this convolution corrupts; ``words`` uint32[n] at its elements. Raises ``UsageError`` as `injection_of`."""
+    """What a fault in this convolution corrupts; ``words`` uint32[n] at its elements.
+
+    Raises ``UsageError`` as `injection_from_fault`.
+    """
     site = parse_site(fault.site)
-    mapped: Frame = frame(conv, site.phase, site.operand, fault.layout == "stuffed")
+    mapped: IndexMapping = make_index_mapping(conv, site.phase, site.operand, fault.layout == "stuffed")
     if fault.dtype != "float32" or fault.shape != mapped.tensor:
         result = f"{fault.dtype}{list(fault.shape)}"
         raise UsageError(
-            f"{fault.site} is {result}; expected float32{list(mapped.tensor)}, as published injections corrupt it"
+            f"{fault.site} is {result}; expected float32{list(mapped.tensor)}, the tensor that published injections corrupt"
         )
     if words is None:
         raise UsageError(
-            f"{fault.site}: {fault.operation} says no values; give the words after it corrupted, from its receipt"
+            f"{fault.site}: operation {fault.operation!r} names no values; give the corrupted words (after=) from the receipt "
+            "of the fault"
         )
-    index, named = mapped.theirs(np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64))
+    index, named = mapped.to_published_index(
+        np.stack(np.unravel_index(fault.elements, fault.shape), axis=1).astype(np.int64)
+    )
     if not named.all():
         element = int(fault.elements[int((~named).argmax())])
-        raise UsageError(f"{fault.site}: element {element} is padding, which a published injection cannot name")
+        raise UsageError(f"{fault.site}: element {element} is padding, which the published format cannot address")
     return Victims(mapped.shape, index, np.asarray(words))
 
 
@@ -168,7 +186,7 @@ def value_text(word: int) -> str:
         text = "-nan" if word >> 31 else "nan"
         if word & 0x7FFFFFFF != 0x7FC00000:
             raise UsageError(
-                f"the NaN {word:#010x} has no text of its own; only 0x7fc00000 and 0xffc00000 can be written"
+                f"the NaN {word:#010x} has no text form in published files; only 0x7fc00000 and 0xffc00000 can be written"
             )
     return text
 
@@ -176,11 +194,15 @@ def value_text(word: int) -> str:
 def _site(fault: Fault, batch: int, width: int) -> tuple[Convolution, str, str]:
     site = parse_site(fault.site)
     module, _, operation = site.name.partition("#")
-    result = [c for c in convolutions(shard(batch), width).values() if c.module == module]
+    result = [c for c in convolutions(images_per_worker(batch), width).values() if c.module == module]
     if site.kind != "op" or not result or operation != "convolution.0" or site.phase not in PHASES[:3]:
-        raise UsageError(f"{fault.site} is no convolution of {NETWORKS[0]}; published injections corrupt only those")
+        raise UsageError(
+            f"{fault.site} is not a convolution of {NETWORKS[0]}; published injections corrupt only convolutions"
+        )
     if site.operand not in ("first", "second", "out"):
-        raise UsageError(f"{fault.site}: published injections know first, second and out, no {site.operand}")
+        raise UsageError(
+            f"{fault.site}: published injections have only the operands first, second and out, not {site.operand}"
+        )
     limits = {
         "held": fault.held,
         "reach": fault.reach,
@@ -189,7 +211,7 @@ def _site(fault: Fault, batch: int, width: int) -> tuple[Convolution, str, str]:
     }
     limits["micro_step"] = fault.micro_step if (fault.micro_step or 0) >= WORKERS else None
     if said := [key for key, value in limits.items() if value is not None]:
-        raise UsageError(f"{fault.site} says {', '.join(said)}, which a published injection cannot")
+        raise UsageError(f"{fault.site} sets {', '.join(said)}, which the published format cannot express")
     return result[0], site.phase, site.operand
 
 

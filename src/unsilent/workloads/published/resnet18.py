@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.workloads.published.geometry import STAGES, built_in_padding, same_padding
 from unsilent.workloads.published.mapping import NETWORKS
 
@@ -110,17 +110,17 @@ class PublishedResNet18(nn.Module):
         return out
 
 
-def published_resnet18(name: str = "resnet18", *, width: int = 64, seed: int = 123) -> PublishedResNet18:
+def untrained_resnet18(name: str = "resnet18", *, width: int = 64, seed: int = 123) -> PublishedResNet18:
     """A fresh network in training mode, its weights drawn by Glorot's truncated normal law.
 
     Args:
-        name: ``resnet18``, ``resnet18_nobn`` (no batch norm) or ``resnet18_sgd`` (no dropout). width: channels of the stem, 64 as
-            published; narrower ones are for tests.
+        name: ``resnet18``, ``resnet18_nobn`` (no batch norm) or ``resnet18_sgd`` (no dropout).
+        width: Channels of the stem, 64 as published; narrower ones are for tests.
     """
     if name not in NETWORKS:
-        raise unknown("published network", name, NETWORKS)
+        raise unknown_name_error("published network", name, NETWORKS)
     if width < 1:
-        raise UsageError(f"width is {width}; expected 1 or more, 64 as published")
+        raise UsageError(f"width is {width}; expected 1 or more (64 in the published network)")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = PublishedResNet18(

@@ -29,13 +29,13 @@ from torch.nn.functional import cross_entropy, pad
 
 from unsilent.errors import UsageError
 from unsilent.faults import Fault
-from unsilent.faults.injections import STEPS, WORKERS
-from unsilent.sites.training.step import Step
+from unsilent.faults.isca23_injections import STEPS, WORKERS
+from unsilent.sites.training.step import StepInjection
 from unsilent.workloads.published.geometry import IMAGE
-from unsilent.workloads.published.log import StepRecord
-from unsilent.workloads.published.mapping import shard
-from unsilent.workloads.published.resnet18 import published_resnet18
-from unsilent.workloads.saved_files import misfit
+from unsilent.workloads.published.log import PublishedStepRecord
+from unsilent.workloads.published.mapping import images_per_worker
+from unsilent.workloads.published.resnet18 import untrained_resnet18
+from unsilent.workloads.saved_files import state_dict_misfit
 
 DECAY: Mapping[str, tuple[int, float]] = {
     "resnet18": (4000, 1e-4),
@@ -50,7 +50,7 @@ _SHUFFLE, _AUGMENT, _DROPOUT = range(3)
 
 
 @dataclass(frozen=True)
-class Images:
+class NormalisedImages:
     """Images uint8 [n, 32, 32, 3] with labels int64 [n], and what they are normalised by."""
 
     images: Tensor
@@ -67,7 +67,7 @@ class Images:
         return scaled.float().permute(0, 3, 1, 2).contiguous(), self.labels[chosen]
 
 
-def prepared(images: Tensor, labels: Tensor, train: int) -> tuple[Images, Images]:
+def split_and_normalise(images: Tensor, labels: Tensor, train: int) -> tuple[NormalisedImages, NormalisedImages]:
     """Images uint8 [n, 32, 32, 3] as training and evaluation sets: the first ``train``, and all others.
 
     Both are normalised by the mean and deviation of all numbers of the training set.
@@ -78,7 +78,7 @@ def prepared(images: Tensor, labels: Tensor, train: int) -> tuple[Images, Images
     deviation = max(
         float(np.sqrt(shares @ (levels - mean) ** 2)), 1e-9
     )  # images of one colour are no images, but no error
-    return Images(images[:train], labels[:train], mean, deviation), Images(
+    return NormalisedImages(images[:train], labels[:train], mean, deviation), NormalisedImages(
         images[train:], labels[train:], mean, deviation
     )
 
@@ -87,14 +87,17 @@ class PublishedTraining:
     """Model, optimizer, and the moving statistics of each worker.
 
     Args:
-        name: the published network. data: training images. batch: of all workers together. rate: at which the decay starts.
+        name: The published network.
+        data: Training images.
+        batch: Of all workers together.
+        rate: At which the decay starts.
     """
 
     def __init__(
-        self, name: str, data: Images, *, rate: float, batch: int = 1024, width: int = 64, seed: int = 123
+        self, name: str, data: NormalisedImages, *, rate: float, batch: int = 1024, width: int = 64, seed: int = 123
     ) -> None:
-        self.model = published_resnet18(name, width=width, seed=seed)
-        self.data, self.batch, self.share, self.seed = data, batch, shard(batch), seed
+        self.model = untrained_resnet18(name, width=width, seed=seed)
+        self.data, self.batch, self.share, self.seed = data, batch, images_per_worker(batch), seed
         self._rate, (self._steps, self._end) = rate, DECAY[name]
         parameters = self.model.parameters()
         self.optimizer: torch.optim.Optimizer = (
@@ -109,7 +112,7 @@ class PublishedTraining:
     def load(self, state: Mapping[str, Tensor], path: str) -> None:
         """Start from weights; those of all workers alike. Raises ``UsageError`` where they do not fit."""
         own = self.model.state_dict()
-        if problem := misfit(own, state, "the published network"):
+        if problem := state_dict_misfit(own, state, "the published network"):
             raise UsageError(f"{path} {problem}; expected the state dict of the published network, as torch saves it")
         self.model.load_state_dict({**own, **state})
         self.moving = self._spread()
@@ -119,36 +122,40 @@ class PublishedTraining:
         epoch: int,
         number: int,
         faults: Sequence[Fault] = (),
-        inside: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - has no state
-    ) -> StepRecord:
-        """Train one step of an epoch, with faults in it; ``inside`` is entered within the mode that corrupts them."""
+        inner_context: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - has no state
+    ) -> PublishedStepRecord:
+        """Train one step of an epoch, with faults in it; ``inner_context`` is entered within the mode that corrupts them."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(epoch * STEPS + number)
         images, labels = self._batch(epoch, number)
         losses, right = [], 0
         self.model.train()
-        corrupted = Step(self.model, faults, [self.optimizer]) if faults else None
-        with corrupted or nullcontext(), inside:
+        corrupted = StepInjection(self.model, faults, [self.optimizer]) if faults else None
+        with corrupted or nullcontext(), inner_context:
             self.optimizer.zero_grad()
             for worker in range(WORKERS):
                 part = slice(worker * self.share, (worker + 1) * self.share)
-                self._take(worker)
+                self._use_worker_statistics(worker)
                 x = self._augmented(images[part], epoch, number, worker).requires_grad_(self.input_gradients)
-                with self._dice(_DROPOUT, epoch, number, worker):
+                with self._seeded_global_randomness(_DROPOUT, epoch, number, worker):
                     scores = self.model(x)
                 loss = cross_entropy(scores, labels[part], reduction="sum") / self.batch
                 loss.backward()
                 losses.append(float(loss.detach()))
                 right += int((scores.argmax(1) == labels[part]).sum())
             self.optimizer.step()
-        return StepRecord(epoch, number, sum(losses), right / self.batch, corrupted.receipt if corrupted else None)
+        return PublishedStepRecord(
+            epoch, number, sum(losses), right / self.batch, corrupted.receipt if corrupted else None
+        )
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from the very first."""
         return (self._rate - self._end) * (1 - min(step, self._steps) / self._steps) + self._end
 
     @torch.no_grad()
-    def evaluate(self, data: Images, progress: Callable[[int, int], None] | None = None) -> tuple[float, float]:
+    def evaluate(
+        self, data: NormalisedImages, progress: Callable[[int, int], None] | None = None
+    ) -> tuple[float, float]:
         """Mean loss and accuracy; each worker answers for an eighth of every batch, with its own moving statistics."""
         self.model.eval()
         loss, right = 0.0, 0
@@ -156,7 +163,7 @@ class PublishedTraining:
             parts = torch.tensor_split(torch.arange(start, min(start + EVALUATED, len(data))), WORKERS)
             for worker, rows in enumerate(parts):
                 if len(rows):
-                    self._take(worker)
+                    self._use_worker_statistics(worker)
                     images, labels = data.rows(rows)
                     scores = self.model(images)
                     loss += float(cross_entropy(scores, labels, reduction="sum"))
@@ -167,7 +174,7 @@ class PublishedTraining:
 
     def snapshot(self) -> dict[str, Any]:
         """All of the training's state; see `restore`."""
-        self._take(0)
+        self._use_worker_statistics(0)
         whole = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "moving": self.moving}
         return copy.deepcopy(whole)
 
@@ -175,7 +182,7 @@ class PublishedTraining:
         """Back to a snapshot, which stays as it is."""
         whole = copy.deepcopy(dict(state))
         self.moving = whole["moving"]
-        self._take(0)
+        self._use_worker_statistics(0)
         self.model.load_state_dict(whole["model"])
         self.optimizer.load_state_dict(whole["optimizer"])
 
@@ -183,7 +190,7 @@ class PublishedTraining:
         """Moving mean and variance of every norm, for each worker a copy of what the model has now."""
         return [[(m.running_mean.clone(), m.running_var.clone()) for m in self._norms] for _ in range(WORKERS)]  # type: ignore[union-attr]
 
-    def _take(self, worker: int) -> None:
+    def _use_worker_statistics(self, worker: int) -> None:
         """Let the model read and write the moving statistics of a worker."""
         for norm, (mean, variance) in zip(self._norms, self.moving[worker], strict=True):
             norm.running_mean, norm.running_var = mean, variance
@@ -213,7 +220,7 @@ class PublishedTraining:
         return int(np.random.SeedSequence([self.seed, *stream]).generate_state(1, np.uint64)[0] >> 1)
 
     @contextmanager
-    def _dice(self, *stream: int) -> Iterator[None]:
+    def _seeded_global_randomness(self, *stream: int) -> Iterator[None]:
         """Torch's global random numbers seeded inside, and as they were afterwards."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self._seed(*stream))

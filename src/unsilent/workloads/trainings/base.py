@@ -41,10 +41,10 @@ class Seeds:
             value = getattr(self, part.name)
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
             if not whole and not (value is None and part.name == "within"):
-                raise UsageError(f"seed {part.name!r} is {value!r}; expected a whole number from 0 on")
+                raise UsageError(f"seed {part.name!r} is {value!r}; expected a whole number, 0 or more")
 
     @classmethod
-    def all(cls, seed: int) -> Seeds:
+    def same_for_all(cls, seed: int) -> Seeds:
         """The same number for every stream (they stay independent of each other); rows in a batch as they come."""
         return cls(seed, seed, seed, seed)
 
@@ -62,7 +62,7 @@ class TrainingState:
     """A training as it is between two steps; live, changed by `TrainingWorkload.step`.
 
     ``step``: steps done, ``epoch`` and ``cursor``: batches taken of that epoch. ``generators``: one per stream on the CPU,
-    seeded anew from ``seeds`` and the counters before every use, so they need no place in a snapshot. ``derived``: what
+    seeded anew from ``seeds`` and the counters before every use, so they need no place in a snapshot. ``cached_values``: what
     follows from the rest and is only kept to save time (the order of this epoch).
     """
 
@@ -77,7 +77,7 @@ class TrainingState:
     generators: dict[str, torch.Generator] = field(
         default_factory=lambda: {name: torch.Generator() for name in STREAMS}
     )
-    derived: dict[str, Any] = field(default_factory=dict)
+    cached_values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from unsilent.workloads.base import call_model
-from unsilent.workloads.clicks import Clicks, synthetic
+from unsilent.workloads.clicks import Clicks, synthetic_clicks
 from unsilent.workloads.dlrm_model import Dlrm
-from unsilent.workloads.training import auc, check_count
+from unsilent.workloads.model_fitting import auc, check_option_range
 from unsilent.workloads.trainings.base import Bools, Evaluation
-from unsilent.workloads.trainings.evaluating import evaluation
+from unsilent.workloads.trainings.evaluating import make_evaluation
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import Options, behind, training_of
+from unsilent.workloads.trainings.recipes import BuiltInTrainingOptions, add_dropout_after, make_training
 
 NAME = "train-dlrm"
 EVALUATED = 2000
@@ -38,11 +38,11 @@ def train_dlrm(
     device: str = "cpu",
 ) -> Training:
     """DLRM with dropout after the first layer of its top MLP."""
-    data = synthetic()
-    check_count(NAME, "batch", batch, data.cut, "training rows")
-    held_out = slice(data.cut, data.cut + EVALUATED)
+    data = synthetic_clicks()
+    check_option_range(NAME, "batch", batch, data.training_row_count, "training rows")
+    held_out = slice(data.training_row_count, data.training_row_count + EVALUATED)
     dense, sparse, labels = data.dense[held_out], data.sparse[held_out], data.labels[held_out]
-    groups = {"rare category": rare(data, held_out)}
+    groups = {"rare category": has_rare_category(data, held_out)}
 
     def take(rows: Tensor) -> dict[str, Tensor]:
         return {"dense": data.dense[rows], "sparse": data.sparse[rows], "labels": data.labels[rows]}
@@ -51,7 +51,7 @@ def train_dlrm(
         model = Dlrm(data.dense.shape[1], data.tables)
         # Without the last sigmoid: its loss is exact for scores of any size, and under autocast.
         model.top_l[-1] = nn.Identity()
-        behind(model.top_l, 1, dropout)
+        add_dropout_after(model.top_l, 1, dropout)
         return model
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -65,12 +65,12 @@ def train_dlrm(
         result = float(binary_cross_entropy_with_logits(scores, labels))
         # A model that a fault has spoilt has no order of its scores.
         area = auc(labels.numpy(), scores.numpy()) if bool(torch.isfinite(scores).all()) else float("nan")
-        return evaluation(result, (scores > 0).long(), labels.long(), groups, AUC=area)
+        return make_evaluation(result, (scores > 0).long(), labels.long(), groups, AUC=area)
 
-    return training_of(
+    return make_training(
         NAME,
-        Options(steps, batch, optimizer, rate, dropout, amp, device),
-        rows=data.cut,
+        BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device),
+        rows=data.training_row_count,
         take=take,
         settings={"data": data.hash},
         model=build,
@@ -84,10 +84,10 @@ def train_dlrm(
     )
 
 
-def rare(data: Clicks, rows: slice) -> Bools:
-    """Which rows have, in any table, a category that fewer than `RARE` training rows have."""
+def has_rare_category(data: Clicks, rows: slice) -> Bools:
+    """Which rows have, in any table, a category that fewer than `RARE_DIFFERENCE_SHARE` training rows have."""
     array = np.zeros(len(data.labels[rows]), np.bool_)
     for i, size in enumerate(data.tables):
-        met = np.bincount(data.sparse[: data.cut, i].numpy(), minlength=size)
+        met = np.bincount(data.sparse[: data.training_row_count, i].numpy(), minlength=size)
         array |= met[data.sparse[rows, i].numpy()] < RARE
     return array

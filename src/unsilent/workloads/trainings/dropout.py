@@ -17,7 +17,7 @@ _order: ContextVar[Tensor | None] = ContextVar("_order", default=None)
 
 
 @contextmanager
-def rows_as(order: Tensor | None) -> Iterator[None]:
+def rows_permuted_by(order: Tensor | None) -> Iterator[None]:
     """Inside, row i of every batch is row ``order[i]`` of the batch as it came (None: as it came)."""
     token = _order.set(order)
     try:

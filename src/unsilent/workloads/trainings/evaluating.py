@@ -14,30 +14,30 @@ from unsilent.nested import tensors_in
 from unsilent.workloads.base import call_model
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
 
-Placed = Callable[[Any], Any]
+MoveToDevice = Callable[[Any], Any]
 """Puts a batch on the device of the model."""
 
 
 def evaluator(
     name: str, evaluate: Any, loss: Callable[[nn.Module, Any], Any]
-) -> Callable[[nn.Module, Placed], Evaluation]:
+) -> Callable[[nn.Module, MoveToDevice], Evaluation]:
     """What makes an `Evaluation` of a model in eval mode; ``evaluate`` as `Training` takes it."""
     if callable(evaluate):
         return lambda model, placed: _checked(name, evaluate(model))
     if isinstance(evaluate, (Tensor, Mapping, str)) or not isinstance(evaluate, Iterable):
         raise UsageError(
             f"training {name!r}: evaluate is {type(evaluate).__name__}; expected a list of batches (inputs, labels) or a "
-            "function of the model giving an Evaluation"
+            "function that takes the model and returns an Evaluation"
         )
     return lambda model, placed: _over(name, model, evaluate, loss, placed)
 
 
-def answers(scores: Tensor) -> Tensor:
+def predictions_from_scores(scores: Tensor) -> Tensor:
     """int64 [n] from class scores [n, classes] or one score [n] that is positive for yes."""
     return scores.argmax(-1) if scores.ndim > 1 and scores.shape[-1] > 1 else (scores.reshape(-1) > 0).long()
 
 
-def evaluation(
+def make_evaluation(
     loss: float,
     predictions: Tensor,
     labels: Tensor,
@@ -57,37 +57,37 @@ def _ints(values: Tensor) -> Ints:
 
 
 def _over(
-    name: str, model: nn.Module, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Any], placed: Placed
+    name: str, model: nn.Module, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Any], placed: MoveToDevice
 ) -> Evaluation:
     total, predictions, labels = 0.0, list[Tensor](), list[Tensor]()
     for given in batches:
         batch = placed(given)
         if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[-1], Tensor):
             raise UsageError(
-                f"training {name!r}: a held-out batch is a {type(batch).__name__}; expected (inputs, labels), else give "
-                "evaluate a function of the model"
+                f"training {name!r}: a held-out batch is a {type(batch).__name__}; expected (inputs, labels); for "
+                "other batches, let evaluate be a function that takes the model"
             )
         result = loss(model, batch)
         value = result[0] if isinstance(result, tuple) else result
         scores = call_model(model, batch[0] if len(batch) == 2 else tuple(batch[:-1]))
-        if not isinstance(scores, Tensor) or answers(scores).numel() != batch[-1].numel():
+        if not isinstance(scores, Tensor) or predictions_from_scores(scores).numel() != batch[-1].numel():
             raise UsageError(
-                f"training {name!r}: the model's output is not one row of scores for each label; give evaluate a function of "
-                "the model"
+                f"training {name!r}: the model's output is not one row of scores for each label; let evaluate be a "
+                "function that takes the model"
             )
         total += float(value) * (row_count(batch) or 1)
-        predictions.append(answers(scores).reshape(-1))
+        predictions.append(predictions_from_scores(scores).reshape(-1))
         labels.append(batch[-1].reshape(-1))
     if not labels:
-        raise UsageError(f"training {name!r}: there are no held-out batches; give evaluate at least one")
+        raise UsageError(f"training {name!r}: evaluate has no held-out batches; give at least one")
     every = torch.cat(labels)
-    return evaluation(total / len(every), torch.cat(predictions), every)
+    return make_evaluation(total / len(every), torch.cat(predictions), every)
 
 
 def _checked(name: str, result: Any) -> Evaluation:
     if not isinstance(result, Evaluation):
         raise UsageError(
-            f"training {name!r}: evaluate gave a {type(result).__name__}; expected an Evaluation(loss, metrics, predictions, "
+            f"training {name!r}: evaluate returned a {type(result).__name__}; expected an Evaluation(loss, metrics, predictions, "
             "labels), see unsilent.workloads.trainings"
         )
     return result

@@ -18,18 +18,24 @@ from torch.nn.functional import cross_entropy
 
 from unsilent.errors import UsageError
 from unsilent.workloads.base import call_model
-from unsilent.workloads.cache import digest
+from unsilent.workloads.cache import digest_of_parts
 from unsilent.workloads.cifar_files import read_images
 from unsilent.workloads.cifar_resnet import CITATION as RESNET_CITATION
 from unsilent.workloads.cifar_resnet import BasicBlock, CifarResNet, normalised
 from unsilent.workloads.digits import CITATION, DESCRIPTION, DigitsCnn, DigitsVit, ResidualBlock, digits
+from unsilent.workloads.model_fitting import check_option_range
 from unsilent.workloads.published.resnet18 import Bias
-from unsilent.workloads.training import check_count
 from unsilent.workloads.trainings.base import Bools, Evaluation
 from unsilent.workloads.trainings.dropout import RowDropout
-from unsilent.workloads.trainings.evaluating import answers, evaluation
+from unsilent.workloads.trainings.evaluating import make_evaluation, predictions_from_scores
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import Options, behind, drop_in_blocks, shifted, training_of
+from unsilent.workloads.trainings.recipes import (
+    BuiltInTrainingOptions,
+    add_dropout_after,
+    add_dropout_to_blocks,
+    make_training,
+    randomly_shifted_images,
+)
 
 HELD_OUT = 6
 """One in so many of the user's own images is held out, as 10,000 of 60,000 are in CIFAR."""
@@ -38,7 +44,7 @@ EVALUATED = 250
 DARK = "darkest quarter"
 
 
-class Pictures(NamedTuple):
+class ImageData(NamedTuple):
     """Images float32 [n, c, h, w] and labels int64 [n]; ``black``: the value of a pixel without light."""
 
     train: Tensor
@@ -86,16 +92,18 @@ def train_resnet(
     """A residual network on digits, or on the images of ``data``.
 
     Args:
-        width: of the digits' network (8). depth: of the CIFAR network, 6 k + 2 (8). optimizer, rate: default: the variant's.
+        width: Of the digits' network (8).
+        depth: Of the CIFAR network, 6 k + 2 (8).
+        optimizer, rate: Default: the variant's.
         data: ``.npz`` with ``images`` uint8 [n, 32, 32, 3] and ``labels`` [n]; the last sixth is held out.
     """
     chosen = VARIANTS[variant]
     if (data is None and depth is not None) or (data is not None and width is not None):
         given, other = ("depth", "width") if data is None else ("width", "depth")
         kind = "digits'" if data is None else "CIFAR"
-        raise UsageError(f"workload {variant!r}: the {kind} network has no {given!r}; choose its {other!r}")
+        raise UsageError(f"workload {variant!r}: the {kind} network has no option {given!r}; set {other!r} instead")
     size, layers = 8 if width is None else width, 8 if depth is None else depth
-    check_count(variant, "width", size, 1024, "channels of the first layer")
+    check_option_range(variant, "width", size, 1024, "channels of the first layer")
     if layers % 6 != 2 or layers < 8:
         raise UsageError(f"workload {variant!r}: option 'depth' is {layers}; expected 8, 14, 20 … (6 k + 2)")
 
@@ -103,7 +111,7 @@ def train_resnet(
         model: nn.Module
         if data is None:
             model = DigitsCnn(size)
-            behind(model.head, 1, dropout)
+            add_dropout_after(model.head, 1, dropout)
         else:
             model = CifarResNet(layers)
             model.add_module("linear", nn.Sequential(RowDropout(dropout), model.linear))
@@ -114,7 +122,7 @@ def train_resnet(
         "residual network" + ("" if chosen.norm else " without batch norm"),
         build,
         _own(data) if data is not None else _digits(),
-        Options(
+        BuiltInTrainingOptions(
             steps, batch, optimizer or chosen.optimizer, chosen.rate if rate is None else rate, dropout, amp, device
         ),
         clip,
@@ -139,14 +147,14 @@ def train_vit(
 ) -> Training:
     """A vision transformer on digits; dropout at the end of each MLP."""
     name = "train-vit"
-    check_count(name, "width", width, 1024, "numbers per token, a multiple of 4")
-    check_count(name, "depth", depth, 64, "blocks")
+    check_option_range(name, "width", width, 1024, "embedding size, a multiple of 4")
+    check_option_range(name, "depth", depth, 64, "transformer blocks")
     if width % 4:
         raise UsageError(f"workload {name!r}: option 'width' is {width}; expected a multiple of its 4 heads")
 
     def build() -> nn.Module:
         model = DigitsVit(width, depth)
-        drop_in_blocks(model.blocks, dropout)
+        add_dropout_to_blocks(model.blocks, dropout)
         return model
 
     return _classifier(
@@ -154,7 +162,7 @@ def train_vit(
         "vision transformer",
         build,
         _digits(),
-        Options(steps, batch, optimizer, rate, dropout, amp, device),
+        BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device),
         clip,
         shift,
         {"width": width, "depth": depth},
@@ -165,26 +173,26 @@ def _classifier(
     name: str,
     what: str,
     build: Callable[[], nn.Module],
-    pictures: Pictures,
-    options: Options,
+    pictures: ImageData,
+    options: BuiltInTrainingOptions,
     clip: float,
     shift: bool,
     settings: dict[str, int],
 ) -> Training:
     """The training of any classifier of the pictures."""
-    check_count(name, "batch", options.batch, len(pictures.train), "training images")
+    check_option_range(name, "batch", options.batch, len(pictures.train), "training images")
     groups = {DARK: _darkest(pictures.test)}
 
     def augment(rows: tuple[Tensor, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return shifted(rows[0], generator, pictures.black), rows[1]
+        return randomly_shifted_images(rows[0], generator, pictures.black), rows[1]
 
     def evaluate(model: nn.Module) -> Evaluation:
         place = next(model.parameters()).device
         scores = torch.cat([call_model(model, part.to(place)) for part in pictures.test.split(EVALUATED)]).cpu()
         loss = float(cross_entropy(scores, pictures.test_labels))
-        return evaluation(loss, answers(scores), pictures.test_labels, groups)
+        return make_evaluation(loss, predictions_from_scores(scores), pictures.test_labels, groups)
 
-    return training_of(
+    return make_training(
         name,
         options,
         rows=len(pictures.train),
@@ -220,12 +228,12 @@ def without_norm(model: nn.Module) -> nn.Module:
     return model
 
 
-def _digits() -> Pictures:
+def _digits() -> ImageData:
     d = digits()
-    return Pictures(d.train, d.train_labels, d.test, d.test_labels, -1.0, DESCRIPTION, CITATION, d.hash)
+    return ImageData(d.train, d.train_labels, d.test, d.test_labels, -1.0, DESCRIPTION, CITATION, d.hash)
 
 
-def _own(path: str) -> Pictures:
+def _own(path: str) -> ImageData:
     """Images of the user's own. Raises ``UsageError`` where there are too few."""
     images, labels = read_images(path, 10)
     if len(images) < LEAST:
@@ -233,8 +241,8 @@ def _own(path: str) -> Pictures:
     cut = len(images) - len(images) // HELD_OUT
     ready = normalised(images)
     text = f"{Path(path).name}, {cut:,} training and {len(images) - cut:,} held-out images"
-    content = digest(images.numpy().tobytes(), labels.numpy().tobytes())
-    return Pictures(ready[:cut], labels[:cut], ready[cut:], labels[cut:], 0.0, text, RESNET_CITATION, content)
+    content = digest_of_parts(images.numpy().tobytes(), labels.numpy().tobytes())
+    return ImageData(ready[:cut], labels[:cut], ready[cut:], labels[cut:], 0.0, text, RESNET_CITATION, content)
 
 
 def _darkest(images: Tensor) -> Bools:

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unsilent.blame import call
+from unsilent.error_origin import call_user_code
 from unsilent.errors import UsageError
-from unsilent.nested import mapped
+from unsilent.nested import map_tensors
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings import snapshots
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
-from unsilent.workloads.trainings.dropout import rows_as
+from unsilent.workloads.trainings.dropout import rows_permuted_by
 from unsilent.workloads.trainings.evaluating import evaluator, row_count
-from unsilent.workloads.trainings.randomness import GLOBALS, apart, derived, seed_globals
+from unsilent.workloads.trainings.randomness import GLOBALS, isolated_randomness, seed_globals, stream_seed
 from unsilent.workloads.trainings.sources import source_of
 
 FORMAT = 1
@@ -34,22 +34,23 @@ class Training:
     """A training workload.
 
     Args:
-        model: gives a new model; what it draws is seeded from ``init``.
-        optimizer: from the model one optimizer, or several.
-        batches: a list of batches (in a new random order in each epoch); a data loader, or a function giving one, or one with
-            ``yield``; or a function of the step giving its batch.
+        model: Gives a new model; what it draws is seeded from ``init``.
+        optimizer: From the model one optimizer, or several.
+        batches: A list of batches (in a new random order in each epoch); a data loader, or a function giving
+            one, or one with ``yield``; or a function of the step giving its batch.
         loss: ``loss(model, batch)`` -> the loss, or the loss and metrics of the batch by name.
-        evaluate: held-out batches ``(inputs, labels)`` (the answer is the largest score), or a function of the model that
-            gives an `Evaluation`.
-        schedule: from an optimizer its learning-rate scheduler, which goes on after each update.
-        augment: ``augment(batch, generator)`` -> batch; what it draws, also from the global generators, follows from the seed.
-        clip: largest norm of all gradients together.
-        amp: ``bfloat16`` or ``float16``: forward passes under autocast, with a loss scaler. growth: updates after which it
-            doubles its scale.
-        steps: of a full run.
-        device: model and batches are put there.
-        settings: what decides the run beside the code (JSON values); a snapshot taken with others is refused.
-        streams: the seeds that have an effect (None: not known).
+        evaluate: Held-out batches ``(inputs, labels)`` (the answer is the largest score), or a function of
+            the model that gives an `Evaluation`.
+        schedule: From an optimizer its learning-rate scheduler, which goes on after each update.
+        augment: ``augment(batch, generator)`` -> batch; what it draws, also from the global generators,
+            follows from the seed.
+        clip: Largest norm of all gradients together.
+        amp: ``bfloat16`` or ``float16``: forward passes under autocast, with a loss scaler.
+        growth: Updates after which it doubles its scale.
+        steps: Of a full run.
+        device: Model and batches are put there.
+        settings: What decides the run beside the code (JSON values); a snapshot taken with others is refused.
+        streams: The seeds that have an effect (None: not known).
         info: JSON values for reports.
     """
 
@@ -79,9 +80,9 @@ class Training:
             # A module can be called, too; but a training needs a new one for each run.
             if not callable(given) or (part != "loss" and isinstance(given, (nn.Module, Optimizer))):
                 raise UsageError(
-                    f"training {name!r}: {part} is {type(given).__name__}; expected a function giving a new one: lambda: …"
+                    f"training {name!r}: {part} is {type(given).__name__}; expected a function that returns a model: lambda: …"
                     if part == "model"
-                    else f"training {name!r}: {part} is {type(given).__name__}; expected a function of the model"
+                    else f"training {name!r}: {part} is {type(given).__name__}; expected a function that takes the model"
                 )
         if amp not in AMPS:
             raise UsageError(f"training {name!r}: amp is {amp!r}; expected {', '.join(AMPS)}")
@@ -98,16 +99,16 @@ class Training:
 
     def start(self, seeds: int | Seeds = 0) -> TrainingState:
         """A new training."""
-        seeds = seeds if isinstance(seeds, Seeds) else Seeds.all(seeds)
-        with apart():
-            seed_globals(derived(seeds, "init"))
-            model = call(self._model)
+        seeds = seeds if isinstance(seeds, Seeds) else Seeds.same_for_all(seeds)
+        with isolated_randomness():
+            seed_globals(stream_seed(seeds, "init"))
+            model = call_user_code(self._model)
             if not isinstance(model, nn.Module):
                 raise UsageError(f"training {self.name!r}: expected a torch.nn.Module, got {type(model).__name__}")
             model = model.to(self.device)
-            made = call(self._optimizer, model)
+            made = call_user_code(self._optimizer, model)
             optimizers = [made] if isinstance(made, Optimizer) else list(made)
-            schedulers = [call(self._schedule, o) for o in optimizers] if self._schedule else []
+            schedulers = [call_user_code(self._schedule, o) for o in optimizers] if self._schedule else []
         scaler = None
         if self._amp is not None:
             scaler = torch.amp.GradScaler(self.device.type, growth_interval=self._growth)
@@ -115,17 +116,19 @@ class Training:
 
     def step(self, state: TrainingState) -> StepRecord:
         """One update."""
-        with apart():
+        with isolated_randomness():
             batch, order = self._batch(state)
             for optimizer in state.optimizers:
                 optimizer.zero_grad(set_to_none=True)
-            seed_globals(derived(state.seeds, "dropout", state.step))
-            with rows_as(order), self._autocast():
-                result = call(self._loss, state.model, batch)
+            seed_globals(stream_seed(state.seeds, "dropout", state.step))
+            with rows_permuted_by(order), self._autocast():
+                result = call_user_code(self._loss, state.model, batch)
             loss, metrics = result if isinstance(result, tuple) else (result, {})
             if not isinstance(loss, Tensor) or loss.numel() != 1:
-                raise UsageError(f"training {self.name!r}: loss gave {_what(loss)}; expected a tensor with one element")
-            call((loss if state.scaler is None else state.scaler.scale(loss)).backward)
+                raise UsageError(
+                    f"training {self.name!r}: loss returned {_what(loss)}; expected a tensor with one element"
+                )
+            call_user_code((loss if state.scaler is None else state.scaler.scale(loss)).backward)
             self._update(state)
             record = StepRecord(state.step, float(loss.detach()), {name: float(v) for name, v in metrics.items()})
         state.step += 1
@@ -135,11 +138,11 @@ class Training:
     def evaluate(self, state: TrainingState) -> Evaluation:
         """The model in eval mode, on the held-out data."""
         modes = [(module, module.training) for module in state.model.modules()]
-        with apart(), torch.no_grad():
+        with isolated_randomness(), torch.no_grad():
             seed_globals(0)
             state.model.eval()
             try:
-                evaluation: Evaluation = call(self._evaluate, state.model, self._placed)
+                evaluation: Evaluation = call_user_code(self._evaluate, state.model, self._placed)
                 return evaluation
             finally:
                 for module, mode in modes:
@@ -151,14 +154,14 @@ class Training:
         return {
             "format": FORMAT,
             "workload": self.name,
-            "settings": snapshots.copied(self.settings, "settings"),
+            "settings": snapshots.snapshot_copy(self.settings, "settings"),
             "seeds": state.seeds.to_json(),
             "step": state.step,
             "epoch": state.epoch,
             "cursor": state.cursor,
-            "model": snapshots.copied(snapshots.tensors_of(state.model), "model"),
-            "optimizers": [snapshots.of_optimizer(optimizer, names) for optimizer in state.optimizers],
-            "schedulers": [snapshots.copied(s.state_dict(), type(s).__name__) for s in state.schedulers],
+            "model": snapshots.snapshot_copy(snapshots.model_tensors(state.model), "model"),
+            "optimizers": [snapshots.optimizer_snapshot(optimizer, names) for optimizer in state.optimizers],
+            "schedulers": [snapshots.snapshot_copy(s.state_dict(), type(s).__name__) for s in state.schedulers],
             "scaler": None if state.scaler is None else state.scaler.state_dict(),
         }
 
@@ -178,30 +181,30 @@ class Training:
         for optimizer, kept in zip(state.optimizers, snapshot["optimizers"], strict=True):
             snapshots.put_into_optimizer(optimizer, kept, names)
         for scheduler, kept in zip(state.schedulers, snapshot["schedulers"], strict=True):
-            scheduler.load_state_dict(snapshots.put_back(scheduler.state_dict(), kept))
+            scheduler.load_state_dict(snapshots.restored_value(scheduler.state_dict(), kept))
         if state.scaler is not None:
             state.scaler.load_state_dict(dict(snapshot["scaler"]))
         state.seeds = Seeds(**snapshot["seeds"])
         state.step, state.epoch, state.cursor = (snapshot[key] for key in ("step", "epoch", "cursor"))
-        state.derived.clear()
+        state.cached_values.clear()
 
     def _batch(self, state: TrainingState) -> tuple[Any, Tensor | None]:
         """The batch of the state's step, and how its rows were permuted (None: not)."""
-        batch = call(self._source.batch, state)
+        batch = call_user_code(self._source.batch, state)
         if self._augment is not None:
-            seed_globals(derived(state.seeds, "augment", state.step, GLOBALS))
-            generator = state.generators["augment"].manual_seed(derived(state.seeds, "augment", state.step))
-            batch = call(self._augment, batch, generator)
+            seed_globals(stream_seed(state.seeds, "augment", state.step, GLOBALS))
+            generator = state.generators["augment"].manual_seed(stream_seed(state.seeds, "augment", state.step))
+            batch = call_user_code(self._augment, batch, generator)
         order = None
         if state.seeds.within is not None and (count := row_count(batch)):
-            generator = state.generators["within"].manual_seed(derived(state.seeds, "within", state.step))
+            generator = state.generators["within"].manual_seed(stream_seed(state.seeds, "within", state.step))
             order = torch.randperm(count, generator=generator)
-            batch = mapped(batch, lambda _, tensor: tensor[order] if tensor.ndim else tensor)
+            batch = map_tensors(batch, lambda _, tensor: tensor[order] if tensor.ndim else tensor)
             order = order.to(self.device)
         return self._placed(batch), order
 
     def _placed(self, batch: Any) -> Any:
-        return mapped(batch, lambda _, tensor: tensor.to(self.device)) if self.device.type != "cpu" else batch
+        return map_tensors(batch, lambda _, tensor: tensor.to(self.device)) if self.device.type != "cpu" else batch
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
@@ -215,19 +218,19 @@ class Training:
             if scaler is not None:
                 scaler.unscale_(optimizer)
         if self._clip is not None:
-            call(nn.utils.clip_grad_norm_, state.model.parameters(), self._clip)
+            call_user_code(nn.utils.clip_grad_norm_, state.model.parameters(), self._clip)
         if scaler is None:
             for optimizer in state.optimizers:
-                call(optimizer.step)
+                call_user_code(optimizer.step)
         else:
             before = scaler.get_scale()
             for optimizer in state.optimizers:
-                call(scaler.step, optimizer)
+                call_user_code(scaler.step, optimizer)
             scaler.update()
             if scaler.get_scale() < before:
                 return  # gradients were not finite and the update was left out: the schedule waits
         for scheduler in state.schedulers:
-            call(scheduler.step)
+            call_user_code(scheduler.step)
 
 
 def _names(model: nn.Module) -> dict[int, str]:

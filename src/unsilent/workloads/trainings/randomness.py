@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from unsilent.errors import UsageError
-from unsilent.workloads.process import watched_process
+from unsilent.workloads.process_side_effects import contain_user_process
 from unsilent.workloads.trainings.base import STREAMS, Seeds
 
 DATA = "data"
@@ -32,7 +32,7 @@ _SMALL = 2**32
 """Seeds below are one word of entropy; larger ones would run into the words behind them."""
 
 
-def derived(seeds: Seeds, stream: str, *at: int) -> int:
+def stream_seed(seeds: Seeds, stream: str, *at: int) -> int:
     """The seed (63 bits) of a stream at a step or epoch, and of which of its generators."""
     seed = 0 if stream == DATA else getattr(seeds, stream)
     if seed >= _SMALL:
@@ -51,29 +51,29 @@ def seed_globals(seed: int) -> None:
     random.seed(seed)
 
 
-def held_generators(others: Sequence[Any] = ()) -> Callable[[], None]:
+def save_generator_states(others: Sequence[Any] = ()) -> Callable[[], None]:
     """Holds the state of all global generators and of ``others``; calling what is returned puts it back.
 
     Raises:
         UsageError: a generator whose state cannot be read.
     """
     numpys, pythons = np.random.get_state(), random.getstate()
-    own = [(generator, state_of(generator)) for generator in (torch.default_generator, *others)]
+    own = [(generator, generator_state(generator)) for generator in (torch.default_generator, *others)]
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def put_back() -> None:
         np.random.set_state(numpys)
         random.setstate(pythons)
         for generator, state in own:
-            set_state(generator, state)
+            set_generator_state(generator, state)
         if devices is not None:
             torch.cuda.set_rng_state_all(devices)
 
     return put_back
 
 
-def state_of(generator: Any) -> Any:
-    """The state of a generator of torch, numpy or Python, to be given to `set_state`.
+def generator_state(generator: Any) -> Any:
+    """The state of a generator of torch, numpy or Python, to be given to `set_generator_state`.
 
     Raises:
         UsageError: it has none that can be put back, as ``random.SystemRandom``.
@@ -86,12 +86,12 @@ def state_of(generator: Any) -> Any:
         return generator.get_state()
     except (NotImplementedError, AttributeError):
         raise UsageError(
-            f"the state of the random generator {type(generator).__module__}.{type(generator).__name__} cannot be read and put "
-            "back; use one of torch.Generator, numpy.random.Generator or random.Random"
+            f"the state of the random generator {type(generator).__module__}.{type(generator).__name__} cannot be saved and "
+            "restored; use one of torch.Generator, numpy.random.Generator or random.Random"
         ) from None
 
 
-def set_state(generator: Any, state: Any) -> None:
+def set_generator_state(generator: Any, state: Any) -> None:
     """Put back what `state_of` returned."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
@@ -102,11 +102,11 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def isolated_randomness() -> Iterator[None]:
     """Gradients on inside; the caller's global generators, thread count and gradient mode back afterwards."""
-    put_back = held_generators()
+    put_back = save_generator_states()
     try:
-        with torch.inference_mode(False), torch.enable_grad(), watched_process():
+        with torch.inference_mode(False), torch.enable_grad(), contain_user_process():
             yield
     finally:
         put_back()

@@ -12,11 +12,11 @@ from torch.nn.functional import pad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from unsilent.errors import UsageError, unknown
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.workloads.layers import TransformerBlock
 from unsilent.workloads.trainings.dropout import RowDropout
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.sources import Rows
+from unsilent.workloads.trainings.sources import RowBatches
 
 WARM_UP = 0.1
 """Share of a run in which the learning rate goes up."""
@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 
 
-class Options(NamedTuple):
+class BuiltInTrainingOptions(NamedTuple):
     """What every built-in training can be told."""
 
     steps: int
@@ -39,9 +39,9 @@ class Options(NamedTuple):
     device: str
 
 
-def training_of(
+def make_training(
     name: str,
-    options: Options,
+    options: BuiltInTrainingOptions,
     *,
     rows: int,
     take: Callable[[Tensor], Any],
@@ -56,31 +56,33 @@ def training_of(
     """
     steps, batch, optimizer, rate, dropout, amp, device = options
     if not 0 <= dropout < 1:
-        raise UsageError(f"workload {name!r}: option 'dropout' is {dropout:g}; expected a share from 0 to below 1")
+        raise UsageError(
+            f"workload {name!r}: option 'dropout' is {dropout:g}; expected a probability of at least 0 and below 1"
+        )
     return Training(
         name=name,
-        optimizer=optimizer_of(name, optimizer, rate),
-        schedule=schedule_of(steps),
-        batches=Rows(rows, batch, take),
+        optimizer=optimizer_factory(name, optimizer, rate),
+        schedule=schedule_factory(steps),
+        batches=RowBatches(rows, batch, take),
         augment=augment,
-        clip=clip_of(name, clip),
+        clip=checked_clip_norm(name, clip),
         amp=amp,
         steps=steps,
         device=device,
-        streams=streams_of(augment is not None, dropout),
+        streams=effective_streams(augment is not None, dropout),
         settings={**settings, "batch": batch, "optimizer": optimizer, "rate": rate, "dropout": dropout},
         **parts,
     )
 
 
-def optimizer_of(name: str, kind: str, rate: float) -> Callable[[nn.Module], Optimizer]:
+def optimizer_factory(name: str, kind: str, rate: float) -> Callable[[nn.Module], Optimizer]:
     """The optimizer by name, as `Training` takes it."""
     if kind not in OPTIMIZERS:
-        raise unknown(f"optimizer of workload {name!r}", kind, OPTIMIZERS)
+        raise unknown_name_error(f"optimizer of workload {name!r}", kind, OPTIMIZERS)
     return lambda model: OPTIMIZERS[kind](model.parameters(), lr=rate)
 
 
-def schedule_of(steps: int) -> Callable[[Optimizer], LambdaLR]:
+def schedule_factory(steps: int) -> Callable[[Optimizer], LambdaLR]:
     """Up in a straight line, down along a cosine to a hundredth, where it stays."""
     warm = max(1, round(steps * WARM_UP))
 
@@ -93,19 +95,19 @@ def schedule_of(steps: int) -> Callable[[Optimizer], LambdaLR]:
     return lambda optimizer: LambdaLR(optimizer, share)
 
 
-def behind(layers: nn.Sequential, index: int, p: float) -> None:
+def add_dropout_after(layers: nn.Sequential, index: int, p: float) -> None:
     """Dropout after one layer of a sequence; the names of the other layers stay."""
     layers[index] = nn.Sequential(layers[index], RowDropout(p))
 
 
-def drop_in_blocks(blocks: nn.Sequential, p: float) -> None:
+def add_dropout_to_blocks(blocks: nn.Sequential, p: float) -> None:
     """Dropout at the end of the MLP of every transformer block."""
     for block in blocks:
         assert isinstance(block, TransformerBlock)
         block.mlp.append(RowDropout(p))
 
 
-def shifted(images: Tensor, generator: torch.Generator, fill: float) -> Tensor:
+def randomly_shifted_images(images: Tensor, generator: torch.Generator, fill: float) -> Tensor:
     """Each image [n, c, h, w] moved by -1, 0 or 1 pixel both ways; ``fill`` comes in at the border."""
     n, _, h, w = images.shape
     top, left = torch.randint(3, (2, n, 1), generator=generator)
@@ -115,13 +117,13 @@ def shifted(images: Tensor, generator: torch.Generator, fill: float) -> Tensor:
     return moved.permute(0, 3, 1, 2).contiguous()
 
 
-def clip_of(name: str, clip: float) -> float | None:
+def checked_clip_norm(name: str, clip: float) -> float | None:
     """The largest norm of all gradients together, None for 0: none. Raises ``UsageError``."""
     if not (math.isfinite(clip) and clip >= 0):
-        raise UsageError(f"workload {name!r}: option 'clip' is {clip:g}; expected a norm above 0, or 0 for none")
+        raise UsageError(f"workload {name!r}: option 'clip' is {clip:g}; expected a norm above 0, or 0 for no clipping")
     return clip or None
 
 
-def streams_of(augment: bool, dropout: float) -> Sequence[str]:
+def effective_streams(augment: bool, dropout: float) -> Sequence[str]:
     """The seeds that have an effect."""
     return ("init", "order", *(["augment"] if augment else []), *(["dropout"] if dropout else []), "within")

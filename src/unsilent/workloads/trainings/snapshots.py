@@ -26,14 +26,14 @@ from unsilent.sites.modules import named_parameters, named_tensors
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def copied(value: Any, where: str) -> Any:
+def snapshot_copy(value: Any, where: str) -> Any:
     """A copy that shares nothing; anything but tensors and plain values is a ``UsageError`` naming ``where``."""
     if isinstance(value, Tensor):
         return _cloned(value)
     if isinstance(value, Mapping):
-        return {key: copied(item, f"{where}/{key}") for key, item in value.items()}
+        return {key: snapshot_copy(item, f"{where}/{key}") for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(copied(item, f"{where}/{i}") for i, item in enumerate(value))
+        return type(value)(snapshot_copy(item, f"{where}/{i}") for i, item in enumerate(value))
     if type(value) in _PLAIN:
         return value
     raise UsageError(
@@ -49,24 +49,24 @@ def _cloned(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(result)
 
 
-def put_back(now: Any, kept: Any, device: torch.device | None = None) -> Any:
-    """What to put where ``now`` is, so that it is ``kept``: the same tensor where it fits, else a copy of the kept one.
+def restored_value(current: Any, kept: Any, device: torch.device | None = None) -> Any:
+    """What to put where ``current`` is, so that it is ``kept``: the same tensor where it fits, else a copy of the kept one.
 
     ``device``: where tensors with dimensions belong (None: where they were).
     """
     if isinstance(kept, Tensor):
-        if isinstance(now, Tensor) and _alike(now, kept):
-            now.data.copy_(kept)
-            return now
+        if isinstance(current, Tensor) and _alike(current, kept):
+            current.data.copy_(kept)
+            return current
         return kept.to(device, copy=True) if device is not None and kept.ndim else kept.clone()
     if isinstance(kept, Mapping):
-        entries = now if isinstance(now, dict) else {}
-        items = {key: put_back(entries.get(key), item, device) for key, item in kept.items()}
+        entries = current if isinstance(current, dict) else {}
+        items = {key: restored_value(entries.get(key), item, device) for key, item in kept.items()}
         # Some schedulers hold a Counter.
-        return type(now)(items) if isinstance(now, dict) else items
+        return type(current)(items) if isinstance(current, dict) else items
     if type(kept) in (list, tuple):
-        own = now if isinstance(now, (list, tuple)) and len(now) == len(kept) else [None] * len(kept)
-        return type(kept)(put_back(a, b, device) for a, b in zip(own, kept, strict=True))
+        own = current if isinstance(current, (list, tuple)) and len(current) == len(kept) else [None] * len(kept)
+        return type(kept)(restored_value(a, b, device) for a, b in zip(own, kept, strict=True))
     return kept if type(kept) in _PLAIN else copy.deepcopy(kept)
 
 
@@ -74,14 +74,14 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, also those buffers that a state dict leaves out."""
     return named_tensors(model)
 
 
 def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
     """Into the tensors of the model, of the same names and shapes; a tensor in another memory layout gets that layout."""
-    for name, tensor in tensors_of(model).items():
+    for name, tensor in model_tensors(model).items():
         source = kept[name]
         if _alike(tensor, source):
             tensor.data.copy_(source)
@@ -91,22 +91,23 @@ def put_into_model(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
             tensor.grad = None
 
 
-def of_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+def optimizer_snapshot(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
     """State by name of the parameter, and the settings of the groups; ``names``: by ``id``."""
     stepped = _stepped(optimizer, names)
     known = {id(p) for p in stepped.values()}
     stray = [key for key in optimizer.state if id(key) not in known]
     if stray:
         raise UsageError(
-            f"{type(optimizer).__name__} keeps state under {type(stray[0]).__name__}, not a parameter of its groups"
+            f"{type(optimizer).__name__} keeps state for a {type(stray[0]).__name__}; expected state only for parameters of its "
+            "groups"
         )
     return {
         "kind": type(optimizer).__name__,
         "state": {
-            n: copied(dict(optimizer.state[p]), f"optim:{n}") for n, p in stepped.items() if p in optimizer.state
+            n: snapshot_copy(dict(optimizer.state[p]), f"optim:{n}") for n, p in stepped.items() if p in optimizer.state
         },
         "groups": [
-            {k: copied(v, f"optimizer group {i}/{k}") for k, v in group.items() if k != "params"}
+            {k: snapshot_copy(v, f"optimizer group {i}/{k}") for k, v in group.items() if k != "params"}
             for i, group in enumerate(optimizer.param_groups)
         ],
     }
@@ -119,11 +120,11 @@ def put_into_optimizer(optimizer: Optimizer, kept: Mapping[str, Any], names: Map
     optimizer.state.clear()
     for name, entries in kept["state"].items():
         parameter = stepped[name]
-        optimizer.state[parameter] = put_back(dict(before.get(parameter, {})), entries, parameter.device)
+        optimizer.state[parameter] = restored_value(dict(before.get(parameter, {})), entries, parameter.device)
     for group, settings in zip(optimizer.param_groups, kept["groups"], strict=True):
         for key in set(group) - {"params", *settings}:
             del group[key]
-        group.update({key: put_back(group.get(key), value) for key, value in settings.items()})
+        group.update({key: restored_value(group.get(key), value) for key, value in settings.items()})
 
 
 def _stepped(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Tensor]:
@@ -132,32 +133,32 @@ def _stepped(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Tensor
     return {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(every)}
 
 
-def misfit(kept: Mapping[str, Any], model: nn.Module) -> str | None:
+def snapshot_misfit(kept: Mapping[str, Any], model: nn.Module) -> str | None:
     """The first tensor of a model that is not as the snapshot has it, in words; None where all fit."""
-    own = tensors_of(model)
+    own = model_tensors(model)
     for name, tensor in own.items():
         source = kept.get(name)
         if not isinstance(source, Tensor):
             return f"lacks {name!r}"
         if (source.dtype, source.shape) != (tensor.dtype, tensor.shape):
-            return f"has {name!r} as {_told(source)}, this model has {_told(tensor)}"
+            return f"has {name!r} as {_tensor_description(source)}, this model has {_tensor_description(tensor)}"
     surplus = next((name for name in kept if name not in own), None)
     return None if surplus is None else f"has {surplus!r}, which this model lacks"
 
 
-def _told(tensor: Tensor) -> str:
+def _tensor_description(tensor: Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
-def first_difference(a: Any, b: Any, where: str = "") -> str | None:
+def first_snapshot_difference(a: Any, b: Any, where: str = "") -> str | None:
     """The first place at which two nestings have other bits, in words; None where they are the same. NaNs compare by bits."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if (a.dtype, a.shape) != (b.dtype, b.shape):
-            return f"{where} is {_told(a)} and {_told(b)}"
+            return f"{where} is {_tensor_description(a)} and {_tensor_description(b)}"
         count = int((_bytes(a) != _bytes(b)).any(-1).sum()) if a.numel() else 0
-        return f"{where} ({_told(a)}) in {count} of {a.numel()} elements" if count else None
+        return f"{where} ({_tensor_description(a)}) in {count} of {a.numel()} elements" if count else None
     if (parts := _parts(a, b)) is not None:
-        result = (first_difference(x, y, f"{where}/{key}" if where else key) for x, y, key in parts)
+        result = (first_snapshot_difference(x, y, f"{where}/{key}" if where else key) for x, y, key in parts)
         return next(filter(None, result), None)
     if isinstance(a, float) and isinstance(b, float):
         same = struct.pack("d", a) == struct.pack("d", b)
@@ -185,7 +186,7 @@ _NOTHING = _Nothing()
 
 
 def _short(value: Any) -> str:
-    return _told(value) if isinstance(value, Tensor) else f"{value!r:.60}"
+    return _tensor_description(value) if isinstance(value, Tensor) else f"{value!r:.60}"
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -200,18 +201,20 @@ def check_header(snapshot: Mapping[str, Any], version: int, name: str, settings:
     lacking = [key for key in KEYS if key not in snapshot]
     if lacking:
         raise UsageError(
-            f"not a snapshot of a training: it lacks {lacking[0]!r}; expected what snapshot(state) returns"
+            f"not a snapshot of a training: it lacks {lacking[0]!r}; expected the return value of snapshot(state)"
         )
     if snapshot["format"] != version:
         raise UsageError(
-            f"snapshot has format {snapshot['format']!r}, expected {version}; take it anew with this version"
+            f"snapshot has format {snapshot['format']!r}, expected {version}; take a new snapshot with this version"
         )
     if snapshot["workload"] != name:
         raise UsageError(
-            f"snapshot is one of {snapshot['workload']!r}, expected one of {name!r}; restore it with its own"
+            f"snapshot is of training {snapshot['workload']!r}, expected a snapshot of {name!r}; {_REMEDY}"
         )
-    if text := first_difference(snapshot["settings"], dict(settings)):
-        raise UsageError(f"snapshot of {name!r} was taken with other settings ({text} here); give the same options")
+    if text := first_snapshot_difference(snapshot["settings"], dict(settings)):
+        raise UsageError(
+            f"snapshot of {name!r} was taken with other settings ({text} in this training); give the options of the snapshot"
+        )
 
 
 KEYS = (
@@ -228,6 +231,7 @@ KEYS = (
     "scaler",
 )
 """What a snapshot has."""
+_REMEDY = "restore it with the training that it was taken from"
 
 
 def check_fit(
@@ -238,24 +242,26 @@ def check_fit(
     schedulers: Sequence[Any],
 ) -> None:
     """Raise ``UsageError`` naming the first tensor of the snapshot that does not fit; before anything was written."""
-    if text := misfit(snapshot["model"], model):
-        raise UsageError(f"snapshot of {name!r} {text}; restore it with the training it was taken of")
+    if text := snapshot_misfit(snapshot["model"], model):
+        raise UsageError(f"snapshot of {name!r} {text}; {_REMEDY}")
     names = {id(p): n for n, p in named_parameters(model)}
     kinds = [kept["kind"] for kept in snapshot["optimizers"]]
     if kinds != [type(o).__name__ for o in optimizers]:
         here = ", ".join(type(o).__name__ for o in optimizers)
-        raise UsageError(f"snapshot of {name!r} has optimizers {', '.join(kinds)}, this training has {here}")
+        raise UsageError(f"snapshot of {name!r} has optimizers {', '.join(kinds)}, this training has {here}; {_REMEDY}")
     for optimizer, kept in zip(optimizers, snapshot["optimizers"], strict=True):
         stepped = _stepped(optimizer, names)
         if stray := [key for key in kept["state"] if key not in stepped]:
-            raise UsageError(f"snapshot of {name!r} has optimizer state of {stray[0]!r}, which is not updated here")
+            raise UsageError(
+                f"snapshot of {name!r} has optimizer state of {stray[0]!r}, which this training does not update; {_REMEDY}"
+            )
         if len(kept["groups"]) != len(optimizer.param_groups):
             count = len(optimizer.param_groups)
             raise UsageError(
-                f"snapshot of {name!r} has {len(kept['groups'])} parameter groups, this training has {count}"
+                f"snapshot of {name!r} has {len(kept['groups'])} parameter groups, this training has {count}; {_REMEDY}"
             )
     if len(snapshot["schedulers"]) != len(schedulers):
         count = len(schedulers)
         raise UsageError(
-            f"snapshot of {name!r} has {len(snapshot['schedulers'])} schedulers, this training has {count}"
+            f"snapshot of {name!r} has {len(snapshot['schedulers'])} schedulers, this training has {count}; {_REMEDY}"
         )

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from unsilent.errors import UsageError
 from unsilent.workloads.trainings.base import TrainingState
-from unsilent.workloads.trainings.randomness import DATA, FETCHED, derived, seed_globals
+from unsilent.workloads.trainings.randomness import DATA, FETCHED, seed_globals, stream_seed
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Gives the batch of the state's epoch and cursor; where the epoch has no more, the first of the next one."""
 
     def batch(self, state: TrainingState) -> Any:
@@ -28,7 +28,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowBatches:
     """Batches of ``size`` out of ``count`` rows, in a new random order in each epoch; the last incomplete batch is left out.
 
     ``take``: maps int64 row numbers [size] to a batch.
@@ -45,7 +45,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedBatches:
     """Ready batches, in a new random order in each epoch."""
 
     batches: Sequence[Any]
@@ -56,19 +56,19 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class ByStep:
+class StepBatches:
     """A function that gives the batch of a step; what it draws is seeded from the order's stream."""
 
     give: Callable[[int], Any]
 
     def batch(self, state: TrainingState) -> Any:
         """The batch of this step; all of the run is one epoch."""
-        seed_globals(derived(state.seeds, "order", state.step))
+        seed_globals(stream_seed(state.seeds, "order", state.step))
         return self.give(state.step)
 
 
 @dataclass(frozen=True)
-class Iterated:
+class IteratedBatches:
     """Something that is iterated anew for each epoch, a data loader say; to its middle it is iterated up to the cursor.
 
     A sampler with a ``generator`` gets one of the order's stream, and all else that is drawn for a batch is augmentation. Where
@@ -80,10 +80,10 @@ class Iterated:
 
     def batch(self, state: TrainingState) -> Any:
         """The next batch of the iteration that the state holds."""
-        held = state.derived
+        held = state.cached_values
         if held.get("at") != (state.epoch, state.cursor):
             self._begin(state)
-        seed_globals(derived(state.seeds, "augment", state.step, FETCHED))
+        seed_globals(stream_seed(state.seeds, "augment", state.step, FETCHED))
         batch = next(held["iterator"], _END)
         if batch is _END:
             if state.cursor == 0:
@@ -94,21 +94,21 @@ class Iterated:
         return batch
 
     def _begin(self, state: TrainingState) -> None:
-        iterable = state.derived.get("iterable")
+        iterable = state.cached_values.get("iterable")
         if iterable is None or isinstance(iterable, Iterator):
-            seed_globals(derived(state.seeds, DATA))
-            iterable = state.derived["iterable"] = self.make()
+            seed_globals(stream_seed(state.seeds, DATA))
+            iterable = state.cached_values["iterable"] = self.make()
         first = state.step - state.cursor
         iterator = _iteration(iterable, state, first)
         for step in range(first, state.step):
-            seed_globals(derived(state.seeds, "augment", step, FETCHED))
+            seed_globals(stream_seed(state.seeds, "augment", step, FETCHED))
             next(iterator, None)
-        state.derived["iterator"] = iterator
+        state.cached_values["iterator"] = iterator
 
 
 def _iteration(loader: Any, state: TrainingState, step: int) -> Iterator[Any]:
     """A new iteration, with its first batch already drawn; ``step``: that takes this batch."""
-    order, augment = derived(state.seeds, "order", state.epoch), derived(state.seeds, "augment", step, FETCHED)
+    order, augment = stream_seed(state.seeds, "order", state.epoch), stream_seed(state.seeds, "augment", step, FETCHED)
     sampler = getattr(loader, "sampler", None)
     for part in (loader, sampler):
         if callable(set_epoch := getattr(part, "set_epoch", None)):
@@ -137,29 +137,29 @@ def _draws(part: Any) -> bool:
 _END = object()
 
 
-def source_of(batches: Any) -> Source:
+def source_of(batches: Any) -> BatchSource:
     """The source that a user's ``batches`` mean. Raises ``UsageError`` for what cannot give batches."""
     if isinstance(batches, (Tensor, Mapping, str)):
         raise UsageError(
-            f"a training needs many batches, found one {type(batches).__name__}; put it into a list: [batch]"
+            f"batches is a {type(batches).__name__}; expected several batches: put a single batch into a list, [batch]"
         )
-    if isinstance(batches, (Rows, Listed, ByStep, Iterated)):
+    if isinstance(batches, (RowBatches, ListedBatches, StepBatches, IteratedBatches)):
         return batches
     if isinstance(batches, (list, tuple)):
         if not batches:
             raise UsageError("a training needs at least one batch, found an empty list")
-        return Listed(batches)
+        return ListedBatches(batches)
     if isinstance(batches, Iterator):
         raise UsageError(
-            f"batches is a {type(batches).__name__}, which can be read once; give a list, a data loader or a function"
+            f"batches is a {type(batches).__name__}, which can be read only once; give a list, a data loader or a function"
         )
     if isinstance(batches, Iterable):
-        return Iterated(lambda: batches)
+        return IteratedBatches(lambda: batches)
     if callable(batches):
-        return ByStep(batches) if _wants_step(batches) else Iterated(batches)
+        return StepBatches(batches) if _wants_step(batches) else IteratedBatches(batches)
     raise UsageError(
-        f"batches is {type(batches).__name__}; expected a list of batches, a data loader, a function giving one, "
-        "or a function of the step giving its batch"
+        f"batches is {type(batches).__name__}; expected a list of batches, a data loader, a function that returns one of these, "
+        "or a function that takes the step and returns its batch"
     )
 
 
@@ -172,8 +172,8 @@ def _order(state: TrainingState, count: int, batches: int) -> Tensor:
     """A permutation of ``count`` things, that of the epoch; begins the next one where ``batches`` are through."""
     if state.cursor >= batches:
         state.epoch, state.cursor = state.epoch + 1, 0
-    if state.derived.get("order_of") != state.epoch:
-        generator = state.generators["order"].manual_seed(derived(state.seeds, "order", state.epoch))
-        state.derived |= {"order_of": state.epoch, "order": torch.randperm(count, generator=generator)}
-    order: Tensor = state.derived["order"]
+    if state.cached_values.get("order_of") != state.epoch:
+        generator = state.generators["order"].manual_seed(stream_seed(state.seeds, "order", state.epoch))
+        state.cached_values |= {"order_of": state.epoch, "order": torch.randperm(count, generator=generator)}
+    order: Tensor = state.cached_values["order"]
     return order

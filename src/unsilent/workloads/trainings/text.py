@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from unsilent.errors import UsageError
 from unsilent.workloads.base import call_model
-from unsilent.workloads.chargpt import ALPHABET, CONTEXT, CharGpt, loss, text
-from unsilent.workloads.training import check_count
+from unsilent.workloads.chargpt import ALPHABET, CONTEXT, CharGpt, load_help_texts, loss
+from unsilent.workloads.model_fitting import check_option_range
 from unsilent.workloads.trainings.base import Bools, Evaluation, Ints
-from unsilent.workloads.trainings.evaluating import evaluation
+from unsilent.workloads.trainings.evaluating import make_evaluation
 from unsilent.workloads.trainings.loop import Training
-from unsilent.workloads.trainings.recipes import Options, drop_in_blocks, training_of
+from unsilent.workloads.trainings.recipes import BuiltInTrainingOptions, add_dropout_to_blocks, make_training
 
 NAME = "train-chargpt"
 EVALUATED = 32
@@ -38,16 +38,16 @@ def train_chargpt(
     device: str = "cpu",
 ) -> Training:
     """A decoder-only transformer; dropout at the end of each MLP."""
-    check_count(NAME, "width", width, 1024, "numbers per token, a multiple of 4")
-    check_count(NAME, "depth", depth, 64, "blocks")
+    check_option_range(NAME, "width", width, 1024, "embedding size, a multiple of 4")
+    check_option_range(NAME, "depth", depth, 64, "transformer blocks")
     if width % 4:
         raise UsageError(f"workload {NAME!r}: option 'width' is {width}; expected a multiple of its 4 heads")
-    data, offsets = text(), torch.arange(CONTEXT + 1)
+    data, offsets = load_help_texts(), torch.arange(CONTEXT + 1)
     places = len(data.train) - CONTEXT
-    check_count(NAME, "batch", batch, places, "contexts per step")
+    check_option_range(NAME, "batch", batch, places, "contexts per step")
     starts = torch.linspace(0, len(data.test) - CONTEXT - 1, EVALUATED).long()
     held_out = data.test[starts[:, None] + offsets]
-    groups = kinds(held_out[:, 1:].flatten().numpy())
+    groups = character_groups(held_out[:, 1:].flatten().numpy())
 
     def take(rows: Tensor) -> tuple[Tensor, Tensor]:
         window = data.train[rows[:, None] + offsets]
@@ -55,7 +55,7 @@ def train_chargpt(
 
     def build() -> nn.Module:
         model = CharGpt(width, depth)
-        drop_in_blocks(model.blocks, dropout)
+        add_dropout_to_blocks(model.blocks, dropout)
         return model
 
     def step_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -66,11 +66,11 @@ def train_chargpt(
         place = next(model.parameters()).device
         scores = call_model(model, held_out[:, :-1].to(place)).cpu()
         result = float(loss(scores, held_out[:, 1:]))
-        return evaluation(result, scores.argmax(2), held_out[:, 1:].contiguous(), groups, classes=False)
+        return make_evaluation(result, scores.argmax(2), held_out[:, 1:].contiguous(), groups, classes=False)
 
-    return training_of(
+    return make_training(
         NAME,
-        Options(steps, batch, optimizer, rate, dropout, amp, device),
+        BuiltInTrainingOptions(steps, batch, optimizer, rate, dropout, amp, device),
         rows=places,
         take=take,
         clip=clip,
@@ -86,7 +86,7 @@ def train_chargpt(
     )
 
 
-def kinds(tokens: Ints) -> dict[str, Bools]:
+def character_groups(tokens: Ints) -> dict[str, Bools]:
     """Groups of characters by kind: each token is in exactly one."""
     marks = {"space": str.isspace, "small letter": str.islower, "capital": str.isupper, "digit": str.isdigit}
     named = [next((kind for kind, is_it in marks.items() if is_it(c)), "punctuation") for c in ALPHABET]

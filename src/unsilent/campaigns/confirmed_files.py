@@ -1,0 +1,55 @@
+"""Which files and which code a stored campaign may use when it is run again: those alone that the user names once more.
+
+A store is a file from anywhere, and names what it likes: a script, a device, somebody's private file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from unsilent.campaigns.spec import Spec
+from unsilent.errors import UsageError
+from unsilent.printable import escape_unprintable
+
+S = TypeVar("S", bound=Spec)
+
+
+def with_confirmed_files(
+    spec: S,
+    confirmed: Mapping[str, str | None],
+    builtin: Mapping[str, Collection[str]],
+    options: Collection[tuple[str, str]] = (),
+) -> S:
+    """The spec with what the user names in place of what the store names.
+
+    Args:
+        confirmed: Option (``workload``, ``data``, ``weights``, ``accelerator``) -> what the user named, None
+            where nothing.
+        builtin: Option -> names that are part of this package, which need not be named again.
+        options: Of the workload, as the user names them; those of a built-in workload need not be named.
+
+    Raises ``UsageError`` with the options to add, or for one that the campaign did not have.
+    """
+    stored = {key: getattr(spec, key, None) for key in confirmed}
+    surplus = [f"--{key}" for key, value in confirmed.items() if value is not None and stored[key] is None]
+    if surplus:
+        raise UsageError(f"the stored trial did not use {' and '.join(surplus)}; leave out {' and '.join(surplus)}")
+    missing = [
+        f"--{key} {shlex.quote(escape_unprintable(value))}"
+        for key, value in stored.items()
+        if value is not None and confirmed[key] is None and value not in builtin.get(key, ())
+    ]
+    if spec.workload not in builtin.get("workload", ()):
+        named = {key for key, _ in options}
+        pairs = [escape_unprintable(f"{key}={value}") for key, value in spec.options if key not in named]
+        missing += [f"--with {shlex.quote(pair)}" for pair in pairs]
+    if missing:
+        raise UsageError(
+            f"code and files that a store names are used only if the command names them too; add {' '.join(missing)}"
+        )
+    changes: dict[str, Any] = {key: value for key, value in confirmed.items() if value is not None}
+    changes["options"] = tuple(sorted({**dict(spec.options), **dict(options)}.items()))
+    return replace(cast(Any, spec), **changes)  # type: ignore[no-any-return]

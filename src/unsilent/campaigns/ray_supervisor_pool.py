@@ -1,0 +1,195 @@
+"""Who works for a campaign on a cluster: supervisors are hired, welcomed or refused, and lost.
+
+What may be lost are places to run trials, never rows: a supervisor that is lost hands back what no proof covered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.ray_launch import Cluster
+from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId
+from unsilent.errors import UnsilentError, UsageError
+
+PLACEMENT_TIMEOUT = 120.0
+"""Seconds without a single supervisor that has a place, after which a campaign ends."""
+ANSWER_SECONDS = 30.0
+"""Seconds more in which the cluster may say what it has."""
+MOST_LOSSES = 5
+"""Supervisors that may be lost with the same trial, or one after the other while loading: then it is no accident."""
+
+
+@dataclass(eq=False)
+class PooledSupervisor:
+    """A supervisor as the driver knows it: what it was given and no proof covers yet (oldest first), and rows of that."""
+
+    number: int
+    node: str = ""
+    is_placed: bool = False
+    ready: bool = False
+    salvaged: bool = False
+    unfinished_trials: dict[TrialId, None] = field(default_factory=dict)
+    unverified_rows: dict[TrialId, CampaignRow] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
+    seconds_per_trial: float = 0.05
+
+    def release_rows(self, trials: Iterable[TrialId]) -> list[CampaignRow]:
+        """The rows of these trials, now proven."""
+        rows = [
+            self.unverified_rows.pop(trial) for trial in trials if trial in self.unverified_rows
+        ]  # all, but for an interrupt between them
+        for row in rows:
+            del self.unfinished_trials[row.trial]
+        return rows
+
+
+class SupervisorPool:
+    """The supervisors of a campaign of ``spec`` with ``jobs`` processes; ``send`` takes orders to the bridge."""
+
+    def __init__(self, spec: Spec, jobs: int, cluster: Cluster, observer: Observer, send: Callable[..., None]) -> None:
+        self._spec, self._jobs, self._cluster, self._observer, self._send = spec, jobs, cluster, observer, send
+        self.members: dict[int, PooledSupervisor] = {}
+        self.baseline: Baseline | None = None
+        self.max_trials_together = 1
+        self._gang = 1
+        self._count = self._refused = self._stillborn = 0
+        self._losses: Counter[TrialId] = Counter()
+        self._gone_cpu = 0.0
+        self._asked = False
+        self._nodes: list[dict[str, Any]] | None = None
+        self._lonely = time.monotonic()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds that all supervisors have told, those that are gone included."""
+        return self._gone_cpu + sum(one.cpu_seconds for one in self.members.values())
+
+    @property
+    def wanted_supervisors(self) -> int:
+        """How many supervisors there should be: as asked, less those that were refused."""
+        return self._jobs // self._gang - self._refused
+
+    def start_missing_supervisors(self, most: int | None = None) -> None:
+        """Hire until all places (or ``most`` of them) are taken."""
+        while len(self.members) < min(self.wanted_supervisors, most or self.wanted_supervisors):
+            self._hire()
+
+    def _hire(self) -> None:
+        number, self._count = self._count, self._count + 1
+        self.members[number] = PooledSupervisor(number)
+        self._send("hire", number, self._gang * self._spec.threads)
+
+    def admit_supervisor(self, supervisor: PooledSupervisor, baseline: Baseline, pack: int, node: str) -> None:
+        """It has loaded the workload. The first one says what the campaign is; who finds something else is refused."""
+        supervisor.node = node
+        if self.baseline is None:
+            self.baseline, self.max_trials_together = baseline, pack
+            if self._measure_gang(supervisor, baseline) > 1:
+                return
+        first = self.baseline
+        changed = [k for k in baseline.fingerprint if baseline.fingerprint[k] != first.fingerprint.get(k)]
+        changed += ["unsilent"] if baseline.versions.get("unsilent") != first.versions.get("unsilent") else []
+        if changed or baseline.campaign != first.campaign:
+            what = ", ".join(changed) or "its targets"
+            self.reject_supervisor(supervisor, f"does not reproduce the golden run of the first worker ({what} differ)")
+            return
+        supervisor.ready, supervisor.seconds_per_trial, self._stillborn = True, max(baseline.golden_seconds, 1e-4), 0
+
+    def _measure_gang(self, one: PooledSupervisor, baseline: Baseline) -> int:
+        """A workload that says ``world_size`` starts so many processes itself: its node must have CPUs for them all."""
+        self._gang = baseline.info.get("world_size", 1)
+        if not isinstance(self._gang, int) or self._gang < 1:
+            raise UsageError(
+                f"world_size of {self._spec.workload!r} is {self._gang!r}; expected a whole number above 0"
+            )
+        if self._gang > self._jobs:
+            raise UsageError(
+                f"a trial of {self._spec.workload!r} runs {self._gang} processes, but --jobs is {self._jobs}; "
+                f"use --jobs {self._gang} or more"
+            )
+        if self._gang > 1:  # its place is too small
+            self._drop(one)
+            self._hire()
+        return self._gang
+
+    def reject_supervisor(self, supervisor: PooledSupervisor, why: str) -> None:
+        """Go on without it, and without another in its place: Ray would choose the same node again."""
+        self._drop(supervisor)
+        self._refused += 1
+        node = f"node {supervisor.node}" if supervisor.node else "a node"
+        if self.wanted_supervisors <= 0:
+            raise UsageError(f"no node is left to run trials on: {node} {why}")
+        self._observer.say(f"{node} {why}: the campaign continues without this worker")
+
+    def _drop(self, one: PooledSupervisor) -> None:
+        del self.members[one.number]
+        self._gone_cpu += one.cpu_seconds
+        self._send("drop", one.number)
+
+    def handle_lost_supervisor(self, supervisor: PooledSupervisor, why: str) -> list[TrialId]:
+        """It is gone; returns the trials to run again.
+
+        Raises ``UnsilentError`` where that has happened too often: a trial may bring down its node each time.
+        """
+        del self.members[supervisor.number]
+        self._gone_cpu += supervisor.cpu_seconds
+        node = supervisor.node or "a node"
+        self._observer.say(
+            f"a worker on {node} was lost ({why}); its {len(supervisor.unfinished_trials)} unfinished trials run on other workers"
+        )
+        self._stillborn += not supervisor.ready
+        if self._stillborn > max(MOST_LOSSES, 2 * self._jobs):
+            raise UnsilentError(
+                f"{self._stillborn} workers were lost while loading the workload ({why}); run the workload alone to see why"
+            )
+        self._losses.update(list(supervisor.unfinished_trials))
+        for trial in supervisor.unfinished_trials:
+            if self._losses[trial] >= MOST_LOSSES:
+                raise UnsilentError(
+                    f"{MOST_LOSSES} workers were lost while they had trial {trial} to run ({why}); stored results are safe: "
+                    "find out what ends the workers, or run the same command again with --executor serial"
+                )
+        return list(supervisor.unfinished_trials)
+
+    def take_verified_rows(self, supervisor: PooledSupervisor, trials: list[TrialId]) -> list[CampaignRow]:
+        """The rows of these trials."""
+        for trial in trials:
+            self._losses.pop(trial, None)
+        return supervisor.release_rows(trials)
+
+    # -- room on the cluster -----------------------------------------------------------------------------------
+
+    def start_placement_timeout(self) -> None:
+        """From now on somebody should have a place."""
+        self._lonely = time.monotonic()
+
+    def check_placement_timeout(self) -> None:
+        """Raise ``UnsilentError`` where nobody has had a place for long; what the cluster has is asked a little before."""
+        now = time.monotonic()
+        if any(one.is_placed for one in self.members.values()):
+            self._lonely, self._asked, self._nodes = now, False, None
+        elif now - self._lonely > PLACEMENT_TIMEOUT + (ANSWER_SECONDS if self._nodes is None else 0):
+            raise UnsilentError(
+                f"no worker could be placed on {self._cluster} for {PLACEMENT_TIMEOUT:.0f} s ({self._seen()}); "
+                "stored results are safe: run the same command again when resources are free"
+            )
+        elif now - self._lonely > 0.8 * PLACEMENT_TIMEOUT and not self._asked:
+            self._asked = True
+            self._send("look")
+
+    def note_cluster_nodes(self, nodes: list[dict[str, Any]]) -> None:
+        """What the cluster has."""
+        self._nodes = nodes
+
+    def _seen(self) -> str:
+        nodes = self._nodes
+        if nodes is None:
+            return "the cluster does not report its nodes"
+        largest = max((node["CPU"] for node in nodes), default=0)
+        takes = self._gang * self._spec.threads
+        return f"{len(nodes)} nodes, the largest with {largest:g} CPUs; a worker needs {takes}"

@@ -1,0 +1,166 @@
+"""Reading what a store file says: files come from anywhere, so nothing in them is believed before it is checked."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, Protocol, TypeGuard, TypeVar
+
+from unsilent.campaigns.spec import TrialId
+from unsilent.printable import escape_unprintable
+
+T = TypeVar("T")
+R = TypeVar("R", bound="HasTrial")
+MOST_NOTES = 1000
+MOST_TRIALS = 10**12
+MOST_THREADS = 4096
+MOST_UNPACKED = 2**29
+"""Bytes that compressed cells may come to in one pass over a store, like 200,000 trials of 2,600 samples."""
+UNPACKED_PER_BYTE = 32
+"""The same, for each byte of a larger file."""
+READS_PER_EQUAL_BLOB = 2
+"""Arrays that an earlier trial had as well take no memory; of them so many times as much is read."""
+MAX_CACHED_BLOBS, MAX_CACHED_BLOB_BYTES = 1000, 10_000
+"""Arrays that are remembered, and the compressed bytes of each at most."""
+LONGEST_SHOWN = 80
+
+
+class DamagedRecordError(ValueError):
+    """What was read is not what this program writes; the message says which part."""
+
+
+class HasTrial(Protocol):
+    """A row of a campaign of any kind."""
+
+    @property
+    def trial(self) -> TrialId: ...
+
+
+class ReadLimit:
+    """What one pass over a store may read and unpack, so that a small file cannot fill the memory.
+
+    Args:
+        size: Of the file in bytes. No pass reads more than that: where it does, cells are reached twice.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._unpacked = max(MOST_UNPACKED, UNPACKED_PER_BYTE * size)
+        self._known: dict[bytes, bytes] = {}
+
+    def count_read(self, *cells: Any) -> None:
+        """Count texts and blobs of a row; raises ``DamagedRecordError``."""
+        self._left -= sum(len(cell) for cell in cells if isinstance(cell, str | bytes))
+        if self._left < 0:
+            raise DamagedRecordError("its rows hold more bytes than the file")
+
+    def unpack(self, blob: Any, most: int) -> bytes:
+        """The content of a compressed cell, of at most ``most`` bytes; equal cells share it. Raises ``DamagedRecordError``."""
+        if not isinstance(blob, bytes):
+            raise DamagedRecordError("an array is not stored as bytes")
+        known = self._known.get(blob)
+        if known is not None and len(known) <= most:
+            self._count(len(known) // READS_PER_EQUAL_BLOB)
+            return known
+        opened = zlib.decompressobj()
+        try:
+            content = opened.decompress(blob, most + 1)
+        except zlib.error as error:
+            raise DamagedRecordError(f"an array cannot be decompressed: {error}") from None
+        if len(content) > most or not opened.eof or opened.unused_data:
+            raise DamagedRecordError("an array is truncated or too long")
+        self._count(len(content))
+        if len(self._known) < MAX_CACHED_BLOBS and len(blob) < MAX_CACHED_BLOB_BYTES:
+            self._known[blob] = content
+        return content
+
+    def _count(self, size: int) -> None:
+        self._unpacked -= size
+        if self._unpacked < 0:
+            raise DamagedRecordError(
+                f"its decompressed arrays exceed {MOST_UNPACKED >> 20} MiB and also {UNPACKED_PER_BYTE} times the file size"
+            )
+
+
+def dump_stored_json(value: Any) -> str:
+    """JSON as a cell holds it: a name that is no valid text stays one, and is refused before it is stored."""
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def parse_record(kind: type[T], text: Any, what: str) -> T:
+    """A record from its JSON; raises ``DamagedRecordError``, which names ``what``."""
+    if not isinstance(text, str):
+        raise DamagedRecordError(f"its {what} is not text")
+    try:
+        hashable: Any = kind
+        result: T = _adapter(hashable).validate_json(text)
+    except (RecursionError, ValueError) as error:
+        raise DamagedRecordError(
+            f"its {what} cannot be read: {one_line_preview(str(error).splitlines()[-1].strip())}"
+        ) from None
+    return result
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def check_ascending(rows: Iterable[R]) -> Iterator[R]:
+    """The rows as they come; raises ``DamagedRecordError`` where a trial does not come after the one before it."""
+    last: tuple[str, int, int] | None = None
+    for row in rows:
+        trial = row.trial
+        place = (trial.target, trial.flips or 0, trial.k)
+        if last is not None and place <= last:
+            raise DamagedRecordError(f"trial {one_line_preview(str(trial))} is stored twice")
+        last = place
+        yield row
+
+
+def check_faults(text: Any, what: str) -> None:
+    """Raise ``DamagedRecordError`` unless a cell holds faults as JSON: a list of objects, or one object (a digest)."""
+    from pydantic_core import from_json
+
+    try:
+        result = from_json(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        result = None
+    faults = [result] if isinstance(result, dict) else result
+    if not isinstance(faults, list) or not all(isinstance(fault, dict) for fault in faults):
+        raise DamagedRecordError(f"{what} has a fault that cannot be read")
+
+
+def read_budget(trials: Any, command: Any) -> tuple[int, str]:
+    """How many trials were asked, and with which command. Raises ``DamagedRecordError``."""
+    if not is_whole_number(trials) or not 0 <= trials < MOST_TRIALS or not isinstance(command, str):
+        raise DamagedRecordError(
+            "the requested number of trials in it is invalid, or the command line in it is not text"
+        )
+    try:
+        shlex.split(command)
+    except ValueError:
+        raise DamagedRecordError("the command line in it cannot be parsed") from None
+    if not command.isprintable():
+        raise DamagedRecordError("the command line in it contains unprintable characters")
+    return trials, command
+
+
+def is_whole_number(value: Any) -> TypeGuard[int]:
+    """Whether a cell holds a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_real(value: Any) -> TypeGuard[float]:
+    """Whether a cell holds a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def one_line_preview(value: Any) -> str:
+    """The beginning of what a file says, on one line, whatever it says."""
+    return escape_unprintable(value if isinstance(value, str) else repr(value))[:LONGEST_SHOWN]

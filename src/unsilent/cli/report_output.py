@@ -1,0 +1,54 @@
+"""A report as every command shows it: tables, plain columns or JSON on stdout, the page, and where everything is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unsilent.report.model import Report
+
+
+def show_report(
+    report: Report,
+    page: Path | None,
+    as_json: bool,
+    plain: bool,
+    files: Mapping[str, object] | None = None,
+    *,
+    canonical: bool = False,
+    **more: Any,
+) -> None:
+    """Print the report, write its page where one is wanted, and name it.
+
+    Args:
+        files: What else was written, by the names that a terminal shows.
+        canonical: The JSON object is without what differs between two runs of the same campaign.
+        more: Further fields of it.
+    """
+    if as_json:
+        from unsilent.render.report_json import report_json, without_run_details
+
+        result = report_json(report)
+        values = without_run_details(result) if canonical else {**result, "report": page and str(page), **more}
+        print(json.dumps(values, indent=2))
+    else:
+        print_report(report, plain)
+    if page is not None:
+        from unsilent.render.report_page import write_report
+
+        write_report(report, page)
+    if not as_json:
+        for name, path in {"Report": page, **(files or {})}.items():
+            if path:
+                print(f"{'# ' if plain else ''}{name}: {path}")
+
+
+def print_report(report: Report, plain: bool) -> None:
+    """The report on stdout, as tables or plain columns."""
+    from rich.console import Console
+
+    from unsilent.render.report_terminal import render_report
+
+    render_report(report, Console(), plain)

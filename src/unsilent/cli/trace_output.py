@@ -1,0 +1,38 @@
+"""What verbs that trace have in common: the table and the page of a trace."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unsilent.errors import UsageError
+
+if TYPE_CHECKING:
+    from unsilent.report.model import Report
+
+
+def show_trace(report: Report, page: Path, as_json: bool, plain: bool) -> None:
+    """The table of a trace (unless JSON says all) and its page."""
+    from unsilent.cli.report_output import show_report
+    from unsilent.render.report_page import write_report
+
+    if as_json:
+        write_report(report, page)
+    else:
+        print("#" if plain else "")
+        show_report(report, page, as_json, plain)
+
+
+def trace_path(store: Path, name: str, output: Path | None) -> Path:
+    """Where the page of a trace goes: as asked, else beside the store; raises ``UsageError`` as `report_path` does."""
+    from unsilent.cli.paths import default_report_path, report_path
+
+    if output is not None:
+        if os.path.realpath(output) == os.path.realpath(default_report_path(store)):
+            raise UsageError(f"{output} is the report of {store}; give another --output")
+        return report_path(store, output)
+    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-")[:80]
+    stem = f"{store.stem}-{slug}" if slug else store.stem
+    return report_path(store.with_name(f"{stem}.trace.sqlite"), None)

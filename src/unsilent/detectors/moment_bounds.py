@@ -1,0 +1,108 @@
+"""Bounds on what optimizers and normalisation layers remember of gradients and activations.
+
+He et al. (ISCA 2023, DOI 10.1145/3579371.3589105) found that latent harm of training needs a very large gradient history or
+moving statistic within two iterations of the fault. So each tensor of these has a bound on its largest magnitude:
+
+*analytic*: 20 sqrt(n) / m for a first moment, with n the partial sums of one weight gradient (positions times samples) and m
+the batch: 20 standard deviations of a sum of n independent terms of variance 1 / m². Two implementations by others say that
+this is the paper's Algorithm 1. It assumes activations and gradients of unit variance. Its square bounds second moments (a
+choice of theirs, not known to be the paper's).
+
+*calibrated*: a factor times the largest magnitude among steps that were found clean, from the first ones on.
+
+Two-sided (magnitudes), and safe for NaN: what is not at most its bound is beyond it. Pure numpy; the live part is the guard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+
+SIGMAS = 20.0
+FACTOR = 100.0
+FLOOR = 0.1
+"""Share of the largest of its kind below which no tensor's own largest is taken: one that was all zeros may well come alive."""
+GROWTH = 2.0
+"""Times that the largest magnitude may grow in one step that bounds are learnt from."""
+Floats = NDArray[np.float64]
+
+
+def indices_beyond_bounds(largest: Floats, bounds: Floats) -> NDArray[np.int64]:
+    """The numbers of those that are not between 0 and their bound; NaN is beyond every bound, and so is a negative number.
+
+    >>> indices_beyond_bounds(np.array([1.0, np.nan, np.inf, 3.0, -1.0]), np.array([2.0, 2.0, np.inf, 2.0, 2.0])).tolist()
+    [1, 3, 4]
+    """
+    return np.flatnonzero(~((largest <= bounds) & (largest >= 0)))
+
+
+def first_moment_bounds(partial_sums: Floats, batch: int, decay: float = 0.0) -> Floats:
+    """Bounds of first moments, float64[n].
+
+    Args:
+        partial_sums: Terms that are summed into one element of each weight's gradient.
+        batch: Samples that the loss is averaged over.
+        decay: Of a momentum buffer that adds gradients up (SGD), and so holds up to 1 / (1 - decay) of them;
+            0 for averages (Adam).
+
+    >>> first_moment_bounds(np.array([1024.0 * 32 * 32]), 1024).tolist()
+    [20.0]
+    """
+    if batch < 1 or not 0 <= decay < 1:
+        raise UsageError(
+            f"batch is {batch} and decay is {decay}; expected a batch of 1 or more, and a decay of at least 0 and below 1"
+        )
+    result: Floats = SIGMAS * np.sqrt(np.asarray(partial_sums, dtype=np.float64)) / batch / (1 - decay)
+    return result
+
+
+def updated_magnitudes(before: Floats, now: Floats) -> Floats:
+    """The largest magnitudes after one more clean step: one step lets them grow `GROWTH` times, however much it has.
+
+    So what passed its bound unnoticed (in the warm-up, or just below) does not make room for more of its size.
+
+    >>> updated_magnitudes(np.array([0.0, 1.0, 1.0, 1.0]), np.array([5.0, 1e6, 0.5, np.nan])).tolist()
+    [5.0, 2.0, 1.0, 1.0]
+    """
+    most = np.where(before > 0, GROWTH * before, np.inf)
+    return np.fmax(before, np.minimum(np.where(np.isnan(now), before, now), most))
+
+
+@dataclass(eq=False)
+class CalibratedBounds:
+    """Bounds that follow the largest magnitudes of clean steps.
+
+    Args:
+        kinds: Which kind each tensor is of (first moments, second moments, moving statistics …), int[n].
+        factor: See the module.
+
+    Attributes:
+        largest: Magnitudes so far, float64[n].
+        steps_seen: Of how many steps, int[n].
+    """
+
+    kinds: NDArray[np.int64]
+    factor: float = FACTOR
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.factor) and self.factor > 1):
+            raise UsageError(f"the factor of calibrated bounds is {self.factor}; expected more than 1")
+        self.largest: Floats = np.zeros(len(self.kinds))
+        self.steps_seen: NDArray[np.int64] = np.zeros(len(self.kinds), dtype=np.int64)
+
+    def learn(self, largest: Floats) -> None:
+        """Those of a step that was found clean; NaN for a tensor that was not there."""
+        self.largest = updated_magnitudes(self.largest, largest)
+        self.steps_seen += ~np.isnan(largest)
+
+    @property
+    def bounds(self) -> Floats:
+        """Float64[n]."""
+        of_kind = np.zeros(int(self.kinds.max(initial=-1)) + 1)
+        np.maximum.at(of_kind, self.kinds, self.largest)
+        result: Floats = self.factor * np.maximum(self.largest, FLOOR * of_kind[self.kinds])
+        return result

@@ -1,0 +1,84 @@
+"""Putting a model, its inputs and copies of its outputs where they should be."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsilent.errors import UsageError
+from unsilent.nested import Path, map_tensors
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` is CUDA where there is one; raises ``UsageError`` for a device that is not there."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise UsageError(f"unknown device {device!r}; expected auto, cpu, cuda or cuda:0")
+    if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
+        raise UsageError(
+            f"device {device!r} does not exist here ({torch.cuda.device_count()} CUDA devices); use --device cpu"
+        )
+    return device
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    """The torch dtype of a ``--dtype`` name."""
+    if dtype not in DTYPES:
+        from unsilent.errors import unknown_name_error
+
+        raise unknown_name_error("dtype", dtype, DTYPES)
+    return DTYPES[dtype]
+
+
+def place_model(model: nn.Module, device: str, dtype: str | None) -> nn.Module:
+    """The model on the device, floating-point tensors in ``dtype``: itself where it is so already, else a copy.
+
+    The user's own model is never moved or rounded.
+    """
+    if not device.startswith("cpu"):
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+    wanted = None if dtype is None else torch_dtype(dtype)
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(_fits(t, torch.device(device), wanted) for t in tensors):
+        return model
+    return copy.deepcopy(model).to(device=torch.device(device), dtype=wanted)
+
+
+def _fits(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> bool:
+    index = device.index or 0
+    here = tensor.device.type == device.type and (tensor.device.index or 0) == index
+    return here and (dtype is None or not tensor.dtype.is_floating_point or tensor.dtype == dtype)
+
+
+def place(value: Any, device: str, dtype: str | None) -> Any:
+    """Tensors of a nested input on the device; floating-point ones in ``dtype``."""
+
+    def placed(path: Path, tensor: Tensor) -> Tensor:
+        wanted = torch_dtype(dtype) if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
+        return tensor.to(device=torch.device(device), dtype=wanted)
+
+    return map_tensors(value, placed)
+
+
+def clone(value: Any) -> Any:
+    """A deep copy of an output that later runs cannot write into."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict) and type(value) is dict:
+        return {k: clone(v) for k, v in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(clone(v) for v in value)
+    return copy.deepcopy(value)

@@ -1,0 +1,37 @@
+"""Which engine runs a campaign. It changes what a row costs, never what is in it."""
+
+from __future__ import annotations
+
+from unsilent.engine.cached import CachedEngine
+from unsilent.engine.plain import PlainEngine
+from unsilent.errors import unknown_name_error
+from unsilent.outcomes.base import Judge
+from unsilent.workloads.base import InferenceWorkload
+
+ENGINES = ("auto", "plain")
+
+
+def make_engine(
+    workload: InferenceWorkload,
+    *,
+    engine: str = "auto",
+    memory: int | None = None,
+    worker_count: int = 1,
+    device: str = "cpu",
+    dtype: str | None = None,
+    judge: Judge | None = None,
+) -> PlainEngine:
+    """``auto``: every shortcut that a check allows; ``plain``: none.
+
+    Args:
+        memory: Bytes for golden values, default a quarter of what is free.
+        worker_count: Processes that share them.
+
+    Raises:
+        UsageError: as `PlainEngine`; an unknown engine; a memory budget below the minimum.
+    """
+    if engine not in ENGINES:
+        raise unknown_name_error("--engine", engine, ENGINES)
+    if engine == "plain":
+        return PlainEngine(workload, device=device, dtype=dtype, judge=judge)
+    return CachedEngine(workload, device=device, dtype=dtype, judge=judge, memory=memory, worker_count=worker_count)

@@ -1,0 +1,113 @@
+"""What faults reach on a tape, for many faults at once: no operation is executed and no value is looked at.
+
+A set of faults is a Python integer, bit ``i`` for fault ``i``: a set operation on thousands of faults then costs less than
+a microsecond, and the tape is walked once for all of them. Everything here is what *can* happen: a fault whose effect
+dies out on the way reaches less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from unsilent.engine.tape import Tape
+
+Bits = int
+"""A set of numbers."""
+BLOCK = 1 << 20
+"""Bits that are looked at at once."""
+
+
+class PropagationStart(NamedTuple):
+    """Where a fault enters: operations that are re-executed whatever they read, values that differ from the start."""
+
+    nodes: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class FaultPropagation:
+    """By operation and by value, the sources for which something holds.
+
+    ``ran``: the operation is re-executed. ``dirty``: the value may differ. ``needed``: an operation that is re-executed
+    reads it and it is golden. ``may_end_at``: when it has been made nothing else that is still read differs, so that comparing it
+    with golden could end the trial.
+    """
+
+    ran: list[Bits]
+    dirty: list[Bits]
+    needed: list[Bits]
+    may_end_at: list[Bits]
+
+
+def propagate_faults(tape: Tape, sources: Sequence[PropagationStart]) -> FaultPropagation:
+    """Follow every source to the end of the tape."""
+    forced: dict[int, Bits] = {}
+    values = len(tape.values)
+    result = FaultPropagation([], [0] * values, [0] * values, [0] * values)
+    for number, source in enumerate(sources):
+        for index in source.nodes:
+            forced[index] = forced.get(index, 0) | 1 << number
+        for value in source.values:
+            result.dirty[value] |= 1 << number
+            result.needed[value] |= 1 << number  # what is corrupted is a copy of it
+    live: set[int] = {v for s in sources for v in s.values if tape.values[v].producer is None}
+    for node in tape.nodes:
+        reads = node.values
+        bits = forced.get(node.index, 0)
+        for value in reads:
+            bits |= result.dirty[value]
+        result.ran.append(bits)
+        live -= {v for v in reads if tape.values[v].readers[-1] == node.index and not tape.values[v].output}
+        for value in reads if bits else ():
+            result.needed[value] |= bits & ~result.dirty[value]
+        _make(tape, result, node.new_values, bits, live)
+    return result
+
+
+def _make(tape: Tape, result: FaultPropagation, made: Iterable[int], bits: Bits, live: set[int]) -> None:
+    """Note the values of an operation. ``live``: older values that are dirty for some source and still read."""
+    busy = 0
+    for value in live if bits else ():
+        busy |= result.dirty[value]
+    for value in made:
+        entry = tape.values[value]
+        result.dirty[value] |= bits
+        if result.dirty[value] and (entry.readers or entry.output):
+            result.may_end_at[value] = bits & ~busy
+            live.add(value)
+
+
+def costs(tape: Tape) -> NDArray[np.float64]:
+    """Seconds of each operation, float64[nodes]; one each where nobody measured."""
+    array = np.array([node.seconds for node in tape.nodes])
+    return array if array.sum() > 0 else np.ones(len(tape.nodes))
+
+
+def set_weights(sets: Sequence[Bits], weights: ArrayLike) -> NDArray[np.float64]:
+    """Sum of the weights of the members of each set, float64[sets]."""
+    heavy = np.asarray(weights, np.float64)
+    numbers: dict[Bits, int] = {}
+    places = [numbers.setdefault(s, len(numbers)) for s in sets]
+    distinct, sums = list(numbers), np.zeros(len(numbers))
+    # What each byte is worth at each place is looked up: an eighth of the work of unpacking bits.
+    eights = np.pad(heavy, (0, -heavy.size % 8)).reshape(-1, 8)
+    worth = (eights @ np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").T).ravel()
+    first = np.arange(len(eights)) * 256
+    for part in _blocks(len(distinct), heavy.size):
+        sums[part] = worth[first + _packed(distinct[part], heavy.size)].sum(1)
+    return sums[places]
+
+
+def _packed(sets: Sequence[Bits], members: int) -> NDArray[np.uint8]:
+    width = (members + 7) // 8
+    return np.frombuffer(b"".join(s.to_bytes(width, "little") for s in sets), np.uint8).reshape(len(sets), width)
+
+
+def _blocks(sets: int, members: int) -> Iterator[slice]:
+    step = max(1, BLOCK // max(1, members))
+    return (slice(start, start + step) for start in range(0, sets, step))

@@ -1,0 +1,269 @@
+"""Which golden values to hold when not all of them fit.
+
+A trial reads golden values beside corrupted ones, and compares with them to end early. A value that is not held is made
+again, from the nearest values that are. `plan_memory` starts with everything useful and gives up one value after the
+other, always one that costs little for its bytes: P(a trial needs it) times the operations that lead to it from what is
+still held. The order does not depend on the budget, so a larger budget holds a superset and never costs more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.engine.available import default_budget as default_budget
+from unsilent.engine.fault_propagation import (
+    Bits,
+    FaultPropagation,
+    PropagationStart,
+    costs,
+    propagate_faults,
+    set_weights,
+)
+from unsilent.engine.tape import Tape
+from unsilent.errors import UsageError
+from unsilent.sizes import human_bytes
+
+DIES_OUT = 0.1
+"""Chance that a fault has no effect any more at a place where a comparison could tell."""
+SAME_ANSWER = 0.5
+"""Chance that Python reads the golden bits back although they may differ."""
+GROUPS = 4096
+"""A longer tape is looked at in that many pieces, to find what making a value again takes."""
+FAR = 100
+"""Values that are looked at for what leans on one that is given up."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What is held.
+
+    ``kept_values``: golden values by tape. ``held``: bytes, ``minimum`` included: what is held whatever the plan.
+    ``unlimited_bytes``: bytes with which nothing would have to be made again.
+    """
+
+    kept_values: tuple[frozenset[int], ...]
+    held: int
+    minimum: int
+    unlimited_bytes: int
+
+
+def plan_memory(
+    tapes: Sequence[Tape],
+    budget: int,
+    *,
+    operations: float = 0.0,
+    worker_count: int = 1,
+) -> MemoryPlan:
+    """Choose what to hold in ``budget`` bytes, which ``worker_count`` workers share, and in each of them all tapes.
+
+    Args:
+        tapes: With the cost of each operation in ``seconds``.
+        operations: Share of the faults that corrupt results of operations.
+
+    Raises:
+        UsageError: a worker's share of the budget is below the minimum.
+    """
+    minimum = sum(map(minimum_memory, tapes))
+    if budget // worker_count < minimum:
+        raise _too_small(budget, worker_count, minimum, len(tapes))
+    budget //= worker_count
+    sizes = [np.array([v.nbytes for v in tape.values], np.int64) for tape in tapes]
+    shared: dict[object, _Order] = {}
+    orders = []
+    for tape in tapes:
+        law = parameter_fault_weights(tape)
+        key = _structure(tape, law)
+        if key not in shared:
+            shared[key] = _Order(tape, law, operations)
+        orders.append(shared[key])
+    keep = [set(order.useful) for order in orders]
+    held = wanted = minimum + sum(int(sizes[t][v]) for t, kept in enumerate(keep) for v in kept)
+    queue = [(order.at(0), t, 0) for t, order in enumerate(orders)] if held > budget else []
+    heapq.heapify(queue)
+    while held > budget:
+        (_, value), t, n = heapq.heappop(queue)
+        keep[t].discard(value)
+        held -= int(sizes[t][value])
+        heapq.heappush(queue, (orders[t].at(n + 1), t, n + 1))
+    return MemoryPlan(tuple(map(frozenset, keep)), held, minimum, wanted)
+
+
+def _too_small(budget: int, sharers: int, minimum: int, batches: int) -> UsageError:
+    """Speaks of the whole, as ``--memory`` does."""
+    each = f" is {human_bytes(budget // sharers)} for each of {sharers} workers" if sharers > 1 else " is too small"
+    need = "1 batch needs" if batches == 1 else f"{batches} batches need"
+    return UsageError(
+        f"--memory {human_bytes(budget)}{each}: {need} {human_bytes(minimum, round_up=True)} for outputs and constants; "
+        f"give at least {human_bytes(minimum * sharers, round_up=True)}, use fewer batches, or use --engine plain"
+    )
+
+
+def minimum_memory(tape: Tape) -> int:
+    """Bytes that a tape holds whatever is planned: constants that the recorder copied, and the outputs."""
+    own = set(tape.by_storage.values())
+    held = [t for v, t in tape.externals.items() if v not in own] + [leaf for leaf, _ in tape.output_tensors]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
+    return sum(storages.values())
+
+
+def parameter_fault_weights(tape: Tape) -> dict[int, float]:
+    """How often faults corrupt externals: those that stay where they are and are no inputs, by their bytes."""
+    inputs = {entry.window.value for entry in tape.inputs.values()}
+    return {v: float(tape.values[v].nbytes) for v in tape.by_storage.values() if v not in inputs}
+
+
+def _sources(
+    tape: Tape, law: Mapping[int, float], operations: float
+) -> tuple[list[PropagationStart], NDArray[np.float64]]:
+    """Faults and their probabilities."""
+    total = sum(law.values()) or 1.0
+    sources = [PropagationStart(nodes=tuple(tape.values[v].readers)) for v in law]
+    odds = [w / total * (1 - operations) for w in law.values()]
+    if operations:
+        corrupted = [n.new_values[0] for n in tape.nodes if n.new_values]
+        sources += [PropagationStart(values=(v,)) for v in corrupted]
+        odds += [operations / len(corrupted)] * len(corrupted)
+    return sources, np.array(odds)
+
+
+def _structure(tape: Tape, law: Mapping[int, float]) -> object:
+    """What two tapes have in common that need the same values in the same order: batches of one shape."""
+    nodes = tuple((n.name, n.new_values, *sorted(n.values)) for n in tape.nodes)
+    return nodes, tuple((v.nbytes, v.output) for v in tape.values), tuple(law.items())
+
+
+class _Graph:
+    """Who reads and makes what, as plain lists."""
+
+    def __init__(self, tape: Tape) -> None:
+        internal = {v.index for v in tape.values if v.producer is not None}
+        self.reads = [tuple(sorted(internal.intersection(node.values))) for node in tape.nodes]
+        self.made = [node.new_values for node in tape.nodes]
+        self.readers = [tuple(v.readers) for v in tape.values]
+        self.producer = [v.producer for v in tape.values]
+
+    def demand(self, needed: Sequence[Bits], held: Collection[int]) -> tuple[list[Bits], list[Bits]]:
+        """By value, the faults under which it is asked for; by operation, those under which it is executed again."""
+        asked = list(needed)
+        again = [0] * len(self.made)
+        for n in range(len(self.made) - 1, -1, -1):
+            bits = 0
+            for value in self.made[n]:
+                if value not in held:
+                    bits |= asked[value]
+            again[n] = bits
+            for value in self.reads[n] if bits else ():
+                asked[value] |= bits
+        return asked, again
+
+    def chains(self, held: Collection[int]) -> list[Bits]:
+        """By operation, the operations (in groups of neighbours) that it takes to execute it from what is held."""
+        count = len(self.made)
+        items: list[Bits] = []
+        for n in range(count):
+            bits = 1 << (n * min(GROUPS, count) // count)
+            for value in self.reads[n]:
+                if value not in held:
+                    producer = self.producer[value]
+                    assert producer is not None  # `reads` has no externals
+                    bits |= items[producer]
+            items.append(bits)
+        return items
+
+    def leaning(self, value: int, held: Collection[int]) -> set[int]:
+        """Held values that are made again with the help of ``value`` (which is not held), or from which it is made."""
+        ahead = _walk(value, held, lambda v: chain.from_iterable(self.made[r] for r in self.readers[v]))
+        return ahead | _walk(value, held, lambda v: self.reads[self.producer[v] or 0])
+
+
+def _walk(value: int, held: Collection[int], neighbours: Callable[[int], Iterable[int]]) -> set[int]:
+    """The nearest held values in one direction; in a tangle only some of them, since blocking too few costs little."""
+    members: set[int] = set()
+    seen, stack = {value}, [value]
+    while stack and len(seen) < FAR:
+        for other in neighbours(stack.pop()):
+            if other not in seen:
+                seen.add(other)
+                if other in held:
+                    members.add(other)
+                else:
+                    stack.append(other)
+    return members
+
+
+class _Order:
+    """The order in which the useful values of a tape are given up, found as far as it is asked for.
+
+    Works in rounds: the cheaper half of what is held goes, in order, except what leans on another value of the same round
+    (its cost has just changed). So there are about log2(values) rounds, each linear in the tape.
+    """
+
+    def __init__(self, tape: Tape, law: Mapping[int, float], operations: float) -> None:
+        self._graph = _Graph(tape)
+        sources, self._odds = _sources(tape, law, operations)
+        result = propagate_faults(tape, sources)
+        self._needed = result.needed
+        seconds = costs(tape)
+        self._groups = np.zeros(min(GROUPS, len(seconds)))
+        np.add.at(self._groups, np.arange(len(seconds)) * len(self._groups) // max(1, len(seconds)), seconds)
+        self._bytes = np.array([v.nbytes for v in tape.values], np.float64)
+        self._fixed = _other_uses(tape, result, self._odds, seconds)
+        asked = set_weights(result.needed, self._odds) + self._fixed
+        self.useful = {v.index for v in tape.values if v.producer is not None and asked[v.index] > 0}
+        self._held = set(self.useful)
+        self._given: list[tuple[float, int]] = []
+        self._rounds = self._run()
+
+    def at(self, n: int) -> tuple[float, int]:
+        """Loss for each byte, never falling with ``n``, and the value that goes as the n-th; infinity when all are gone."""
+        while len(self._given) <= n:
+            batch = next(self._rounds, None)
+            if batch is None:
+                return float("inf"), -1
+            for loss, value in batch:
+                before = self._given[-1][0] if self._given else 0.0
+                self._given.append((max(loss, before), value))
+        return self._given[n]
+
+    def _run(self) -> Iterator[list[tuple[float, int]]]:
+        while candidates := sorted(v for v in self._held if self._bytes[v]):
+            ranked = sorted(zip(self._losses(candidates).tolist(), candidates, strict=True))
+            blocked: set[int] = set()
+            batch = []
+            for loss, value in ranked[: (len(ranked) + 1) // 2]:
+                if value in blocked:
+                    continue
+                self._held.discard(value)
+                batch.append((loss, value))
+                blocked |= self._graph.leaning(value, self._held)
+            yield batch
+
+    def _losses(self, values: list[int]) -> NDArray[np.float64]:
+        """Expected seconds that a trial takes longer without each value, for each of its bytes."""
+        asked = self._graph.demand(self._needed, self._held)[0]
+        chains = self._graph.chains(self._held)
+        often = set_weights([asked[v] for v in values], self._odds)
+        long = set_weights([chains[self._graph.producer[v] or 0] for v in values], self._groups)
+        loss: NDArray[np.float64] = (often * long + self._fixed[values]) / self._bytes[values]
+        return loss
+
+
+def _other_uses(
+    tape: Tape, result: FaultPropagation, odds: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Seconds that holding a value saves beside making it again: a trial that ends early, or need not run plainly."""
+    # An output that is golden need not be put together and judged; that is taken for one operation.
+    answer = seconds.sum() / max(1, len(seconds))
+    onward = np.array([seconds[v.readers].sum() + answer * v.output for v in tape.values])
+    saved: NDArray[np.float64] = set_weights(result.may_end_at, odds) * onward * DIES_OUT
+    for node in tape.nodes:
+        if node.func is None:  # Python reads it back: if it cannot be compared, the trial has to be run plainly
+            value = node.reads[0].value
+            saved[value] += float(set_weights([result.dirty[value]], odds)[0]) * seconds.sum() * SAME_ANSWER
+    return saved

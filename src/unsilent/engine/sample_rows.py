@@ -1,0 +1,364 @@
+"""Rows: a fault in one sample dirties that sample's part of a value, and samples of many trials share one call.
+
+Most operations of a batched model treat samples alike and apart. Where a value lies sample by sample in its memory, the
+corrupted samples alone are gathered, each tagged with its trial, and an operation runs on these *rows*: any samples of any
+trials together. That a sample of the result depends on its own sample alone is not believed: some samples are replaced by
+others (`switch_probe_runs`), and neither the rest nor they may notice each other. Another number of rows is another shape
+for a kernel and may give other bits, so each operation is tried at a few sizes, with samples in shuffled company, compared
+bit for bit and timed; only sizes that agreed are used, the cheapest first, and free places of a call are filled with
+golden samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.engine.device_or_cpu_clock import clock
+from unsilent.engine.tape import Node, Tape, Value, flatten, restore_shared_arguments
+from unsilent.engine.tape_values import StorageWindow
+from unsilent.sites.memory import WORDS
+
+if TYPE_CHECKING:
+    from unsilent.engine.tape_replay import Replayer
+
+Ints = NDArray[np.int64]
+Words = dict[int, Tensor]
+Tag = tuple[int, int]
+"""Trial and sample."""
+SIZES = (1, 4, 16, 64)
+"""Rows of one call that are tried, up to four batches, beside the batch itself."""
+PROBES = 2
+"""Rounds on other samples than golden ones; every second one has infinities, NaN with payloads and the like among them."""
+FEW = 50_000
+"""Words that an operation makes; where there are fewer, twice as many rounds are needed to see the same."""
+COMPARED = 100_000
+"""Words that are compared in each of these rounds before a size is believed."""
+CALLS = 16
+"""Calls of one size in each round on other samples than golden ones."""
+POOL = 131_101
+"""Random numbers that are drawn; more are the same again, a prime number of places further on."""
+SPECIAL = (float("inf"), float("-inf"), -0.0, 1e-42, 3e38, -3e38)
+SPECIAL_SHARE = 0.02
+LINE = 64
+"""Bytes. Kernels treat elements by their address, so a sample keeps its place relative to this wherever it is moved."""
+STRIDE = 128
+"""Bytes. Kernels that work element by element take so many at a time, and what is left over differently."""
+
+
+@dataclass(slots=True)
+class CorruptedRows:
+    """Corrupted samples of one value: ``words[i]`` is the memory of sample ``tags[i][1]`` in trial ``tags[i][0]``."""
+
+    tags: list[Tag]
+    words: Tensor
+
+    def select_rows(self, wanted: Iterable[int]) -> CorruptedRows:
+        """Only the rows at these places."""
+        places = list(wanted)
+        return CorruptedRows([self.tags[i] for i in places], self.words[places])
+
+    def without(self, trials: set[int]) -> CorruptedRows:
+        """Without some trials."""
+        return self.select_rows(i for i, (trial, _) in enumerate(self.tags) if trial not in trials)
+
+
+class RowTestCase(NamedTuple):
+    """Words of samples that an operation reads, and what it makes of them, by value."""
+
+    tried_inputs: dict[int, Tensor]
+    expected_outputs: dict[int, Tensor]
+
+
+class RowPlan:
+    """Which operations of a tape can run on rows, and at which sizes.
+
+    Attributes:
+        batch: Samples of the batch, 0 where its inputs do not say.
+        sizes: For each operation, allowed numbers of rows and the CPU time of a call.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.batch = _batch(tape)
+        self.sizes: dict[int, dict[int, float]] = {}
+        self.measured = False
+        self._carrying: set[int] = set()
+        self._calls: dict[tuple[int, int], list[int] | None] = {}
+        if self.batch > 1:
+            self._carrying = {e.window.value for e in tape.inputs.values() if e.window.shape[:1] == (self.batch,)}
+            self._carrying = {
+                v for v in self._carrying if self._apart(tape.values[v].storage_window, tape.values[v].nbytes)
+            }
+            for node in tape.nodes:
+                if self._possible(node):
+                    self.sizes[node.index] = {}
+                    self._carrying.update(v for v in node.new_values if self._used(v))
+                elif node.func is not None and not node.reads:  # made of nothing, in the size of the batch perhaps
+                    self._carrying.update(
+                        v for v in node.new_values if self._apart(tape.values[v].storage_window, tape.values[v].nbytes)
+                    )
+
+    def carries(self, value: int) -> bool:
+        """Whether a value lies sample by sample in its memory."""
+        return value in self._carrying
+
+    def _possible(self, node: Node) -> bool:
+        values, tape = self._carrying, self.tape
+        if node.func is None or node.generator is not None or not any(w.value in values for w in node.reads):
+            return False
+        outs = [w for w in node.results if isinstance(w, StorageWindow) and self._used(w.value)]
+        windows = [*outs, *(w for w in node.reads if w.value in values)]
+        if not all(self._lined(node, tape.values[w.value], self.batch) for w in windows):
+            return False
+        return (
+            all(isinstance(w, StorageWindow) or w is None for w in node.results)
+            and {w.value for w in outs} >= {v for v in node.new_values if self._used(v)}
+            and all(w.old in values for w in node.writes)
+            and all(self._apart(w, tape.values[w.value].nbytes) for w in windows)
+        )
+
+    def _lined(self, node: Node, value: Value, rows: int) -> bool:
+        """Whether every element of a value meets the same instructions in a call on so many rows."""
+        if torch.Tag.pointwise in node.func.tags:
+            return not value.storage_window.dtype.is_floating_point or value.nbytes // self.batch * rows % STRIDE == 0
+        return value.nbytes % (self.batch * LINE) == 0
+
+    def _used(self, value: int) -> bool:
+        """Whether anything becomes of a value (batch norm gives empty statistics, for one)."""
+        return bool(self.tape.values[value].readers) or self.tape.values[value].output
+
+    def _apart(self, window: StorageWindow, nbytes: int) -> bool:
+        """Whether a window is the same piece of each sample's share of the memory, one sample after the other."""
+        size = window.dtype.itemsize
+        if not window.shape or window.shape[0] % self.batch or nbytes % (self.batch * size) or not prod(window.shape):
+            return False
+        chunk, each = nbytes // self.batch // size, window.shape[0] // self.batch
+        inner = sum((n - 1) * s for n, s in zip(window.shape[1:], window.stride[1:], strict=True))
+        return window.stride[0] * each == chunk and window.offset + inner + (each - 1) * window.stride[0] < chunk
+
+    # -- rows as tensors ---------------------------------------------------------------------------------------
+
+    def words(self, holder: Tensor) -> Tensor:
+        """The memory of a whole value, [samples, words of a sample]."""
+        return _words(holder.untyped_storage(), holder, self.batch)
+
+    def window(self, words: Tensor, window: StorageWindow) -> Tensor:
+        """The window on rows instead of on the whole batch; ``words``: [rows, words of a sample], dense."""
+        rows = words.shape[0]
+        shape = (window.shape[0] // self.batch * rows, *window.shape[1:])
+        empty = torch.empty(0, dtype=window.dtype, device=words.device)
+        start = int(words.storage_offset()) * words.element_size() // window.dtype.itemsize
+        return empty.set_(words.untyped_storage(), start + window.offset, shape, window.stride)
+
+    def shared(self, tensor: Tensor, rows: int) -> Tensor:
+        """What all samples share, for so many of them: the same tensor, or as often repeated as there are rows."""
+        if tensor.ndim and tensor.shape[0] == self.batch and tensor.stride(0) == 0:
+            return tensor.as_strided((rows, *tensor.shape[1:]), tensor.stride())
+        return tensor
+
+    def golden_rows(self, holder: Tensor, samples: Sequence[int]) -> Tensor:
+        """A copy of the words of some samples of a whole value."""
+        return self.words(holder).index_select(0, torch.tensor(samples, device=holder.device))
+
+    def elements(self, words: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows as elements: [rows, elements of a sample]."""
+        return words.view(dtype)
+
+    def places(self, window: StorageWindow, elements: Ints) -> tuple[Ints, Ints]:
+        """Samples of flat C-order elements of a window, and their places in the share of the sample, in elements."""
+        offsets = np.full(elements.shape, window.offset, np.int64)
+        for index, stride in zip(np.unravel_index(elements, window.shape), window.stride, strict=True):
+            offsets += index * stride
+        chunk = self.tape.values[window.value].nbytes // self.batch // window.dtype.itemsize
+        return offsets // chunk, offsets % chunk
+
+    def results(self, node: Node, result: Any, rows: int) -> dict[int, Tensor] | None:
+        """Words of the values that a call on rows made; None where its shapes are not those of rows."""
+        made: dict[int, Tensor] = {}
+        for part, window in zip(flatten(result), node.results, strict=True):
+            if not isinstance(window, StorageWindow) or not self.carries(window.value):
+                continue
+            shape = (window.shape[0] // self.batch * rows, *window.shape[1:])
+            if not isinstance(part, Tensor) or part.shape != shape or part.stride() != window.stride:
+                return None
+            if window.value in node.new_values and window.value not in made:
+                storage = part.untyped_storage()
+                if storage.nbytes() != self.tape.values[window.value].nbytes // self.batch * rows:
+                    return None
+                made[window.value] = _words(storage, part, rows)
+        return made
+
+    # -- trying ------------------------------------------------------------------------------------------------
+
+    def try_row_counts(self, replayer: Replayer) -> None:
+        """Try every operation at every size, where the golden values are at hand; done once."""
+        if self.measured:
+            return
+        self.measured = True
+        for index, allowed in self.sizes.items():
+            node = self.tape.nodes[index]
+            if not all(replayer.at_hand(v) for v in (*node.values, *node.new_values) if self._used(v)):
+                continue
+            sizes = sorted({*(s for s in SIZES if s <= 4 * self.batch), self.batch})
+            allowed.update(self._agreeing(node, sizes, replayer))
+
+    def _agreeing(self, node: Node, sizes: Sequence[int], replayer: Replayer) -> dict[int, float]:
+        """Time of a call on so many rows, for the sizes at which it gives the same bits."""
+        values = [self.tape.values[v] for v in (*node.values, *node.new_values) if v in self._carrying]
+        if torch.Tag.pointwise not in node.func.tags and any(self._alike(v, replayer) for v in node.values):
+            return {}
+        spent: dict[int, list[float]] = {n: [] for n in sizes if all(self._lined(node, v, n) for v in values)}
+        for seed, case in enumerate(self._cases(node, replayer)) if spent else ():
+            if case is None:
+                return {}
+            for rows in list(spent):
+                times = self._times(node, rows, replayer, case, seed)
+                if times is None:
+                    del spent[rows]
+                else:
+                    spent[rows] += times
+        return {rows: sum(times) / len(times) for rows, times in spent.items()}
+
+    def _alike(self, value: int, replayer: Replayer) -> bool:
+        """Whether all samples are the same whole numbers, so that exchanging them would show nothing."""
+        dtype = self.tape.values[value].storage_window.dtype
+        if dtype.is_floating_point or dtype == torch.bool or value not in self._carrying:
+            return False
+        words = self.words(replayer.golden(value))
+        return bool((words == words[:1]).all())
+
+    def _cases(self, node: Node, replayer: Replayer) -> Iterator[RowTestCase | None]:
+        """What an operation is tried on: golden samples, and probes. None where samples notice each other."""
+        golden = {v: self.words(replayer.golden(v)) for v in node.values if v in self._carrying}
+        made = {v: self.words(replayer.golden(v)) for v in node.new_values if v in self._carrying}
+        yield RowTestCase(golden, made)
+        few = sum(words.numel() for words in made.values()) < FEW
+        for seed in range(2 * PROBES if few else PROBES):
+            chance = torch.Generator().manual_seed(seed)
+            given = {
+                v: probe_samples(w, self.tape.values[v].storage_window.dtype, seed % 2 > 0, chance)
+                for v, w in golden.items()
+            }
+            whole = self._try(node, given, torch.arange(self.batch), replayer)
+            if whole is not None:
+                yield (
+                    RowTestCase(given, whole[0])
+                    if self._apart_on(node, golden, made, given, whole[0], replayer)
+                    else None
+                )
+            elif seed % 2 == 0:
+                yield None  # special values it may refuse, and will in a trial
+
+    def _apart_on(
+        self, node: Node, golden: Words, made: Words, given: Words, expected: Words, replayer: Replayer
+    ) -> bool:
+        """Whether samples of which some are replaced give what they give among their own."""
+        where = (torch.arange(self.batch) % 2 == 0)[:, None].to(self.tape.device)
+        mixed = {v: torch.where(where, given[v], w) for v, w in golden.items()}
+        result = self._try(node, mixed, torch.arange(self.batch), replayer)
+        return result is not None and all(
+            torch.equal(words, torch.where(where, expected[v], made[v])) for v, words in result[0].items()
+        )
+
+    def _times(self, node: Node, rows: int, replayer: Replayer, case: RowTestCase, seed: int) -> list[float] | None:
+        """Times of calls on so many rows; None where one fails or returns different bits."""
+        order = torch.randperm(self.batch, generator=torch.Generator().manual_seed(seed))
+        times: list[float] = []
+        compared = 0
+        for first in range(0, self.batch, rows):
+            samples = order[torch.arange(first, first + rows) % self.batch]
+            result = self._try(node, case.tried_inputs, samples, replayer)
+            if result is None or any(
+                not torch.equal(words, case.expected_outputs[v].index_select(0, samples.to(words.device)))
+                for v, words in result[0].items()
+            ):
+                return None
+            times.append(result[1])
+            compared += sum(words.numel() for words in result[0].values())
+            if compared >= COMPARED or (seed and len(times) >= CALLS):
+                break
+        return times
+
+    def _try(
+        self, node: Node, given: dict[int, Tensor], samples: Tensor, replayer: Replayer
+    ) -> tuple[dict[int, Tensor], float] | None:
+        """What an operation makes of some samples, and the time it takes; None where it cannot run on them."""
+        rows, now = len(samples), clock(self.tape.device)
+        parts = {v: words.index_select(0, samples.to(words.device)) for v, words in given.items()}
+        tensors = [
+            self.window(parts[w.value], w) if w.value in parts else self.shared(replayer.golden_operand(node, k), rows)
+            for k, w in enumerate(node.reads)
+        ]
+        restore_shared_arguments(node, tensors)
+        start = now()
+        try:
+            result = replayer.apply(node, tensors)
+        except (RuntimeError, IndexError, ValueError):
+            return None  # it holds the size of the batch among its arguments
+        seconds = now() - start
+        made = self.results(node, result, rows)
+        return None if made is None else ({**made, **{w.new: parts[w.old] for w in node.writes}}, seconds)
+
+    def call_sizes(self, node: int, rows: int) -> list[int] | None:
+        """Sizes of the calls that run ``rows`` rows at the least measured cost; None where there is no size for it."""
+        if (node, rows) not in self._calls:
+            self._calls[node, rows] = self._cheapest(self.sizes.get(node) or {}, rows)
+        return self._calls[node, rows]
+
+    def _cheapest(self, allowed: dict[int, float], rows: int) -> list[int] | None:
+        if not allowed:
+            return None
+        best = min(allowed, key=lambda size: allowed[size] * -(-rows // size))
+        plan = [best] * (rows // best)
+        if (rest := rows % best) > 0:
+            last = min(allowed, key=lambda size: (allowed[size] * -(-rest // size), size))
+            plan += [last] * -(-rest // last)
+        return plan
+
+
+def _words(storage: torch.UntypedStorage, like: Tensor, rows: int) -> Tensor:
+    """[rows, words of a row] of a storage, with words as wide as the size of a row allows."""
+    chunk = storage.nbytes() // rows
+    width = next(w for w in (8, 4, 2, 1) if chunk % w == 0)
+    empty = torch.empty(0, dtype=WORDS[width], device=like.device)
+    return empty.set_(storage, 0, (rows, chunk // width), (chunk // width, 1))
+
+
+def _batch(tape: Tape) -> int:
+    """Samples of a batch: the first dimension that its inputs share, 0 where they do not."""
+    sizes = {e.window.shape[0] if e.window.shape else 0 for e in tape.inputs.values()}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def probe_samples(words: Tensor, dtype: torch.dtype, special: bool, chance: torch.Generator) -> Tensor:
+    """Other samples for those in ``words``: random numbers and truths, or the samples of others where bits mean something."""
+    if dtype == torch.bool:
+        shape = (words.shape[0], words.shape[1] * words.element_size())
+        return torch.randint(2, shape, generator=chance, dtype=torch.uint8).to(words.device).view(words.dtype)
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        return words.roll(1 + int(torch.randint(words.shape[0] - 1, (), generator=chance)), 0)
+    golden = words.view(dtype)
+    scale = float(golden[0].nan_to_num(0, 0, 0).abs().mean(dtype=torch.float32).clamp(1e-3, 1e3))
+    size = min(golden.numel(), POOL)
+    pool = (torch.randn(size, generator=chance, dtype=torch.float64) * scale).to(dtype)
+    if special:
+        bits, width = pool.view(WORDS[dtype.itemsize]), 8 * dtype.itemsize
+        infinity = torch.tensor(float("inf"), dtype=dtype).view(bits.dtype)
+        kinds = torch.tensor(SPECIAL, dtype=dtype).view(bits.dtype)
+        which = torch.randint(round(len(SPECIAL) / SPECIAL_SHARE), (size,), generator=chance)
+        bits.copy_(torch.where(which < len(SPECIAL), kinds[which.clamp(max=len(SPECIAL) - 1)], bits))
+        payload = torch.randint(
+            -(1 << (width - 1)), (1 << (width - 1)) - 1, (size,), generator=chance, dtype=bits.dtype
+        )
+        which = torch.randint(round(1 / SPECIAL_SHARE), (size,), generator=chance)
+        bits.copy_(torch.where(which == 0, payload | infinity, bits))
+    result = pool.to(words.device).repeat(-(-golden.numel() // size))[: golden.numel()]
+    return result.view(golden.shape).view(words.dtype)

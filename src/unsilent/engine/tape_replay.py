@@ -1,0 +1,291 @@
+"""Re-executing a tape: only operations that depend on corrupted values, until nothing live differs from golden.
+
+Everything an operation reads that is not dirty is golden: a value that is kept, or one that is made again from what is
+kept. Whatever could make the real run take another way (a number that Python reads, a shape that depends on data, an
+exception) ends the shortcut with `Diverged`; that trial is run plainly.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unsilent.engine.partial import BlockwiseOperation, candidates, equal_bits
+from unsilent.engine.sample_rows import RowPlan
+from unsilent.engine.tape import Node, Tape, default_generator_of, flatten, restore_shared_arguments
+from unsilent.engine.tape_values import (
+    Diverged,
+    Holders,
+    StorageWindow,
+    fits,
+    private_copy,
+    same_bits,
+    tensor_at_window,
+    view_window,
+)
+from unsilent.engine.walk import TrialEntry, Walk
+from unsilent.faults import Fault
+from unsilent.sites.corrupting import corrupted_copy
+
+
+class Replayer:
+    """Runs parts of a tape. ``kept``: golden values that are held; the rest is made again when it is needed."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.kept: Holders = {}
+        self.blocks: dict[int, BlockwiseOperation] = {}
+        """Operations that are computed in blocks of outputs."""
+        self._golden_windows: dict[tuple[int, int], Tensor] = {}
+        self._remade: Holders = {}
+
+    @cached_property
+    def largest(self) -> int:
+        """Bytes of the largest value that an operation makes."""
+        return max((v.nbytes for v in self.tape.values if v.producer is not None), default=0)
+
+    # -- golden ------------------------------------------------------------------------------------------------
+
+    def run_golden(self, keep: Callable[[int], bool], observe: Callable[[Node | None], Any] | None = None) -> Holders:
+        """Execute the whole tape from its externals, hold what ``keep`` says, and return the values of the output.
+
+        ``observe`` is called before every operation, with it, and once more with None at the end.
+        """
+        live: Holders = {}
+        outputs: Holders = {}
+        for node in self.tape.nodes:
+            if observe is not None:
+                observe(node)
+            for value, holder in self._execute(node, live, self._source(live)).items():
+                held = keep(value)
+                if held:
+                    self.kept[value] = private_copy(holder) if self._overwritten(value) else holder
+                if self.tape.values[value].output:
+                    outputs[value] = self.kept[value] if held else holder
+                live[value] = holder
+            for value in [v for v in live if self.tape.values[v].last <= node.index]:
+                del live[value]
+        if observe is not None:
+            observe(None)
+        return outputs
+
+    def _overwritten(self, value: int) -> bool:
+        """Whether some later operation writes into this value's memory (so that a kept holder must be a copy)."""
+        return any(w.old == value for r in self.tape.values[value].readers for w in self.tape.nodes[r].writes)
+
+    def _source(self, live: Holders) -> Callable[[int], Tensor]:
+        def source(value: int) -> Tensor:
+            holder = live.get(value)
+            return self.tape.externals[value] if holder is None else holder
+
+        return source
+
+    def golden(self, value: int) -> Tensor:
+        """A tensor on the golden memory of a value; not to be written to."""
+        holder = self.tape.externals.get(value)
+        if holder is None:
+            holder = self.kept.get(value)
+        if holder is None:
+            holder = self._remade.get(value)
+        return self._make_again(value) if holder is None else holder
+
+    def _make_again(self, value: int) -> Tensor:
+        """Execute what leads from kept values to this one.
+
+        What nothing reads any more is dropped on the way, so no more is alive than in a plain run; the rest stays until the
+        walk has passed its last reader, or `forget`.
+        """
+        needed: set[int] = set()
+        stack = [value]
+        while stack:
+            current = stack.pop()
+            producer = self.tape.values[current].producer
+            if producer is None or current in self.kept or current in self._remade or producer in needed:
+                continue
+            needed.add(producer)
+            stack += self.tape.nodes[producer].values
+        for index in sorted(needed):
+            node = self.tape.nodes[index]
+            self._remade |= self._execute(node, {}, self.golden)
+            self.drop_unread((v for v in (*node.values, *node.new_values) if v != value), index)
+        return self._remade[value]
+
+    def drop_unread(self, values: Iterable[int], index: int) -> None:
+        """Forget golden values that were made again and that no operation after ``index`` reads."""
+        for value in values if self._remade else ():
+            if self.tape.values[value].last <= index:
+                self._remade.pop(value, None)
+
+    def release_golden_values(self) -> None:
+        """Hold no golden value, and what was found out by them is forgotten."""
+        for result in (self.kept, self._golden_windows, self._remade, self.blocks):
+            result.clear()
+        self.__dict__.pop("rows", None)
+
+    def drop_recomputed(self) -> None:
+        """Drop golden values that were made again."""
+        self._remade.clear()
+
+    def golden_operand(self, node: Node, k: int) -> Tensor:
+        window = self._golden_windows.get((node.index, k))
+        if window is None:
+            place = node.reads[k]
+            window = view_window(self.golden(place.value), place)
+            if place.value in self.kept or place.value in self.tape.externals:
+                self._golden_windows[node.index, k] = window
+        return window
+
+    def at_hand(self, value: int) -> bool:
+        """Whether a golden value need not be made again."""
+        return value in self.kept or value in self.tape.externals
+
+    def is_all_golden(self, made: Holders) -> bool:
+        """Whether values are bit-identical to golden ones that are at hand."""
+        return all(v in self.kept and same_bits(h, self.kept[v]) for v, h in made.items())
+
+    # -- trials ------------------------------------------------------------------------------------------------
+
+    def run(self, starts: Sequence[TrialEntry], packed: bool = True) -> list[Holders | Diverged]:
+        """Execute what depends on the faults of some trials (of one, if it corrupts parameters).
+
+        ``packed``: on rows, where corruption stays within samples or there are several trials.
+
+        Returns:
+            for each trial, holders of the output's values that differ from golden, or why it must be run plainly.
+        """
+        rows = packed and (len(starts) > 1 or any(s.value_faults or s.operand_faults for s in starts))
+        if rows:
+            self.row_plan.try_row_counts(self)
+        return Walk(self, starts, self.row_plan if rows else None).run()
+
+    @cached_property
+    def row_plan(self) -> RowPlan:
+        """What can run on rows; to be measured before it is used."""
+        return RowPlan(self.tape)
+
+    def step(self, node: Node, dirty: Holders, faults: Sequence[tuple[int, Fault]] = ()) -> Holders:
+        """One operation on whole values, with faults on copies of its operands."""
+        if node.func is None:
+            self._check_readback(node, dirty)
+            return {}
+        for old, _ in node.writes:
+            if old not in dirty:
+                dirty[old] = private_copy(self.golden(old))
+        tensors = [
+            self.golden_operand(node, k) if (holder := dirty.get(w.value)) is None else tensor_at_window(holder, w)
+            for k, w in enumerate(node.reads)
+        ]
+        restore_shared_arguments(node, tensors)
+        for k, fault in faults:
+            tensors[k] = corrupted_copy(tensors[k], fault)
+        return self._call(node, tensors, dirty)
+
+    def _check_readback(self, node: Node, dirty: Holders) -> None:
+        (window,) = node.reads
+        holder = dirty.get(window.value)
+        if holder is None or window.value not in self.kept or not same_bits(holder, self.kept[window.value]):
+            raise Diverged(f"{node.name} reads a value that differs")
+
+    def blockwise(self, node: Node, dirty: Holders, offsets: Mapping[int, NDArray[np.int64]]) -> Holders | None:
+        """Compute the blocks of outputs that corrupted weights reach; None where all of the operation must run."""
+        blocks, reached = self.blocks.get(node.index), set[int]()
+        golden = self.kept.get(blocks.out.value) if blocks is not None else None
+        if blocks is None or golden is None or any(w.value in dirty for w in node.reads):
+            return None
+        for value in node.values:
+            if value not in offsets:
+                continue
+            result = blocks.corrupted_blocks(value, offsets[value])
+            if result is None:
+                return None
+            reached |= result
+        if len(reached) * blocks.seconds > node.seconds:
+            return None
+        tensors = [self.golden_operand(node, k) for k in range(len(node.reads))]
+        made: Holders = {}
+        for block in sorted(reached):
+            part = blocks.compute(self.apply, tensors, block)
+            if not equal_bits(part, blocks.golden_part(tensor_at_window(golden, blocks.out), block)):
+                if not made:
+                    made[blocks.out.value] = private_copy(golden)
+                blocks.golden_part(tensor_at_window(made[blocks.out.value], blocks.out), block).copy_(part)
+        return made
+
+    def try_blocks(self) -> None:
+        """Find out which operations can be computed in blocks, where their golden values are at hand."""
+        for node in candidates(self.tape):
+            blocks = BlockwiseOperation(node)
+            if not self.at_hand(blocks.out.value) or not all(map(self.at_hand, node.values)):
+                continue
+            tensors = [self.golden_operand(node, k) for k in range(len(node.reads))]
+            golden = tensor_at_window(self.golden(blocks.out.value), blocks.out)
+            if blocks.agrees(self.apply, tensors, golden) and blocks.seconds < node.seconds:
+                self.blocks[node.index] = blocks
+
+    # -- one operation -----------------------------------------------------------------------------------------
+
+    def _execute(self, node: Node, live: Holders, source: Callable[[int], Tensor]) -> Holders:
+        """One operation on golden values; ``live``: values that may be written into in place."""
+        if node.func is None:
+            return {}
+        private = {old: live[old] if old in live else private_copy(source(old)) for old, _ in node.writes}
+        tensors = [tensor_at_window(private[w.value] if w.value in private else source(w.value), w) for w in node.reads]
+        restore_shared_arguments(node, tensors)
+        return self._call(node, tensors, private)
+
+    def _call(self, node: Node, tensors: list[Tensor], private: Mapping[int, Tensor]) -> Holders:
+        """Run one operation on ``tensors``; what it writes into is ``private``."""
+        made: Holders = {new: private[old] for old, new in node.writes}
+        result = self.apply(node, tensors)
+        for part, expected in zip(flatten(result), node.results, strict=True):
+            if isinstance(expected, StorageWindow):
+                if not fits(part, expected):
+                    raise Diverged(f"{node.name} returns a different shape")
+                if expected.value in node.new_values and expected.value not in made:
+                    made[expected.value] = part
+            elif not _same(part, expected):
+                raise Diverged(f"{node.name} returns a different value to Python")
+        return made
+
+    def apply(self, node: Node, tensors: list[Tensor]) -> Any:
+        args, kwargs = list(node.args), dict(node.kwargs)
+        for (key, inner), tensor in zip(node.slots, tensors, strict=True):
+            place: Any = args if isinstance(key, int) else kwargs
+            if inner < 0:
+                place[key] = tensor
+            else:
+                place[key] = list(place[key])
+                place[key][inner] = tensor
+        if node.generator is None:
+            return node.func(*args, **kwargs)
+        return self._apply_random(node, args, kwargs)
+
+    def _apply_random(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """With the generator as it was; it is left as it is now."""
+        assert node.generator is not None
+        generator = default_generator_of(self.tape.device)
+        now = generator.get_state()
+        try:
+            generator.set_state(node.generator[0])
+            result = node.func(*args, **kwargs)
+            if not torch.equal(generator.get_state(), node.generator[1]):
+                raise Diverged(f"{node.name} draws a different number of random values")
+            return result
+        finally:
+            generator.set_state(now)
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Whether Python would see the same: floats by their bits."""
+    if isinstance(one, float) and isinstance(two, float):
+        return struct.pack("d", one) == struct.pack("d", two)
+    if isinstance(one, complex) and isinstance(two, complex):
+        return _same(one.real, two.real) and _same(one.imag, two.imag)
+    return type(one) is type(two) and bool(one == two)

@@ -1,0 +1,192 @@
+"""Golden and faulty runs, again and again until every output that differs was compared, within a bound on memory.
+
+A golden run keeps copies of as many outputs as the memory holds, and the digest of each; a faulty run compares its outputs with
+what is kept and tells by digest which of the others differ. Those are kept by the next golden run, and so on. What is the
+same in both needs no copy at all. Every repetition must give the digests of the first run of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from unsilent.engine.digests import digest
+from unsilent.engine.tracing.comparing import change
+from unsilent.engine.tracing.tracer import OutputKey, Tracer
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.fault_trace import OutputDifference
+from unsilent.sites.memory import dtype_name
+from unsilent.workloads.model_fitting import Progress
+
+Run = Callable[[bool, Tracer], Any]
+"""Runs once from the same state, faulty (True) or golden (False), and enters the tracer innermost around all of it."""
+
+
+class TracedOutput(NamedTuple):
+    """One output as it was seen."""
+
+    key: OutputKey
+    dtype: str
+    shape: tuple[int, ...]
+    digest: int
+    bytes: int
+
+    @property
+    def text(self) -> str:
+        """Its name for a message."""
+        kernel = f" > {self.key.kernel}" if self.key.kernel else ""
+        return f"{self.key.name}{kernel}" + (f"/out.{self.key.output}" if self.key.output else "")
+
+
+class GoldenPass:
+    """One golden run: what was seen, and copies of some of it.
+
+    Args:
+        memory: Bytes that copies may take; one output is always kept, however large.
+        wanted: Numbers of outputs to keep, None for all of them.
+    """
+
+    def __init__(self, memory: int, wanted: Collection[int] | None = None) -> None:
+        self._left, self._wanted = memory, wanted
+        self.seen: list[TracedOutput] = []
+        self.kept: dict[int, Tensor] = {}
+
+    def see(self, key: OutputKey, tensor: Tensor) -> None:
+        """Told of every output."""
+        number, size = len(self.seen), tensor.numel() * tensor.element_size()
+        self.seen.append(TracedOutput(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size))
+        if self._wanted is None or number in self._wanted:
+            if size <= self._left or not self.kept:
+                self.kept[number] = tensor.cpu().clone()
+            self._left -= size  # also where it was not kept: the next run begins there
+
+
+class FaultyPass:
+    """One faulty run beside what a golden run saw and kept.
+
+    Attributes:
+        seen: What it gave.
+        changes: Of the outputs that were compared, by number.
+    """
+
+    def __init__(self, golden: Sequence[TracedOutput], kept: Mapping[int, Tensor]) -> None:
+        self._golden, self._kept = golden, kept
+        self._together = True
+        self.seen: list[TracedOutput] = []
+        self.changes: dict[int, OutputDifference] = {}
+
+    def see(self, key: OutputKey, tensor: Tensor) -> None:
+        """Told of every output."""
+        number, size = len(self.seen), tensor.numel() * tensor.element_size()
+        seen = TracedOutput(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size)
+        self.seen.append(seen)
+        self._together = self._together and number < len(self._golden) and self._golden[number].key == key
+        if not self._together:
+            return
+        golden = self._golden[number]
+        if golden == seen:
+            self.changes[number] = OutputDifference()
+        elif (golden.dtype, golden.shape) != (seen.dtype, seen.shape):
+            self.changes[number] = OutputDifference(tensor.numel() or 1)
+        elif number in self._kept:
+            self.changes[number] = change(self._kept[number], tensor.cpu())
+
+
+class PassComparison(NamedTuple):
+    """All runs together: what both saw, what differs, outputs to leave out, what the faulty run raised, number of runs."""
+
+    golden: list[TracedOutput]
+    faulty: list[TracedOutput]
+    changes: dict[int, OutputDifference]
+    scratch: set[int]
+    error: str
+    runs: int
+
+
+def compare(model: nn.Module, run: Run, training: bool, memory: int, progress: Progress) -> PassComparison:
+    """Run golden and faulty until all is compared; raises ``UsageError`` where a run does not give the same twice."""
+    runs, expected = 0, 3
+
+    def once(faulty: bool, seer: GoldenPass | FaultyPass) -> str:
+        nonlocal runs, expected
+        progress("tracing", runs, expected := max(expected, runs + 1))
+        runs += 1
+        return _once(model, run, training, faulty, seer)
+
+    first = GoldenPass(memory)
+    once(False, first)
+    seen = FaultyPass(first.seen, first.kept)
+    error = once(True, seen)
+    first.kept.clear()
+    changes, scratch = dict(seen.changes), set[int]()
+    left = [i for i in range(common_prefix_length(first.seen, seen.seen)) if i not in changes]
+    while True:
+        again = GoldenPass(memory, set(left))
+        once(False, again)  # at least once: it proves that the first can be repeated
+        scratch |= _scratch(first.seen, again.seen)
+        left = [i for i in left if i not in scratch]
+        if not left:
+            break
+        expected = runs + 1 + 2 * (sum(first.seen[i].bytes for i in left) // max(memory, 1))
+        more = FaultyPass(first.seen, again.kept)
+        once(True, more)
+        _check_faulty(seen.seen, more.seen, scratch)
+        changes |= more.changes
+        left = [i for i in left if i not in changes]
+        if not left:
+            break
+    progress("tracing", runs, runs)
+    return PassComparison(first.seen, seen.seen, changes, scratch, error, runs)
+
+
+def _once(model: nn.Module, run: Run, training: bool, faulty: bool, seer: GoldenPass | FaultyPass) -> str:
+    """One run; what a faulty one raises is told, as it is a result."""
+    tracer, error = Tracer(model, seer.see, training), ""
+    try:
+        run(faulty, tracer)
+    except UnsilentError:
+        raise
+    except (Exception, SystemExit) as raised:
+        if not faulty:
+            raise
+        error = " ".join(f"{type(raised).__name__}: {raised}".split())[:300]
+    if not tracer.entered:
+        raise UsageError("the run did not enter its tracer; put all operations to be traced inside `with tracer:`")
+    return error
+
+
+def common_prefix_length(one: Sequence[TracedOutput], two: Sequence[TracedOutput]) -> int:
+    """How many outputs both begin with."""
+    pairs = zip(one, two, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a.key != b.key), min(len(one), len(two)))
+
+
+def _scratch(one: Sequence[TracedOutput], two: Sequence[TracedOutput]) -> set[int]:
+    """Numbers of outputs that differ between two golden runs and mean nothing; raises ``UsageError`` for any other difference.
+
+    A kernel may give scratch memory as a further output, which nobody reads: if no first output of any operation differs,
+    what differs is that.
+    """
+    both = common_prefix_length(one, two)
+    result = [i for i in range(both) if one[i] != two[i]]
+    if both < max(len(one), len(two)) or any(one[i].key.output == 0 for i in result):
+        raise _unrepeatable("golden", one, result[0] if result else both)
+    return set(result)
+
+
+def _check_faulty(one: Sequence[TracedOutput], two: Sequence[TracedOutput], scratch: Collection[int]) -> None:
+    """Raise ``UsageError`` unless two faulty runs gave the same, but for scratch memory."""
+    both = common_prefix_length(one, two)
+    result = [i for i in range(both) if one[i] != two[i] and i not in scratch]
+    if result or both < max(len(one), len(two)):
+        raise _unrepeatable("faulty", one, result[0] if result else both)
+
+
+def _unrepeatable(kind: str, seen: Sequence[TracedOutput], number: int) -> UsageError:
+    where = seen[number].text if number < len(seen) else "the end of the shorter run"
+    return UsageError(
+        f"two {kind} runs differ, first at {where}, so a fault cannot be distinguished from noise; "
+        "make the run deterministic and start it from the same state (seeds, data, counters, deterministic kernels)"
+    )

@@ -1,0 +1,123 @@
+"""What trials cost by the shortcut and plainly, by class of site: the planner's measured costs.
+
+A class is one site (or so many sites at once) in one batch. Where the shortcut turned out dearer (trials that raise early, a
+first layer of a tiny model), the plain run is taken from then on. What a plain run costs is measured among the trials: warm
+caches make it cheaper than it was at set-up. Rows are the same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unsilent.faults import Fault
+
+ENOUGH = 3
+"""Trials of a class before its costs are believed."""
+NEAR, CLOSE = 0.5, 0.8
+"""Shares of a plain run from which on a shortcut is compared with plain runs among the trials: of its batch, of its own class."""
+COMPARED = 5
+"""So many of them."""
+PLAIN_ABOVE = 0.95
+"""A shortcut that saves less is left: so few runs tell no smaller difference, and never to lose is more than to gain a little."""
+RETRY_AFTER = 64
+"""Trials of a class after which the other way is tried once more; then after twice as many, and so on."""
+MEMORY = 64
+"""Trials after which half of what is known is forgotten."""
+
+Class = tuple[str, int]
+
+
+@dataclass(slots=True)
+class MeasuredCost:
+    """CPU seconds of some trials."""
+
+    trials: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more; what was long ago counts less."""
+        if self.trials >= MEMORY:
+            self.trials, self.seconds = self.trials // 2, self.seconds / 2
+        self.trials, self.seconds = self.trials + 1, self.seconds + seconds
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a trial."""
+        return self.seconds / max(self.trials, 1)
+
+
+@dataclass(slots=True)
+class SiteClassCosts:
+    """Costs of a class. ``fallback_cost``: plain runs that followed where the tape could not be gone to its end."""
+
+    tape_cost: MeasuredCost = field(default_factory=MeasuredCost)
+    fallback_cost: MeasuredCost = field(default_factory=MeasuredCost)
+    plain: MeasuredCost = field(default_factory=MeasuredCost)
+    asked: int = 0
+
+
+class TrialCosts:
+    """Costs by class of site.
+
+    ``initial_plain_seconds``: seconds of a plain run of each batch, until some were made among the trials.
+    """
+
+    def __init__(self, initial_plain_seconds: Sequence[float] = ()) -> None:
+        self.initial_plain_seconds = initial_plain_seconds
+        self.costs: dict[Class, SiteClassCosts] = {}
+        self._plain: dict[int, MeasuredCost] = {}
+
+    def add(self, key: Class, seconds: float, plain: float | None = None) -> None:
+        """One more trial by the shortcut; ``plain``: seconds of the plain run that had to follow, part of ``seconds``."""
+        known = self.costs.get(key)
+        if known is None:  # the first of its kind finds cold caches, and is no measure
+            self.costs[key] = SiteClassCosts()
+            return
+        known.tape_cost.add(seconds)
+        if plain is not None:
+            known.fallback_cost.add(plain)
+
+    def add_plain(self, key: Class, seconds: float) -> None:
+        """One more trial by a plain run."""
+        self.costs[key].plain.add(seconds)
+        self._plain.setdefault(key[1], MeasuredCost()).add(seconds)
+
+    def relative_cost(self, key: Class) -> float:
+        """Cost of the shortcut as a share of the plain run's, as far as it is known."""
+        known = self.costs.get(key)
+        if known is None or known.tape_cost.trials < ENOUGH:
+            return 0.0
+        batch = self._plain.get(key[1])
+        plain = self.initial_plain_seconds[key[1]] if batch is None else batch.mean
+        if known.plain.trials >= COMPARED:
+            plain = known.plain.mean
+        failing = min(
+            1.0, known.fallback_cost.trials / known.tape_cost.trials
+        )  # such a run may be over early, by an error
+        expected = failing * known.fallback_cost.mean + (1 - failing) * plain
+        return known.tape_cost.mean / expected if expected > 0 else 0.0
+
+    def prefers_plain(self, key: Class) -> bool:
+        """Whether the plain run was measured to be no dearer."""
+        return self.relative_cost(key) > PLAIN_ABOVE
+
+    def is_plain_run_due(self, key: Class) -> bool:
+        """Whether the next trial of the class is to be run plainly."""
+        relative = self.relative_cost(key)
+        if relative < NEAR:
+            return False
+        known = self.costs[key]
+        known.asked += 1
+        other = known.asked >= RETRY_AFTER and known.asked.bit_count() == 1
+        if relative > PLAIN_ABOVE:
+            return not other
+        batch = self._plain.get(key[1])
+        return other or batch is None or batch.trials < COMPARED or (relative > CLOSE and known.plain.trials < COMPARED)
+
+
+def cost_class_of(batch: int, faults: Sequence[Fault]) -> Class:
+    """The class of a trial's faults."""
+    if len(faults) == 1:
+        return faults[0].site, batch
+    return f"{1 << max(len(faults).bit_length() - 1, 0)} or more sites at once", batch

@@ -1,0 +1,117 @@
+"""Whose error it is: the user's, or a defect of this package.
+
+The frame that decides is the innermost one that is neither a library's nor the interpreter's. Where it is one of ours, the
+error is ours, also when a library that we called raised it. Two exceptions, in which we only pass a call on: functions
+marked with `calls_user_code` (a user's model may consist of library code alone), and code of ours that a library or the
+user's code calls back to run an operation (a dispatch mode, a hook).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any, TypeVar
+
+from unsilent.errors import InternalError, UserCodeError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PACKAGE = str(Path(__file__).resolve().parent) + os.sep
+_LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(kind))) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_PASSING: set[CodeType] = set()
+
+
+def calls_user_code(function: F) -> F:
+    """Mark a function that does nothing but call what the user gave: what is raised in it is the user's error."""
+    _PASSING.add(function.__code__)
+    return function
+
+
+@calls_user_code
+def call_user_code(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call what the user gave."""
+    return function(*args, **kwargs)
+
+
+def is_user_error(error: BaseException, handler_frames: int) -> bool:
+    """Whether an error is the user's, that of their files, models and data; ``handler_frames``: frames that handle it."""
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_PACKAGE):
+        return True
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)][handler_frames:]
+    in_library = False
+    while frames:
+        code = frames.pop()
+        if code in _PASSING:
+            return True
+        if not _ours(code.co_filename):
+            if not _library(code.co_filename):
+                return True
+            in_library = True
+            continue
+        while frames and _ours(frames[-1].co_filename) and frames[-1] not in _PASSING:
+            frames.pop()
+        if not in_library or not frames:  # raised in our own line, or nobody called us back
+            return False
+    return False
+
+
+def user_code_error(ref: str, error: BaseException) -> UserCodeError:
+    """The error of the user's code that ``ref`` names: ``ref: Kind: message (file, line)``, at the user's innermost line."""
+    shown = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
+    place = next((f for f in reversed(shown) if not _library(f.filename)), shown[-1] if shown else None)
+    text = (str(error).splitlines() or [""])[0]
+    where = f" ({os.path.basename(place.filename)}, line {place.lineno})" if place else ""
+    hint = (
+        "; if the batches contain labels, pass labelled=True"
+        if "positional argument" in text and "forward" in text
+        else ""
+    )
+    message = f"workload {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}{hint}"
+    return UserCodeError(message, _trace(error))
+
+
+def internal_error(error: BaseException) -> InternalError:
+    """An error of ours: its kind, message and our innermost line; the whole traceback goes with it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _ours(f.filename)]
+    where = f" ({frames[-1].filename.removeprefix(_PACKAGE)}, line {frames[-1].lineno})" if frames else ""
+    text = (str(error).splitlines() or [""])[0]
+    return InternalError(
+        f"internal error of unsilent: {type(error).__name__}{': ' if text else ''}{text}{where}; "
+        "please report it together with the traceback",
+        "".join(traceback.format_exception(error)),
+    )
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback as text without frames of this package and of the import machinery, through the whole chain."""
+    shown = traceback.TracebackException.from_exception(error)
+    todo = [shown]
+    while todo:
+        part = todo.pop()
+        part.stack = traceback.StackSummary.from_list([f for f in part.stack if not _hidden(f.filename)])
+        todo += [p for p in (part.__cause__, part.__context__) if p is not None]
+    return "".join(shown.format())
+
+
+def _ours(filename: str) -> bool:
+    return filename.startswith(_PACKAGE)
+
+
+def _library(filename: str) -> bool:
+    """Installed packages, the standard library, and code that is in no file (``<string>``) unless it was typed in."""
+    typed = filename.startswith(("<stdin", "<ipython", "<python-input", "<doctest"))
+    return not typed and (filename.startswith((*_LIBRARIES, "<")) or f"{os.sep}site-packages{os.sep}" in filename)
+
+
+def _hidden(filename: str) -> bool:
+    """Frames a user can do nothing about: this package, the import machinery, the inside of torch."""
+    if _ours(filename) or filename.startswith("<frozen importlib") or filename == importlib.__file__:
+        return True
+    return f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename

@@ -1,0 +1,148 @@
+"""How a fault spreads through a run, operation by operation: records without torch, so that the command line can show them.
+
+One row is one output of one operation, in execution order; what only gives another view of memory, or memory that nobody has
+written, has no row. Numbers compare the faulty run with its golden twin:
+
+    changed    elements whose bits differ (0 and -0 do, two NaNs with the same bits do not)
+    relative   largest |faulty - golden| / |golden|, in float64, over changed elements with a finite golden value other than 0
+               and a finite faulty one; None where there is none
+    from_zero  changed elements that are 0 in the golden run and finite and not 0 in the faulty one: no ratio there
+    absolute   largest |faulty - golden| over changed elements that are finite in both; None where there is none
+    nonfinite  elements that are NaN or infinite in the faulty run and finite in the golden one
+
+``relative`` and ``absolute`` are None for integers and booleans, and at most the largest float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SCHEMA = "unsilent/trace/2"
+PHASES = ("fwd", "recomputed", "bwd", "outside", "update")
+"""``outside``: what a step does outside of the model once a backward pass has run, clipping say; its addresses are ``fwd``."""
+BEFORE_FIRST_ROW = -1
+"""The place of a fault that is there before the first operation runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDifference:
+    """What differs in one output; see the module."""
+
+    changed: int = 0
+    relative: float | None = None
+    absolute: float | None = None
+    from_zero: int = 0
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One output of one operation.
+
+    ``name``: of the operation; in the backward of the forward operation whose node runs it, in the update with the parameter it
+    works for. ``kernel``: in the backward what the node runs (``convolution_backward.0``), ``accumulated`` for the gradient of a
+    parameter once a backward pass has added to it, else empty. ``output``: its number. ``faulty_type``: dtype and shape of
+    the faulty run where they are not the same; then all elements count as changed.
+    """
+
+    name: str
+    kernel: str
+    phase: str
+    micro_step: int
+    output: int
+    dtype: str
+    shape: tuple[int, ...]
+    elements: int
+    change: OutputDifference = OutputDifference()
+    faulty_type: str = ""
+
+    @property
+    def share(self) -> float:
+        """Changed elements by all elements, 0 to 1."""
+        return self.change.changed / self.elements
+
+    @property
+    def label(self) -> str:
+        """``fc1#addmm.0``, ``fc1#addmm.0 > mm.1``, ``bn#native_batch_norm.0/out.1``."""
+        kernel = f" > {self.kernel}" if self.kernel else ""
+        return self.name + kernel + (f"/out.{self.output}" if self.output else "")
+
+    @property
+    def dtype_and_shape(self) -> str:
+        """Dtype and shape as one word: ``float32[8,16]``."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TracedFault:
+    """One fault.
+
+    ``row``: the number of the row it corrupts (`BEFORE_FIRST_ROW`: memory, before the first); None where that is not
+    known.
+
+    A fault in a gradient corrupts what the last of the backward kernels gives, on its way to who reads it: the row itself is
+    golden then. ``bits``: changed by it, where that was counted.
+    """
+
+    site: str
+    text: str
+    row: int | None
+    bits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDivergence:
+    """Where the two runs part: at row ``row`` the golden run has ``golden``, the faulty one ``faulty`` (empty: it ended).
+
+    ``error``: what the faulty run raised. Rows from there on are not compared and left out.
+    """
+
+    row: int
+    golden: str
+    faulty: str
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """One sentence without a full stop."""
+        if self.error:
+            where = f"before {self.golden}" if self.golden else "after the last operation"
+            return f"the faulty run raised {self.error}, {where}"
+        golden, faulty = self.golden or "no operation", self.faulty or "no operation"
+        return f"the runs diverge: the golden run continues with {golden}, the faulty run with {faulty}"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultTrace:
+    """A faulty run beside its golden twin.
+
+    ``runs``: how many runs it took, golden and faulty. ``notes``: what a reader should know.
+    """
+
+    rows: tuple[TraceRow, ...]
+    faults: tuple[TracedFault, ...] = ()
+    divergence: OperationDivergence | None = None
+    runs: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changed_rows(self) -> Iterator[int]:
+        """Numbers of the rows that differ, in order."""
+        return (i for i, row in enumerate(self.rows) if row.change.changed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values under ``schema``; a row has the fields of `Change` as its own, and its share."""
+        rows = [asdict(row) for row in self.rows]
+        return {
+            "schema": SCHEMA,
+            "runs": self.runs,
+            "faults": [asdict(fault) for fault in self.faults],
+            "parting": None if self.divergence is None else asdict(self.divergence) | {"text": self.divergence.text},
+            "rows": [
+                {**fields.pop("change"), **fields, "shape": list(row.shape), "share": row.share}
+                for row, fields in zip(self.rows, rows, strict=True)
+            ],
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,56 @@
+"""Descriptions of accelerators from files: those that come with the package, and a person's own."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from importlib import resources
+
+from pydantic import ValidationError
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults.hardware import SHIPPED
+from unsilent.faults.hardware.accelerator import Accelerator
+from unsilent.faults.hardware.description import AcceleratorDescription
+from unsilent.plainfiles import read_plain
+
+MOST_BYTES = 2**20
+
+
+def load_accelerator(which: str) -> Accelerator:
+    """The accelerator of a name among `SHIPPED` or of a ``.toml`` file; raises ``UsageError``."""
+    if which in SHIPPED:
+        content = (resources.files("unsilent.faults.hardware") / f"{which}.toml").read_bytes()
+    elif which.endswith(".toml") or os.sep in which:
+        content = read_plain(which, MOST_BYTES, f"the accelerator {which!r}")
+    else:
+        raise unknown_name_error("accelerator", which[:60], [*SHIPPED, "or a file such as mine.toml"])
+    return parse_accelerator(content, which)
+
+
+def parse_accelerator(content: bytes, where: str) -> Accelerator:
+    """The accelerator that a file's content describes; ``where`` names it in the one-line ``UsageError``."""
+    try:
+        return Accelerator(AcceleratorDescription.model_validate(tomllib.loads(content.decode())))
+    except UnicodeDecodeError:
+        raise UsageError(f"{where} is not UTF-8 text; expected a TOML file that describes an accelerator") from None
+    except ValidationError as error:
+        raise UsageError(f"{where}: {_first(error)}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
+        raise UsageError(f"{where} is not valid TOML: {_short(error)}; correct it there") from None
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    what = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return _short(f"{where} is missing; add it")
+    result = "" if isinstance(first["input"], (dict, AcceleratorDescription)) else f" is {first['input']!r}"
+    return _short(f"{where}{result}: {what}" if where else what)
+
+
+def _short(error: object) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,79 @@
+"""Which outputs see a corrupted operand register: the units that read it in a cycle, while it holds the value.
+
+An operand that is wrong in a register, rather than in the buffer behind it, is seen by some of the outputs that use it.
+Channels (the outputs that units compute side by side) and positions (what is streamed past them, one a cycle) are both taken in
+aligned groups. Groups lie on the grid of the whole output, not on the list of outputs that use the operand: hardware streams the
+border of a padded convolution like the rest, and the operand meets a zero there. So a group may have fewer dependents than that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unsilent.errors import UsageError
+from unsilent.faults.sampling import Ints
+
+
+@dataclass(frozen=True)
+class OutputWindow:
+    """An aligned group of ``channels`` channels x an aligned run of ``positions`` positions (None: all of them).
+
+    ``from_random_cycle``: the fault falls into one of the run's cycles; positions before it were computed with the right value.
+    ``from_random_unit``: the value travels from unit to unit and is corrupted in one of them; channels before it saw the
+    right one.
+    """
+
+    channels: int | None = None
+    positions: int | None = None
+    tail: bool = False
+    onward: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "positions"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value} of a window; expected 1 or more, or None for all")
+
+    @property
+    def text(self) -> str:
+        """Short words for it, such as ``16 channels x 1 position``."""
+        channels = "all channels" if self.channels is None else _several(self.channels, "channel")
+        positions = "all positions" if self.positions is None else _several(self.positions, "position")
+        return f"{channels}{' onward' * self.onward} x {positions}{' from the fault on' * self.tail}"
+
+    def draw_affected_outputs(
+        self, dependents: npt.NDArray[np.bool_], channel_axis: int, rng: np.random.Generator
+    ) -> Ints:
+        """The outputs among ``dependents`` (bool, in the shape of the output) that see the corrupted register.
+
+        Returns flat C-order positions, ascending, int64[m]; none only where nothing depends on the operand. Positions are all
+        axes but ``channel_axis``, flattened in C order. Every (group of channels, run of positions) that holds a dependent is
+        equally likely: a register holds its value equally long for each. The corrupted cycle is uniform from the first of the run
+        to the last that has a dependent, for after that nobody reads the register any more; the corrupted unit likewise.
+        """
+        flat = np.flatnonzero(dependents)
+        if not flat.size or not dependents.ndim:
+            return flat
+        shape, axis = dependents.shape, range(dependents.ndim)[channel_axis]
+        inner = math.prod(shape[axis + 1 :])
+        outer, rest = np.divmod(flat, shape[axis] * inner)
+        channel, place = np.divmod(rest, inner)
+        place += outer * inner
+        run = place // (self.positions or dependents.size)
+        group = channel // (self.channels or dependents.size)
+        pair = group * dependents.size + run
+        chosen = rng.choice(np.unique(pair))
+        kept = pair == chosen
+        if self.tail:
+            kept &= place >= rng.integers((self.positions or 0) * run[kept][0], place[kept].max(), endpoint=True)
+        if self.onward:
+            kept &= channel >= rng.integers((self.channels or 0) * group[kept][0], channel[kept].max(), endpoint=True)
+        return np.asarray(flat[kept])
+
+
+def _several(n: int, noun: str) -> str:
+    return f"{n} {noun}" + "s" * (n != 1)

@@ -1,0 +1,114 @@
+"""Our own list: JSON lines of `Fault` records, as ``Fault.to_json`` and ``unsilent export`` write them.
+
+A line is one trial: a record, a list of records (one a tensor), or a row of ``unsilent export`` with its ``faults``. The head of
+a canonical export is passed over; the single object of an export to ``.json`` is read as well.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unsilent.errors import UsageError, first_line
+from unsilent.faults.fault_json import read_fault
+from unsilent.faults.lists.entries import FaultListEntry, fault_list_error, short_repr
+from unsilent.faults.naming import is_transient, parse_site
+from unsilent.faults.record import LABELS, TIMING_FIELDS, Fault
+
+SUPPORTED_TIMING_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "param": ("step",),
+    "op": ("step",),
+    "input": ("step",),
+    "kv": ("step", "occurrence"),
+}
+"""What a record may say about its moment, by the kind of its site. Values of a run must say it; a fault of a parameter without a
+batch (``step``) acts in all of them."""
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """Fault records as JSON lines, also what unsilent export writes."""
+
+    def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
+        """One entry a line; blank lines are passed over."""
+        for number, line in enumerate(io.BytesIO(content), 1):
+            if not line.strip():
+                continue
+            place = f"line {number}"
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise fault_list_error(
+                    name,
+                    place,
+                    f"cannot be read as JSON ({short_repr(first_line(error), 80)}); expected one fault record per line",
+                ) from None
+            for where, records in _trials(value, name, place):
+                yield FaultListEntry(where, _faults(records, name, where))
+
+
+def _trials(value: Any, name: str, place: str) -> Iterator[tuple[str, list[Any]]]:
+    """The records of each trial in a line."""
+    if isinstance(value, list):
+        yield place, value
+    elif not isinstance(value, dict):
+        raise fault_list_error(name, place, f"found {short_repr(value)}; expected a fault record, or a list of them")
+    elif "faults" in value:
+        yield place, _row(value, name, place)
+    elif isinstance(value.get("trials"), list) and "spec" in value:
+        for number, row in enumerate(value["trials"], 1):
+            where = f"{place}, trial {number}"
+            yield where, _row(row, name, where)
+    elif not ("campaign" in value and "fingerprint" in value):
+        yield place, [value]
+
+
+def _row(row: Any, name: str, place: str) -> list[Any]:
+    """The records in a row of ``unsilent export``."""
+    result = row.get("faults") if isinstance(row, dict) else None
+    if isinstance(result, dict) and "digest" in result:
+        raise fault_list_error(
+            name,
+            place,
+            "this fault is too large for a store, which holds only its digest; delete this line",
+        )
+    if not isinstance(result, list):
+        raise fault_list_error(name, place, f"faults is {short_repr(result)}; expected a list of fault records")
+    return result
+
+
+def _faults(records: list[Any], name: str, place: str) -> tuple[Fault, ...]:
+    """The checked faults of one trial."""
+    if not records:
+        raise fault_list_error(name, place, "the list of faults is empty; leave the line out")
+    try:
+        faults = tuple(_placed(read_fault(record)) for record in records)
+    except UsageError as error:
+        raise fault_list_error(name, place, str(error)) from None
+    if len({f.step for f in faults}) > 1:
+        raise fault_list_error(
+            name,
+            place,
+            "the faults of one line act in several batches, but a trial runs one batch; write one line per batch",
+        )
+    return faults
+
+
+def _placed(fault: Fault) -> Fault:
+    """The fault by the canonical name of its site; raises ``UsageError`` for a moment that no campaign here can keep to."""
+    site = parse_site(fault.site)
+    for key in (*TIMING_FIELDS, *LABELS):
+        value = getattr(fault, key)
+        if value != (0 if key == "rank" else None) and key not in SUPPORTED_TIMING_FIELDS[site.kind]:
+            raise UsageError(
+                f"{key} is {short_repr(value)}, but a campaign on {site.kind}: sites does not support {key}; leave it out"
+            )
+    missing = [key for key in SUPPORTED_TIMING_FIELDS[site.kind] if getattr(fault, key) is None]
+    if is_transient(fault.site) and missing:
+        raise UsageError(
+            f"{short_repr(site.text, 80)} lacks {' and '.join(missing)}, needed to tell in which evaluation it acts"
+        )
+    return fault if fault.site == site.text else replace(fault, site=site.text)

@@ -1,0 +1,95 @@
+"""A fault whose site is known and whose elements are drawn once the tensor exists: its shape is known only then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults.codecs import codec
+from unsilent.faults.hardware.output_window import OutputWindow
+from unsilent.faults.models import FaultModel, fault_model
+from unsilent.faults.naming import parse_site
+from unsilent.faults.population import Region
+from unsilent.faults.record import Fault
+from unsilent.faults.sampling import Ints
+
+FASTEST = ("channels", "positions")
+_REACH = int.from_bytes(b"reach")
+"""Names the stream of randomness that the reach is drawn from."""
+
+
+@dataclass(frozen=True)
+class UnresolvedFault:
+    """What is corrupted (the text of one site), how, and when; ``seed`` fixes the elements and values.
+
+    ``model`` may be given as its text. ``index``: which elements may be corrupted, as in an address (``3,5``; None: all).
+    ``micro_step``, ``occurrence``, ``rank``, ``first_step`` and ``last_step`` mean what they mean in a `Fault`.
+    ``window``: which outputs see the operand (None: all of its users); ``held``: the dtype that the hardware
+    holds the value in. ``fastest``: what runs follow, the ``channels`` (the last axis of their order) or the
+    ``positions`` (all others). Raises ``UsageError`` for a window on what is no operand of an operation, and an unknown dtype.
+    """
+
+    site: str
+    model: FaultModel
+    seed: int = 0
+    index: str | None = None
+    law: str = "per-element"
+    rank: int = 0
+    step: int | None = None
+    micro_step: int | None = None
+    occurrence: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    window: OutputWindow | None = None
+    held: str | None = None
+    fastest: str = "channels"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, str):
+            object.__setattr__(self, "model", fault_model(self.model))
+        if self.step is not None and (self.first_step, self.last_step) != (None, None):
+            raise UsageError(f"step={self.step} already selects one step; leave out first_step and last_step")
+        if self.last_step is not None and self.last_step < (self.first_step or 0):
+            raise UsageError(f"last_step={self.last_step} is before first_step={self.first_step or 0}")
+        if self.held is not None:
+            codec(self.held)
+        if self.fastest not in FASTEST:
+            raise unknown_name_error("fastest axis", self.fastest, FASTEST)
+        if self.window is not None:
+            kind, _, _, operand = parse_site(self.site)
+            if kind != "op" or operand.startswith("out"):
+                raise UsageError(
+                    f"{self.site!r} has a window; only the operands first, second and third of an op: site can have one"
+                )
+
+    def resolve_for_tensor(
+        self, dtype: str, shape: tuple[int, ...], elements: Ints | None = None, axes: Sequence[int] | None = None
+    ) -> tuple[Fault, ...]:
+        """The fault in a tensor like this; none where the draw (a rate) hits nothing.
+
+        ``elements``: those that may be corrupted (None: all). ``axes``: the order of the tensor's axes that runs follow, slowest
+        first, with the channels last (None: C order, or that of ``elements``). Raises ``UsageError`` where the tensor cannot
+        hold what is asked.
+        """
+        if self.fastest == "positions" and shape:
+            *others, channels = range(len(shape)) if axes is None else axes
+            axes = channels, *others
+        held = None if self.held == dtype else self.held
+        order = None if axes is None else tuple(axes)
+        region = Region(self.site, held or dtype, shape, elements, self.step, self.occurrence, order)
+        result = self.model.draw([region], np.random.default_rng(self.seed), self.law)
+        moment = {k: getattr(self, k) for k in ("rank", "micro_step", "first_step", "last_step")}
+        return tuple(replace(fault, dtype=dtype, held=held, **moment) for fault in result)
+
+    def affected_outputs(self, dependents: npt.NDArray[np.bool_], channel_axis: int) -> Ints | None:
+        """The outputs that see the corrupted operand, as a `Fault` names them; None: all that use it.
+
+        See `Window.within`. Drawn independently of the elements, and the same whenever it is asked.
+        """
+        if self.window is None:
+            return None
+        return self.window.draw_affected_outputs(dependents, channel_axis, np.random.default_rng([self.seed, _REACH]))

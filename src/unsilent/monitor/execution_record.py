@@ -1,0 +1,322 @@
+"""What one execution of steps depended on, recorded so that a second execution can be compared with the first.
+
+Recorded are the inputs of the model (a fingerprint, computed on their device), the numbers in ``param_groups`` at each step of an
+optimizer, and, when the step is over, the states of random generators and the numbers of the loop. Nothing waits for a device
+before two executions are compared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from unsilent.monitor.loop_state import Variables
+from unsilent.outcomes.tensors import leaves, words_of
+from unsilent.workloads.trainings.randomness import generator_state
+
+CHUNK = 1 << 20
+"""Words of a tensor that are worked on at once."""
+SAMPLE = 16384
+"""Elements of an input that its fingerprint is made of, evenly spread where there are more."""
+
+
+class IterationStart(NamedTuple):
+    """What an iteration began with."""
+
+    batch: Tensor
+    settings: list[dict[str, Any]]
+    gradients: int
+    schedules: dict[str, int | float]
+
+
+@dataclass(eq=False)
+class ExecutionRecord:
+    """One execution of some steps.
+
+    Attributes:
+        iteration_starts: Of each iteration a fingerprint of its batch, the settings of all parameter groups,
+            how many parameters have a gradient, and numbers of schedulers.
+        inputs: Of each forward pass of the model a fingerprint, int64 tensors.
+        settings: At each optimizer step the optimizer's number and, of each parameter group, its settings.
+        generators: States at the end, by name.
+        loop_variables: Of the loop at the end, by name.
+    """
+
+    iteration_starts: list[IterationStart] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    settings: list[tuple[int, list[Mapping[str, Any]]]] = field(default_factory=list)
+    generators: dict[str, Any] = field(default_factory=dict)
+    loop_variables: dict[str, int | float] = field(default_factory=dict)
+
+    def record_end(self, generators: Mapping[str, Any], numbers: Mapping[str, int | float]) -> None:
+        """Record the end: the global generators, ``generators``, and the numbers of the loop."""
+        self.generators = {name: generator_state(generator) for name, generator in generators.items()}
+        self.generators["torch's global generator"] = torch.random.get_rng_state()
+        self.generators["numpy's global generator"] = np.random.get_state()
+        self.generators["Python's global generator"] = random.getstate()
+        self.loop_variables = dict(numbers)
+
+
+class ReplayableIteration(NamedTuple):
+    """What an iteration began with, what puts the generators of then back, and what returns the variables that it can reach."""
+
+    item: Any
+    restore_generators: Callable[[], None]
+    variables: Callable[[], Variables]
+
+
+LONGEST_STEP = 256
+"""Iterations without a step of an optimizer after which each iteration is taken for a step."""
+
+
+@dataclass(eq=False)
+class SnapshotSegment:
+    """The iterations from one state that is kept to the next.
+
+    Attributes:
+        execution: What it depended on.
+        updates: The count of updates when the last iteration began; it goes up with every step of an
+            optimizer.
+        iterations: Since the state was kept.
+        steps: That had ended when the last iteration began.
+    """
+
+    execution: ExecutionRecord
+    updates: int
+    iterations: list[ReplayableIteration] = field(default_factory=list)
+    steps: int = 0
+
+    def steps_ended(self, updates: int) -> int:
+        """Steps that have ended, at this count of updates."""
+        return self.steps + (updates != self.updates or len(self.iterations) >= LONGEST_STEP)
+
+    def begin_iteration(self, iteration: ReplayableIteration, updates: int) -> None:
+        """One more iteration begins, at this count of updates."""
+        self.steps, self.updates = self.steps_ended(updates), updates
+        self.iterations.append(iteration)
+
+
+def input_differences(first: ExecutionRecord, again: ExecutionRecord) -> Iterator[str]:
+    """How what two executions were given differs, in words: what does not follow from the state they started from.
+
+    A fault in the first execution does not change these, so that they can be compared even with a faulty execution.
+    """
+    if len(first.inputs) != len(again.inputs):
+        yield (
+            f"the model was called {len(again.inputs)} times instead of {len(first.inputs)}: if a counter ends the "
+            "step, take it from the batch, guard.iterate(enumerate(loader))"
+        )
+    elif (
+        torch.stack(first.inputs or [torch.zeros(0)]).tolist() != torch.stack(again.inputs or [torch.zeros(0)]).tolist()
+    ):
+        yield (
+            "the model received other inputs (the loop changes data in place, or uses a random generator that Guard "
+            "did not find: give the generator to Guard)"
+        )
+    if len(first.settings) == len(again.settings):  # a loss scaler may have left out a step of a faulty execution
+        for (_, groups), (_, groups_again) in zip(first.settings, again.settings, strict=True):
+            for text in _settings_differ(groups, groups_again):
+                yield f"{text} (give Guard the scheduler, or take the number that sets it from the batch)"
+    for one, other in zip(first.iteration_starts, again.iteration_starts, strict=False):
+        yield from _begun_differently(one, other)
+
+
+BETWEEN = "work between steps is not executed again: make it part of the step"
+
+
+def _begun_differently(one: IterationStart, other: IterationStart) -> Iterator[str]:
+    """How what an iteration began with differs, in words."""
+    if int(one.batch) != int(other.batch):
+        yield "a batch was changed in place (change a copy of the batch instead)"
+    for text in _settings_differ(one.settings, other.settings):
+        yield f"before a step {text} ({BETWEEN})"
+    if one.gradients != other.gradients:
+        yield (
+            f"before a step {other.gradients} parameters had gradients instead of {one.gradients} (zero_grad() outside of the "
+            "step is not executed again: call it in the step)"
+        )
+    for name, number in one.schedules.items():
+        if not _same(number, now := other.schedules.get(name, number)):
+            yield f"before a step {name} was {now!r} instead of {number!r} ({BETWEEN})"
+
+
+def _settings_differ(groups: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if len(groups) != len(again):
+        yield f"there were {len(again)} parameter groups instead of {len(groups)}"
+        return
+    for number, (one, other) in enumerate(zip(groups, again, strict=True)):
+        for key in one:
+            if not _same(one[key], other.get(key)):
+                yield f"parameter group {number} had {key}={_text(other.get(key))} instead of {_text(one[key])}"
+
+
+def generators_that_differ(first: ExecutionRecord, again: ExecutionRecord) -> list[str]:
+    """Random generators that two executions left in other states, in words."""
+    names = [n for n, state in first.generators.items() if not _same(state, again.generators.get(n, state))]
+    return [f"{name} ended in another state" for name in names]
+
+
+def numbers_that_differ(first: ExecutionRecord, again: ExecutionRecord) -> list[str]:
+    """Numbers of the loop that differ at the end of two executions, as they do if they go on counting, in words."""
+    pairs = [(name, number, again.loop_variables.get(name, number)) for name, number in first.loop_variables.items()]
+    return [f"{name} was {now!r} instead of {then!r}" for name, then, now in pairs if not _same(then, now)]
+
+
+def repetition_differences(
+    first: Sequence[SnapshotSegment],
+    second: Sequence[SnapshotSegment],
+    third: Sequence[SnapshotSegment],
+    same_end: bool,
+) -> list[str]:
+    """Why three executions of the same segments are not the same, in words; empty where they are.
+
+    The first one may be faulty, so that it is compared by what it was given alone, and in the random generators that it left
+    before its last segment. ``same_end``: the second and the third ended with the same bits.
+    """
+    causes: list[str] = []
+    for one, other in zip(first, second, strict=True):
+        causes += input_differences(one.execution, other.execution)
+    for one, other in zip(first[:-1], second, strict=False):
+        causes += generators_that_differ(one.execution, other.execution)
+    for one, other in zip(second, third, strict=True):
+        causes += input_differences(one.execution, other.execution)
+        causes += generators_that_differ(one.execution, other.execution)
+    if not causes and not same_end:
+        causes.append(
+            "repeating the steps from the same state gave other bits (they use an object that Guard was not given, a random "
+            "generator that Guard did not find, or a nondeterministic operation)"
+        )
+    return list(dict.fromkeys(causes))
+
+
+class ExecutionRecorder:
+    """Records executions of a model's training steps, from `begin` to `end`; removes its hooks on `close`.
+
+    Attributes:
+        current_execution: The execution that is recorded.
+        updates: Optimizer steps since the recorder was made.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.current_execution = ExecutionRecord()
+        self.updates = 0
+        self._optimizers = list(optimizers)
+        self._hooks: list[Any] = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
+        for number, optimizer in enumerate(optimizers):
+            self._hooks.append(optimizer.register_step_pre_hook(self._settings_of(number)))
+
+    def record_iteration_start(self, item: Any, others: Sequence[Any]) -> None:
+        """An iteration begins, with this batch; ``others``: schedulers and the like."""
+        settings = [_settings(group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        gradients = sum(
+            p.grad is not None for optimizer in self._optimizers for g in optimizer.param_groups for p in g["params"]
+        )
+        schedules = {
+            f"{type(other).__name__} {key}": value
+            for other in others
+            if isinstance(other, (LRScheduler, GradScaler))
+            for key, value in other.state_dict().items()
+            if type(value) in (int, float)
+        }
+        self.current_execution.iteration_starts.append(
+            IterationStart(fingerprint(list(leaves(item))), settings, gradients, schedules)
+        )
+
+    def close(self) -> None:
+        """Record no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _forward(self, model: nn.Module, arguments: Any, named: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.current_execution.inputs.append(fingerprint([*leaves(arguments), *leaves(named)]))
+
+    def _settings_of(self, number: int) -> Any:
+        def note(optimizer: Optimizer, *_: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self.updates += 1
+                self.current_execution.settings.append((number, [_settings(group) for group in optimizer.param_groups]))
+
+        return note
+
+
+@torch.no_grad()
+def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
+    """A number that stands for the bits of tensors in their order, int64[] on the device of the first."""
+    result = [_of_one(t.detach()) for t in tensors if t.layout is torch.strided and t.numel()]
+    if not result:
+        return torch.zeros((), dtype=torch.int64)
+    total = result[0]
+    for one in result[1:]:
+        total = total * 31 + one.to(total.device)
+    return total
+
+
+@torch.no_grad()
+def digests_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[int]:
+    """Numbers that stand for the bits of parameters, buffers, gradients and states of optimizers, all of them."""
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    stepped = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+    tensors += [*stepped.values(), *(p.grad for p in stepped.values() if p.grad is not None)]
+    tensors += [t for o in optimizers for state in o.state.values() for t in leaves(state)]
+    return [int(_of_all(t.detach())) for t in tensors if t.layout is torch.strided and t.numel()]
+
+
+def _of_all(tensor: Tensor) -> Tensor:
+    """A number that stands for all bits of a tensor, int64[]; not sampled."""
+    words = words_of(tensor.contiguous()).reshape(-1)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for part in words.split(CHUNK):
+        total = total * 31 + (part.to(torch.int64) * _factors(len(part), part.device)).sum()
+    return total
+
+
+def _of_one(tensor: Tensor) -> Tensor:
+    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()
+    if flat.numel() > SAMPLE:
+        flat = flat[:: -(-flat.numel() // SAMPLE)]
+    words = words_of(flat).reshape(-1).to(torch.int64)
+    return (words * _factors(len(words), words.device)).sum()
+
+
+@lru_cache(maxsize=64)
+def _factors(count: int, device: torch.device) -> Tensor:
+    """Odd numbers that differ from place to place, int64[count]; sums of products wrap around."""
+    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
+    return torch.from_numpy(numbers.view(np.int64)).to(device)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a parameter group."""
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params" and isinstance(value, (bool, int, float, tuple, Tensor))
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and (one == other if len(one) > 100 else all(map(_same, one, other)))
+    return bool(one == other) or (one != one and other != other)
+
+
+def _text(value: Any) -> str:
+    return f"{value.item():g}" if isinstance(value, Tensor) and value.numel() == 1 else f"{value!r:.60}"

@@ -1,0 +1,127 @@
+"""The largest magnitudes of watched tensors, compared with their bounds after each step, at once or one step late."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+
+from unsilent.errors import UsageError
+from unsilent.monitor.alarms import Alarm, GuardOverhead
+from unsilent.monitor.analytic import RULE, AnalyticBounds, GradientTermCounter, analytic_moment_bounds
+from unsilent.monitor.bounds import Bounds
+from unsilent.monitor.pending_magnitudes import PendingMagnitudes, Ranks, check_alike, process_group_for
+from unsilent.monitor.watched_tensors import (
+    WatchedTensor,
+    find_history_tensors,
+    find_watched_tensors,
+    has_history,
+    no_gradient_history_message,
+    same_watched_tensors,
+)
+
+
+class MagnitudeCheck:
+    """Finds the tensors to watch, learns their bounds from clean steps, and returns an alarm where one is exceeded.
+
+    Args:
+        model, optimizers: What is watched.
+        factor, bounds, ranks: As of `Guard`.
+        overhead: Steps are counted and times are added there.
+
+    Attributes:
+        bounds: Of every tensor.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        factor: float,
+        bounds: Mapping[str, float] | AnalyticBounds | None,
+        ranks: Ranks,
+        overhead: GuardOverhead,
+    ) -> None:
+        self._model, self._optimizers, self._ranks, self._overhead = model, optimizers, ranks, overhead
+        self._analytic = bounds if isinstance(bounds, AnalyticBounds) else None
+        self.bounds = Bounds(factor, None if isinstance(bounds, AnalyticBounds) else bounds)
+        self._positions = GradientTermCounter(model) if self._analytic else None
+        self._parts: list[WatchedTensor] = []
+        self._unread: PendingMagnitudes | None = None
+
+    def close(self) -> None:
+        """Remove the hooks that count positions."""
+        if self._positions is not None:
+            self._positions.close()
+
+    def drop_pending(self) -> None:
+        """Forget the step that is not read yet."""
+        self._unread = None
+
+    def restart(self) -> None:
+        """Forget that step and the tensors found, not the bounds."""
+        self._unread, self._parts = None, []
+
+    def check(self, late: bool, stepped: Callable[[], bool]) -> Alarm | None:
+        """The verdict on the step before this one if it is still due, and on this one unless ``late``.
+
+        ``stepped`` tells whether an optimizer has made a step since the last state that was kept. It is called only where
+        no optimizer has a state yet, because it reads every parameter.
+        """
+        alarm = self.check_pending()
+        if alarm is None:
+            begun = time.perf_counter()
+            self.update_watched_tensors(stepped)
+            self._unread = PendingMagnitudes(self._overhead.steps, self._parts, process_group_for(self._ranks))
+            self._add_overhead(begun, self._unread.seconds_waited)
+            if not late:
+                alarm = self.check_pending()
+        self._overhead.steps += 1
+        return alarm
+
+    def check_pending(self) -> Alarm | None:
+        """The verdict on the step that is not read yet; None as well where there is none."""
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return None
+        begun, before = time.perf_counter(), unread.seconds_waited
+        result = unread.read()
+        passed = self.bounds.first_exceeded(result)
+        if passed is None:
+            self.bounds.learn_step(result)
+        self._add_overhead(begun, unread.seconds_waited - before)
+        if passed is None:
+            return None
+        part = unread.parts[passed.tensor_number]
+        return Alarm(unread.step, part.name, part.kind, passed.largest_magnitude, passed.bound, passed.rule)
+
+    def _add_overhead(self, begun: float, waited: float) -> None:
+        self._overhead.synchronise += waited
+        self._overhead.check += time.perf_counter() - begun - waited
+
+    def update_watched_tensors(self, stepped: Callable[[], bool]) -> None:
+        """Find the tensors that are watched now; ``stepped``: as of `check`."""
+        if self._parts and same_watched_tensors(self._parts, self._optimizers):
+            return
+        parts = find_watched_tensors(self._model, self._optimizers)
+        for optimizer in self._optimizers:
+            if optimizer.state and not has_history(optimizer):
+                raise UsageError(no_gradient_history_message(optimizer))
+        if (
+            not any(o.state for o in self._optimizers)
+            and not find_history_tensors(self._model, self._optimizers)
+            and stepped()
+        ):
+            raise UsageError(no_gradient_history_message(self._optimizers[0]))
+        others = self.bounds.update_tensors(parts)
+        if others and (group := process_group_for(self._ranks)) is not None:
+            check_alike(parts, group)
+        if self._analytic and self._positions and any(o.state for o in self._optimizers):
+            self.bounds.set_fixed_bounds(
+                analytic_moment_bounds(self._model, self._optimizers, self._positions, self._analytic), RULE
+            )
+            self._positions.close()
+            self._positions = None
+        self._parts = parts

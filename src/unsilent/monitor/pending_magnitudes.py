@@ -1,0 +1,87 @@
+"""The largest magnitudes of one step, found on the device, agreed among ranks, and read there or one step late."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from unsilent.detectors.moment_bounds import Floats
+from unsilent.errors import UsageError
+from unsilent.monitor.watched_tensors import WatchedTensor, magnitudes_of
+
+Ranks = Any
+"""``all`` (of torch.distributed, where it is in use), ``alone``, or a process group."""
+
+
+def process_group_for(ranks: Literal["all", "alone"] | Any) -> Any:
+    """The process group that agrees; None: this process is alone."""
+    if isinstance(ranks, str) and ranks not in ("all", "alone"):
+        raise UsageError(f"ranks is {ranks!r}; expected 'all', 'alone' or a process group")
+    if ranks == "alone" or not (dist.is_available() and dist.is_initialized()):
+        return None
+    group = dist.group.WORLD if ranks == "all" else ranks
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def check_alike(parts: Sequence[WatchedTensor], group: Any) -> None:
+    """Raise `UsageError` (in every rank) where the ranks remember different tensors."""
+    number = zlib.crc32("\n".join(part.name for part in parts).encode())
+    both = torch.tensor([number, -number], device=parts[0].tensor.device if parts else None)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group)
+    if int(both[0]) != -int(both[1]):
+        raise UsageError(
+            "the ranks train different parameters, so one guard cannot watch them together; "
+            "give Guard a process group of ranks with equal parameters (ranks=group), or ranks='alone'"
+        )
+
+
+def any_rank(flag: bool, group: Any, device: torch.device) -> bool:
+    """Whether the flag is set in any rank of the group; of this process alone without a group."""
+    if group is None:
+        return flag
+    raised = torch.tensor(int(flag), device=device)
+    dist.all_reduce(raised, dist.ReduceOp.MAX, group)
+    return bool(raised)
+
+
+class PendingMagnitudes:
+    """Begins to find the largest magnitudes of what is remembered now; the program need not wait for it.
+
+    Attributes:
+        seconds_waited: Seconds that other ranks and the device were waited for.
+        on_device: It has to come from a device.
+    """
+
+    def __init__(self, step: int, parts: Sequence[WatchedTensor], group: Any) -> None:
+        self.step, self.parts, self.seconds_waited = step, parts, 0.0
+        result = magnitudes_of(parts)
+        if group is not None:
+            begun = time.perf_counter()
+            # The maximum of NaN and a number is either of them; a negative second moment would lose to any other.
+            result.nan_to_num_(nan=float("inf"), posinf=float("inf"))
+            result = torch.where(result < 0, float("inf"), result)
+            dist.all_reduce(result, dist.ReduceOp.MAX, group)
+            self.seconds_waited += time.perf_counter() - begun
+        self.on_device = result.is_cuda
+        self._found, self._event = result, None
+        if result.is_cuda:
+            self._found = torch.empty(result.shape, dtype=result.dtype, pin_memory=True).copy_(
+                result, non_blocking=True
+            )
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> Floats:
+        """Float64[n]; waits for the device where it has not come so far."""
+        begun = time.perf_counter()
+        if self._event is not None:
+            self._event.synchronize()
+        result = self._found.cpu()
+        self.seconds_waited += time.perf_counter() - begun
+        return np.asarray(result)

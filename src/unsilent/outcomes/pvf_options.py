@@ -1,0 +1,44 @@
+"""What may be asked of stored outcomes: options of whoever reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import CONFIDENCE, PRECISION_PANEL, Option
+
+UNITS = ("sample", "batch")
+INTERVALS = ("clopper-pearson", "wilson")
+
+
+@dataclass(frozen=True)
+class PvfAnalysisOptions:
+    """How stored trials are read; the same store answers any of them.
+
+    Attributes:
+        unit: None: what is usual for the campaign.
+        interval: ``clopper-pearson`` (its generalisation where one fault is scored on many samples, and for
+            strata), or ``wilson`` where that holds: one stratum of trials that are right or wrong as a whole,
+            enough of either.
+    """
+
+    unit: Annotated[str | None, Option(
+        "Unit in which incorrect outputs are counted: sample or batch.", PRECISION_PANEL,
+        default_text="sample, but batch for op:, input: and kv:")] = None  # fmt: skip
+    confidence: Annotated[float, CONFIDENCE] = 0.95
+    interval: Annotated[
+        str,
+        Option(
+            "Interval method: clopper-pearson or wilson. Rows where wilson is not valid use clopper-pearson.",
+            PRECISION_PANEL,
+        ),
+    ] = "clopper-pearson"
+
+    def __post_init__(self) -> None:
+        if self.unit not in (None, *UNITS):
+            raise unknown_name_error("--unit", str(self.unit), UNITS)
+        if self.interval not in INTERVALS:
+            raise unknown_name_error("--interval", self.interval, INTERVALS)
+        if not 0.5 <= self.confidence < 1:
+            raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")

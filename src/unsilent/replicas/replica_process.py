@@ -1,0 +1,75 @@
+"""A process of its own for replicas that need another environment: ``python -m unsilent.replicas.replica_process FD PARENT-PID``.
+
+Parent to child: ``("start", spec)``, ``("run", trial)``. Child to parent: ``("row", row)``, ``("failed", error)``. It ends when
+its parent does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from unsilent.campaigns.children import end_child, start_child
+from unsilent.campaigns.spec import TrialId
+from unsilent.closing import Closing
+from unsilent.errors import UnsilentError
+
+if TYPE_CHECKING:
+    from unsilent.replicas.spec import ReplicaRow, ReplicaSpec
+
+
+class ReplicaProcess(Closing):
+    """Our end of it; ``environment``: variables that it has beside ours."""
+
+    def __init__(self, spec: ReplicaSpec, environment: Mapping[str, str]) -> None:
+        self.environment = dict(environment)
+        self._workload = spec.workload
+        self._process, self._connection = start_child(
+            "unsilent.replicas.replica_process", {**os.environ, **environment}
+        )
+        self._connection.send(("start", spec))
+
+    def run_trial(self, trial: TrialId) -> ReplicaRow:
+        """The row of a trial; raises what it raised, ``UnsilentError`` where it died."""
+        try:
+            self._connection.send(("run", trial))
+            while not self._connection.poll(0.5):
+                # Its children may hold the socket open after it died.
+                if self._process.poll() is not None and not self._connection.poll():
+                    raise EOFError
+            kind, result = self._connection.recv()
+        except (EOFError, OSError):
+            code = self._process.wait()
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise UnsilentError(
+                f"{self._workload}: a process died ({how}) while it ran replica {trial}; stored results are safe: find out "
+                "what ends it, then run the same command again"
+            ) from None
+        if kind == "failed":
+            raise result
+        row: ReplicaRow = result
+        return row
+
+    def close(self) -> None:
+        """End it."""
+        end_child(self._process, self._connection)
+
+
+def _serve(connection: Connection) -> None:
+    from unsilent.replicas.runner import ReplicaRunner
+    from unsilent.workloads.user import set_script_arguments
+
+    spec = connection.recv()[1]
+    set_script_arguments(spec.workload)
+    runner = ReplicaRunner(spec)
+    while True:
+        connection.send(("row", runner.run_trial(connection.recv()[1])))
+
+
+if __name__ == "__main__":
+    from unsilent.campaigns.worker import main
+
+    main(int(sys.argv[1]), int(sys.argv[2]), _serve)

@@ -1,0 +1,68 @@
+"""The base of our dispatch modes."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unsilent.errors import InjectionError
+from unsilent.sites.calls import OperationNamer
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode that is hidden from torch's compiler only once a compiler is there.
+
+    Torch hides every mode when its class is made, which imports the whole compiler: a second of CPU time and 70 MiB in each
+    worker, for models that are hardly ever compiled.
+
+    Args:
+        calls: Names operations while the mode is active.
+    """
+
+    def __init__(self, calls: OperationNamer | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operation_names = calls
+        self._hooks = ExitStack()
+        self._entered = False
+
+    def _around(self, stack: ExitStack) -> None:
+        """Enter what is to be there while the mode is."""
+        if self._operation_names is not None:
+            stack.enter_context(self._operation_names)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._dispatched(func, args, kwargs or {})
+
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation is about to run: run it and return what it gives."""
+        return func(*args, **kwargs)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __enter__(self) -> Self:
+        cls = type(self)
+        if "torch._dynamo" in sys.modules and "_hidden" not in vars(cls):
+            cls._hidden = True  # type: ignore[attr-defined]
+            hide = torch._disable_dynamo  # type: ignore[attr-defined]
+            cls.__torch_dispatch__ = hide(cls.__torch_dispatch__, recursive=True)  # type: ignore[method-assign]
+        if self._entered:
+            raise InjectionError(f"this {cls.__name__} is already active; make a new {cls.__name__} for each step")
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "_entered", False)
+            self._entered = True
+            self._around(stack)
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._hooks = stack.pop_all()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._hooks.close()

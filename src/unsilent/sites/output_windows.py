@@ -1,0 +1,70 @@
+"""Faults in an operand register that some outputs alone see.
+
+The operation runs with the golden operand and with the corrupted one; what sees the fault is taken from the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+
+from unsilent.errors import UsageError
+from unsilent.faults.sampling import Ints
+from unsilent.sites.corrupting import copied, has_plain_memory
+from unsilent.sites.memory import TensorMemory, dtype_name
+
+
+class OperandRerun(NamedTuple):
+    """What an operation makes of an operand: of the golden one, and of any other in its place."""
+
+    golden: Tensor
+    rerun: Callable[[Tensor], Tensor]
+
+
+def dependent_outputs(use: OperandRerun, operand: Tensor, elements: Ints) -> NDArray[np.bool_]:
+    """Which elements of an operation's output are computed from ``elements`` of an operand; bool of the output's shape.
+
+    Those that become NaN where the operand is NaN, whatever the other factor (0 * NaN is NaN). Fast algorithms that share sums
+    among outputs (Winograd, FFT) are switched off for this. Raises ``UsageError`` for operands that know no NaN.
+    """
+    memory = TensorMemory(operand)
+    if memory.codec.kind != "float":
+        raise UsageError(
+            f"the outputs that use an operand can be determined only for floating-point operands, found {memory.codec.name}"
+        )
+    with no_dispatch(), torch.no_grad(), _plainly():
+        probe = copied(operand)
+        word = memory.codec.encode(np.full(len(elements), np.nan))
+        TensorMemory(probe).write(elements, word)
+        return np.asarray((use.rerun(probe).isnan() & ~use.golden.isnan()).cpu().numpy())
+
+
+def splice_outputs(golden: Tensor, corrupted: Tensor, reach: Ints) -> None:
+    """Write those elements of ``corrupted`` into ``golden``; raises ``UsageError`` for positions that it does not have."""
+    if golden.shape != corrupted.shape or (reach.size and int(reach[-1]) >= golden.numel()):
+        result = f"{dtype_name(golden.dtype)}{list(golden.shape)}"
+        raise UsageError(f"the reach has position {int(reach[-1])}, which is outside the output {result}")
+    with no_dispatch():
+        TensorMemory(golden).write(
+            reach, TensorMemory(corrupted.contiguous() if not has_plain_memory(corrupted) else corrupted).read(reach)
+        )
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Convolutions by sums alone, as hardware's operand registers are thought of."""
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    with torch.backends.cudnn.flags(enabled=False):
+        onednn.enabled = False
+        try:
+            yield
+        finally:
+            onednn.enabled = before

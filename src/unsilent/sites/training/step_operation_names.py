@@ -1,0 +1,210 @@
+"""Names of the operations of a training step, and which backward node belongs to which of them.
+
+Autograd numbers its nodes, and takes the number of an operation's node just before the operation is dispatched; so the number
+that was given out last, when an operation that needs a gradient runs, is that of its node. A profiler pairs them so, too.
+
+Names count anew with every micro-step: a forward pass of the model that begins after a backward pass. What activation
+checkpointing runs again goes by the name it had, with occurrence 1: a call of a module is taken for the earlier call whose nodes
+lie in the same region and, where torch does not tell, nearest to the node that asked for it. Calls of one module in one region
+are run again in their order.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from unsilent.sites.calls import OperationNamer
+from unsilent.sites.operands import operation_name
+
+RECOMPUTED = "(recomputed)"
+"""What is run again outside of any module's call."""
+
+
+def current_node() -> Any:
+    """The autograd node that is being evaluated, None in a forward pass."""
+    return torch._C._current_autograd_node()
+
+
+def next_number() -> int:
+    """The number that the next node will get."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+class ModuleCall(NamedTuple):
+    """One call of a module in the forward pass: last node made before it and in it, operations counted before it, its region."""
+
+    begin: int
+    counts: Counter[str]
+    end: int
+    region: int | None
+
+    def distance(self, node: int) -> int:
+        """How far its nodes lie from one."""
+        return max(self.begin - node, node - self.end, 0)
+
+
+class OperationOccurrence(NamedTuple):
+    """How an operation is called: its name, the micro-step, and whether it runs for the first time (0) or again (1)."""
+
+    name: str
+    micro_step: int
+    occurrence: int
+
+
+class StepOperationNamer(OperationNamer):
+    """Follows the module calls of one training step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model_inside_wrapper(model))
+        self._reset()
+        self._micro_step = 0
+        self._backward = False
+
+    def _reset(self) -> None:
+        self._tallies: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._again: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._calls: defaultdict[int, list[ModuleCall]] = defaultdict(list)
+        self._open: list[tuple[int, int, Counter[str], int | None] | None] = []
+        self._reruns: Counter[tuple[Any, int]] = Counter()
+        self.ambiguous_modules: set[str] = set()
+
+    def __enter__(self) -> StepOperationNamer:
+        super().__enter__()
+        self._reset()
+        self._micro_step, self._backward = 0, False
+        return self
+
+    @property
+    def has_run_backward(self) -> bool:
+        """Whether a backward pass ran."""
+        return self._backward or self._micro_step > 0
+
+    @property
+    def current_micro_step(self) -> int:
+        """How many backward passes were over when this forward pass began."""
+        return self._micro_step
+
+    def mark_backward(self) -> None:
+        """Told that a backward node runs."""
+        self._backward = True
+
+    def next_occurrence(self, func: Any, again: bool) -> OperationOccurrence:
+        """The name of a forward operation that is about to run; to be asked exactly once for each, in order."""
+        module, operation = self.module, operation_name(func)
+        if again and len(self._stack) == 1:
+            module = RECOMPUTED
+        tally = (self._again if again else self._tallies)[module]
+        k = tally[operation]
+        tally[operation] = k + 1
+        return OperationOccurrence(f"{module}#{operation}.{k}", self._micro_step, int(again))
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        node = current_node()
+        if node is None and self._backward:
+            self._micro_step += 1
+            self._backward = False
+            self._reset()
+        super()._begin(module, args)
+        name = self.module
+        if node is None:
+            self._open.append((id(module), next_number() - 1, self._tallies[name].copy(), checkpoint_region()))
+            return
+        self._open.append(None)
+        if id(module) in self._calls:
+            self._again[name] = self._earlier(id(module), name, node._sequence_nr()).counts.copy()
+
+    def _earlier(self, module: int, name: str, node: int) -> ModuleCall:
+        """The call that is run again."""
+        where, calls = checkpoint_region(), self._calls[module]
+        mine = [call for call in calls if call.region == where and where is not None]
+        if not mine:  # torch does not tell: those nearest to the node that asks
+            least = min(call.distance(node) for call in calls)
+            mine = [call for call in calls if call.distance(node) == least]
+            if self._reruns[node, module] >= len(mine) or len({call.region for call in calls} - {None}):
+                self.ambiguous_modules.add(name)
+        key = (where if where is not None else node, module)
+        number = self._reruns[key]
+        self._reruns[key] = number + 1
+        return mine[number % len(mine)]
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        super()._end(module, args, output)
+        if opened := self._open.pop():
+            key, begin, counts, where = opened
+            self._calls[key].append(ModuleCall(begin, counts, next_number() - 1, where))
+
+
+class _BackwardCallbacks:
+    """Callbacks before every backward pass; torch's entry to it is replaced while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self._engine: Any = None
+
+    def add(self, callback: Callable[[], None]) -> None:
+        autograd: Any = torch.autograd
+        with self._lock:
+            if not self._callbacks:
+                self._engine, autograd._engine_run_backward = autograd._engine_run_backward, self._run
+            self._callbacks.append(callback)
+
+    def remove(self, callback: Callable[[], None]) -> None:
+        autograd: Any = torch.autograd
+        with self._lock:
+            self._callbacks.remove(callback)
+            if not self._callbacks:
+                autograd._engine_run_backward = self._engine
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        engine = self._engine
+        for callback in tuple(self._callbacks):
+            callback()
+        return engine(*args, **kwargs)
+
+
+_CALLBACKS = _BackwardCallbacks()
+
+
+@contextmanager
+def before_backward(callback: Callable[[], None]) -> Iterator[None]:
+    """Calls back whenever a backward pass is about to begin: nodes that are made by then can still be given hooks."""
+    _CALLBACKS.add(callback)
+    try:
+        yield
+    finally:
+        _CALLBACKS.remove(callback)
+
+
+def checkpoint_region() -> int | None:
+    """The checkpointed region (non-reentrant) that is being run, for the first time or again; None outside of any."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack: Any = hooks[0] if hooks else None
+    for cell in getattr(getattr(pack, "_torchdynamo_orig_callable", pack), "__closure__", None) or ():
+        result = cell.cell_contents
+        result = result() if isinstance(result, weakref.ref) else result
+        if type(result).__name__ == "_CheckpointFrame":
+            return id(result)
+    return None
+
+
+_WRAPPERS = ("DistributedDataParallel", "DataParallel")
+
+
+def model_inside_wrapper(model: nn.Module) -> nn.Module:
+    """The model inside a wrapper or a compiled module, whose own name would stand before all others."""
+    while True:
+        if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
+            model = compiled
+        elif type(model).__name__ in _WRAPPERS and isinstance(wrapped := model.module, nn.Module):
+            model = wrapped
+        else:
+            return model

@@ -1,0 +1,175 @@
+"""Clean comparisons that another may be held against, and whether they may: what must be exchangeable with what.
+
+A rank says something only where, were the fault without effect, the observed comparison could have been any of the clean ones.
+Two designs have that, and nothing else is accepted:
+
+*twin*: replicas 1 to R against one clean twin C, and the faulty run F against the same C. Given C, the replicas and F must be
+exchangeable; C need not be like them. So F's seeds are those of C and of the replicas in all that is not the noise, and the
+noise of F is drawn as theirs is (``source``). One C with another F is another comparison.
+
+*pairs*: clean pairs of which no two share a run, and F with its own clean run, which is in none of them. Here the pairs must be
+exchangeable as pairs. R runs give R // 2 of them; all R (R - 1) / 2 would share runs, and their number would promise a level
+that they do not have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What is compared, and how much of it matters.
+
+    Attributes:
+        name: "accuracy".
+        margin: The least change that matters, in its unit, at least 0.
+        worse_direction: Which way is harm.
+        is_distance: It says how far two runs are apart (churn, L2), never below 0, rather than the difference
+            ``run - other``.
+    """
+
+    name: str
+    margin: float
+    worse_direction: Literal["more", "less"] = "more"
+    is_distance: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.margin) and self.margin >= 0):
+            raise UsageError(
+                f"the margin of {self.name} is {self.margin}; expected the smallest change that matters, 0 or more"
+            )
+        if self.is_distance and self.worse_direction == "less":
+            raise ValueError(f"{self.name} is a distance, so its worse direction must be 'more'")
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """What was measured of one run held against another.
+
+    Attributes:
+        run, other: Their names; ``other`` is the clean twin where there is one.
+        values: By measure, ``run - other`` or distance.
+        noise_source: The noise in which the two may differ ("IMPL").
+        same_bits: Nothing at all differs between them.
+    """
+
+    run: str
+    other: str
+    values: Mapping[str, float]
+    noise_source: str = ""
+    same_bits: bool = False
+
+
+@dataclass(frozen=True)
+class NullDistribution:
+    """Clean comparisons that are exchangeable with each other.
+
+    Raises:
+        UsageError: there are none, they share runs, differ in source or measures, or a value is not finite.
+    """
+
+    clean_comparisons: Sequence[RunComparison]
+
+    def __post_init__(self) -> None:
+        if not self.clean_comparisons:
+            raise UsageError(
+                "there is no clean comparison to measure noise from; compare clean replicas with the clean twin first"
+            )
+        first = self.clean_comparisons[0]
+        for one in self.clean_comparisons:
+            _same_kind(first, one)
+            for name, value in one.values.items():
+                if not math.isfinite(value):
+                    raise UsageError(
+                        f"{name} of clean run {one.run!r} is {value}; a noise floor needs valid runs: "
+                        "inspect that run, or leave it out"
+                    )
+        often = Counter(c.run for c in self.clean_comparisons)
+        if self.clean_twin is None:
+            often.update(c.other for c in self.clean_comparisons)
+        else:
+            often[self.clean_twin] += 1
+        run, times = often.most_common(1)[0]
+        if times > 1:
+            raise UsageError(
+                f"clean run {run!r} is in {times} comparisons, so the comparisons are not exchangeable; compare each replica "
+                "once with one clean twin, or use every run in one pair only (R runs make R // 2 pairs)"
+            )
+
+    @cached_property
+    def clean_twin(self) -> str | None:
+        """The run all are compared with; None where they are pairs (one comparison alone is taken for that with a twin)."""
+        others = {c.other for c in self.clean_comparisons}
+        return self.clean_comparisons[0].other if len(others) == 1 else None
+
+    @property
+    def n(self) -> int:
+        """Clean comparisons."""
+        return len(self.clean_comparisons)
+
+    @cached_property
+    def has_no_noise(self) -> bool:
+        """There is no noise: every comparison is of equal bits."""
+        return all(c.same_bits for c in self.clean_comparisons)
+
+    @cached_property
+    def has_no_identical(self) -> bool:
+        """No clean comparison is of equal bits."""
+        return not any(c.same_bits for c in self.clean_comparisons)
+
+    def values(self, measures: Sequence[Measure]) -> NDArray[np.float64]:
+        """Float64[n, measures]."""
+        return np.array([[c.values[m.name] for m in measures] for c in self.clean_comparisons], dtype=np.float64)
+
+    def is_constant(self, measure: Measure) -> bool:
+        """All clean values of it are equal."""
+        return len({c.values[measure.name] for c in self.clean_comparisons}) == 1
+
+    def check_comparable(self, observed: RunComparison, measures: Sequence[Measure]) -> None:
+        """Raise `UsageError` where an observed comparison cannot be held against these."""
+        _same_kind(self.clean_comparisons[0], observed)
+        known = {c.run for c in self.clean_comparisons}
+        if missing := [m.name for m in measures if m.name not in observed.values]:
+            raise UsageError(f"{missing[0]!r} was not measured; known: {', '.join(sorted(observed.values))}")
+        if negative := [m.name for m in measures if m.is_distance and self._least(m, observed) < 0]:
+            raise UsageError(f"{negative[0]!r} has a value below 0, so it is not a distance; declare it a difference")
+        if observed.run in known:
+            raise UsageError(f"run {observed.run!r} is also one of the clean runs; remove it from the clean runs")
+        if self.clean_twin is not None and observed.other != self.clean_twin:
+            raise UsageError(
+                f"run {observed.run!r} is compared with {observed.other!r}, but the clean runs with {self.clean_twin!r}; "
+                "compare all runs with one clean twin"
+            )
+        if self.clean_twin is None and (
+            {observed.run, observed.other} & (known | {c.other for c in self.clean_comparisons})
+        ):
+            raise UsageError(f"run {observed.other!r} is also in a clean pair; leave this pair out")
+
+    def _least(self, measure: Measure, observed: RunComparison) -> float:
+        return min(c.values[measure.name] for c in (*self.clean_comparisons, observed))
+
+
+def _same_kind(first: RunComparison, one: RunComparison) -> None:
+    if first.noise_source != one.noise_source:
+        raise UsageError(
+            f"runs {first.run!r} and {one.run!r} have different noise sources, {first.noise_source!r} and "
+            f"{one.noise_source!r}; compare only runs with the same noise source"
+        )
+    if set(first.values) != set(one.values):
+        raise UsageError(
+            f"run {one.run!r} has measures {', '.join(sorted(one.values))}, "
+            f"but run {first.run!r} has {', '.join(sorted(first.values))}; record equal measures for all runs"
+        )
+    if one.run == one.other:
+        raise UsageError(f"run {one.run!r} is compared with itself; compare it with another run")

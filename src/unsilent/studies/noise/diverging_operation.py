@@ -1,0 +1,113 @@
+"""Which operation makes two runs part: the first whose other result ends up in the weights.
+
+An operation whose result differs need not matter: nothing but the report reads the mean of a loss. So the step in which the
+weights part is gone through backwards, from the weights that differ, along values that differ. The first operation on that way
+is told: one that gives other values for the same ones, or that reads other values which no operation of the step has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+from unsilent.replicas import ReplicaRow, ReplicaStore, StepTrace, StepTraceId
+from unsilent.replicas.step_trace import Operation
+from unsilent.statistics.replica_spread import first_differing_index
+from unsilent.studies.noise.records import DivergingOperation
+
+START, DATA, MOVED, RANDOM, DEALT, KERNEL, PATH = "start", "data", "moved", "random", "dealt", "kernel", "path"
+_PHASES = {"fwd": "forward", "bwd": "backward", "update": "update", "recomputed": "recomputed forward"}
+
+
+def earliest_divergence(rows: Sequence[ReplicaRow], twin: ReplicaRow) -> StepTraceId | None:
+    """Where the replica that parts first from the twin does so, by hashes of every step; None where none does."""
+    result = [(first_differing_index(twin.hashes.tolist(), row.hashes.tolist()), row.replica) for row in rows]
+    looks = (StepTraceId(replica, step, "within" in replica.switches) for step, replica in result if step is not None)
+    return min(looks, key=lambda look: look.step, default=None)
+
+
+def stored_diverging_operation(
+    rows: Sequence[ReplicaRow], twin: ReplicaRow, store: ReplicaStore
+) -> DivergingOperation | None:
+    """The operation at which the first of these replicas parts; None where nobody looked, or it cannot be told."""
+    look = earliest_divergence(rows, twin)
+    if look is None:
+        return None
+    seen, other = store.find_step_trace(look._replace(replica=twin.replica)), store.find_step_trace(look)
+    return (
+        None if seen is None or other is None else find_diverging_operation(seen, other, str(look.replica), look.step)
+    )
+
+
+def find_diverging_operation(twin: StepTrace, other: StepTrace, replica: str, step: int) -> DivergingOperation | None:
+    """Where the weights of ``other`` part from those of ``twin`` in this step; None where nothing of it can be told."""
+    if not (twin.operations and other.operations):
+        return None
+    if list(twin.before) != list(other.before):
+        return DivergingOperation(replica, step, START)
+    pairs = _aligned(twin.operations, other.operations)
+    weights = {b for a, b in zip(twin.after, other.after, strict=False) if a != b}
+    source = _source(pairs, weights) or _source(pairs, None)
+    return None if source is None else DivergingOperation(replica, step, *source)
+
+
+def _aligned(twin: Sequence[Operation], other: Sequence[Operation]) -> list[tuple[Operation | None, Operation]]:
+    """Each operation of ``other`` with the one of ``twin`` that it stands for; None for one that only ``other`` has."""
+    keys = [[_named(one) for one in run] for run in (twin, other)]
+    matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
+    mapping: dict[int, Operation] = {}
+    for a, b, size in matcher.get_matching_blocks():
+        mapping.update((b + i, twin[a + i]) for i in range(size))
+    return [(mapping.get(i), one) for i, one in enumerate(other)]
+
+
+def _source(
+    pairs: Sequence[tuple[Operation | None, Operation]], needed: set[int] | None
+) -> tuple[str, str, str, str] | None:
+    """Kind, kernel, module and phase of the first operation with another result, of those that ``needed`` values come from.
+
+    ``needed``: None where every value counts.
+    """
+    known = {value for one, _ in pairs if one is not None for value in (*one.input_hashes, *one.output_hashes)}
+    made, drawn = {value for _, one in pairs for value in one.output_hashes}, _drawn([one for _, one in pairs])
+    result = None
+    for twin, one in reversed(pairs):
+        new, read = (
+            _other(getattr(twin, what), getattr(one, what)) if twin else {*getattr(one, what)} - known
+            for what in ("output_hashes", "input_hashes")
+        )
+        if not (new if needed is None else new & needed):
+            continue
+        if needed is not None:
+            needed = needed | read
+        if twin is None or not read or read - made:
+            dealt = bool(drawn.intersection(one.input_hashes))
+            result = (_kind(twin, one, bool(read), dealt), *_named(one))
+    return result
+
+
+def _other(twin: Sequence[int], mine: Sequence[int]) -> set[int]:
+    return {b for a, b in zip(twin, mine, strict=False) if a != b}
+
+
+def _drawn(operations: Sequence[Operation]) -> set[int]:
+    """Values that are random numbers, or were made of nothing else: the mask of a dropout."""
+    members: set[int] = set()
+    for one in operations:
+        if one.is_random or (one.input_hashes and members.issuperset(one.input_hashes)):
+            members.update(one.output_hashes)
+    return members
+
+
+def _kind(twin: Operation | None, one: Operation, read: bool, dealt: bool) -> str:
+    if twin is None:
+        return PATH
+    if read:
+        return DATA
+    return RANDOM if one.is_random else MOVED if one.only_moves_data else DEALT if dealt else KERNEL
+
+
+def _named(operation: Operation) -> tuple[str, str, str]:
+    """Kernel, module and phase."""
+    module = operation.name.partition("#")[0] if "#" in operation.name else ""
+    return operation.kernel, module, _PHASES.get(operation.phase, "")

@@ -1,0 +1,183 @@
+"""Figures of run-to-run variation as plain plotly dicts: distributions, churn of all pairs, how runs part, parts of the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from unsilent.report.text import count_text
+from unsilent.report.theme import (
+    GREY,
+    HEAT,
+    INK,
+    MARKERS,
+    SERIES_COLOURS,
+    SOFT,
+    Figure,
+    figure,
+    label,
+    labels,
+    marker_series,
+)
+from unsilent.statistics.groups import GroupSpread
+from unsilent.studies.noise.records import ChurnMatrix, LossSpread, NoiseResult, VariantNoise
+
+GROUP_SIGNIFICANCE_LEVEL = 0.05
+"""Corrected p value below which a group is said to vary more than others of its size."""
+
+
+def has_identical_replicas(result: VariantNoise) -> bool:
+    """Whether all replicas ended in the same bits: then nothing differs, and nothing is estimated."""
+    return result.distinct_final_states == 1
+
+
+def is_significant_spread(group: GroupSpread) -> bool:
+    """Whether it varies more than random groups of its size do."""
+    return group.corrected < GROUP_SIGNIFICANCE_LEVEL
+
+
+def distribution_figure(variants: Sequence[VariantNoise], what: str) -> Figure:
+    """One dot a replica, one row a variant, a bar at the mean; ``what`` is accuracy or loss."""
+    traces = []
+    for number, one in enumerate(variants):
+        values = [100 * v for v in one.accuracies] if what == "accuracy" else list(one.losses)
+        hover = [f"{label(one.name)}, replica {r}: {v:.4g}" for r, v in enumerate(values)]
+        marker = {"color": _colour(number), "symbol": _marker(number), "size": 8, "opacity": 0.7}
+        traces.append(marker_series("", values, _spread_out(number, len(values)), hover, marker))
+    unit = "accuracy on held-out samples, %" if what == "accuracy" else "loss on held-out samples"
+    names = labels([one.name for one in variants])
+    rows = {
+        "tickvals": list(range(len(names))),
+        "ticktext": names,
+        "range": [len(names) - 0.5, -0.5],
+        "automargin": True,
+    }
+    return figure(traces, 110 + 60 * len(names), xaxis={"title": {"text": unit}}, yaxis=rows)
+
+
+def churn_figure(matrix: ChurnMatrix) -> Figure:
+    """Share of predictions that differ, of all pairs; replicas in the order of variants."""
+    count = len(matrix.churn)
+    owners = [(name, r) for name, n in matrix.variants for r in range(n)]
+    starts = [sum(n for _, n in matrix.variants[:i]) for i in range(len(matrix.variants))]
+    middles = [start + (n - 1) / 2 for start, (_, n) in zip(starts, matrix.variants, strict=True)]
+    text = [
+        [f"{label(a)} {i} and {label(b)} {j}: {100 * value:.3g} %" for (b, j), value in zip(owners, line, strict=True)]
+        for (a, i), line in zip(owners, matrix.churn, strict=True)
+    ]
+    trace = {
+        "type": "heatmap",
+        "z": [[100 * value for value in line] for line in matrix.churn],
+        "zmin": 0,
+        "colorscale": HEAT,
+        "colorbar": {"title": {"text": "%"}, "thickness": 12, "outlinewidth": 0},
+        "hoverinfo": "text",
+        "text": text,
+    }
+    lines = [
+        {"type": "line", "x0": a, "x1": b, "y0": c, "y1": d, "line": {"color": INK, "width": 1}}
+        for start in starts[1:]
+        for a, b, c, d in ((start - 0.5, start - 0.5, -0.5, count - 0.5), (-0.5, count - 0.5, start - 0.5, start - 0.5))
+    ]
+    names = labels([name for name, _ in matrix.variants], 16)
+    axis = {"tickvals": middles, "ticktext": names, "showgrid": False, "automargin": True}
+    return figure(
+        [trace],
+        560,
+        margin={"l": 90, "r": 20, "t": 24, "b": 40},
+        xaxis=axis,
+        yaxis={**axis, "autorange": "reversed"},
+        shapes=lines,
+    )
+
+
+def loss_spread_figure(curves: Sequence[LossSpread], order: Sequence[str]) -> Figure:
+    """Spread of the training loss against the step, both logarithmic: from where runs part, and how far it grows.
+
+    Steps count from 0, which no logarithmic axis has: they lie one further and are labelled as they are.
+    """
+    traces = []
+    for curve in curves:
+        number = list(order).index(curve.variant)
+        places = [(s + 1, v) for s, v in zip(curve.steps, curve.sd, strict=True) if v > 0 and math.isfinite(v)]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [x for x, _ in places],
+                "y": [y for _, y in places],
+                "hoverinfo": "text",
+                "text": [f"{label(curve.variant)}, step {x - 1}: {y:.3g}" for x, y in places],
+                "line": {"color": _colour(number), "width": 2, "dash": _DASHES[number % len(_DASHES)]},
+                "name": label(curve.variant),
+            }
+        )
+    last = max((curve.steps[-1] for curve in curves), default=0)
+    steps = [0, *(k * 10**power for power in range(len(str(last))) for k in (1, 2, 5) if k * 10**power <= last)]
+    ticks = {"tickvals": [step + 1 for step in steps], "ticktext": [f"{step:,}" for step in steps]}
+    return figure(
+        traces,
+        420,
+        xaxis={"type": "log", "title": {"text": "step, counted from 0"}} | ticks,
+        yaxis={"type": "log", "title": {"text": "sd of the training loss"}, "exponentformat": "power"},
+    )
+
+
+def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
+    """The sd of each group's error against that of a random group of its size; filled where it varies more."""
+    traces = []
+    top = max((g.sd.high for one in variants for g in one.groups if not has_identical_replicas(one)), default=0.01)
+    for number, one in enumerate(variants):
+        if not one.groups or has_identical_replicas(one):
+            continue
+        symbols = [_marker(number) if is_significant_spread(g) else f"{_marker(number)}-open" for g in one.groups]
+        marker = {"color": _colour(number), "symbol": symbols, "size": 9}
+        bars: Figure = {"type": "data", "symmetric": False, "color": _colour(number), "thickness": 1, "width": 0}
+        bars["array"] = [100 * (g.sd.high - (g.sd.estimate or 0)) for g in one.groups]
+        bars["arrayminus"] = [100 * ((g.sd.estimate or 0) - g.sd.low) for g in one.groups]
+        x, y = [100 * g.sd_by_size for g in one.groups], [100 * (g.sd.estimate or 0) for g in one.groups]
+        hover = [f"{label(one.name)}, {label(g.name)}, {count_text(g.n, 'sample')}" for g in one.groups]
+        traces.append(marker_series(label(one.name), x, y, hover, marker, error_y=bars))
+    widest = max((g.sd_by_size for one in variants for g in one.groups), default=0.01)
+    end = 100 * 1.05 * min(widest, top)
+    line = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"color": SOFT, "dash": "dot", "width": 1}}
+    return figure(
+        traces,
+        440,
+        shapes=[line],
+        xaxis={
+            "title": {"text": "sd of the error of a random group of the same size, percentage points"},
+            "rangemode": "tozero",
+        },
+        yaxis={"title": {"text": "sd of the error of the group, percentage points"}, "rangemode": "tozero"},
+    )
+
+
+def plots_by_place(result: NoiseResult) -> dict[str, Figure]:
+    """The figures that have something to show, by the id of their place in the page."""
+    output = {"accuracy": distribution_figure(result.variants, "accuracy")} if result.variants else {}
+    if result.variants and all(one.loss is not None for one in result.variants):
+        output["loss"] = distribution_figure(result.variants, "loss")
+    if len(result.churn_matrix.churn) > 1:
+        output["churn"] = churn_figure(result.churn_matrix)
+    if result.curves:
+        output["parting"] = loss_spread_figure(result.curves, [one.name for one in result.variants])
+    if any(one.groups and not has_identical_replicas(one) for one in result.variants):
+        output["groups"] = groups_figure(result.variants)
+    return output
+
+
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+
+
+def _spread_out(row: int, count: int) -> list[float]:
+    """Places of dots in one row, so that equal values do not hide each other."""
+    return [row + 0.3 * ((7 * i % count) / max(count - 1, 1) - 0.5) for i in range(count)]
+
+
+def _colour(number: int) -> str:
+    return SERIES_COLOURS[number % len(SERIES_COLOURS)] if number < 21 else GREY
+
+
+def _marker(number: int) -> str:
+    return MARKERS[number % len(MARKERS)]

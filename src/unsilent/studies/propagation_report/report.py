@@ -1,0 +1,251 @@
+"""The report of a trace: what the fault was, what it changed, one row for every output that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from unsilent.fault_trace import BEFORE_FIRST_ROW, SCHEMA, FaultTrace, TracedFault
+from unsilent.report.model import Column, Part, Plot, Report, Section, Table, TableRow, TextCell
+from unsilent.report.text import count_text, escape_unprintable, short
+from unsilent.studies.propagation_report.plots import (
+    PHASE_NAMES,
+    changed_share_figure,
+    faults_by_row,
+    magnitude,
+    relative_figure,
+    share_text,
+)
+
+MOST, FAULTS = 60, 4
+"""Lines of the tables of outputs and of faults in a terminal."""
+ROWS = 2000
+"""Rows of a page's tables; the figures, plain mode and the JSON have all."""
+NAME = 60
+"""Characters of a name in a terminal."""
+_ALWAYS = 8
+"""Rows with faults that are shown whatever happens to them."""
+COLUMNS = (
+    Column("operation"),
+    Column("phase", left_aligned=True),
+    Column("tensor", left_aligned=True, priority=4),
+    Column("#", priority=3),
+    Column("changed", priority=5),
+    Column("changed %"),
+    Column("relative"),
+    Column("absolute", priority=2),
+    Column("from 0", priority=6),
+    Column("NaN, ∞"),
+)
+SHARES = (
+    "Each point is one output of one operation, in the order of computation. Outputs that are the same in both runs are ticks on "
+    "the line at 0. The dotted line marks the output that the fault corrupts. Hover over a mark for its name."
+)
+RATIOS = "The largest |faulty − golden| / |golden| of each output, over the elements where golden is not 0 and both are finite."
+METHOD = (
+    "The golden (fault-free) run and the faulty run start from the same state. Every output of every operation is compared bit "
+    "for bit (0 and −0 differ). Operations that only return another view of the same memory are left out. The golden run was "
+    "repeated and returned the same bits. An element that is 0 in the golden run has no ratio; it counts under “from 0”. A fault "
+    "in a gradient acts after the operation that computes the gradient and before the operations that read it, so the output of "
+    "the computing operation is still golden."
+)
+
+
+def report(trace: FaultTrace, title: str, facts: tuple[tuple[str, str], ...] = ()) -> Report:
+    """All that is shown of a trace; ``title``: what it is of, ``facts``: pairs of term and text."""
+    return Report(
+        schema=SCHEMA,
+        report_type="How a fault spreads",
+        title=title,
+        headline=headline(trace),
+        estimates=_every_row(trace),
+        numbers=tuple(key_numbers(trace)),
+        findings=(*worst_change_sentences(trace), *(f"note: {note}" for note in trace.notes)),
+        sections=tuple(_sections(trace)),
+        facts=facts,
+        notes=(
+            "one row is one output of one operation; relative: largest |faulty - golden| / |golden|; ▶ marks what a fault "
+            "corrupts",
+            f"golden and faulty runs: {trace.runs}",
+        ),
+        method=METHOD,
+    )
+
+
+def headline(trace: FaultTrace) -> str:
+    """The finding in one sentence, without a full stop."""
+    changed, every = list(trace.changed_rows), count_text(len(trace.rows), "output")
+    what = "the fault" if len(trace.faults) == 1 else "the faults"
+    if not trace.rows:
+        return "nothing could be compared: the runs diverge before the first output"
+    if not trace.faults and not changed:
+        return f"no fault was injected, and none of {every} differs from the golden run"
+    if not changed:
+        return f"{what} changed nothing: {every} of operations, all identical to the golden run"
+    first, last = (trace.rows[i].label for i in (changed[0], changed[-1]))
+    where = f"at {first}" if first == last else f"first {first}, last {last}"
+    return f"{what} changed {len(changed):,} of {every} of operations: {where}"
+
+
+def worst_change_sentences(trace: FaultTrace) -> Iterator[str]:
+    """The largest relative change, where NaN or infinity come first, and where the runs part."""
+    rated = [row for row in trace.rows if row.change.relative is not None]
+    if rated:
+        row = max(rated, key=lambda row: row.change.relative or 0.0)
+        yield f"largest relative change {magnitude(row.change.relative)} at {row.label}"
+    bad = next((row for row in trace.rows if row.change.nonfinite), None)
+    if bad is not None:
+        elements = count_text(bad.elements, "element")
+        yield f"NaN or infinity first appears at {bad.label}, in {bad.change.nonfinite:,} of {elements}"
+    if trace.divergence is not None:
+        yield trace.divergence.text
+
+
+def key_numbers(trace: FaultTrace) -> Iterator[tuple[str, str, str]]:
+    """The few numbers at the head of the page: term, text, and what is set smaller."""
+    rows = trace.rows
+    changed = [rows[i] for i in trace.changed_rows]
+    yield "outputs changed", f"{len(changed):,}", f"of {len(rows):,}"
+    for phase, name in PHASE_NAMES.items():
+        mine = [row for row in rows if row.phase == phase]
+        if mine and len(mine) < len(rows):
+            yield name, f"{sum(row.change.changed > 0 for row in mine):,}", f"of {len(mine):,}"
+    ratios = [row.change.relative for row in changed if row.change.relative is not None]
+    if ratios:
+        yield "largest relative change", magnitude(max(ratios)), ""
+    yield "outputs with new NaN or ∞", f"{sum(row.change.nonfinite > 0 for row in changed):,}", ""
+
+
+def _sections(trace: FaultTrace) -> Iterator[Section]:
+    if trace.rows:
+        plot = Plot("share", "Share of changed elements by operation", changed_share_figure(trace))
+        yield Section("How much of each output differs", SHARES, (plot,))
+    ratios = relative_figure(trace)
+    if ratios is not None:
+        yield Section(
+            "How large the changes are", RATIOS, (Plot("relative", "Largest relative change by operation", ratios),)
+        )
+    yield Section("The fault" if len(trace.faults) == 1 else "The faults", "", (_faults_table(trace),))
+    corrupted, changed = faults_by_row(trace), list(trace.changed_rows)
+    shown = [i for i in range(len(trace.rows)) if i in corrupted or trace.rows[i].change.changed]
+    left = len(shown) - ROWS
+    lead = (
+        f"{len(trace.rows) - len(changed):,} of {count_text(len(trace.rows), 'output')} are bit-identical in both runs and "
+        f"not listed."
+        + (f" {left:,} more outputs that differ are only in the figures and in the JSON." if left > 0 else "")
+        + " Click a heading to sort."
+    )
+    lines = [_line(trace, line, corrupted) for line in rows_to_show(trace)]
+    if BEFORE_FIRST_ROW in corrupted:
+        lines.insert(
+            0,
+            _words(
+                f"▶ {count_text(len(corrupted[BEFORE_FIRST_ROW]), 'fault')} before the first operation", strong=True
+            ),
+        )
+    page = Table(COLUMNS, tuple(_row(trace, i, i in corrupted) for i in shown[:ROWS]), terminal_rows=0, sortable=True)
+    parts: tuple[Part, ...] = (Table(COLUMNS, tuple(lines), terminal_rows=len(lines), on_page=False), page)
+    yield Section("Outputs that differ", lead, parts)
+
+
+def _faults_table(trace: FaultTrace) -> Table:
+    def where(fault: TracedFault) -> str:
+        if fault.row is None:
+            return "place not known"
+        return "before the first operation" if fault.row == BEFORE_FIRST_ROW else trace.rows[fault.row].label
+
+    rows = [TableRow((f.text, where(f), f.bits), tooltip=f.site) for f in trace.faults[:ROWS]]
+    columns = (Column("fault"), Column("corrupts", left_aligned=True, priority=1), Column("bits changed", "number"))
+    none = TableRow(("none: the random draw selected no element", "", ""))
+    more = f"and {count_text(len(rows) - FAULTS, 'fault')} more"
+    sentence = "fault: {0}, corrupts {1}, bits changed: {2}"
+    return Table(
+        columns,
+        tuple(rows) or (none,),
+        terminal_rows=FAULTS,
+        more_rows_text=more,
+        plain_line_format=sentence if rows else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OmittedRows:
+    """Rows that are left out between two that are shown, and how many of them differ."""
+
+    rows: int
+    changed: int
+
+
+def rows_to_show(trace: FaultTrace, most: int = MOST) -> list[int | OmittedRows]:
+    """Numbers of the rows to show, and gaps, at most ``most`` together.
+
+    Shown are rows that differ and those that a fault corrupts; where they are too many, the first and the last of them.
+    """
+    corrupted = [i for i in faults_by_row(trace) if i != BEFORE_FIRST_ROW][:_ALWAYS]
+    bad = [i for i, row in enumerate(trace.rows) if row.change.nonfinite][:1]
+    always, changed, room = {*corrupted, *bad}, list(trace.changed_rows), most
+    lines = _lines(trace, always | set(changed))
+    while len(lines) > most:
+        room -= 1
+        head = max(room * 3 // 4, 0)
+        lines = _lines(trace, always | set(changed[:head]) | set(changed[len(changed) - max(room - head, 0) :]))
+    return lines
+
+
+def _lines(trace: FaultTrace, kept: set[int]) -> list[int | OmittedRows]:
+    items: list[int | OmittedRows] = []
+    for inside, group in groupby(range(len(trace.rows)), key=kept.__contains__):
+        numbers = list(group)
+        left_out = OmittedRows(len(numbers), sum(trace.rows[i].change.changed > 0 for i in numbers))
+        items += numbers if inside else [left_out]
+    return items
+
+
+def _line(trace: FaultTrace, line: int | OmittedRows, corrupted: Container[int]) -> TableRow:
+    """A row that is shown in a terminal, or how many are left out."""
+    if isinstance(line, int):
+        return _row(trace, line, line in corrupted, NAME)
+    text = f", {line.changed:,} of them changed" if line.changed else " unchanged"
+    return _words(f"… {count_text(line.rows, 'output')}{text}")
+
+
+def _words(text: str, strong: bool = False) -> TableRow:
+    return TableRow((text, *[""] * (len(COLUMNS) - 1)), strong)
+
+
+def _row(trace: FaultTrace, number: int, corrupted: bool, width: int = 10**6) -> TableRow:
+    row = trace.rows[number]
+    change = row.change
+    phase = PHASE_NAMES.get(row.phase, row.phase) + (f" {row.micro_step}" if row.micro_step else "")
+    born = bool(change.from_zero) and change.relative is None
+    return TableRow(
+        (
+            ("▶ " if corrupted else "") + short(escape_unprintable(row.label), width),
+            phase,
+            row.dtype_and_shape,
+            number,
+            change.changed,
+            TextCell(row.faulty_type or share_text(row), row.share),
+            TextCell(
+                "from 0" if born else magnitude(change.relative), -1.0 if change.relative is None else change.relative
+            ),
+            TextCell(magnitude(change.absolute), -1.0 if change.absolute is None else change.absolute),
+            change.from_zero,
+            change.nonfinite,
+        ),
+        corrupted,
+    )
+
+
+def _every_row(trace: FaultTrace) -> Table:
+    """The table for pipes."""
+    names = ("row", "phase", "micro_step", "operation", "kernel", "output", "tensor", "elements")
+    numbers = ("changed", "share", "relative", "absolute", "from_zero", "nonfinite", "fault")
+    corrupted = faults_by_row(trace)
+    rows = []
+    for i, row in enumerate(trace.rows):
+        words = (i, row.phase, row.micro_step, row.name, row.kernel, row.output, row.dtype_and_shape, row.elements)
+        c, fault = row.change, "x" if i in corrupted else ""
+        rows.append(TableRow((*words, c.changed, row.share, c.relative, c.absolute, c.from_zero, c.nonfinite, fault)))
+    return Table(tuple(map(Column, (*names, *numbers))), tuple(rows))

@@ -1,0 +1,315 @@
+"""Sorts the trials of a store into the groups that become rows of estimates.
+
+Groups are strata, targets, what these sum up to, and layers by where single faults fell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from unsilent.campaigns.driver import ROUND
+from unsilent.campaigns.rounds import Cell, CellPlan, latest_plans
+from unsilent.errors import StoreError, UsageError
+from unsilent.outcomes.base import Outcome
+from unsilent.outcomes.tallies import PvfEstimator, StratifiedTrials, StratumTally, Tally
+from unsilent.statistics import Stratum
+from unsilent.studies.pvf.kind import PvfStore
+from unsilent.studies.pvf.records import PvfRow
+from unsilent.studies.pvf.spec import PvfBaseline, PvfTrialRow, TargetInfo, TensorInfo
+
+NOTHING = Tally(np.zeros((0, len(Outcome)), np.int64))
+
+
+class StoredTrials:
+    """All trials of a store, read once.
+
+    Attributes:
+        spec, description: Of the campaign.
+        rows: By (stratum, flips), numbers ascending.
+        plans: What the last rounds decided.
+    """
+
+    def __init__(self, store: PvfStore, unit: str) -> None:
+        self.spec, self.description = store.spec, store.baseline
+        self.unit = unit
+        if self.spec.one_batch and unit == "batch" and len(set(self.description.samples)) > 1:
+            raise UsageError(
+                f"--one-batch drew batches in proportion to their samples ({_few(self.description.samples)}), but --unit batch "
+                "counts all batches equally; use --unit sample, or a workload with batches of equal size"
+            )
+        self.plans: dict[Cell, CellPlan] = latest_plans(store.records(ROUND))
+        self.rows: dict[Cell, list[PvfTrialRow]] = {}
+        for row in store.rows():
+            self.rows.setdefault((row.trial.target, row.trial.flips), []).append(row)
+        self._groups = {t.name: t.group for t in self.description.targets}
+        self._tallies: dict[tuple[str, int | None, range | None], Tally] = {}
+
+    @property
+    def trial_count(self) -> int:
+        """Trials of all strata, pilots included."""
+        return sum(map(len, self.rows.values()))
+
+    def last_common_look(self, groups: Iterable[str], flips: int | None) -> int | None:
+        """The last look that all these reported targets have come to; None where they have no plan, or a pilot alone."""
+        plans = [self.plans.get((group, flips)) for group in groups]
+        return (
+            min((-1 if p is None or not p.first_look_trials else p.look for p in plans), default=-1)
+            if any(plans)
+            else None
+        )
+
+    def sample(self, targets: Sequence[TargetInfo], flips: int | None) -> StratifiedTrials:
+        """What counts for a row over these strata: of each as many trials as the least advanced one has looks."""
+        look = self.last_common_look((t.group for t in targets), flips)
+        if look == -1:  # a pilot is all there is of some
+            look = None
+        result = []
+        for target in targets:
+            plan = self.plans.get((target.group, flips))
+            which = None if plan is None else plan.counting_trial_numbers(target.name, look)
+            centre = plan.pilot_means.get(target.name, 0.0) if plan is not None and look is not None else 0.0
+            result.append(StratumTally(target.share, self._tally(target.name, flips, which), centre))
+        if not self.spec.is_enumerated:
+            return StratifiedTrials(tuple(result), look)
+        left = tuple(t.slots - len(w.tally.outcome_counts) for w, t in zip(result, targets, strict=True))
+        listed = self.spec.faults is not None
+        if not any(left):
+            return StratifiedTrials(tuple(result), look, "whole list" if listed else "exhaustive")
+        return StratifiedTrials(tuple(result), look, not_run_counts=left if listed else ())
+
+    def pilot(self, stratum: str, flips: int | None, upto: int) -> Stratum:
+        """The first trials of a stratum."""
+        return Stratum.of(self._tally(stratum, flips, range(upto)).incorrect_share_per_trial)
+
+    def is_counted(self, row: PvfTrialRow) -> bool:
+        """Whether a trial counts for estimates at all."""
+        plan = self.plans.get((self._groups[row.trial.target], row.trial.flips))
+        return plan is None or row.trial.k in plan.counting_trial_numbers(row.trial.target)
+
+    def _tally(self, stratum: str, flips: int | None, which: range | None) -> Tally:
+        key = (stratum, flips, which)
+        if key not in self._tallies:
+            rows = self.rows.get((stratum, flips), [])
+            codes = [row.outcome_codes for row in rows if which is None or row.trial.k in which]
+            self._tallies[key] = Tally.of(codes, self.description.samples, self.unit)
+        return self._tallies[key]
+
+
+def _few(numbers: Sequence[int], most: int = 6) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
+
+
+@dataclass(frozen=True)
+class RowScope:
+    """What one row is about: one or several strata with their trials, and the memory they stand for."""
+
+    name: str
+    level: str
+    parent: str
+    flips: int | None
+    targets: tuple[TargetInfo, ...]
+    sample: StratifiedTrials
+    elements: int
+    bits: Counter[int]
+    """Bits by the width of the elements they belong to."""
+
+    @property
+    def tally(self) -> Tally:
+        """All its trials together."""
+        return Tally.joined(s.tally for s in self.sample.strata)
+
+    def outcome_mix(self) -> dict[str, float]:
+        """Share of the units by outcome, strata weighted; empty without trials."""
+        seen = [s for s in self.sample.strata if s.tally.outcome_counts.size]
+        total = sum(s.share for s in seen)
+        by_name: dict[str, float] = {}
+        for stratum in seen:
+            units = max(1, int(stratum.tally.units_per_trial.sum()))
+            for name, count in stratum.tally.totals().items():
+                if name != Outcome.SPARED.name.lower():
+                    by_name[name] = by_name.get(name, 0.0) + stratum.share / total * count / units
+        return by_name
+
+    def silent_share(self) -> float | None:
+        """Share of the incorrect units that are silent, weighted like the estimate."""
+        strata = self.sample.strata
+        if len(strata) == 1:
+            return strata[0].tally.silent_share
+        wrong = [
+            s.share * float(s.tally.incorrect_share_per_trial.mean()) if s.tally.incorrect_share_per_trial.size else 0.0
+            for s in strata
+        ]
+        if not sum(wrong):
+            return None
+        return sum(w * (s.tally.silent_share or 0.0) for w, s in zip(wrong, strata, strict=True)) / sum(wrong)
+
+
+def target_groups(stored: StoredTrials, flips: int | None) -> list[RowScope]:
+    """The targets of one number of flips, what they belong to, and the model; coarse levels first."""
+    targets = stored.description.targets
+    level = targets[0].level
+    result = [_rolled_up("model", "model", "", targets, stored, flips)]
+    if level != "component":
+        for name, members in _by(targets, lambda t: t.component):
+            result.append(_rolled_up(name, "component", "", members, stored, flips))
+    if level in ("tensor", "bit"):
+        for name, members in _by(targets, lambda t: t.layer):
+            result.append(_rolled_up(name, "layer", members[0].component, members, stored, flips))
+    for name, members in _by(targets, lambda t: t.group):
+        parent = {"component": "", "layer": members[0].component}.get(level, members[0].layer)
+        result.append(_rolled_up(name, level, parent, members, stored, flips))
+    return result
+
+
+def _by(targets: Sequence[TargetInfo], key: Callable[[TargetInfo], str]) -> Iterable[tuple[str, list[TargetInfo]]]:
+    by_name: dict[str, list[TargetInfo]] = defaultdict(list)
+    for target in targets:
+        by_name[key(target)].append(target)
+    return by_name.items()
+
+
+def _rolled_up(
+    name: str, level: str, parent: str, members: Sequence[TargetInfo], stored: StoredTrials, flips: int | None
+) -> RowScope:
+    bits: Counter[int] = Counter()
+    for target in members:
+        bits.update(dict(target.bits_by_width))
+    # Targets by bits have the same elements again at every position.
+    elements = sum(t.elements for t in members if len(members) == 1 or t.bits is None or 0 in t.bits)
+    return RowScope(name, level, parent, flips, tuple(members), stored.sample(members, flips), elements, bits)
+
+
+def layer_groups(hits: Sequence[SingleElementTrial], stored: StoredTrials) -> list[RowScope]:
+    """Layers of a campaign per component: the trials whose one fault fell in that layer.
+
+    Given the layer that was hit, such a trial is a uniform draw from it, so the estimate is fair; its n is whatever chance gave.
+    """
+    if not hits:
+        return []
+    description = stored.description
+    tensors: dict[tuple[str, str], list[TensorInfo]] = defaultdict(list)
+    for tensor in description.tensors:
+        tensors[tensor.component, tensor.layer].append(tensor)
+    groups, fell = [], rows_by_layer(hits)
+    for (component, layer), own in tensors.items():
+        rows = fell[component, layer]
+        members = [t for t in description.targets if t.component == component]
+        shares = {t.name: _share(t, own, stored.spec.law) for t in members}
+        targets = tuple(t for t in members if shares[t.name])
+        tallies = {
+            t.name: Tally.of([r.outcome_codes for r in rows[t.name]], description.samples, stored.unit) for t in targets
+        }
+        strata = tuple(StratumTally(shares[name], tally) for name, tally in tallies.items())
+        bits = Counter[int]()
+        for tensor in own:
+            bits[tensor.width] += tensor.elements * tensor.width
+        strata = strata or (StratumTally(1.0, NOTHING),)  # the fault model corrupts nothing there
+        look = stored.last_common_look([component], 1)
+        whole = stored.sample(members, 1)
+        sample = StratifiedTrials(strata, None if look == -1 else look, whole.exhaustive_of)
+        groups.append(RowScope(layer, "layer", component, 1, targets, sample, sum(t.elements for t in own), bits))
+    return groups
+
+
+def rows_by_layer(hits: Iterable[SingleElementTrial]) -> dict[tuple[str, str], dict[str, list[PvfTrialRow]]]:
+    """The trials whose one fault fell in a layer: (component, layer) -> target -> trials."""
+    by_name: dict[tuple[str, str], dict[str, list[PvfTrialRow]]] = defaultdict(lambda: defaultdict(list))
+    for hit in hits:
+        by_name[hit.tensor.component, hit.tensor.layer][hit.row.trial.target].append(hit.row)
+    return by_name
+
+
+def _share(target: TargetInfo, tensors: Sequence[TensorInfo], law: str) -> float:
+    """Which part of the law's mass in these tensors is in the bits of a target."""
+    mass = {t.site + t.dtype: float(t.elements) if law == "per-element" else 1.0 for t in tensors}
+    if not target.dtype:
+        return 1.0
+    mine = sum(
+        mass[t.site + t.dtype]
+        * (1 if target.bits is None else len(target.bits) / t.width)
+        * (target.elements_by_site.get(t.site, 0) / t.elements if target.elements_by_site else 1)
+        for t in tensors
+        if t.dtype == target.dtype
+    )
+    return mine / sum(mass.values())
+
+
+@dataclass(frozen=True)
+class SingleElementTrial:
+    """One trial whose faults were exactly one element of one tensor; ``bit`` when exactly one bit of it was flipped."""
+
+    row: PvfTrialRow
+    tensor: TensorInfo
+    element: int
+    bit: int | None
+
+
+def single_element_trials(rows: Iterable[PvfTrialRow], description: PvfBaseline) -> list[SingleElementTrial]:
+    """The trials of ``rows`` that corrupted one element."""
+    tensors = {(t.site, t.dtype): t for t in description.tensors}
+    result = []
+    for row in rows:
+        if row.trial.flips not in (1, None):
+            continue
+        try:
+            faults = json.loads(row.faults)
+            if not isinstance(faults, list) or len(faults) != 1 or len(faults[0]["elements"]) != 1:
+                continue
+            fault = faults[0]
+            mask = int(fault["operands"][0], 16) if fault["operation"] == "xor" else 0
+            bit = mask.bit_length() - 1 if mask.bit_count() == 1 else None
+            tensor, element = tensors[fault["site"], fault["dtype"]], int(fault["elements"][0])
+            if not 0 <= element < prod(tensor.shape) or (bit is not None and bit >= tensor.width):
+                raise ValueError("it lies outside its tensor")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StoreError(f"the store is damaged: the fault of trial {row.trial} cannot be read ({error})") from None
+        result.append(SingleElementTrial(row, tensor, element, bit))
+    return result
+
+
+def make_rows(groups: Iterable[RowScope], question: PvfEstimator) -> list[PvfRow]:
+    """One row a group; joint limits hold over all rows of a level and number of flips."""
+    groups = list(groups)
+    family = Counter((g.level, g.flips) for g in groups)
+    return [_row(group, question, family[group.level, group.flips]) for group in groups]
+
+
+def _row(group: RowScope, question: PvfEstimator, family: int) -> PvfRow:
+    interval = question.estimate(group.sample)
+    joint = question.with_joint_confidence(family).estimate(group.sample)
+    tally = group.tally
+    totals = tally.totals()
+    due = {o.name.lower(): totals[o.name.lower()] for o in Outcome if o.due}
+    return PvfRow(
+        target=group.name,
+        level=group.level,
+        parent=group.parent,
+        flips=group.flips,
+        estimate=interval.estimate,
+        low=interval.low,
+        high=interval.high,
+        confidence=question.confidence,
+        n=len(tally.outcome_counts),
+        unit=question.unit or "sample",
+        units=int(tally.units_per_trial.sum()),
+        masked=totals["masked"],
+        benign=totals["benign"],
+        sdc=totals["sdc"],
+        due=sum(due.values()),
+        due_kinds=due,
+        elements=group.elements,
+        bits=sum(group.bits.values()),
+        method=interval.method,
+        silent_share=group.silent_share(),
+        incorrect_trials=int((tally.incorrect_per_trial > 0).sum()),
+        joint_low=joint.low,
+        joint_high=joint.high,
+        outcome_mix=group.outcome_mix(),
+        widest_share_of_bits=max(group.bits.values()) / sum(group.bits.values()),
+    )

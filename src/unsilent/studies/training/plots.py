@@ -1,0 +1,269 @@
+"""Figures of faulty training runs as plain plotly dicts: shares with limits, and examples with metric and losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from unsilent.outcomes.training import TrainingOutcome
+from unsilent.report.estimates import Dots, axis_bottom, dot_traces, rows_axis, shares_figure
+from unsilent.report.text import estimate_text
+from unsilent.report.theme import MARKERS, SERIES_COLOURS, Figure, figure, label, percent_label, vertical_line
+from unsilent.statistics.intervals import Interval
+from unsilent.studies.training.records import ExampleCurve, GuardDetection, TrainingPvfRow, TrainingResult, TrialGroup
+from unsilent.studies.training.sentences import events, most_vulnerable_first, ordered_groups, worst_first
+
+LOOKS = {
+    TrainingOutcome.MASKED_BITWISE: ("#7B8794", "circle-open"),
+    TrainingOutcome.MASKED_BENIGN: ("#7B8794", "circle"),
+    TrainingOutcome.IMMEDIATE_NAN: ("#0072B2", "triangle-up"),
+    TrainingOutcome.SHORT_TERM_NAN: ("#56B4E9", "triangle-down"),
+    TrainingOutcome.SHARP_DEGRADE: ("#D55E00", "square"),
+    TrainingOutcome.SLOW_DEGRADE: ("#E69F00", "diamond"),
+    TrainingOutcome.SHARP_SLOW_DEGRADE: ("#7A5C3E", "pentagon"),
+    TrainingOutcome.LOW_TEST: ("#CC79A7", "star"),
+    TrainingOutcome.IMPROVED: ("#009E73", "cross"),
+    TrainingOutcome.CRASHED: ("#1F2933", "x"),
+}
+"""Colour and shape of each class: greys for what is masked, blues for a lost loss, warm colours for latent harm."""
+HARM, LATENT, DIFFERENT = SERIES_COLOURS[0], SERIES_COLOURS[1], SERIES_COLOURS[2]
+ROWS = 24
+"""Rows of a figure of groups or targets; tables have all."""
+IN_ORDER = ("phase", "what was corrupted", "part of the run")
+"""Kinds of groups whose own order says more than the most harmful first."""
+
+
+def outcome_style(outcome: str) -> tuple[str, str]:
+    """Colour and shape of a class."""
+    return LOOKS[TrainingOutcome(outcome)]
+
+
+def classes_figure(result: TrainingResult) -> Figure:
+    """The share of each class, with limits."""
+    classes = result.classes
+    looks = [outcome_style(one.name) for one in classes]
+    rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(classes)]
+    dots = Dots("", [colour for colour, _ in looks], [symbol for _, symbol in looks], rows)
+    return shares_figure([dots], [one.name for one in classes], "share of trials")
+
+
+def group_figures(result: TrainingResult) -> dict[str, Figure]:
+    """Different, harmful and latent share of each group of the kinds that have more than one, all on one axis."""
+    kinds = {kind: groups for kind, groups in ordered_groups(result).items() if len(groups) > 1}
+    drawn = {kind: groups if kind in IN_ORDER else worst_first(groups)[:ROWS] for kind, groups in kinds.items()}
+    bottom = axis_bottom([share for groups in drawn.values() for g in groups for _, share, *_ in _shares(g)])
+    return {kind: _group_figure(groups, bottom) for kind, groups in drawn.items()}
+
+
+def _group_figure(groups: Sequence[TrialGroup], bottom: float) -> Figure:
+    series = []
+    for number in range(3):
+        rows = []
+        for i, g in enumerate(groups):
+            word, share, colour, symbol = _shares(g)[number]
+            rows.append((i + 0.24 * (number - 1), share, f"{_hover(g.name, share)} {word}"))
+        series.append(Dots("", colour, symbol, rows))
+    return shares_figure(series, [group.name for group in groups], "share of trials", bottom)
+
+
+def _shares(group: TrialGroup) -> Sequence[tuple[str, Interval, str, str]]:
+    """The shares of a group: word, share, colour and symbol."""
+    return (
+        ("different", group.different, DIFFERENT, "square"),
+        ("harmful", group.harmful, HARM, "circle"),
+        ("latent", group.latent, LATENT, "diamond"),
+    )
+
+
+def training_pvf_figure(parts: Sequence[TrainingPvfRow]) -> Figure:
+    """Training PVF of the most vulnerable parts, a series for parameters and one for each other kind of target."""
+    names = list(dict.fromkeys(part.part or part.target for part in parts))
+    if len(names) > ROWS:
+        names = list(dict.fromkeys(part.part or part.target for part in most_vulnerable_first(parts)))[:ROWS]
+    kinds = list(dict.fromkeys(part.memory_kind for part in parts))
+    series = []
+    for number, kind in enumerate(kinds):
+        mine = [part for part in parts if part.memory_kind == kind and (part.part or part.target) in names]
+        apart = 0.5 * ((number + 0.5) / len(kinds) - 0.5)
+        rows = [(names.index(p.part or p.target) + apart, p.pvf, _hover(p.target, p.pvf)) for p in mine]
+        colour, symbol = SERIES_COLOURS[number % len(SERIES_COLOURS)], MARKERS[number % len(MARKERS)]
+        series.append(Dots(label(kind), colour, symbol, rows))
+    return shares_figure(series, names, "training PVF")
+
+
+def guard_figure(sizes: Sequence[GuardDetection]) -> Figure:
+    """Share of harmful faults that were caught, by their size."""
+    kept = [one for one in sizes if one.n]
+    rows = [(float(i), one.share, _hover(one.name, one.share)) for i, one in enumerate(kept)]
+    traces = dot_traces(Dots("", HARM, "circle", rows))
+    quarters = [0, 0.25, 0.5, 0.75, 1]
+    axis = {"range": [-0.02, 1.02], "tickvals": quarters, "ticktext": [percent_label(q) for q in quarters]}
+    title = {"title": {"text": "caught within two steps"}}
+    names = rows_axis([f"{one.name} ({one.n})" for one in kept])
+    return figure(traces, 120 + 34 * len(kept), xaxis=axis | title, yaxis=names)
+
+
+def _hover(name: str, share: Interval) -> str:
+    if not share.n:
+        return f"<b>{label(name, 60)}</b><br>no trial"
+    text = estimate_text(share.estimate, share.low, share.high)
+    value = "none" if not share.estimate else f"{text.estimate} %"
+    return f"<b>{label(name, 60)}</b><br>{value} {text.limits}, {events(share):,} of {share.n:,}"
+
+
+GOLDEN = "#B4BFCB"
+"""Its colour."""
+THIN = 400
+"""Points of a curve."""
+_DASHES = ("solid", "dot", "dash")
+_EXAMPLES = (SERIES_COLOURS[1], SERIES_COLOURS[0], SERIES_COLOURS[2])
+
+LARGEST_EXPONENT = 308
+"""Of a float64 as a power of ten."""
+
+
+def metric_figure(curves: Sequence[ExampleCurve], golden: ExampleCurve, steps: int) -> Figure:
+    """The averaged training metric of the examples of one class, golden broad beneath them, a line at each fault's step."""
+    start = steps - len(golden.golden)
+    xs, ys = thinned(list(range(start, steps)), golden.golden)
+    line = {"color": GOLDEN, "width": 5}
+    traces: list[Figure] = [
+        _line(xs, ys, "golden", line, [f"golden, step {x:,}: {y:.3g}" for x, y in zip(xs, ys, strict=True)])
+    ]
+    for number, curve in enumerate(curves):
+        first = curve.step + len(curve.losses) - len(curve.metric)
+        xs, ys = thinned(list(range(first, first + len(curve.metric))), curve.metric)
+        hover = [f"{label(curve.trial)}, step {x:,}: {y:.3g}" for x, y in zip(xs, ys, strict=True)]
+        traces.append(_line(xs, ys, label(curve.trial), example_line_style(number), hover))
+    every = [*golden.golden, *(y for curve in curves for y in curve.metric)]
+    span = {"range": [-0.02, 1.04]} if all(0 <= y <= 1 for y in every) else {}
+    yaxis = {"title": {"text": "training metric"}, **span}
+    return figure(traces, 250, xaxis=_steps(curves, steps), yaxis=yaxis, **_bare(curves))
+
+
+def loss_figure(curves: Sequence[ExampleCurve], steps: int, golden: Sequence[float] = ()) -> Figure | None:
+    """The training loss of the examples on a logarithmic axis, golden's beneath; a cross at the top where it is not finite.
+
+    None where no loss is finite.
+    """
+    seen = [x for curve in curves for x in curve.losses if x is not None and x > 0]
+    if not seen:
+        return None
+    seen += [x for x in golden if x > 0]
+    low, high = math.log10(min(seen)), math.log10(max(seen))
+    room = 0.06 * max(high - low, 1.0)
+    traces: list[Figure] = []
+    if golden:
+        xs, ys = peaks(0, golden)
+        hover = [f"golden, step {x:,}: {_number(y)}" for x, y in zip(xs, ys, strict=True)]
+        traces.append(_line(xs, ys, "golden", {"color": GOLDEN, "width": 3}, hover))
+    for number, curve in enumerate(curves):
+        xs, ys = peaks(curve.step, curve.losses)
+        hover = [f"{label(curve.trial)}, step {x:,}: {_number(y)}" for x, y in zip(xs, ys, strict=True)]
+        traces.append(_line(xs, ys, label(curve.trial), example_line_style(number, 1.2), hover))
+        if None in curve.losses:
+            step = curve.step + curve.losses.index(None)
+            text = f"{label(curve.trial)}: loss not finite at step {step:,}"
+            cross = {"x": [step], "y": [10 ** min(high + 2 * room, LARGEST_EXPONENT)], "text": [text]}
+            marker = {"symbol": "x", "size": 9, "color": example_line_style(number)["color"]}
+            traces.append({"type": "scatter", "mode": "markers", "hoverinfo": "text", "marker": marker, **cross})
+    ends = [low - room, high + 3 * room]
+    yaxis = {"type": "log", "title": {"text": "training loss"}, "range": ends, **log_axis_ticks(*ends)}
+    return figure(traces, 250, xaxis=_steps(curves, steps), yaxis=yaxis, **_bare(curves))
+
+
+def log_axis_ticks(low: float, high: float) -> Figure:
+    """Ticks of a logarithmic axis between two exponents: powers of ten, at most eight; 2 and 5 times them where it is short."""
+    every = max(1, math.ceil((high - low) / 8))
+    digits = (1, 2, 5) if high - low < 1.6 else (1,)
+    powers = range(math.floor(low / every) * every, math.ceil(high) + 1, every)
+    ticks = [
+        (digit * 10.0**k, f"{digit * 10.0**k:g}" if digit > 1 else power_of_ten_text(k))
+        for k in powers
+        if abs(k) < 308
+        for digit in digits
+    ]
+    return {"tickvals": [tick for tick, _ in ticks], "ticktext": [text for _, text in ticks]}
+
+
+def power_of_ten_text(exponent: int) -> str:
+    """``0.1``, ``1``, ``100``, ``10⁶`` as plotly text."""
+    return f"{10.0**exponent:g}" if -3 <= exponent <= 3 else f"10<sup>{exponent}</sup>"
+
+
+def curve_figures(result: TrainingResult) -> dict[str, Figure]:
+    """Metric and loss of each class that has examples, by the id of their places."""
+    if not result.curves:
+        return {}
+    golden = max(result.curves, key=lambda curve: len(curve.golden))
+    output = {}
+    for name in dict.fromkeys(curve.outcome for curve in result.curves):
+        mine = [curve for curve in result.curves if curve.outcome == name]
+        output[f"metric-{name}"] = metric_figure(mine, golden, result.steps)
+        losses = loss_figure(mine, result.steps, result.golden_losses)
+        if losses is not None:
+            output[f"loss-{name}"] = losses
+    return output
+
+
+def thinned(xs: Sequence[int], ys: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Every so many-th point, so that at most `THIN` are left; always the last.
+
+    >>> thinned(range(3), [5.0, 6.0, 7.0])
+    ([0, 1, 2], [5.0, 6.0, 7.0])
+    """
+    every = -(-len(xs) // THIN) or 1
+    kept = sorted(set(range(len(xs) - 1, -1, -every)))
+    return [xs[i] for i in kept], [ys[i] for i in kept]
+
+
+def peaks(start: int, losses: Sequence[float | None]) -> tuple[list[int], list[float | None]]:
+    """The largest of so many steps each, so that at most `THIN` are left; None, a gap, where one is not finite or not above 0.
+
+    >>> peaks(7, [1.0, None, 2.0])
+    ([7, 8, 9], [1.0, None, 2.0])
+    """
+    every = -(-len(losses) // THIN) or 1
+    xs: list[int] = []
+    ys: list[float | None] = []
+    for first in range(0, len(losses), every):
+        some = losses[first : first + every]
+        known = [x for x in some if x is not None and x > 0]
+        xs.append(start + first)
+        ys.append(max(known) if len(known) == len(some) else None)
+    return xs, ys
+
+
+_MARGIN = {"l": 66, "r": 12, "t": 12, "b": 46}
+
+
+def _line(xs: Sequence[int], ys: Sequence[float | None], name: str, line: Figure, hover: Sequence[str]) -> Figure:
+    mode = "lines" if len(xs) > 3 else "lines+markers"
+    common = {"type": "scatter", "mode": mode, "hoverinfo": "text", "marker": {"size": 7, "color": line["color"]}}
+    return {**common, "x": list(xs), "y": list(ys), "name": name, "line": line, "text": list(hover)}
+
+
+def example_line_style(number: int, width: float = 2) -> Figure:
+    """The line of the number-th example."""
+    return {"color": _EXAMPLES[number % len(_EXAMPLES)], "width": width, "dash": _DASHES[number % len(_DASHES)]}
+
+
+def _steps(curves: Sequence[ExampleCurve], steps: int) -> Figure:
+    """From a little before the first fault to the end of the run."""
+    first = min(curve.step for curve in curves)
+    room = max(0.05 * (steps - first), 1.0)
+    return {"title": {"text": "step"}, "range": [max(first - room, -0.5), steps + 0.3 * room], "nticks": 7}
+
+
+def _bare(curves: Sequence[ExampleCurve]) -> Figure:
+    """Without a legend, which would take half of so small a figure: the page tells which line is which."""
+    return {"shapes": _corrupts(curves), "margin": _MARGIN, "showlegend": False}
+
+
+def _corrupts(curves: Sequence[ExampleCurve]) -> list[Figure]:
+    """A dotted line at each fault's step, in the colour of its example."""
+    return [vertical_line(curve.step, _EXAMPLES[i % len(_EXAMPLES)], 1, dash="dot") for i, curve in enumerate(curves)]
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"

@@ -1,0 +1,161 @@
+"""Training the built-in models: one short loop, seeded and without a trace in the caller's process.
+
+Invariants: the same seed gives the same bits on the same kind of CPU; threads, global random state and gradient mode
+of the caller are as before afterwards; a reached score below the declared floor is an error, never a silently bad model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.workloads.base import call_model
+
+THREADS = 1
+"""Models this small train as fast on one thread, and many times faster than on several where other processes compete
+for the cores; and then the trained bits do not depend on how many cores a machine has."""
+
+
+class Progress(Protocol):
+    """Told how far something long is."""
+
+    def __call__(self, description: str, done: float, total: float) -> None:
+        """``done`` of ``total`` units are through; called often, so return at once."""
+        ...
+
+
+def no_progress(description: str, done: float, total: float) -> None:
+    """The `Progress` that tells nobody."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """AdamW under a one-cycle learning rate with peak ``rate``."""
+
+    epochs: int
+    batch: int
+    rate: float
+    decay: float = 0.01
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a trained model must reach on held-out data: ``metric`` at least ``floor``."""
+
+    metric: str
+    floor: float
+    advice: str = "this torch build does not train the model correctly; please report it"
+    error: type[UnsilentError] = UnsilentError
+
+    def check(self, workload: str, reached: float) -> None:
+        """Raise the goal's error if ``reached`` is below the floor (or NaN)."""
+        if not reached >= self.floor:
+            raise self.error(
+                f"workload {workload!r} reached {self.metric} {reached:.4f}, "
+                f"expected at least {self.floor:g}: {self.advice}"
+            )
+
+
+@contextmanager
+def isolated_training(seed: int) -> Iterator[None]:
+    """One thread, seeded global randomness and gradients inside; the caller's settings back afterwards."""
+    threads = torch.get_num_threads()
+    state = torch.random.get_rng_state()
+    try:
+        torch.set_num_threads(THREADS)
+        # Only the CPU generator: torch.manual_seed would also reseed the caller's accelerators.
+        torch.default_generator.manual_seed(seed)
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.random.set_rng_state(state)
+
+
+def fit(
+    model: nn.Module,
+    sample: Callable[[Tensor], tuple[Any, Tensor]],
+    count: int,
+    loss: Callable[[Any, Tensor], Tensor],
+    schedule: Schedule,
+    *,
+    seed: int,
+    description: str,
+    progress: Progress = no_progress,
+) -> None:
+    """Train ``model`` in place and leave it in eval mode without gradients.
+
+    Args:
+        sample: Maps int64 indices [batch] into the training set to ``(model input, target)``.
+        count: Size of the training set.
+        loss: Scalar from model output and target.
+        seed: Of the order of the samples.
+        description: What ``progress`` is told.
+    """
+    order = torch.Generator().manual_seed(seed)
+    size = min(schedule.batch, count)
+    # A last incomplete batch is left out: batch norm cannot train on one sample.
+    whole = count // size * size
+    steps = schedule.epochs * (whole // size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.rate, weight_decay=schedule.decay)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=schedule.rate, total_steps=steps + 1)
+    model.train()
+    done = 0
+    for _ in range(schedule.epochs):
+        for rows in torch.randperm(count, generator=order)[:whole].split(size):
+            inputs, target = sample(rows)
+            optimizer.zero_grad()
+            loss(call_model(model, inputs), target).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            cycle.step()
+            done += 1
+            progress(description, done, steps)
+    optimizer.zero_grad()
+    model.eval()
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, inputs: list[Any]) -> Tensor:
+    """Outputs of a model that returns one tensor, over several batches, joined along the first dimension."""
+    return torch.cat([call_model(model, batch) for batch in inputs])
+
+
+def accuracy_of(decisions: Tensor, labels: Tensor) -> float:
+    """Share of equal entries of two tensors of one shape."""
+    return int((decisions == labels).sum()) / labels.numel()
+
+
+def auc(labels: ArrayLike, scores: ArrayLike) -> float:
+    """Area under the ROC curve: P(score of a positive > score of a negative), ties counting half.
+
+    Args:
+        labels: [n], 0 or 1, both present.
+        scores: [n], any real numbers.
+    """
+    from scipy.stats import rankdata
+
+    positive = np.asarray(labels) > 0
+    ranks = rankdata(np.asarray(scores))
+    n, m = int(positive.sum()), int((~positive).sum())
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def check_option_range(workload: str, option: str, asked: int, available: int, what: str) -> int:
+    """``asked`` if 1 <= asked <= available, else a ``UsageError`` naming the option."""
+    if not 1 <= asked <= available:
+        raise UsageError(f"workload {workload!r}: option {option!r} is {asked}; expected 1 to {available} ({what})")
+    return asked
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of trainable numbers, tied ones once."""
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,77 @@
+"""What user code does to its process, and notes on it: forked children, torch's number of threads, threads that go on.
+
+A forked child that returns from user code would go on as a second copy of the campaign, so it is ended, and its parent can find
+out (`check_no_returned_fork`). What is harmless is put back, and noted once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from unsilent.errors import UsageError
+
+_forked = mmap.mmap(-1, 8)
+"""Shared with children: the process whose child last returned from user code."""
+_new: list[str] = []
+_all: set[str] = set()
+
+
+@contextmanager
+def contain_user_process() -> Iterator[None]:
+    """User code runs inside; no child that it forks comes out, and torch's number of threads is that of before."""
+    pid, threads, running = os.getpid(), torch.get_num_threads(), threading.active_count()
+    try:
+        yield
+    finally:
+        end_child_of(pid)
+        if (now := torch.get_num_threads()) != threads:
+            torch.set_num_threads(threads)
+            add_workload_note(
+                f"changes torch's number of threads to {now}; the number is set back to {threads} after each call"
+            )
+        if threading.active_count() > running:
+            add_workload_note("starts a thread that keeps running afterwards, which may disturb later runs")
+
+
+def end_child_of(pid: int) -> None:
+    """End this process if it is another than that: a child that user code forked and let return."""
+    if os.getpid() != pid:
+        _forked[:] = struct.pack("q", pid)
+        os._exit(0)
+
+
+def check_no_returned_fork(name: str) -> None:
+    """Raise ``UsageError`` where a child of this process has returned from user code."""
+    if struct.unpack("q", _forked[:])[0] == os.getpid():
+        _forked[:] = bytes(8)
+        raise UsageError(
+            f"workload {name!r} forks a process and lets the child return, so all later code would run twice; "
+            "end the child with os._exit(0)"
+        )
+
+
+def take_notes(name: str) -> list[str]:
+    """What was noted since this was last asked, each once in a process."""
+    notes = [f"Workload {name!r} {note}." for note in _new]
+    _new.clear()
+    return notes
+
+
+def forget_notes() -> None:
+    """Have nothing noted: what ran in this process before belongs to another workload."""
+    _new.clear()
+    _all.clear()
+
+
+def add_workload_note(text: str) -> None:
+    """Say something of the workload once in a process: what follows its name in a sentence."""
+    if text not in _all:
+        _all.add(text)
+        _new.append(text)

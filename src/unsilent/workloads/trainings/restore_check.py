@@ -1,0 +1,173 @@
+"""Whether a training comes back bit for bit: run again, and from a snapshot in fresh objects, the same ones, a new process.
+
+A training that does not cannot serve as anybody's clean twin. What is missing is found by training on: what a snapshot forgot
+shows in some tensor after a few steps, and the first one is named.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unsilent.errors import UsageError, first_line
+from unsilent.workloads.registry import Origin, load_training, origin_of
+from unsilent.workloads.trainings.base import Seeds, TrainingState, TrainingWorkload
+from unsilent.workloads.trainings.snapshots import first_snapshot_difference
+from unsilent.workloads.user import set_script_arguments
+
+STEPS = 3
+SECONDS = 600
+"""What a new process may take."""
+ADVICE = "everything that a step depends on must be in the state, or follow from its seeds and counters"
+
+
+@dataclass(frozen=True)
+class RestoreCheckResult:
+    """The ways that were tried, all of them with the same bits.
+
+    ``why_not_new_process``: why a new process was not (None: it was).
+    """
+
+    ways_checked: tuple[str, ...]
+    why_not_new_process: str | None = None
+
+
+def check_restorable(
+    workload: TrainingWorkload, *, steps: int = STEPS, seeds: int | Seeds = 0, new_process: bool = True
+) -> RestoreCheckResult:
+    """Train ``steps`` steps, take a snapshot, train as many more; then come back in each way and compare every tensor.
+
+    Raises ``UsageError`` that names the way, the step and the first tensor that differs.
+    """
+    if steps < 1:
+        raise UsageError(f"steps is {steps}; expected at least 1")
+    state = workload.start(seeds)
+    _run(workload, state, steps)
+    given = workload.snapshot(state)
+    kept = _through_file(workload, given)
+    wanted = _trail(workload, state, steps)
+    if text := first_snapshot_difference(given, kept):
+        raise UsageError(
+            f"workload {workload.name!r}: a snapshot changed while the training continued: {text}; let the snapshot hold copies "
+            "of tensors"
+        )
+
+    def repeated() -> TrainingState:
+        again = workload.start(seeds)
+        _run(workload, again, steps)
+        return again
+
+    def in_place() -> TrainingState:
+        workload.restore_into(state, kept)
+        return state
+
+    ways: dict[str, Callable[[], TrainingState]] = {
+        "run again": repeated,
+        "restored into fresh objects": lambda: workload.restore(kept),
+        "restored into the same objects": in_place,
+    }
+    for way, come_back in ways.items():
+        back = come_back()
+        _compare(workload, way, steps, [kept, *wanted], [workload.snapshot(back), *_trail(workload, back, steps)])
+    origin = origin_of(workload)
+    if origin is None or not new_process:
+        text = (
+            "not asked for"
+            if origin
+            else "load the workload by its name or file.py:name to check restoring in a new process, too"
+        )
+        return RestoreCheckResult(tuple(ways), text)
+    _compare(
+        workload,
+        "restored in a new process",
+        steps,
+        [kept, *wanted],
+        _trail_in_new_process(workload, origin, kept, steps),
+    )
+    return RestoreCheckResult((*ways, "restored in a new process"))
+
+
+def _run(workload: TrainingWorkload, state: TrainingState, steps: int) -> None:
+    for _ in range(steps):
+        workload.step(state)
+
+
+def _trail(workload: TrainingWorkload, state: TrainingState, steps: int) -> list[Any]:
+    """Snapshot and loss after each of the next steps, and an evaluation after the last."""
+    trail = []
+    for _ in range(steps):
+        record = workload.step(state)
+        trail.append({**_through_file(workload, workload.snapshot(state)), "loss of the step": record.loss})
+    evaluation = workload.evaluate(state)
+    held_out = {"loss": float(evaluation.loss), "predictions": torch.from_numpy(np.array(evaluation.predictions))}
+    trail[-1]["evaluation"] = held_out
+    return trail
+
+
+def _through_file(workload: TrainingWorkload, snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """The snapshot as it comes back from a file; it shares nothing with the training."""
+    file = io.BytesIO()
+    try:
+        torch.save(snapshot, file)
+        file.seek(0)
+        read = torch.load(file, weights_only=True)
+    except Exception as error:
+        raise UsageError(
+            f"workload {workload.name!r}: a snapshot cannot be saved and read with weights_only=True ({first_line(error)}); "
+            "use tensors, numbers, texts, lists and dicts"
+        ) from None
+    if text := first_snapshot_difference(snapshot, read):
+        raise UsageError(f"workload {workload.name!r}: a snapshot differs after saving and reading it: {text}")
+    return dict(read)
+
+
+def _compare(workload: TrainingWorkload, way: str, steps: int, wanted: list[Any], result: list[Any]) -> None:
+    """Raise unless both lists of snapshots (the restored one, then one after each step) have the same bits."""
+    for number, (a, b) in enumerate(zip(wanted, result, strict=True)):
+        if text := first_snapshot_difference(a, b):
+            when = f"{number} step{'s' if number > 1 else ''} later" if number else "immediately"
+            raise UsageError(
+                f"workload {workload.name!r} is not restored bit for bit after {steps} steps: {way}, its state differs {when}: "
+                f"{text}; {ADVICE}"
+            )
+
+
+def _trail_in_new_process(workload: TrainingWorkload, origin: Origin, kept: Mapping[str, Any], steps: int) -> list[Any]:
+    """The restored snapshot and the trail of a process that loads the workload itself."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torch.save(dict(kept), folder / "snapshot.pt")
+        request = {"ref": origin.ref, "options": dict(origin.options), "data": origin.data, "steps": steps}
+        request |= {"threads": torch.get_num_threads()}
+        (folder / "request.json").write_text(json.dumps(request))
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, name], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+            raise UsageError(f"workload {workload.name!r} cannot be restored in a new process: {last}")
+        return list(torch.load(folder / "trail.pt", weights_only=True))
+
+
+def _run_new_process(folder: Path) -> None:
+    """What the new process does."""
+    request = json.loads((folder / "request.json").read_text())
+    torch.set_num_threads(request["threads"])
+    set_script_arguments(request["ref"])
+    workload = load_training(request["ref"], request["options"], data=request["data"])
+    state = workload.restore(torch.load(folder / "snapshot.pt", weights_only=True))
+    torch.save([workload.snapshot(state), *_trail(workload, state, request["steps"])], folder / "trail.pt")
+
+
+if __name__ == "__main__":
+    _run_new_process(Path(sys.argv[1]))

@@ -1,0 +1,173 @@
+"""The examples of the documentation work: every page with code is run from top to bottom, in a folder of its own.
+
+A block with a title is a file, a ``console`` block is typed into a shell, a ``python`` block runs in the page's own namespace.
+What a page shows below a command must be in its output, with any numbers; ``…`` stands for anything. A block that cannot run here
+has a comment before it, ``<!-- not run: REASON -->``, with one of a few reasons.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EVERY = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+EVERY.remove("docs/reference/api.md")  # its blocks are signatures, not examples
+PAGES = [
+    page
+    for page in EVERY
+    if re.search(r"^ *```(python|console)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+]
+REASONS = re.compile(
+    r"needs a GPU|needs several machines|needs Lightning|needs a file of yours|takes more than a minute|sets up an environment"
+    r"|(?P<how>run|a whole script is run) in (?P<page>\S+\.md)"
+)
+_BLOCK = re.compile(
+    r"(?:<!-- (?P<note>[^>]*?) -->\s*)?"
+    r"^(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<body>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+_NUMBER = re.compile(r"[-+−]?\d(?:[\d,.]*\d)?(?:e[-+]?\d+)?")
+SHELL = 'unsilent() { "$PYTHON" -m unsilent "$@"; }\npython() { "$PYTHON" "$@"; }\n'
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code of a page; ``reason``: why it is not run, None where it is."""
+
+    language: str
+    title: str | None
+    body: str
+    line: int
+    reason: str | None
+
+    @property
+    def commands(self) -> list[tuple[str, list[str]]]:
+        """Each command with the lines that are shown below it."""
+        typed = re.split(r"^\$ ", self.body, flags=re.MULTILINE)[1:]
+        result = []
+        for text in typed:
+            command, _, shown = text.replace("\\\n", " ").partition("\n")
+            result.append((command, [line for line in shown.splitlines() if line.strip()]))
+        return result
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [
+        Block(
+            found["language"],
+            found["title"],
+            textwrap.dedent(found["body"]),
+            text[: found.start("body")].count("\n") + 1,
+            (found["note"] or "").partition("not run: ")[2] or None,
+        )
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def plain(text: str) -> str:
+    """Any number is one number, and blanks do not matter."""
+    return " ".join(_NUMBER.sub("#", text).split())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_not_run_has_a_reason(page):
+    fences = re.findall(r"^ *```\w", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(blocks(page)) == len(fences), f"{page} has a block that would not be seen here"
+    for block in blocks(page):
+        if block.reason is None:
+            continue
+        reason = REASONS.fullmatch(block.reason)
+        assert reason, f"{page}:{block.line}: {block.reason!r} is no reason; known: {REASONS.pattern}"
+        if reason["how"] == "run":
+            elsewhere = [
+                command
+                for other in blocks(f"docs/{reason['page']}")
+                for command, _ in other.commands
+                if not other.reason
+            ]
+            assert [command for command, _ in block.commands if command not in elsewhere] == []
+        elif reason["page"]:
+            assert any(other.title and not other.reason for other in blocks(f"docs/{reason['page']}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page):
+        where = f"{page}:{block.line}"
+        if block.title is not None:
+            (tmp_path / block.title).write_text(block.body, encoding="utf-8")
+        elif block.reason is not None:
+            print(f"{where}: not run: {block.reason}")
+        elif block.language == "python":
+            exec(compile("\n" * block.line + block.body, where, "exec"), namespace)
+        elif block.language == "console":
+            for command, shown in block.commands:
+                check(command, shown, where)
+
+
+def check(command: str, shown: list[str], where: str) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable, "COLUMNS": "100"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        ["bash", "-c", SHELL + command],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime:6.1f} CPU s  {where}: {command}")
+    assert done.returncode == 0, f"{where}: {command}: exit code {done.returncode}\n{done.stdout}"
+    output = plain(done.stdout)
+    lacking = [line for line in shown if not all(part.strip() in output for part in plain(line).split("…"))]
+    assert not lacking, f"{where}: {command} does not print {lacking}, but\n{done.stdout}"
+
+
+# -- commands of all pages, also of those that are not run ---------------------------------------------------------------
+
+
+def known_options() -> dict[str, set[str]]:
+    import typer
+
+    from unsilent.cli.main import make_app
+
+    verbs = typer.main.get_command(make_app()).commands
+    apps = {verb: typer.main.get_command(make_app([verb])).commands[verb] for verb in verbs}
+    return {verb: {"--help", *(o for p in app.params for o in p.opts)} for verb, app in apps.items()}
+
+
+@pytest.fixture(scope="module")
+def options():
+    return known_options()
+
+
+@pytest.mark.parametrize("page", EVERY)
+def test_every_verb_and_option_that_is_named_exists(page, options):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands = [c for block in blocks(page) if block.language == "console" for c, _ in block.commands]
+    commands += [code for code in re.findall(r"`(unsilent [^`]+)`", text) if "\n" not in code]
+    for command in commands:
+        for part in re.split(r"[|;&]", command.partition("<(")[0]):
+            words = shlex.split(part, comments=True)
+            if words[:1] != ["unsilent"] or len(words) < 2 or not words[1].isalpha() or words[1].isupper():
+                continue
+            assert words[1] in options, f"{page}: {command}"
+            own = words[: words.index("--")] if "--" in words else words
+            named = {word.partition("=")[0] for word in own if re.match(r"--?[a-z]", word)}
+            assert named <= options[words[1]], f"{page}: {command}: {named - options[words[1]]}"
