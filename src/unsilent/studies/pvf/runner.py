@@ -299,7 +299,7 @@ class TrialRunner:
         self._proven_at = time.monotonic()
 
     def _proof_due(self) -> bool:
-        """Soon at first, so that a workload that keeps state is told so early; then seldom: a third of a percent."""
+        """Often at first, so that a workload that keeps state is refused early; later proofs cost a third of a percent."""
         if self._proofs < len(FIRST_PROOFS):
             return self.unverified_row_count >= FIRST_PROOFS[self._proofs]
         since = time.monotonic() - self._proven_at
