@@ -59,7 +59,7 @@ def trace(
             every other mode, around all that is to be seen.
         training: The run may hold backward passes and updates; without, names are those of an evaluation.
         memory: Bytes that golden outputs may take: with less than is needed, runs are repeated.
-        progress: Told of runs.
+        progress: Called with a line about each run.
         faults: Asked after the runs which faults there were, with the bits each changed (None: not counted),
             to be marked in the picture.
 

@@ -215,7 +215,7 @@ class _Inside:
         self._worth = {at: held_out_score(result) for at, result in golden.interim_evaluations.items()}
 
     def long_enough(self, state: TrainingState, now: int, loss: float) -> bool:
-        """Told of each step; true where the run can be given up."""
+        """Called after each step; true where the run can be given up."""
         golden, band = self._golden, self._band
         self._off.append(loss - float(golden.losses[now]))
         off = abs(float(np.mean(self._off[-band.window :])))

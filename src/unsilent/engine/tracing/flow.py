@@ -82,7 +82,7 @@ class DataflowRecorder(DispatchMode):
         return result
 
     def _see(self, key: OutputKey, tensor: Tensor) -> None:
-        """Told of every output of the operation that ran last; a gradient that was added to has no operation."""
+        """Called with every output of the operation that ran last; a gradient that was added to has no operation."""
         if (
             not key.kernel.startswith(ACCUMULATED)
             and self.recorded_operations

@@ -54,7 +54,7 @@ class GoldenPass:
         self.kept: dict[int, Tensor] = {}
 
     def see(self, key: OutputKey, tensor: Tensor) -> None:
-        """Told of every output."""
+        """Called with every output."""
         number, size = len(self.seen), tensor.numel() * tensor.element_size()
         self.seen.append(TracedOutput(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size))
         if self._wanted is None or number in self._wanted:
@@ -78,7 +78,7 @@ class FaultyPass:
         self.changes: dict[int, OutputDifference] = {}
 
     def see(self, key: OutputKey, tensor: Tensor) -> None:
-        """Told of every output."""
+        """Called with every output."""
         number, size = len(self.seen), tensor.numel() * tensor.element_size()
         seen = TracedOutput(key, dtype_name(tensor.dtype), tuple(tensor.shape), digest([tensor]), size)
         self.seen.append(seen)

@@ -56,7 +56,7 @@ class OutputKey(NamedTuple):
 
 
 See = Callable[[OutputKey, Tensor], None]
-"""Told of every output at once, before anything can write over it; the tensor must not be kept."""
+"""Called with every output at once, before anything can write over it; the tensor must not be kept."""
 
 
 class Tracer(DispatchMode):
@@ -64,7 +64,7 @@ class Tracer(DispatchMode):
 
     Args:
         model: Whose modules and parameters give the names.
-        see: Told of every output.
+        see: Called with every output.
         training: A training step, whose names are those of `Step`; else one evaluation, whose names are those
             of `OperationInjector`.
 

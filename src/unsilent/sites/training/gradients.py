@@ -110,7 +110,7 @@ class GradientInjector:
         self._tensors, self._edges, self._ran = [], [], []
 
     def add_recomputed_operands(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Told of the operands of the same operation when checkpointing runs it again: the node is given those."""
+        """Called with the operands of the same operation when checkpointing runs it again: the node is given those."""
         if self.has_operand_faults:
             self._tensors.append(operands_of(args, kwargs))
 

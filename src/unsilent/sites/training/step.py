@@ -268,7 +268,7 @@ class StepInjection(DispatchMode):
                 self._corrupt(plan, tensor, False)
 
     def _before_update(self) -> None:
-        """Told of each optimizer that begins its step: the first one ends the backward pass."""
+        """Called when an optimizer begins its step: the first one ends the backward pass."""
         if self._updated:
             return
         self._updated = self._corrupting = True

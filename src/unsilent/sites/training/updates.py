@@ -81,7 +81,7 @@ class UpdateTracker:
         return result
 
     def assign_results(self, work: Sequence[UpdateOperation], result: Any) -> None:
-        """Told of the result: new memory belongs to whom it was made for."""
+        """Called with the result: new memory belongs to whom it was made for."""
         results = list(tensors_in(result))
         for one in work:
             mine = results if one.entry is None else results[one.entry : one.entry + 1]
