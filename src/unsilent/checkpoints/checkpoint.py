@@ -1,0 +1,223 @@
+"""`Checkpoint`: the tensors of a file or folder by name, reading single elements, and the bytes that a fault changes."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+from unsilent.checkpoints.content import content_parts
+from unsilent.checkpoints.formats.known import format_of
+from unsilent.checkpoints.stored_tensors import Block, Ints, Patch, StoredTensor, bytes_from_words, words_from_bytes
+from unsilent.closing import Closing
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults.codecs import Array
+from unsilent.faults.receipts import AppliedFault, Receipt
+from unsilent.faults.record import Fault
+
+CHECKSUMS = ("stale", "fixed")
+"""Checksums over a changed byte stay as they are (a fault in storage) or are made to fit (a fault in memory, before saving)."""
+
+
+class Checkpoint(Closing):
+    """A checkpoint, opened for reading; nothing of it is loaded.
+
+    Args:
+        path: A file or folder.
+
+    Attributes:
+        format: Name of its format.
+        tensors: Tensors and numbers by name, in the file's order.
+
+    Raises:
+        UsageError: it is of no known format, or damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.files = CheckpointFiles(path)
+        self.path = self.files.root
+        try:
+            known = format_of(self.files)
+            self.format = known.name
+            self.tensors: Mapping[str, StoredTensor] = MappingProxyType({t.name: t for t in known.tensors(self.files)})
+        except BaseException:
+            self.files.close()
+            raise
+
+    def close(self) -> None:
+        """Close its files."""
+        self.files.close()
+
+    def tensor(self, name: str) -> StoredTensor:
+        """A tensor by name (``model/fc.weight``) or site (``file:model/fc.weight``); raises ``UsageError``."""
+        result = self.tensors.get(name.removeprefix("file:"))
+        if result is None:
+            raise unknown_name_error(f"tensor in {self.path}", name.removeprefix("file:"), self.tensors)
+        return result
+
+    def select(self, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[StoredTensor]:
+        """Tensors whose name matches one of the globs (none: all) in one of the sections (none: all), in the file's order.
+
+        A glob is compared with the whole name and with the name within its section. Raises ``UsageError`` for a glob
+        or section that selects nothing.
+        """
+        known = {tensor.section for tensor in self.tensors.values()}
+        for section in sections:
+            if section not in known:
+                raise unknown_name_error(f"section in {self.path}", section, known)
+        result = [t for t in self.tensors.values() if not sections or t.section in sections]
+        for glob in globs:
+            if not any(_fits(tensor, glob) for tensor in result):
+                raise unknown_name_error(f"tensor in {self.path}", glob, [t.name for t in result])
+        return [t for t in result if not globs or any(_fits(t, glob) for glob in globs)]
+
+    def read(self, tensor: StoredTensor, elements: Ints) -> Array:
+        """The words of some elements.
+
+        Args:
+            tensor: One of this checkpoint.
+            elements: int64[n], flat C-order indices.
+
+        Returns:
+            unsigned[n], of the dtype's word dtype.
+        """
+        result = np.zeros(len(elements), tensor.codec.word_dtype)
+        for block, places, positions in tensor.locate(elements):
+            result[places] = words_from_bytes(tensor, self._elements(tensor, block, positions))
+        return result
+
+    def content(self, tensor: StoredTensor) -> Iterator[memoryview]:
+        """All elements in C order, least significant byte first, in parts of a few MiB; raises ``UsageError``."""
+        return content_parts(self.files, tensor)
+
+    def plan(self, faults: Iterable[Fault], checksums: str = "stale") -> tuple[list[Patch], Receipt]:
+        """The bytes that faults change, and their receipt; nothing is written.
+
+        Args:
+            faults: Resolved faults with sites of this checkpoint (``file:…``); later ones act on what earlier ones leave.
+            checksums: One of `CHECKSUMS`.
+
+        Raises:
+            UsageError: a fault does not fit its tensor, which may not be editable, or does not fit into its packed bytes.
+        """
+        return _Plan(self).make(faults, checksums)
+
+    def _elements(self, tensor: StoredTensor, block: Block, positions: Ints) -> bytes:
+        """The bytes of elements of one block, one after the other."""
+        size = tensor.item_size
+        if block.packing is not None:
+            content = self.unpacked(block)
+            return b"".join(content[p * size : (p + 1) * size] for p in positions.tolist())
+        offsets = (block.offset + positions * size).tolist()
+        return b"".join(self.files.read(block.file, offset, size) for offset in offsets)
+
+    def unpacked(self, block: Block) -> bytes:
+        """The bytes of the elements of a packed block."""
+        assert block.packing is not None
+        return block.packing.unpack(self.files.read(block.file, block.offset, block.packed_size))
+
+
+class _Plan:
+    """Patches of single elements, gathered; then of packed blocks and checksums."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.by_place: dict[tuple[str, int], Patch] = {}
+        self.packed: dict[tuple[str, int], tuple[Block, bytes, bytearray]] = {}
+        self.blocks: dict[tuple[str, int], Block] = {}
+
+    def make(self, faults: Iterable[Fault], checksums: str) -> tuple[list[Patch], Receipt]:
+        if checksums not in CHECKSUMS:
+            raise unknown_name_error("treatment of checksums", checksums, CHECKSUMS)
+        receipt = Receipt(tuple(self._apply(fault) for fault in faults))
+        patches = list(self.by_place.values())
+        for block, before, after in self.packed.values():
+            assert block.packing is not None
+            stored = block.packing.pack(bytes(after), block.packed_size) if before != after else None
+            if stored is not None:
+                old = self.checkpoint.files.read(block.file, block.offset, block.packed_size)
+                patches.append(Patch(block.file, block.offset, old, stored))
+        patches = _joined([patch for patch in patches if patch.before != patch.after])
+        if checksums == "fixed":
+            levels = [block.checksums for block in self.blocks.values()]
+            for level in range(max(map(len, levels), default=0)):
+                for checksum in dict.fromkeys(every[level] for every in levels if level < len(every)):
+                    patches = _joined([*patches, *checksum.update(patches, self.checkpoint.files.read)])
+        return patches, receipt
+
+    def _apply(self, fault: Fault) -> AppliedFault:
+        tensor = self.checkpoint.tensor(fault.site)
+        if tensor.reason_not_editable:
+            raise UsageError(
+                f"{tensor.name!r} in {self.checkpoint.path} cannot be edited: {tensor.reason_not_editable}"
+            )
+        if (fault.dtype, fault.shape) != (tensor.dtype, tensor.shape):
+            raise UsageError(
+                f"the fault is for {fault.dtype}{list(fault.shape)}, but {tensor.name!r} in {self.checkpoint.path} is "
+                f"{tensor.dtype}{list(tensor.shape)}; give a fault made for this checkpoint"
+            )
+        before = self._words(tensor, fault.elements)
+        source = self._words(tensor, fault.operands) if fault.operation == "copy_from" else None
+        after = fault.apply(before, source)
+        for block, places, positions in tensor.locate(fault.elements):
+            self._write(tensor, block, positions, after[places])
+        return AppliedFault(fault, before, after)
+
+    def _words(self, tensor: StoredTensor, elements: Ints) -> Array:
+        """Words as earlier faults left them."""
+        result = self.checkpoint.read(tensor, elements)
+        size = tensor.item_size
+        for block, places, positions in tensor.locate(elements):
+            packed = self.packed.get((block.file, block.offset))
+            for place, position in zip(places.tolist(), positions.tolist(), strict=True):
+                patch = self.by_place.get((block.file, block.offset + position * size))
+                if packed is not None:
+                    result[place] = words_from_bytes(tensor, bytes(packed[2][position * size : (position + 1) * size]))[
+                        0
+                    ]
+                elif patch is not None:
+                    result[place] = words_from_bytes(tensor, patch.after)[0]
+        return result
+
+    def _write(self, tensor: StoredTensor, block: Block, positions: Ints, words: Array) -> None:
+        size, new, key = tensor.item_size, bytes_from_words(tensor, words), (block.file, block.offset)
+        self.blocks[key] = block
+        if block.packing is not None:
+            if key not in self.packed:
+                content = self.checkpoint.unpacked(block)
+                self.packed[key] = (block, content, bytearray(content))
+            for place, position in enumerate(positions.tolist()):
+                self.packed[key][2][position * size : (position + 1) * size] = new[place * size : (place + 1) * size]
+            return
+        for place, offset in enumerate((block.offset + positions * size).tolist()):
+            earlier = self.by_place.get((block.file, offset))
+            before = earlier.before if earlier else self.checkpoint.files.read(block.file, offset, size)
+            self.by_place[block.file, offset] = Patch(
+                block.file, offset, before, new[place * size : (place + 1) * size]
+            )
+
+
+def _fits(tensor: StoredTensor, glob: str) -> bool:
+    names = (tensor.name, tensor.name.partition("/")[2])
+    return any(name == glob or fnmatch.fnmatchcase(name, glob) for name in names)
+
+
+def _joined(patches: list[Patch]) -> list[Patch]:
+    """Patches by place, neighbours as one. Raises ``UsageError`` where two change the same byte."""
+    result: list[Patch] = []
+    for patch in sorted(patches, key=lambda p: p[:2]):
+        last = result[-1] if result else None
+        end = last.offset + len(last.after) if last else 0
+        if last is not None and last.file == patch.file and patch.offset < end:
+            raise UsageError(
+                f"two faults change the byte {patch.offset:,} of one file; inject them one after the other"
+            )
+        if last is not None and last.file == patch.file and patch.offset == end:
+            result[-1] = Patch(last.file, last.offset, last.before + patch.before, last.after + patch.after)
+        else:
+            result.append(patch)
+    return result

@@ -1,0 +1,115 @@
+"""The files of one checkpoint: a single file, or a folder; reading never leaves it and never goes beyond a file's end."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path, PurePosixPath
+
+from unsilent.closing import Closing
+from unsilent.errors import UsageError
+from unsilent.plainfiles import open_plain
+
+MOST_OPEN = 64
+MOST_METADATA = 256 * 2**20
+"""Bytes that are read at once of what describes tensors; no real checkpoint comes near."""
+
+
+class CheckpointFiles(Closing):
+    """Reads the files of a checkpoint by their names within it.
+
+    Args:
+        root: A file, which has the name ``""``, or a folder.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).expanduser()
+        self._descriptors: dict[str, int] = {}
+        try:
+            self.is_folder = self.root.is_dir()
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"cannot read {root}: {getattr(error, 'strerror', None) or error}; check the path"
+            ) from None
+
+    def names(self) -> list[str]:
+        """Names of the regular files of a folder, not of its folders; ``[""]`` for a file."""
+        if not self.is_folder:
+            return [""]
+        try:
+            with os.scandir(self.root) as entries:
+                return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
+        except OSError as error:
+            raise UsageError(f"cannot read {self.root}: {error.strerror}; check the path") from None
+
+    def path(self, name: str) -> Path:
+        """Where a file is. Raises ``UsageError`` for a name that leads out of the folder."""
+        if not name:
+            return self.root
+        parts = PurePosixPath(name).parts
+        if not self.is_folder or name.startswith("/") or "\0" in name or any(part in ("..", "/") for part in parts):
+            raise UsageError(
+                f"{self.root} names the file {ascii(name)[:80]}, which is not inside it; the checkpoint is damaged"
+            )
+        path = self.root.joinpath(*parts)
+        if any(
+            parent.is_symlink()
+            for parent in (path, *path.parents)
+            if parent.is_relative_to(self.root) and parent != self.root
+        ):
+            raise UsageError(f"{path} is a symbolic link; copy the checkpoint with its files and give the copy")
+        return path
+
+    def shown(self, name: str) -> str:
+        """What errors call a file."""
+        return str(self.root / name) if name else str(self.root)
+
+    def descriptor(self, name: str) -> int:
+        """An open file descriptor for reading."""
+        if name not in self._descriptors:
+            if len(self._descriptors) >= MOST_OPEN:
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            with open_plain(self.path(name), self.shown(name)) as file:
+                self._descriptors[name] = os.dup(file.fileno())
+        return self._descriptors[name]
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        return os.fstat(self.descriptor(name)).st_size
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a regular file."""
+        return self.path(name).is_file()
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes; raises ``UsageError`` where the file has not that many there."""
+        if offset < 0 or length < 0 or offset + length > self.size(name):
+            raise UsageError(
+                f"{self.shown(name)} ends at byte {self.size(name):,}, but bytes {offset:,} to {offset + length:,} are needed; "
+                "the file is truncated or damaged"
+            )
+        parts, missing = [], length
+        try:
+            while missing:
+                part = os.pread(self.descriptor(name), missing, offset + length - missing)
+                if not part:
+                    raise UsageError(
+                        f"{self.shown(name)} became shorter while it was read; wait until nothing writes to it"
+                    )
+                parts.append(part)
+                missing -= len(part)
+        except OSError as error:
+            reason = os.strerror(error.errno or errno.EIO)
+            raise UsageError(f"cannot read {self.shown(name)}: {reason}; check the disk") from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_all(self, name: str, what: str) -> bytes:
+        """The content of a file that describes others; ``what`` says what it is."""
+        if self.size(name) > MOST_METADATA:
+            raise UsageError(f"{self.shown(name)} is larger than {MOST_METADATA >> 20} MiB, the size limit for {what}")
+        return self.read(name, 0, self.size(name))
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])

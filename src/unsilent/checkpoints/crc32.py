@@ -1,0 +1,64 @@
+"""CRC-32 of zip files after a change of a few bytes, without reading the rest.
+
+CRC-32 (ISO 3309, the one of zip and zlib) is linear over GF(2) but for constants that cancel: for two contents of equal length
+``crc(a) ^ crc(b)`` depends on ``a ^ b`` alone. Zero bytes before the first difference do not count, and n zero bytes
+after it multiply by x^(8n) modulo the polynomial, which takes log2(n) steps.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+
+_POLYNOMIAL = 0xEDB88320
+"""Without its highest term, and reflected: bit 31 is the coefficient of x^0."""
+_ONE = 1 << 31
+_POWERS = 3 + 64
+
+
+def crc_change(difference: bytes, bytes_after: int) -> int:
+    """What is xor-ed into the CRC-32 of a content when ``difference`` is xor-ed into it.
+
+    Args:
+        difference: The old bytes xor the new bytes.
+        bytes_after: Number of bytes of the content after them, which stay the same.
+
+    >>> old, new = b"abcdef", b"abXdef"
+    >>> zlib.crc32(old) ^ crc_change(bytes([ord("c") ^ ord("X")]), 3) == zlib.crc32(new)
+    True
+    """
+    # The CRC's initial value and final complement are the same for the difference and for as many zeros.
+    change = zlib.crc32(difference) ^ zlib.crc32(bytes(len(difference)))
+    return _times(change, _x_to_the(8 * bytes_after))
+
+
+@lru_cache(maxsize=4096)
+def _x_to_the(n: int) -> int:
+    """x^n modulo the polynomial."""
+    result, bit = _ONE, 0
+    squares = _squares()
+    while n:
+        if n & 1:
+            result = _times(result, squares[bit])
+        n >>= 1
+        bit += 1
+    return result
+
+
+@lru_cache(maxsize=1)
+def _squares() -> tuple[int, ...]:
+    """x^(2^k) modulo the polynomial, for k from 0."""
+    result = [_ONE >> 1]
+    for _ in range(_POWERS):
+        result.append(_times(result[-1], result[-1]))
+    return tuple(result)
+
+
+def _times(a: int, b: int) -> int:
+    """The product of two polynomials modulo the polynomial."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product

@@ -1,0 +1,258 @@
+"""Editing checkpoint files in place, so that it can be undone after anything: Ctrl-C, ``kill -9``, a full disk.
+
+Before the first byte of a checkpoint changes, the bytes before and after are in its *undo record*, ``NAME.undo.jsonl`` next
+to it, and on the disk (fsync). The record has a line for every edit and a line for every change of its state:
+
+    {"edit": 1, "patches": [["", 1024, "0000803f", "0000803e"]], "injection": [...], ...}   nothing is changed yet
+    {"edit": 1, "state": "written"}                                                          all is changed
+    {"edit": 1, "state": "undone"}                                                           all is as before
+
+An edit without a state was interrupted: some of its bytes may be changed. Undoing writes the old bytes only where every byte
+is an old or a new one, and reads them again. A record whose edits are all undone is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+from unsilent.checkpoints.stored_tensors import Patch
+from unsilent.errors import InjectionError, UsageError
+from unsilent.plainfiles import read_plain
+
+VERSION = 1
+MOST_RECORD = 2**31
+"""Bytes of an undo record."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One edit of a checkpoint, from its undo record.
+
+    Attributes:
+        number: 1 for the first.
+        patches: The bytes that it changes.
+        state: ``interrupted``, ``written`` or ``undone``.
+        injection: What was injected, as JSON, as the receipt describes it.
+    """
+
+    number: int
+    patches: tuple[Patch, ...]
+    state: str
+    injection: Any
+
+
+def undo_record_of(path: Path) -> Path:
+    """Where the undo record of a checkpoint is."""
+    whole = Path(os.path.realpath(path))
+    return whole.with_name(f"{whole.name}.undo.jsonl")
+
+
+def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | None:
+    """Change the bytes of a checkpoint, after its undo record is on the disk.
+
+    Args:
+        path: The checkpoint.
+        patches: The bytes, as they are and as they shall be.
+        injection: What was injected, as JSON values, which the record keeps.
+
+    Returns:
+        The undo record; None where nothing is to be changed.
+
+    Raises:
+        UsageError: the files are in use, cannot be written or are not as planned; nothing is changed then.
+    """
+    if not patches:
+        return None
+    record = undo_record_of(path)
+    with _locked(path, patches) as files:
+        refuse_interrupted(path)
+        _check_now(files, path, patches, ("before",))
+        number = len(edits_of(path)) + 1
+        lines = [[patch.file, patch.offset, patch.before.hex(), patch.after.hex()] for patch in patches]
+        entry = {"version": VERSION, "edit": number, "checkpoint": path.name, "patches": lines, "injection": injection}
+        _append(record, entry)
+        try:
+            _write(files, path, [(p.file, p.offset, p.after) for p in patches])
+        except BaseException as error:
+            _write(files, path, [(p.file, p.offset, p.before) for p in patches])
+            _append(record, {"edit": number, "state": "undone"})
+            _remove_finished(path)
+            if isinstance(error, OSError):
+                raise UsageError(f"cannot write {path}: {error.strerror}; its bytes are as before") from None
+            raise
+        _append(record, {"edit": number, "state": "written"})
+    return record
+
+
+def undo_edit(path: Path, everything: bool = False) -> list[Edit]:
+    """Take back the last edit of a checkpoint that is not undone, or all of them.
+
+    Returns:
+        The edits that were undone, the latest first.
+
+    Raises:
+        UsageError: there is none, or the files were changed by something else since.
+        InjectionError: the bytes that are read afterwards are not those before the edit.
+    """
+    open_edits = [edit for edit in edits_of(path) if edit.state != "undone"][::-1]
+    if not open_edits:
+        raise UsageError(f"{path} has no edit that can be undone; {undo_record_of(path)} holds none")
+    result = open_edits if everything else open_edits[:1]
+    for edit in result:
+        with _locked(path, edit.patches) as files:
+            _check_now(files, path, edit.patches, ("before", "after"))
+            try:
+                _write(files, path, [(p.file, p.offset, p.before) for p in edit.patches])
+            except OSError as error:
+                raise UsageError(f"cannot write {path}: {error.strerror}; run the command again") from None
+            _append(undo_record_of(path), {"edit": edit.number, "state": "undone"})
+    _remove_finished(path)
+    return result
+
+
+def edits_of(path: Path) -> list[Edit]:
+    """The edits in the undo record of a checkpoint, in their order; none where it has no record. Raises ``UsageError``."""
+    record = undo_record_of(path)
+    if not os.path.lexists(record):
+        return []
+    lines = read_plain(record, MOST_RECORD, f"the undo record {record}").split(b"\n")
+    edits: dict[int, Edit] = {}
+    try:
+        # A last line without its end was being appended when the process died: nothing of what it says was done.
+        for line in lines[:-1]:
+            values = json.loads(line)
+            number = int(values["edit"])
+            if "patches" in values:
+                if values["version"] != VERSION:
+                    raise ValueError("another version")
+                edits[number] = Edit(number, tuple(map(_patch, values["patches"])), "interrupted", values["injection"])
+            else:
+                old = edits[number]
+                edits[number] = Edit(number, old.patches, str(values["state"]), old.injection)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UsageError(f"{record} is no undo record of unsilent, or damaged; move it away to edit {path}") from None
+    return list(edits.values())
+
+
+def refuse_interrupted(path: Path) -> None:
+    """Raise ``UsageError`` where an edit of the checkpoint was interrupted: some of its bytes may be changed."""
+    if any(edit.state == "interrupted" for edit in edits_of(path)):
+        raise UsageError(
+            f"an edit of {path} was interrupted, so some of its bytes may be changed; "
+            f"restore them with: unsilent checkpoint undo {path}"
+        )
+
+
+def _patch(values: Sequence[Any]) -> Patch:
+    file, offset, before, after = values
+    result = Patch(str(file), int(offset), bytes.fromhex(before), bytes.fromhex(after))
+    if result.offset < 0 or len(result.before) != len(result.after):
+        raise ValueError("a patch is none")
+    return result
+
+
+@contextlib.contextmanager
+def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]:
+    """Descriptors of all files of an edit, open for writing and locked against other editors. Raises ``UsageError``."""
+    opened: dict[str, int] = {}
+    with CheckpointFiles(path) as files:
+        try:
+            for name in dict.fromkeys(patch.file for patch in patches):
+                where = files.path(name)
+                try:
+                    opened[name] = os.open(where, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+                    fcntl.flock(opened[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise UsageError(f"{where} is in use by another program; wait for it to end") from None
+                except OSError as error:
+                    raise UsageError(f"cannot write {where}: {error.strerror}; check its permissions") from None
+            yield opened
+        finally:
+            for descriptor in opened.values():
+                os.close(descriptor)
+
+
+def _check_now(files: Mapping[str, int], path: Path, patches: Sequence[Patch], allowed: Sequence[str]) -> None:
+    """Raise ``UsageError`` unless every byte of the patches is one of those that are allowed."""
+    for patch in patches:
+        now = os.pread(files[patch.file], len(patch.before), patch.offset)
+        choices = [getattr(patch, name) for name in allowed]
+        if len(now) != len(patch.before) or any(byte not in {c[i] for c in choices} for i, byte in enumerate(now)):
+            what = "was changed by something else since it was edited; restore it from a copy"
+            planned = "was changed while the edit was planned; run the command again"
+            raise UsageError(f"{path} {planned if len(allowed) == 1 else what}")
+
+
+def _write(files: Mapping[str, int], path: Path, parts: Sequence[tuple[str, int, bytes]]) -> None:
+    """Write bytes, wait until they are on the disk, and read them again."""
+    for name, offset, content in parts:
+        done = 0
+        while done < len(content):
+            done += os.pwrite(files[name], content[done:], offset + done)
+    for descriptor in files.values():
+        os.fsync(descriptor)
+    for name, offset, content in parts:
+        if os.pread(files[name], len(content), offset) != content:
+            raise InjectionError(f"{path} does not hold what was written at byte {offset:,}; check the disk")
+
+
+def _append(record: Path, entry: Mapping[str, Any]) -> None:
+    """Append a line to an undo record, on the disk before this returns. Raises ``UsageError``."""
+    line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+    try:
+        descriptor = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        raise UsageError(f"cannot write the undo record {record}: {error.strerror}; nothing was changed") from None
+    try:
+        # A line that a dying process did not finish is written over.
+        content = os.fstat(descriptor).st_size
+        keep = _end_of_last_line(descriptor, content)
+        try:
+            done = 0
+            while done < len(line):
+                done += os.pwrite(descriptor, line[done:], keep + done)
+            os.ftruncate(descriptor, keep + len(line))
+            os.fsync(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, keep)
+            raise UsageError(f"cannot write the undo record {record}: {error.strerror}; free some space") from None
+    finally:
+        os.close(descriptor)
+    _sync_folder(record.parent)
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int:
+    end = size
+    while end:
+        begin = max(0, end - 65536)
+        at = os.pread(descriptor, end - begin, begin).rfind(b"\n")
+        if at >= 0:
+            return begin + at + 1
+        end = begin
+    return 0
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name in a folder last."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_finished(path: Path) -> None:
+    """Remove an undo record without an edit that could be undone."""
+    edits = edits_of(path)
+    if edits and all(edit.state == "undone" for edit in edits):
+        undo_record_of(path).unlink(missing_ok=True)
+        _sync_folder(undo_record_of(path).parent)

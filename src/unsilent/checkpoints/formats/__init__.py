@@ -1,0 +1,1 @@
+"""Formats of checkpoints, a module each: ``matches`` says whether files are of the format, ``tensors`` lists what they hold."""

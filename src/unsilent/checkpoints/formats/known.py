@@ -1,0 +1,41 @@
+"""The known formats, and which of them a checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+from unsilent.checkpoints.formats import safetensors_file, torch_zip
+from unsilent.checkpoints.stored_tensors import StoredTensor
+from unsilent.errors import UsageError
+
+
+class Format(NamedTuple):
+    """One format.
+
+    Attributes:
+        name: As reports show it.
+        matches: Whether files are of it; must raise ``UsageError`` at most, on any content.
+        tensors: All tensors and numbers in the order of the file; raises ``UsageError`` for damaged files.
+    """
+
+    name: str
+    matches: Callable[[CheckpointFiles], bool]
+    tensors: Callable[[CheckpointFiles], list[StoredTensor]]
+
+
+_MODULES = (torch_zip, safetensors_file)
+FORMATS = tuple(Format(module.NAME, module.matches, module.tensors) for module in _MODULES)
+"""In the order in which they are tried."""
+
+
+def format_of(files: CheckpointFiles) -> Format:
+    """The format of a checkpoint; raises ``UsageError`` where it has none of them."""
+    for known in FORMATS:
+        if known.matches(files):
+            return known
+    what = "folder" if files.is_folder else "file"
+    raise UsageError(
+        f"{files.root} is no {what} of a known checkpoint format; expected one of {', '.join(known.name for known in FORMATS)}"
+    )

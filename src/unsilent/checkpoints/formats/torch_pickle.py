@@ -1,0 +1,128 @@
+"""The tensors and numbers of what ``torch.save`` pickled, from its records: nested dicts, lists, state dicts, optimizers.
+
+The pickle is read by `unsilent.pickle_values`, so nothing in it is called. What torch would call to make a tensor is known here
+by name: ``_rebuild_tensor_v2`` and its like take a storage, an offset, a size and strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from unsilent.checkpoints.stored_tensors import ITEM_SIZES
+from unsilent.errors import UsageError
+from unsilent.pickle_values import ByteString, Call, Float, Mapped, Name, Persistent
+
+MOST_LEAVES = 2_000_000
+MOST_DEPTH = 60
+STORAGE_DTYPES = {
+    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
+    "BoolStorage": "bool", "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128", "QInt8Storage": "int8",
+    "QUInt8Storage": "uint8", "QInt32Storage": "int32", "UntypedStorage": "uint8",
+}  # fmt: skip
+_WRAPPERS = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
+_TENSORS = {"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor", "torch._utils._rebuild_qtensor"}
+_TENSOR_V3 = "torch._utils._rebuild_tensor_v3"
+_SUBCLASS = "torch._tensor._rebuild_from_type_v2"
+
+
+class PickledTensor(NamedTuple):
+    """A tensor as the pickle describes it.
+
+    Attributes:
+        storage: Name of the record with its bytes.
+        offset: Of its first element, in elements.
+        storage_size: Bytes of the storage, as the pickle says.
+    """
+
+    storage: str
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage_size: int
+
+
+Leaf = PickledTensor | Float | ByteString | int | float | bool
+KeyPath = tuple[str, ...]
+
+
+def leaves(root: Any, where: str) -> Iterator[tuple[KeyPath, Leaf]]:
+    """All tensors and numbers with the keys that lead to them, in the pickle's order.
+
+    Raises ``UsageError`` for more values than any checkpoint has, as a small pickle can name one list many times.
+    """
+    count = 0
+    waiting: list[tuple[KeyPath, Any, int]] = [((), root, 0)]
+    while waiting:
+        path, value, depth = waiting.pop()
+        count += 1
+        if count > MOST_LEAVES or depth > MOST_DEPTH:
+            limit = f"{MOST_LEAVES:,} values" if count > MOST_LEAVES else f"{MOST_DEPTH} levels"
+            raise UsageError(f"{where} nests more than {limit}; it is damaged, or no checkpoint")
+        leaf = as_leaf(value)
+        if leaf is not None:
+            yield path, leaf
+            continue
+        waiting += [((*path, key), part, depth + 1) for key, part in reversed(list(_parts(value)))]
+
+
+def as_leaf(value: Any) -> Leaf | None:
+    """The tensor or number that a value is; None for containers and all else."""
+    if isinstance(value, (bool, int, float, Float, ByteString)):
+        return value
+    return _tensor(value) if isinstance(value, Call) else None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a container holds, by key."""
+    if isinstance(value, Mapped):
+        for key, part in value.items:
+            yield key_text(key), part
+    elif isinstance(value, (list, tuple)) and not isinstance(value, (Name, Persistent)):
+        for place, part in enumerate(value):
+            yield str(place), part
+    elif isinstance(value, Call):
+        yield from ((key_text(key), part) for key, part in value.items)
+        yield from ((str(place), part) for place, part in enumerate(value.elements))
+        if isinstance(value.state, Mapped) and value.name != "collections.OrderedDict":
+            yield from ((key_text(key), part) for key, part in value.state.items)
+
+
+def key_text(key: Any) -> str:
+    """A key as text; of a tuple, its parts joined by dots."""
+    if isinstance(key, tuple):
+        return ".".join(map(key_text, key))
+    return str(key)[:500]
+
+
+def _tensor(call: Call) -> PickledTensor | None:
+    """The tensor that a call would make; None for any other call."""
+    arguments = call.arguments
+    if call.name in _WRAPPERS or call.name == _SUBCLASS:
+        inner = arguments[0] if isinstance(arguments, tuple) and arguments else None
+        if call.name == _SUBCLASS and isinstance(arguments, tuple) and len(arguments) > 2 and isinstance(inner, Name):
+            inner = Call(inner, arguments[2])
+        return _tensor(inner) if isinstance(inner, Call) and inner is not call else None
+    if call.name not in (*_TENSORS, _TENSOR_V3):
+        return None
+    match arguments:
+        case (
+            Persistent(("storage", Name(_, kind), str(key), _, int(numel), *_)),
+            int(offset),
+            tuple(shape),
+            tuple(strides),
+            *rest,
+        ):
+            dtype = STORAGE_DTYPES.get(kind, "")
+            size = numel * ITEM_SIZES.get(dtype, 1)
+            if call.name == _TENSOR_V3:
+                names = [value.name for value in rest if isinstance(value, Name) and value.module == "torch"]
+                dtype = names[0] if names else ""
+            sizes = (offset, numel, *shape, *strides)
+            sound = all(type(n) is int and 0 <= n < 2**62 for n in sizes) and len(shape) == len(strides) <= 64
+            if sound and math.prod(shape) < 2**62:
+                return PickledTensor(key, dtype, offset, shape, strides, size)
+    raise UsageError(f"a tensor is described in a way that torch.save never writes ({call.name}); the file is damaged")

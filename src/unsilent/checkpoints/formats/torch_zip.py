@@ -1,0 +1,103 @@
+"""``.pt`` and ``.pth`` files of ``torch.save``: a zip with ``data.pkl`` and one record of raw bytes for every storage.
+
+Records are stored as they are, so an element is at a fixed byte. Views that share a storage are separate tensors
+of the same bytes. Numbers (a learning rate) are in ``data.pkl``: floats can be edited there, integers are only listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+from unsilent.checkpoints.formats.torch_pickle import Leaf, PickledTensor, leaves
+from unsilent.checkpoints.names import optimizer_names, unique_names
+from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, StoredTensor
+from unsilent.checkpoints.zip_directory import STORED, ZipDirectory, ZipEntry
+from unsilent.errors import UsageError
+from unsilent.pickle_values import ByteString, Float, PickleDamaged, read_pickle
+
+NAME = "torch.save"
+_PICKLE = "data.pkl"
+_MAGIC = b"PK\x03\x04"
+
+
+def matches(files: CheckpointFiles) -> bool:
+    """Whether the checkpoint is such a file."""
+    if files.is_folder or files.size("") < 4 or files.read("", 0, 4) != _MAGIC:
+        return False
+    return any(name.endswith(f"/{_PICKLE}") for name in ZipDirectory(files, "").entries)
+
+
+def tensors(files: CheckpointFiles) -> list[StoredTensor]:
+    """All tensors and numbers of the file."""
+    return with_optimizer_names(list(archive_values(files, "")))
+
+
+def archive_values(
+    files: CheckpointFiles, file: str, start: int = 0, size: int | None = None
+) -> Iterable[StoredTensor]:
+    """All values of one archive of ``torch.save``, which may lie inside of a larger file. Raises ``UsageError``."""
+    archive = ZipDirectory(files, file, start, size)
+    where = files.shown(file)
+    pickle = next((entry for name, entry in archive.entries.items() if name.endswith(f"/{_PICKLE}")), None)
+    if pickle is None:
+        raise UsageError(f"{where} is a zip file without {_PICKLE}; expected one written by torch.save")
+    folder = pickle.name.removesuffix(_PICKLE)
+    order = archive.entries.get(f"{folder}byteorder")
+    big_endian = order is not None and archive.content(order, "the order of bytes") == b"big"
+    try:
+        root, _ = read_pickle(archive.content(pickle, "the description of tensors"))
+        found = list(leaves(root, where))
+    except PickleDamaged as error:
+        raise UsageError(f"{where}: {pickle.name} cannot be read: {error}; the file is damaged") from None
+    names = unique_names([path for path, _ in found], [not isinstance(leaf, PickledTensor) for _, leaf in found])
+    for name, (path, leaf) in zip(names, found, strict=True):
+        stored_as = "/".join(path)
+        if isinstance(leaf, PickledTensor):
+            yield _tensor(name, stored_as, leaf, archive, folder, big_endian, where)
+        else:
+            yield number(name, stored_as, leaf, pickle)
+
+
+def with_optimizer_names(values: list[StoredTensor]) -> list[StoredTensor]:
+    """The values, with the names of parameters in place of an optimizer's numbers where they are certain."""
+    new = optimizer_names([value.name for value in values], {value.name: value.shape for value in values})
+    taken = {value.name for value in values}
+    new = {old: name for old, name in new.items() if name not in taken}
+    return [replace(value, name=new[value.name]) if value.name in new else value for value in values]
+
+
+def number(name: str, stored_as: str, leaf: Leaf, pickle: ZipEntry | None) -> StoredTensor:
+    """A number that stands in the pickle itself."""
+    if isinstance(leaf, Float) and pickle is not None:
+        block = Block(pickle.file, pickle.offset + leaf.offset, (), (), (), checksums=(pickle.checksum,))
+        return StoredTensor(name, "float64", (), (block,), big_endian=True, stored_as=stored_as, value=leaf.value)
+    if isinstance(leaf, ByteString) and pickle is not None:
+        shape = (len(leaf.value),)
+        block = Block(pickle.file, pickle.offset + leaf.offset, (0,), shape, (1,), checksums=(pickle.checksum,))
+        return StoredTensor(name, "uint8", shape, (block,), stored_as=stored_as)
+    plain = leaf.value if isinstance(leaf, Float) else leaf
+    kind = {bool: "bool", int: "int64", float: "float64"}.get(type(plain), "uint8")
+    reason = "a number of the pickle that is not stored as eight bytes"
+    shown = plain if isinstance(plain, (bool, int, float)) else None
+    return StoredTensor(name, kind, (), (), stored_as=stored_as, obstacle=reason, value=shown)
+
+
+def _tensor(
+    name: str, stored_as: str, leaf: PickledTensor, archive: ZipDirectory, folder: str, big_endian: bool, where: str
+) -> StoredTensor:
+    entry = archive.entries.get(f"{folder}data/{leaf.storage}")
+    if entry is None:
+        raise UsageError(f"{where} has no record {ascii(leaf.storage)[:40]} for {name!r}; the file is damaged")
+    if entry.method != STORED:
+        reason = "its record is compressed, which torch.save never does"
+        return StoredTensor(name, leaf.dtype, leaf.shape, (), stored_as=stored_as, obstacle=reason)
+    item = ITEM_SIZES.get(leaf.dtype, 0)
+    block = Block(
+        entry.file, entry.offset + leaf.offset * item, (0,) * len(leaf.shape), leaf.shape, leaf.strides,
+        checksums=(entry.checksum,),
+    )  # fmt: skip
+    if (leaf.offset + block.last_element + 1) * item > entry.size:
+        raise UsageError(f"{where}: {name!r} reaches beyond its record {entry.name!r}; the file is damaged")
+    return StoredTensor(name, leaf.dtype, leaf.shape, (block,), big_endian=big_endian, stored_as=stored_as)

@@ -1,0 +1,104 @@
+"""Which section of a checkpoint a value belongs to, and the same name for it in every format.
+
+``model/fc.weight``, ``optimizer/fc.weight/exp_avg``, ``scheduler/last_epoch``, ``rng/torch``, ``other/epoch``: made from the keys
+that lead to the value in its file, so that one saved with ``torch.save`` and one saved in shards can be compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from unsilent.printable import escape_unprintable
+
+SECTIONS = ("model", "optimizer", "scheduler", "rng", "other")
+_MODEL = {
+    "model", "state_dict", "model_state_dict", "module", "modules", "net", "network", "model_state", "params", "weights",
+    "layers",
+}  # fmt: skip
+_WRAPPERS = {"state", "app", "state_dict", "checkpoint", "ckpt"}
+"""Keys around sections, and inside of those of an optimizer, that say nothing of what they hold."""
+_SECTION_OF = (
+    ("optimizer", re.compile(r"optim", re.IGNORECASE)),
+    ("scheduler", re.compile(r"sched", re.IGNORECASE)),
+    ("rng", re.compile(r"(^|[_.])rng|random|seed", re.IGNORECASE)),
+)
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""Last parts of names of a state dict that are no parameters, so no optimizer counts them."""
+_INDEX = re.compile(r"\d{1,9}")
+
+
+def section_and_rest(path: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The section of a value, and the keys that name it there.
+
+    Args:
+        path: The keys that lead to it, as text.
+
+    >>> section_and_rest(("model", "fc.weight")), section_and_rest(("fc.weight",))
+    (('model', ('fc.weight',)), ('model', ('fc.weight',)))
+    >>> section_and_rest(("optimizer_state_dict", "state", "0", "exp_avg"))
+    ('optimizer', ('0', 'exp_avg'))
+    """
+    keys = list(path)
+    while len(keys) > 1 and keys[0].lower() in _WRAPPERS - _MODEL:
+        keys = keys[1:]
+    for section, pattern in _SECTION_OF:
+        if len(keys) > 1 and pattern.search(keys[0]):
+            rest = keys[1:]
+            while section == "optimizer" and len(rest) > 1 and rest[0].lower() in _WRAPPERS:
+                rest = rest[1:]
+            return section, tuple(rest)
+        if len(keys) == 1 and section == "rng" and pattern.search(keys[0]):
+            return section, tuple(keys)
+    while len(keys) > 1 and keys[0].lower() in _MODEL:
+        keys = keys[1:]
+    return "model", tuple(keys)
+
+
+def logical_name(path: Sequence[str], is_number: bool = False) -> str:
+    """Section and name of a value: ``model/fc.weight``; a number that no section claims is ``other/epoch``."""
+    section, rest = section_and_rest(path)
+    if section == "model" and is_number:
+        section, rest = "other", tuple(path)
+    return escape_unprintable("/".join((section, *(key.replace("/", ".") for key in rest))))
+
+
+def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
+    """A name for every value, none twice: where two would have the same, the later ones keep all of their keys."""
+    result, taken = [], set()
+    for path, number in zip(paths, numbers, strict=True):
+        name = logical_name(path, number)
+        if name in taken:
+            name = escape_unprintable("/".join((name.partition("/")[0], *path)))
+        while name in taken:
+            name += "'"
+        taken.add(name)
+        result.append(name)
+    return result
+
+
+def optimizer_names(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """New names of an optimizer's state that its file numbers: ``optimizer/0/exp_avg`` -> ``optimizer/fc.weight/exp_avg``.
+
+    An optimizer numbers the parameters it was given, in most scripts all of the model's in its order. The numbers are replaced
+    only where that fits: as many parameters as numbers, and every state of more than one element has its parameter's shape.
+
+    Args:
+        names: All names of the checkpoint, the model's in its order.
+        shapes: Shape of each.
+    """
+    parameters = [n for n in names if n.startswith("model/") and not n.endswith(BUFFERS) and n in shapes]
+    numbered = [
+        n for n in names if n.startswith("optimizer/") and _INDEX.fullmatch(n.split("/")[1]) and n.count("/") == 2
+    ]
+    indices = {int(n.split("/")[1]) for n in numbered}
+    if not indices or max(indices) >= len(parameters):
+        return {}
+    result = {}
+    for name in numbered:
+        _, index, state = name.split("/")
+        parameter = parameters[int(index)]
+        if shapes[name] not in ((), (1,), shapes[parameter]):
+            return {}
+        result[name] = f"optimizer/{parameter.removeprefix('model/')}/{state}"
+    return result

@@ -1,0 +1,247 @@
+"""Where the elements of a tensor lie in the files of a checkpoint, and which checksums cover them.
+
+A tensor is made of *blocks*: boxes of elements that lie in one file at fixed distances, which covers dense tensors, strided
+views, chunks of HDF5, shards of several ranks and slices of a flattened partition. A format only has to list blocks; reading,
+locating, editing and comparing are the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.errors import UsageError
+from unsilent.faults.codecs import CODECS, Array, Codec, codec
+
+Ints = NDArray[np.int64]
+Shape = tuple[int, ...]
+ITEM_SIZES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1, "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+}  # fmt: skip
+"""Bytes of an element, by torch's name of the dtype; those without a codec can be read and compared, not edited."""
+Read = Callable[[str, int, int], bytes]
+"""Bytes of a file of the checkpoint, from its name, an offset and a length."""
+
+
+class Patch(NamedTuple):
+    """Bytes of one file that are replaced; both have the same length."""
+
+    file: str
+    offset: int
+    before: bytes
+    after: bytes
+
+
+class Checksum(Protocol):
+    """A checksum in a file that covers some of its bytes."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for messages: ``CRC-32 of archive/data/0``."""
+        ...
+
+    def update(self, patches: list[Patch], read: Read) -> list[Patch]:
+        """The patches that make it fit the bytes after ``patches``; none where they do not touch what it covers.
+
+        ``read`` reads the bytes before any patch. Earlier patches may be those of other checksums.
+        """
+        ...
+
+
+class Packing(Protocol):
+    """How the bytes of a block are stored where they are not the elements themselves: compressed or shuffled."""
+
+    def unpack(self, stored: bytes) -> bytes:
+        """The bytes of the elements. Raises ``UsageError`` for damaged ones."""
+        ...
+
+    def pack(self, content: bytes, stored_size: int) -> bytes:
+        """Exactly ``stored_size`` bytes that unpack to ``content``. Raises ``UsageError`` where they do not fit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """A box of elements of one tensor.
+
+    Attributes:
+        file: Name of the file within the checkpoint.
+        offset: Byte of the block's first element; of the packed bytes where ``packing`` is given.
+        start: Index of its first element in the tensor's grid.
+        shape: Elements along each dimension of the grid.
+        strides: Distances between neighbours along each dimension, in elements.
+        packing: How its bytes are packed; None: they are the elements.
+        packed_size: Bytes that it takes in the file where it is packed.
+        checksums: Those that cover it, the innermost first.
+    """
+
+    file: str
+    offset: int
+    start: Shape
+    shape: Shape
+    strides: Shape
+    packing: Packing | None = None
+    packed_size: int = 0
+    checksums: tuple[Checksum, ...] = ()
+
+    @property
+    def last_element(self) -> int:
+        """Distance from the first element to the last one in memory, in elements."""
+        return sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)) if self.numel else -1
+
+    @cached_property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def is_c_ordered(self) -> bool:
+        """Whether its elements lie one after the other in C order."""
+        return all(n == 1 or s == e for n, s, e in zip(self.shape, self.strides, c_strides(self.shape), strict=True))
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor, or number, of a checkpoint.
+
+    Attributes:
+        name: Section and name within it: ``model/fc.weight``, ``optimizer/fc.weight/exp_avg``.
+        dtype: As torch names it; a key of `ITEM_SIZES`, or another that is only listed.
+        shape: Its logical shape.
+        blocks: Where it is; none where it is only listed.
+        grid: The shape that blocks are boxes of, with the same elements in C order; None: ``shape``.
+        big_endian: Order of the bytes of an element.
+        stored_as: The name that the file has for it.
+        obstacle: Why it is only listed, or read but not edited; empty where nothing but its dtype can be in the way.
+        value: The number itself, for numbers that are not editable.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    blocks: tuple[Block, ...]
+    grid: Shape | None = None
+    big_endian: bool = False
+    stored_as: str = ""
+    obstacle: str = ""
+    value: float | int | bool | None = None
+
+    @property
+    def section(self) -> str:
+        """``model``, ``optimizer``, ``scheduler``, ``rng`` or ``other``."""
+        return self.name.partition("/")[0]
+
+    @property
+    def site(self) -> str:
+        """Its site: ``file:model/fc.weight``."""
+        return f"file:{self.name}"
+
+    @cached_property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def item_size(self) -> int:
+        """Bytes of an element; 0 for an unknown dtype."""
+        return ITEM_SIZES.get(self.dtype, 0)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its elements can be read."""
+        return bool(self.item_size and (self.blocks or not self.numel))
+
+    @property
+    def reason_not_editable(self) -> str:
+        """Why it cannot be edited; empty where it can."""
+        if self.obstacle or self.dtype in CODECS:
+            return self.obstacle
+        return f"dtype {self.dtype or 'unknown'} has no known layout of bits"
+
+    @property
+    def codec(self) -> Codec:
+        """How the dtype lays out its bits; raises ``UsageError`` for a dtype that has no codec."""
+        return codec(self.dtype)
+
+    @property
+    def file_dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Numpy's dtype of a word as the file has it."""
+        return self.codec.word_dtype.newbyteorder(">" if self.big_endian else "<")
+
+    @property
+    def grid_shape(self) -> Shape:
+        """The shape that blocks are boxes of."""
+        return self.shape if self.grid is None else self.grid
+
+    @cached_property
+    def _corners(self) -> tuple[Ints, Ints]:
+        """First and one past the last index of every block, int64[B, d] each."""
+        dimensions = len(self.grid_shape)
+        first = np.array([block.start for block in self.blocks], np.int64).reshape(len(self.blocks), dimensions)
+        size = np.array([block.shape for block in self.blocks], np.int64).reshape(len(self.blocks), dimensions)
+        return first, first + size
+
+    def locate(self, elements: Ints) -> Iterator[tuple[Block, Ints, Ints]]:
+        """Blocks with elements, which of ``elements`` they hold, and where each is in the block (in elements of its memory).
+
+        Args:
+            elements: int64[n], flat C-order indices.
+
+        Yields:
+            ``(block, places, positions)``: ``elements[places]`` are at ``block.offset + positions * itemsize``, or at
+            ``positions * itemsize`` of what the block unpacks to.
+
+        Raises:
+            UsageError: an element is in no block.
+        """
+        shape = self.grid_shape
+        index = np.stack(np.unravel_index(elements, shape), -1) if shape else np.zeros((len(elements), 0), np.int64)
+        first, end = self._corners
+        block_of = np.full(len(elements), -1)
+        for place, at in enumerate(index):
+            inside = np.flatnonzero(((first <= at) & (at < end)).all(axis=1))
+            if not inside.size:
+                raise UsageError(
+                    f"element {int(elements[place])} of {self.name!r} is in no part of the checkpoint's files; "
+                    "the checkpoint is incomplete, save it again"
+                )
+            block_of[place] = inside[0]
+        for number in np.unique(block_of).tolist():
+            places = np.flatnonzero(block_of == number)
+            block = self.blocks[number]
+            within = index[places] - np.array(block.start, np.int64)
+            yield block, places, within @ np.array(block.strides, np.int64)
+
+
+def c_strides(shape: Shape) -> Shape:
+    """Strides in elements of C order."""
+    result, step = [], 1
+    for length in reversed(shape):
+        result.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(result))
+
+
+def dense_block(
+    file: str, offset: int, shape: Shape, start: Shape | None = None, checksums: tuple[Checksum, ...] = ()
+) -> Block:
+    """A block in C order; by default it begins at the tensor's first element."""
+    return Block(file, offset, start or (0,) * len(shape), shape, c_strides(shape), checksums=checksums)
+
+
+def words_from_bytes(tensor: StoredTensor, content: bytes) -> Array:
+    """Words in the machine's order of bytes, a copy."""
+    return np.frombuffer(content, tensor.file_dtype).astype(tensor.codec.word_dtype)
+
+
+def bytes_from_words(tensor: StoredTensor, words: Array) -> bytes:
+    """Words as the file has them."""
+    return words.astype(tensor.file_dtype).tobytes()

@@ -1,0 +1,214 @@
+"""The directory of a zip file: where the content of every entry lies, and every place that holds its CRC-32.
+
+Follows PKWARE's APPNOTE 6.3: end of central directory, its 64-bit form, central directory, local headers and data descriptors.
+Nothing is unpacked. Everything is checked against the file's end, and contents that overlap are refused. An archive may
+begin inside a larger file, as those of a sharded checkpoint do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+
+from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
+from unsilent.checkpoints.crc32 import crc_change
+from unsilent.checkpoints.stored_tensors import Patch, Read
+from unsilent.errors import UsageError
+
+_END = struct.Struct("<4s4H2LH")
+_END_64_LOCATOR = struct.Struct("<4sLQL")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+_DESCRIPTOR = b"PK\x07\x08"
+_FULL_32, _FULL_16 = 0xFFFFFFFF, 0xFFFF
+_HAS_DESCRIPTOR = 1 << 3
+_ENCRYPTED = 1
+STORED, DEFLATED = 0, 8
+
+
+@dataclass(frozen=True)
+class ZipEntry:
+    """One entry of an archive.
+
+    Attributes:
+        name: As the archive has it.
+        file: The checkpoint's file with the archive.
+        offset: Byte of its content in that file.
+        size: Bytes that it takes there.
+        unpacked_size: Bytes of the content unpacked.
+        method: How it is packed: `STORED` or `DEFLATED`.
+        crc: CRC-32 of the content; 0 also where the writer computed none.
+        crc_offsets: Bytes of the file at which the CRC-32 is stored, four each, least significant first.
+    """
+
+    name: str
+    file: str
+    offset: int
+    size: int
+    unpacked_size: int
+    method: int
+    crc: int
+    crc_offsets: tuple[int, ...]
+
+    @cached_property
+    def checksum(self) -> ZipChecksum:
+        """Its CRC-32, as a checksum of what is edited in it."""
+        return ZipChecksum(self)
+
+
+@dataclass(frozen=True)
+class ZipChecksum:
+    """The CRC-32 of an entry."""
+
+    entry: ZipEntry
+
+    @property
+    def name(self) -> str:
+        """What it is, for messages."""
+        return f"the CRC-32 of {self.entry.name}"
+
+    def update(self, patches: list[Patch], read: Read) -> list[Patch]:
+        """See `unsilent.checkpoints.stored_tensors.Checksum`. Costs nothing that grows with the entry's size."""
+        entry, crc = self.entry, self.entry.crc
+        if not crc:
+            return []  # the writer computed none, and no loader checks it
+        end = entry.offset + entry.size
+        for patch in patches:
+            if patch.file == entry.file and entry.offset <= patch.offset and patch.offset + len(patch.after) <= end:
+                difference = bytes(a ^ b for a, b in zip(patch.before, patch.after, strict=True))
+                crc ^= crc_change(difference, end - patch.offset - len(difference))
+        if crc == entry.crc:
+            return []
+        after = crc.to_bytes(4, "little")
+        stored = entry.crc.to_bytes(4, "little")
+        return [Patch(entry.file, offset, stored, after) for offset in entry.crc_offsets]
+
+
+class ZipDirectory:
+    """The entries of one archive.
+
+    Args:
+        files: The checkpoint.
+        file: The file in it that is or holds the archive.
+        start, size: The archive's bytes within that file; by default all.
+
+    Raises:
+        UsageError: it is no zip file, or damaged.
+    """
+
+    def __init__(self, files: CheckpointFiles, file: str, start: int = 0, size: int | None = None) -> None:
+        self._files, self._file, self._start = files, file, start
+        self._size = files.size(file) - start if size is None else size
+        self._where = files.shown(file)
+        entries = [self._entry(*found) for found in self._central()]
+        self.entries = {entry.name: entry for entry in entries}
+        if len(self.entries) != len(entries):
+            raise self._damaged("two entries have the same name")
+        parts = sorted((e.offset, e.offset + e.size, e.name) for e in entries if e.size)
+        for (_, end, name), (begin, _, other) in itertools.pairwise(parts):
+            if begin < end:
+                raise self._damaged(f"the entries {ascii(name)[:60]} and {ascii(other)[:60]} overlap")
+
+    def content(self, entry: ZipEntry, what: str) -> bytes:
+        """The content of an entry that is stored unpacked; raises ``UsageError`` for one that is packed or too large."""
+        if entry.method != STORED or entry.size != entry.unpacked_size:
+            raise self._damaged(f"{ascii(entry.name)[:60]} is compressed; expected {what} stored as it is")
+        if entry.size > MOST_METADATA:
+            raise self._damaged(
+                f"{ascii(entry.name)[:60]} has {entry.size:,} bytes; {what} has {MOST_METADATA:,} at most"
+            )
+        return self._files.read(entry.file, entry.offset, entry.size)
+
+    def _damaged(self, what: str) -> UsageError:
+        return UsageError(f"{self._where} is not a usable zip file: {what}")
+
+    def _read(self, offset: int, length: int) -> bytes:
+        """Bytes of the archive."""
+        if offset < 0 or length < 0 or offset + length > self._size:
+            raise self._damaged("it names bytes beyond its end; it is truncated or damaged")
+        return self._files.read(self._file, self._start + offset, length)
+
+    def _central(self) -> list[tuple[tuple[int, ...], int, str, bytes]]:
+        """Of every entry of the central directory: its fields, where it begins, name and extra field."""
+        length, begin, count = self._end()
+        if length > MOST_METADATA:
+            raise self._damaged(f"its directory has {length:,} bytes")
+        found: list[tuple[tuple[int, ...], int, str, bytes]] = []
+        directory, at = self._read(begin, length), 0
+        while at + _CENTRAL.size <= length and len(found) < count:
+            signature, *fields = _CENTRAL.unpack_from(directory, at)
+            name_length, extra_length, comment_length = fields[9], fields[10], fields[11]
+            if signature != b"PK\x01\x02":
+                raise self._damaged("its directory has an entry that is none")
+            after = at + _CENTRAL.size
+            name = directory[after : after + name_length].decode("utf-8", "backslashreplace")
+            extra = directory[after + name_length : after + name_length + extra_length]
+            found.append((tuple(fields), begin + at, name, extra))
+            at = after + name_length + extra_length + comment_length
+        if at > length or len(found) != count:
+            raise self._damaged("its directory is cut off")
+        return found
+
+    def _end(self) -> tuple[int, int, int]:
+        """Length and offset of the central directory, and its number of entries."""
+        tail_length = min(self._size, _END.size + _FULL_16)
+        tail = self._read(self._size - tail_length, tail_length)
+        at = tail.rfind(b"PK\x05\x06")
+        if at < 0 or at + _END.size > len(tail):
+            raise self._damaged("it has no end record; it is truncated, or no zip file")
+        _, _, _, _, count, length, begin, _ = _END.unpack_from(tail, at)
+        end = self._size - tail_length + at
+        if _FULL_32 in (length, begin) or count == _FULL_16:
+            signature, _, where, _ = _END_64_LOCATOR.unpack(
+                self._read(end - _END_64_LOCATOR.size, _END_64_LOCATOR.size)
+            )
+            if signature != b"PK\x06\x07":
+                raise self._damaged("its 64-bit end record is missing")
+            signature, _, _, _, _, _, _, count, length, begin = _END_64.unpack(self._read(where, _END_64.size))
+            if signature != b"PK\x06\x06":
+                raise self._damaged("its 64-bit end record is damaged")
+        return length, begin, count
+
+    def _entry(self, fields: tuple[int, ...], central: int, name: str, extra: bytes) -> ZipEntry:
+        """One entry, with what its local header adds."""
+        flags, method, crc, packed, unpacked = fields[2], fields[3], fields[6], fields[7], fields[8]
+        header = fields[15]
+        unpacked, packed, header = self._wide(extra, (unpacked, packed, header))
+        local = _LOCAL.unpack(self._read(header, _LOCAL.size))
+        if local[0] != b"PK\x03\x04":
+            raise self._damaged(f"the entry {ascii(name)[:60]} has no header where the directory says")
+        if flags & _ENCRYPTED:
+            raise self._damaged(f"the entry {ascii(name)[:60]} is encrypted")
+        begin = header + _LOCAL.size + local[9] + local[10]
+        self._read(begin + packed, 0)
+        places = [central + 16]
+        if flags & _HAS_DESCRIPTOR:
+            head = self._read(begin + packed, min(8, self._size - begin - packed))
+            places.append(begin + packed + (4 if head[:4] == _DESCRIPTOR else 0))
+        else:
+            places.append(header + 14)
+        held = [place for place in places if self._read(place, 4) == crc.to_bytes(4, "little")]
+        start = self._start
+        return ZipEntry(
+            name, self._file, start + begin, packed, unpacked, method, crc, tuple(start + place for place in held)
+        )
+
+    def _wide(self, extra: bytes, values: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Sizes and offset with those that stand in the 64-bit extra field."""
+        at, wide = 0, b""
+        while at + 4 <= len(extra):
+            kind, length = struct.unpack_from("<HH", extra, at)
+            if kind == 1:
+                wide = extra[at + 4 : at + 4 + length]
+            at += 4 + length
+        result = []
+        for value in values:
+            if value == _FULL_32:
+                if len(wide) < 8:
+                    raise self._damaged("a 64-bit size is missing")
+                value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
+            result.append(value)
+        return result[0], result[1], result[2]
