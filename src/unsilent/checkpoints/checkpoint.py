@@ -71,9 +71,9 @@ class Checkpoint(Closing):
                 raise unknown_name_error(f"section in {self.path}", section, known)
         result = [t for t in self.tensors.values() if not sections or t.section in sections]
         for glob in globs:
-            if not any(_fits(tensor, glob) for tensor in result):
+            if not any(fits(tensor, glob) for tensor in result):
                 raise unknown_name_error(f"tensor in {self.path}", glob, [t.name for t in result])
-        return [t for t in result if not globs or any(_fits(t, glob) for glob in globs)]
+        return [t for t in result if not globs or any(fits(t, glob) for glob in globs)]
 
     def read(self, tensor: StoredTensor, elements: Ints) -> Array:
         """The words of some elements.
@@ -201,7 +201,8 @@ class _Plan:
             )
 
 
-def _fits(tensor: StoredTensor, glob: str) -> bool:
+def fits(tensor: StoredTensor, glob: str) -> bool:
+    """Whether a glob selects a tensor: by its whole name, or by its name within the section."""
     names = (tensor.name, tensor.name.partition("/")[2])
     return any(name == glob or fnmatch.fnmatchcase(name, glob) for name in names)
 

@@ -121,7 +121,7 @@ class StoredTensor:
         big_endian: Order of the bytes of an element.
         stored_as: The name that the file has for it.
         obstacle: Why it is only listed, or read but not edited; empty where nothing but its dtype can be in the way.
-        value: The number itself, for numbers that are not editable.
+        value: The number itself; None for tensors.
     """
 
     name: str
@@ -153,6 +153,11 @@ class StoredTensor:
     def item_size(self) -> int:
         """Bytes of an element; 0 for an unknown dtype."""
         return ITEM_SIZES.get(self.dtype, 0)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a number rather than a tensor."""
+        return self.value is not None
 
     @property
     def is_readable(self) -> bool:

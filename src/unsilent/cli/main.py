@@ -21,6 +21,7 @@ from unsilent.printable import escape_unprintable
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
 
+CHECKPOINT_HELP = "Inspect, corrupt, undo, compare and verify checkpoint files."
 INTERRUPTED = 130
 READER_LEFT = 141
 """What a shell says of a program that SIGPIPE ended; the signal itself would end us when a worker dies, too."""
@@ -50,13 +51,14 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     from unsilent.cli.typer_options import Panels, make_typer_function
     from unsilent.studies.campaign_kinds import KINDS
 
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+    settings: dict[str, Any] = {
+        "no_args_is_help": True,
+        "add_completion": False,
+        "pretty_exceptions_enable": False,
+        "rich_markup_mode": None,
+        "context_settings": {"help_option_names": ["-h", "--help"]},
+    }
+    app = typer.Typer(**settings)
     app.callback()(root)
     asked = next((word for word in arguments if not word.startswith("-")), "")
     verbs: dict[str, Callable[..., Any]] = {
@@ -67,6 +69,12 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     for kind in (kind for kind in KINDS if kind.name == asked):
         verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
         verbs[kind.name] = make_typer_function(verb.options, verb, kind.command_help)
+    if asked == "checkpoint":
+        from unsilent.cli.checkpoint import make_checkpoint_app
+
+        app.add_typer(make_checkpoint_app(**settings), name="checkpoint", help=CHECKPOINT_HELP)
+    else:
+        about["checkpoint"] = CHECKPOINT_HELP
     for name, text in about.items():
         function = verbs[asked] if name == asked else root
         app.command(name, short_help=text.partition("\n")[0], cls=Panels)(function)

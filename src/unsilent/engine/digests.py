@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unsilent.engine.tape import flatten
 from unsilent.outcomes.tensors import words_of
-from unsilent.sites.memory import drop_repeated_dimensions
+from unsilent.sites.memory import content_of, drop_repeated_dimensions
 from unsilent.sites.training.updates import local
 
 
@@ -38,12 +38,6 @@ def digest(values: Sequence[Any]) -> int:
             for part in _parts(tensor):
                 result.update(words_of(drop_repeated_dimensions(part)).contiguous().cpu().numpy().data)
     return int(result.intdigest())
-
-
-def content_of(tensor: Tensor) -> Any:
-    """The bytes of its elements in logical order, whatever the memory layout: -0 is not 0, and NaN equals itself."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
 def tensors_hasher(tensors: Iterable[Tensor]) -> Any:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unsilent.engine.device_placement import clone, place, place_model
-from unsilent.engine.digests import content_of
 from unsilent.engine.running_out import out_of_memory
 from unsilent.errors import InjectionError, ProcessUnusable, UnsilentError, UsageError, kind_and_line
 from unsilent.faults import Fault, Region
@@ -32,6 +31,7 @@ from unsilent.outcomes.classify import BatchOutcome, classify, same_outcome_for_
 from unsilent.outcomes.tensors import leaves, samples_that_differ, samples_with_nonfinite
 from unsilent.sites import OperationInjector, Parameters, Receipt, Survey, TransientInjection
 from unsilent.sites.addresses import component_hint
+from unsilent.sites.memory import content_of
 from unsilent.workloads.base import InferenceWorkload
 from unsilent.workloads.process_side_effects import add_workload_note, check_no_returned_fork, contain_user_process
 from unsilent.workloads.user import user_code

@@ -10,12 +10,13 @@
     optim:fc.weight/exp_avg                       state of the optimizer
     gradient:fc.weight                            the gradient of a parameter, before the update
     comm:allreduce.0/in                           the payload of a collective, before (in) or after it (out)
+    file:model/fc.weight                          a tensor in a checkpoint file, by section and name
 
 ``grad_in`` is the gradient of the first operand, made of the gradient of the output (its ``first``) and the operation's second
 operand (its ``second``); ``grad_wt`` that of the second, made of the first operand and the gradient of the output. Further
 outputs are ``out.1``, ``out.2`` …: of ``grad_wt``, the gradients of the third operand and on.
 
-All but ``param`` and ``optim`` are *transient*: they live in one evaluation of one batch, or in one step.
+All but ``param``, ``optim`` and ``file`` are *transient*: they live in one evaluation of one batch, or in one step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import NamedTuple
 
 from unsilent.errors import UsageError
 
-KINDS = ("param", "op", "input", "kv", "saved", "optim", "gradient", "comm")
+KINDS = ("param", "op", "input", "kv", "saved", "optim", "gradient", "comm", "file")
 PHASES = ("fwd", "grad_in", "grad_wt", "optim")
 OPERANDS = ("out", "first", "second", "third")
 CACHED = ("key", "value")
@@ -77,7 +78,7 @@ def kind_of(text: str) -> str:
 
 def is_transient(text: str) -> bool:
     """Whether an address or site means values of one evaluation rather than memory that stays."""
-    return kind_of(text) not in ("param", "optim")
+    return kind_of(text) not in ("param", "optim", "file")
 
 
 def parse_site(text: str) -> SiteName:
@@ -93,6 +94,36 @@ def parse_site(text: str) -> SiteName:
     return SiteName(kind, name)
 
 
+def site_in_file(site: str) -> str:
+    """The site that a checkpoint file has for what is in memory: ``file:model/fc.weight`` for ``param:fc.weight``.
+
+    Raises ``UsageError`` for a value that no checkpoint holds.
+    """
+    kind, name = kind_of(site), site.partition(":")[2]
+    if kind == "file":
+        return site
+    if kind not in _SECTIONS:
+        raise UsageError(
+            f"{site!r} is in no checkpoint file; expected a site like param:fc.weight or optim:fc.weight/exp_avg"
+        )
+    return f"file:{_SECTIONS[kind]}/{name or site}"
+
+
+def site_in_memory(site: str) -> str:
+    """The site in memory of what a checkpoint file holds: ``param:fc.weight`` for ``file:model/fc.weight``.
+
+    Raises ``UsageError`` for a section that is neither the model nor its optimizer.
+    """
+    if kind_of(site) != "file":
+        return site
+    section, _, name = site.removeprefix("file:").partition("/")
+    kind = next((kind for kind, known in _SECTIONS.items() if known == section), None)
+    if kind is None or not name:
+        raise UsageError(f"{site!r} is in no model or optimizer; expected a site like file:model/fc.weight")
+    return f"{kind}:{name}"
+
+
+_SECTIONS = {"param": "model", "optim": "optimizer"}
 _OPERAND = rf"(?P<operand>{'|'.join(OPERANDS)}|out\.[1-9]\d?)"
 _FORMS = {
     "op": re.compile(rf"(?P<name>[^#/]+(?:#[^#/]+)?)/(?P<phase>{'|'.join(PHASES)})/{_OPERAND}"),

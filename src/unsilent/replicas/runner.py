@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from unsilent.campaigns.code import code_fingerprint, versions
 from unsilent.campaigns.spec import DeferredTrial, TrialId, WorkerSettings, campaign_hash, sorted_json_text
 from unsilent.campaigns.stored_values import dump_stored_json
-from unsilent.engine.digests import content_of, digest, digest_unordered, tensors_hasher
+from unsilent.engine.digests import digest, digest_unordered, tensors_hasher
 from unsilent.engine.tracing.flow import DataflowRecorder, RecordedOperation
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.nested import leaves_in
@@ -34,6 +34,7 @@ from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, Repli
 from unsilent.replicas.step_trace import Operation, StepTrace, StepTraceId, replica_or_step_trace
 from unsilent.replicas.switches import Switches
 from unsilent.sites.calls import OUTSIDE
+from unsilent.sites.memory import content_of
 from unsilent.sites.modules import named_modules
 from unsilent.workloads import load_training
 from unsilent.workloads.process_side_effects import check_no_returned_fork, take_notes

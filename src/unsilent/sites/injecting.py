@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import FAULT_MODELS, Fault, FaultModel, fault_model
 from unsilent.faults.hardware.presets import PRESETS, preset
-from unsilent.faults.naming import PHASES, kind_of
+from unsilent.faults.naming import PHASES, kind_of, site_in_memory
 from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.sites.addresses import Address
 from unsilent.sites.landing import FaultOrDraw
@@ -26,6 +27,7 @@ from unsilent.sites.training.step import StepInjection
 _ELSEWHERE = {
     "input": "corrupt the input tensor before you pass it to the model: unsilent.sites.corrupted_copy",
     "kv": "corrupt them in a campaign: unsilent pvf WORKLOAD --at kv:*",
+    "file": "corrupt the checkpoint: unsilent checkpoint corrupt FILE",
 }
 _DEFAULTS = {"op": (PHASES[0], "out"), "saved": ("first",), "comm": ("in",)}
 """What is corrupted where an address leaves it out."""
@@ -82,6 +84,7 @@ def inject(
         )
         if fault is not None or bit is not None:
             raise UsageError("the faults are already given; leave out fault= and bit=")
+        given = [replace(one, site=site_in_memory(one.site)) if isinstance(one, Fault) else one for one in given]
         resolved = [one for one in given if isinstance(one, Fault) and kind_of(one.site) == "param"]
         if len(resolved) == len(given):
             return Parameters(model).inject(resolved, strict=True)

@@ -6,6 +6,8 @@ and no copy of the tensor is made. Writes use ``.data``: a hardware fault does n
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import xxhash
@@ -30,6 +32,12 @@ def drop_repeated_dimensions(tensor: Tensor) -> Tensor:
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
+
+
+def content_of(tensor: Tensor) -> Any:
+    """The bytes of its elements in logical order, whatever the memory layout: -0 is not 0, and NaN equals itself."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
 class TensorMemory:

@@ -48,7 +48,8 @@ def archive_values(
     big_endian = order is not None and archive.content(order, "the order of bytes") == b"big"
     try:
         root, _ = read_pickle(archive.content(pickle, "the description of tensors"))
-        found = list(leaves(root, where))
+        # The parameters of a group, as the optimizer numbers them, say nothing of the training's state.
+        found = [(path, leaf) for path, leaf in leaves(root, where) if path[-2:-1] != ("params",)]
     except PickleDamaged as error:
         raise UsageError(f"{where}: {pickle.name} cannot be read: {error}; the file is damaged") from None
     names = unique_names([path for path, _ in found], [not isinstance(leaf, PickledTensor) for _, leaf in found])

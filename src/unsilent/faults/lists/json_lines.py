@@ -15,7 +15,7 @@ from typing import Any
 from unsilent.errors import UsageError, first_line
 from unsilent.faults.fault_json import read_fault
 from unsilent.faults.lists.entries import FaultListEntry, fault_list_error, short_repr
-from unsilent.faults.naming import is_transient, parse_site
+from unsilent.faults.naming import is_transient, parse_site, site_in_memory
 from unsilent.faults.record import LABELS, TIMING_FIELDS, Fault
 
 SUPPORTED_TIMING_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -99,7 +99,11 @@ def _faults(records: list[Any], name: str, place: str) -> tuple[Fault, ...]:
 
 def _placed(fault: Fault) -> Fault:
     """The fault by the canonical name of its site; raises ``UsageError`` for a moment that no campaign here can keep to."""
-    site = parse_site(fault.site)
+    site = parse_site(site_in_memory(fault.site))
+    if site.kind not in SUPPORTED_TIMING_FIELDS:
+        raise UsageError(
+            f"no campaign corrupts {short_repr(site.text, 80)}; expected {', '.join(SUPPORTED_TIMING_FIELDS)}: sites"
+        )
     for key in (*TIMING_FIELDS, *LABELS):
         value = getattr(fault, key)
         if value != (0 if key == "rank" else None) and key not in SUPPORTED_TIMING_FIELDS[site.kind]:

@@ -1,0 +1,139 @@
+"""What differs between two checkpoints, tensor by tensor, whatever their formats and shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.checkpoints.checkpoint import Checkpoint
+from unsilent.checkpoints.stored_tensors import StoredTensor
+from unsilent.faults.codecs import CODECS, Array
+
+SAME, DIFFERS, OTHER_TYPE, MISSING, ADDED, UNREAD = (
+    "same", "differs", "other dtype or shape", "missing in the second", "missing in the first", "not readable",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How one tensor differs.
+
+    Attributes:
+        name: In both checkpoints.
+        status: One of the constants of this module.
+        elements: How many elements differ; None where they were not compared one by one.
+        bits: How many bits differ.
+        largest_relative_change: Largest ``|b - a| / |a|`` over elements that differ (``|b - a|`` where a is 0); infinite where
+            a number became NaN or infinite; None for integers.
+        first: Flat index of the first element that differs.
+        remark: Both dtypes and shapes, or why it was not read.
+    """
+
+    name: str
+    status: str
+    elements: int | None = None
+    bits: int | None = None
+    largest_relative_change: float | None = None
+    first: int | None = None
+    remark: str = ""
+
+
+def compare(
+    first: Checkpoint, second: Checkpoint, progress: Callable[[int], object] = lambda _: None
+) -> Iterator[TensorDifference]:
+    """Every tensor and number of either, in the order of the first, then those that only the second has.
+
+    Args:
+        progress: Called with the number of bytes of a tensor that were compared.
+    """
+    for name, tensor in first.tensors.items():
+        other = second.tensors.get(name)
+        if other is None:
+            yield TensorDifference(name, MISSING, remark=_type(tensor))
+        else:
+            yield _compared(first, tensor, second, other, progress)
+    for name, tensor in second.tensors.items():
+        if name not in first.tensors:
+            yield TensorDifference(name, ADDED, remark=_type(tensor))
+
+
+def _compared(
+    first: Checkpoint, tensor: StoredTensor, second: Checkpoint, other: StoredTensor, progress: Callable[[int], object]
+) -> TensorDifference:
+    name = tensor.name
+    if tensor.value is not None and other.value is not None and not (tensor.blocks and other.blocks):
+        same = tensor.value == other.value
+        return TensorDifference(
+            name, SAME if same else DIFFERS, remark="" if same else f"{tensor.value}, {other.value}"
+        )
+    if not (tensor.is_readable and other.is_readable):
+        reason = tensor.obstacle or other.obstacle or "its dtype is not known"
+        return TensorDifference(name, UNREAD, remark=reason)
+    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
+        return TensorDifference(name, OTHER_TYPE, remark=f"{_type(tensor)}, {_type(other)}")
+    counter = _Counter(tensor)
+    for a, b in _aligned(first.content(tensor), second.content(other)):
+        counter.add(a, b)
+        progress(len(a))
+    return counter.result()
+
+
+def _type(tensor: StoredTensor) -> str:
+    return f"{tensor.dtype}{list(tensor.shape)}"
+
+
+class _Counter:
+    """Counts differences, part by part."""
+
+    def __init__(self, tensor: StoredTensor) -> None:
+        self._tensor = tensor
+        self._elements = self._bits = self._done = 0
+        self._largest: float | None = None
+        self._first: int | None = None
+        self._codec = CODECS.get(tensor.dtype)
+
+    def add(self, a: memoryview, b: memoryview) -> None:
+        item = self._tensor.item_size
+        if a != b:
+            one, two = (np.frombuffer(part, np.uint8) for part in (a, b))
+            self._bits += int(np.bitwise_count(one ^ two).sum())
+            places = np.flatnonzero((one != two).reshape(-1, item).any(axis=1))
+            self._elements += places.size
+            if self._first is None:
+                self._first = self._done + int(places[0])
+            if self._codec is not None and self._codec.kind == "float":
+                words = [np.frombuffer(part, self._codec.word_dtype)[places] for part in (a, b)]
+                change = _largest_relative_change(*map(self._codec.decode, words))
+                self._largest = max(change, self._largest or 0.0)
+        self._done += len(a) // item
+
+    def result(self) -> TensorDifference:
+        if not self._elements:
+            return TensorDifference(self._tensor.name, SAME, 0, 0)
+        return TensorDifference(
+            self._tensor.name, DIFFERS, self._elements, self._bits, self._largest, self._first, _type(self._tensor)
+        )
+
+
+def _largest_relative_change(before: Array, after: Array) -> float:
+    with np.errstate(all="ignore"):
+        change = np.abs(after - before)
+        relative = np.where(before == 0, change, change / np.abs(before))
+    # Equal infinities, or another NaN in place of a NaN: only bits differ.
+    same = (before == after) | (np.isnan(before) & np.isnan(after))
+    return float(np.where(same, 0.0, np.nan_to_num(relative, nan=np.inf, posinf=np.inf)).max(initial=0.0))
+
+
+def _aligned(first: Iterator[memoryview], second: Iterator[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
+    """Parts of the same length of two contents of equal length, which may be cut differently."""
+    a, b = memoryview(b""), memoryview(b"")
+    while True:
+        a = a if len(a) else next(first, a)
+        b = b if len(b) else next(second, b)
+        length = min(len(a), len(b))
+        if not length:
+            return
+        yield a[:length], b[:length]
+        a, b = a[length:], b[length:]

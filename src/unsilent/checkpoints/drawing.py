@@ -1,0 +1,184 @@
+"""Drawing faults for a checkpoint's tensors: by fault model and sampling law, each with a probability, with forbidden results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unsilent.checkpoints.checkpoint import Checkpoint, fits
+from unsilent.checkpoints.stored_tensors import StoredTensor
+from unsilent.errors import UsageError
+from unsilent.faults.codecs import Array, Codec
+from unsilent.faults.models import FaultModel
+from unsilent.faults.population import Population, Region
+from unsilent.faults.record import Fault
+from unsilent.sites.addresses import flat_elements
+
+MOST_ROUNDS = 1000
+"""Draws in a row before it is said that no more elements with an allowed result exist."""
+INDEX_DTYPES = ("int64", "bool")
+"""Counters, positions and masks: corrupted only where they are named, as in a model's memory."""
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """What is drawn from a selection of tensors.
+
+    Attributes:
+        law: Sampling law, a key of `unsilent.faults.population.SAMPLING_LAWS`.
+        probability: That each drawn element is corrupted; 1: all of them.
+        keep_finite: Draw again where a finite number would become NaN or infinite.
+        keep_sign: Draw again where a number would change its sign.
+        seed: Of the draw.
+    """
+
+    law: str = "per-element"
+    probability: float = 1.0
+    keep_finite: bool = False
+    keep_sign: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise UsageError(f"probability {self.probability} is not between 0 and 1")
+
+
+def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Sequence[str] = ()) -> list[Region]:
+    """What may be corrupted of the tensors that globs and sections select, without those that share bytes with an earlier one.
+
+    A glob may end with an index (``model/fc.weight[3,5]``), as an address of a model's parameters. Without a glob: the tensors
+    of the sections (by default the model's, or all where there is no model), but neither numbers nor integers that count or
+    point. Raises ``UsageError`` where nothing that can be edited is selected.
+    """
+    if not globs and not sections and any(t.section == "model" for t in checkpoint.tensors.values()):
+        sections = ("model",)
+    parts = [_split(glob) for glob in globs]
+    selected = checkpoint.select([glob for glob, _ in parts], sections)
+    result, taken = [], _Bytes()
+    for tensor in selected:
+        usable = not tensor.reason_not_editable and tensor.numel > 0
+        if not globs and (tensor.dtype in INDEX_DTYPES or tensor.is_number):
+            usable = False
+        if usable and taken.add(tensor):
+            index = next((index for glob, index in parts if fits(tensor, glob)), None)
+            elements = None if index is None else flat_elements(index, tensor.name, tensor.shape)
+            result.append(Region(tensor.site, tensor.dtype, tensor.shape, elements))
+    if not result:
+        reasons = sorted({t.reason_not_editable for t in selected} - {""})
+        why = f" ({'; '.join(reasons[:2])})" if reasons else ""
+        raise UsageError(f"none of the {len(selected)} selected tensors of {checkpoint.path} can be edited{why}")
+    return result
+
+
+def _split(glob: str) -> tuple[str, str | None]:
+    """A glob without its kind, and its index: ``file:fc.weight[3,5]`` is ``fc.weight`` and ``3,5``."""
+    name, bracket, index = glob.strip().removeprefix("file:").partition("[")
+    return name, index.removesuffix("]") if bracket else None
+
+
+def draw_faults(
+    checkpoint: Checkpoint, regions: Sequence[Region], model: FaultModel, options: DrawOptions
+) -> tuple[Fault, ...]:
+    """Faults for what `corruptible` returns, one a tensor at most, in their order; with a probability or a rate, perhaps none.
+
+    Forbidden results are drawn again, so the count is as asked. Raises ``UsageError`` where too few elements have an allowed one.
+    """
+    rng = np.random.default_rng(options.seed)
+    population = Population(regions)
+    if not (options.keep_finite or options.keep_sign):
+        drawn = list(model.draw(population, rng, options.law))
+    else:
+        drawn = _draw_allowed(checkpoint, model, population, rng, options)
+    if options.probability < 1:
+        chances = [rng.random(len(fault)) < options.probability for fault in drawn]
+        drawn = [kept for fault, keep in zip(drawn, chances, strict=True) if (kept := _part(fault, keep)) is not None]
+    return tuple(drawn)
+
+
+def _draw_allowed(
+    checkpoint: Checkpoint, model: FaultModel, population: Population, rng: np.random.Generator, options: DrawOptions
+) -> list[Fault]:
+    """Faults whose results are allowed; those that are not are drawn again, but for a rate, which then corrupts fewer."""
+    result: dict[str, Fault] = {}
+    wanted = 1 if model.pattern.single_event else model.count
+    for _ in range(MOST_ROUNDS):
+        have = sum(_count(fault, model) for fault in result.values())
+        if wanted is not None and have >= (1 if model.pattern.single_event else wanted):
+            break
+        rest = model if wanted is None or model.pattern.single_event else model.with_count(wanted - have)
+        for fault in rest.draw(population, rng, options.law):
+            allowed = _allowed(checkpoint, fault, options)
+            if model.pattern.single_event and not allowed.all():
+                continue
+            if (kept := _part(fault, allowed)) is not None:
+                result[fault.site] = _merged(result.get(fault.site), kept)
+        if wanted is None:
+            break
+    else:
+        rules = [name for name in ("keep_finite", "keep_sign") if getattr(options, name)]
+        raise UsageError(
+            f"{model.text} found only {have} of {wanted} {model.value.counted_noun} with an allowed result; ask for "
+            f"fewer, for other bits, or without {' and '.join('--' + rule.replace('_', '-') for rule in rules)}"
+        )
+    order = [region.site for region in population.regions]
+    return [result[site] for site in order if site in result]
+
+
+def _count(fault: Fault, model: FaultModel) -> int:
+    """How many of what the model's count counts: flips, or elements."""
+    return len(fault.bit_positions()) if model.value.counted_noun == "flips" else len(fault)
+
+
+def _allowed(checkpoint: Checkpoint, fault: Fault, options: DrawOptions) -> NDArray[np.bool_]:
+    """Which elements of a fault may become what it makes of them."""
+    tensor = checkpoint.tensor(fault.site)
+    before = checkpoint.read(tensor, fault.elements)
+    source = checkpoint.read(tensor, fault.operands) if fault.operation == "copy_from" else None
+    after = fault.apply(before, source)
+    result = np.ones(len(fault), np.bool_)
+    if options.keep_finite and tensor.codec.kind == "float":
+        result &= np.isfinite(tensor.codec.decode(after)) | ~np.isfinite(tensor.codec.decode(before))
+    if options.keep_sign and tensor.codec.signed:
+        result &= _signs(before, tensor.codec) == _signs(after, tensor.codec)
+    return result
+
+
+def _signs(words: Array, codec: Codec) -> Array:
+    return np.asarray(words >> words.dtype.type(codec.bits - 1))
+
+
+def _part(fault: Fault, keep: NDArray[np.bool_]) -> Fault | None:
+    """The fault on some of its elements; None where these are none."""
+    if keep.all() and keep.size:
+        return fault
+    return replace(fault, elements=fault.elements[keep], operands=fault.operands[keep]) if keep.any() else None
+
+
+def _merged(first: Fault | None, second: Fault) -> Fault:
+    """Two faults of one tensor as one; an element that both have keeps what the first does."""
+    if first is None:
+        return second
+    elements, places = np.unique(np.concatenate([first.elements, second.elements]), return_index=True)
+    return replace(first, elements=elements, operands=np.concatenate([first.operands, second.operands])[places])
+
+
+class _Bytes:
+    """Which bytes of the files belong to a tensor already: a tied weight goes by its first name."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, tensor: StoredTensor) -> bool:
+        """Whether no earlier tensor has bytes of this one; then they are its own."""
+        own = []
+        for block in tensor.blocks:
+            size = block.packed_size or (block.last_element + 1) * tensor.item_size
+            own.append((block.file, block.offset, block.offset + size))
+        if any(begin < last and first < end for file, begin, end in own for first, last in self._taken.get(file, ())):
+            return False
+        for file, begin, end in own:
+            self._taken.setdefault(file, []).append((begin, end))
+        return True

@@ -1,0 +1,133 @@
+"""An injection as a file: one line of JSON with the faults, and the words before and after of each.
+
+The line has ``faults`` as a line of ``unsilent export`` has them, so the same file is a list of faults for a campaign on a live
+model: a site ``file:model/fc.weight`` is there ``param:fc.weight``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unsilent.checkpoints.checkpoint import Checkpoint
+from unsilent.errors import UsageError
+from unsilent.faults.codecs import Array
+from unsilent.faults.fault_json import read_fault
+from unsilent.faults.naming import site_in_file
+from unsilent.faults.receipts import Receipt
+from unsilent.faults.record import Fault, hex_words
+from unsilent.plainfiles import read_plain
+
+MOST_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class SavedInjection:
+    """One fault of an injection, with its words before and after where the file has them."""
+
+    fault: Fault
+    before: Array | None = None
+    after: Array | None = None
+
+
+def injection_json(receipt: Receipt, **more: Any) -> dict[str, Any]:
+    """What an injection file holds; ``more``: further fields."""
+    hits = receipt.applied_faults
+    return {
+        **more,
+        "faults": [hit.fault.to_json() for hit in hits],
+        "before": [hex_words(hit.before, hit.fault.codec) for hit in hits],
+        "after": [hex_words(hit.after, hit.fault.codec) for hit in hits],
+    }
+
+
+def read_injection(path: str | Path, names: Mapping[str, str] | None = None) -> list[SavedInjection]:
+    """The faults of an injection file, or of any list of fault records in JSON lines.
+
+    Args:
+        path: The file.
+        names: Names of tensors in it (``model/fc.weight``, or a part of the name) -> what they are called in the checkpoint.
+
+    Returns:
+        The faults in the file's order, their sites as a checkpoint names them (``file:…``).
+
+    Raises:
+        UsageError: it is no such file, or a record is damaged.
+    """
+    lines = read_plain(path, MOST_BYTES, f"the injection {path}").splitlines()
+    result: list[SavedInjection] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                raise UsageError(
+                    f"{path} line {number} is no JSON; expected a fault record, or faults, in each line"
+                ) from None
+            result += _of_line(value, f"{path} line {number}")
+    if not result:
+        raise UsageError(f"{path} holds no fault; expected an injection saved by unsilent checkpoint corrupt")
+    return [replace(one, fault=_renamed(one.fault, names or {})) for one in result]
+
+
+def with_same_bits(checkpoint: Checkpoint, saved: Sequence[SavedInjection]) -> list[Fault]:
+    """Faults that write the words which an injection left.
+
+    Raises ``UsageError`` where the words before differ from the injection's, or it has none.
+    """
+    result = []
+    for fault, before, after in ((one.fault, one.before, one.after) for one in saved):
+        if before is None or after is None:
+            raise UsageError(f"the injection has no words before and after for {fault.site}; leave out --same-bits")
+        tensor = checkpoint.tensor(fault.site)
+        if (tensor.dtype, tensor.shape) != (fault.dtype, fault.shape):
+            raise UsageError(
+                f"{tensor.name} is {tensor.dtype}{list(tensor.shape)}; the injection is for {fault.dtype}{list(fault.shape)}"
+            )
+        if not np.array_equal(checkpoint.read(tensor, fault.elements), before):
+            raise UsageError(f"{tensor.name} has other bits than when the injection was saved; leave out --same-bits")
+        result.append(replace(fault, operation="set", operands=after, held=None))
+    return result
+
+
+def _of_line(value: Any, where: str) -> list[SavedInjection]:
+    records = value.get("faults", [value]) if isinstance(value, dict) else value
+    if not isinstance(records, list):
+        raise UsageError(f"{where} has no list of faults; expected fault records")
+    try:
+        faults = [read_fault(record) for record in records]
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    if not isinstance(value, dict) or "before" not in value:
+        return [SavedInjection(fault) for fault in faults]
+    words = {side: _words(value.get(side), faults, side, where) for side in ("before", "after")}
+    return [SavedInjection(*one) for one in zip(faults, words["before"], words["after"], strict=True)]
+
+
+def _words(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[Array]:
+    """The words of every fault, from hexadecimal text."""
+    result = []
+    try:
+        for fault, texts in zip(faults, value, strict=True):
+            numbers = [int(text, 16) for text in texts]
+            if len(numbers) != len(fault) or any(not 0 <= n < 1 << fault.codec.bits for n in numbers):
+                raise ValueError
+            result.append(np.array(numbers, fault.codec.word_dtype))
+    except (TypeError, ValueError):
+        raise UsageError(f"{where}: {side} does not fit its faults; expected a word in hex for every element") from None
+    return result
+
+
+def _renamed(fault: Fault, names: Mapping[str, str]) -> Fault:
+    """The fault with its site as a checkpoint names it, renamed by the longest part of its name that ``names`` has."""
+    name = site_in_file(fault.site).removeprefix("file:")
+    for old in sorted(names, key=len, reverse=True):
+        if name == old or name.startswith((f"{old}.", f"{old}/")):
+            name = names[old] + name[len(old) :]
+            break
+    return replace(fault, site=f"file:{name}")

@@ -1,0 +1,148 @@
+"""What a checkpoint holds, as a report: sections, tensors, dtypes, shapes, and values that are not finite or very large."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.checkpoints.checkpoint import Checkpoint
+from unsilent.checkpoints.names import SECTIONS
+from unsilent.checkpoints.stored_tensors import StoredTensor
+from unsilent.faults.codecs import CODECS
+from unsilent.report.model import Column, Report, Section, Table, TableRow
+from unsilent.sizes import human_bytes
+
+EXTREME = 1e6
+"""Magnitude above which a number counts as extreme, by default."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """What the elements of a tensor are like.
+
+    Attributes:
+        nonfinite: How many are NaN or infinite.
+        extreme: How many finite ones are larger in magnitude than the bound.
+        largest: Largest magnitude among the finite ones; None where there is none.
+    """
+
+    nonfinite: int
+    extreme: int
+    largest: float | None
+
+
+def summarise(
+    checkpoint: Checkpoint, tensor: StoredTensor, bound: float, progress: Callable[[int], object]
+) -> Values | None:
+    """Counts over all elements of a tensor of floating point; None for others."""
+    codec = CODECS.get(tensor.dtype)
+    if codec is None or codec.kind != "float" or not tensor.is_readable:
+        return None
+    nonfinite = extreme = 0
+    largest: float | None = None
+    for part in checkpoint.content(tensor):
+        words = np.frombuffer(part, codec.word_dtype)
+        numbers = codec.decode(words) if codec.numpy_dtype is None else words.view(codec.numpy_dtype)
+        finite = np.abs(numbers[np.isfinite(numbers)])
+        nonfinite += numbers.size - finite.size
+        extreme += int(np.count_nonzero(finite > bound))
+        if finite.size:
+            largest = max(float(finite.max()), largest or 0.0)
+        progress(len(part))
+    return Values(nonfinite, extreme, largest)
+
+
+def inspection_report(
+    checkpoint: Checkpoint, values: dict[str, Values | None] | None, bound: float = EXTREME, undo_note: str = ""
+) -> Report:
+    """The report of a checkpoint.
+
+    Args:
+        checkpoint: It.
+        values: By name, from `summarise`; None where values were not read.
+        bound: Magnitude above which a number counts as extreme.
+        undo_note: A sentence on edits that can be undone.
+    """
+    tensors = [t for t in checkpoint.tensors.values() if not t.is_number]
+    numbers = [t for t in checkpoint.tensors.values() if t.is_number]
+    size = sum(t.numel * t.item_size for t in tensors)
+    known = {name: v for name, v in (values or {}).items() if v is not None}
+    bad = [name for name, v in known.items() if v.nonfinite]
+    far = [name for name, v in known.items() if v.extreme]
+    findings = [f"`{name}` has {known[name].nonfinite:,} values that are NaN or infinite" for name in bad[:10]] + [
+        f"`{name}` has {known[name].extreme:,} values beyond ±{bound:g}" for name in far[:10]
+    ]
+    what = "" if values is None else (
+        "; no value is NaN, infinite or beyond " + f"±{bound:g}" if not bad and not far
+        else f"; {len(bad)} tensors have values that are NaN or infinite, {len(far)} have values beyond ±{bound:g}"
+    )  # fmt: skip
+    headline = f"{len(tensors):,} tensors with {sum(t.numel for t in tensors):,} elements ({human_bytes(size)}){what}."
+    present = [s for s in SECTIONS if any(t.section == s for t in checkpoint.tensors.values())]
+    sections = [_section(s, [t for t in tensors if t.section == s], known, values is not None) for s in present]
+    if numbers:
+        rows = tuple(TableRow((t.name, str(t.value), "yes" if not t.reason_not_editable else "no")) for t in numbers)
+        heads = (
+            Column("number", left_aligned=True),
+            Column("value", left_aligned=True),
+            Column("can be edited", priority=1),
+        )
+        sections.append(
+            Section(
+                "Numbers",
+                "Numbers beside tensors, such as learning rates and counters.",
+                (Table(heads, rows, title="Numbers"),),
+            )
+        )
+    machine = (Column("name"), Column("section"), Column("dtype"), Column("shape"), Column("elements", "number"),
+               Column("nonfinite", "number"), Column("extreme", "number"), Column("largest", "number"), Column("value", "number"),
+               Column("obstacle"))  # fmt: skip
+    estimates = Table(machine, tuple(_machine_row(t, known) for t in checkpoint.tensors.values()))
+    return Report(
+        "unsilent/checkpoint-inspect/1", "checkpoint", f"{checkpoint.path.name}: {checkpoint.format}", headline, estimates,
+        findings=tuple(findings), sections=tuple(s for s in sections if s is not None),
+        facts=(("file", str(checkpoint.path)), ("format", checkpoint.format)),
+        notes=(undo_note,) if undo_note else (),
+        further_json={"command": "checkpoint inspect", "format": checkpoint.format},
+    )  # fmt: skip
+
+
+def _machine_row(tensor: StoredTensor, known: dict[str, Values]) -> TableRow:
+    v = known.get(tensor.name)
+    counts = (v.nonfinite, v.extreme, v.largest) if v else (None, None, None)
+    return TableRow((
+        tensor.name, tensor.section, tensor.dtype, str(list(tensor.shape)), tensor.numel, *counts, tensor.value,
+        tensor.reason_not_editable or None,
+    ))  # fmt: skip
+
+
+def _section(name: str, tensors: list[StoredTensor], known: dict[str, Values], has_values: bool) -> Section | None:
+    """One section's tensors as a table; None where it has none."""
+    if not tensors:
+        return None
+    heads = [
+        Column("tensor", left_aligned=True), Column("dtype", left_aligned=True, priority=1), Column("shape", left_aligned=True),
+    ]  # fmt: skip
+    if has_values:
+        heads += [
+            Column("not finite", "number"),
+            Column("extreme", "number"),
+            Column("largest", "number", digits=".3g", priority=2),
+        ]
+    note = any(t.reason_not_editable for t in tensors)
+    if note:
+        heads.append(Column("cannot be edited because", left_aligned=True, priority=3))
+    rows = []
+    for tensor in tensors:
+        v = known.get(tensor.name)
+        cells: list[object] = [tensor.name.partition("/")[2], tensor.dtype, "×".join(map(str, tensor.shape)) or "one"]
+        if has_values:
+            cells += [v.nonfinite, v.extreme, v.largest] if v else [None, None, None]
+        if note:
+            cells.append(tensor.reason_not_editable)
+        rows.append(TableRow(tuple(cells), emphasised=bool(v and (v.nonfinite or v.extreme))))  # type: ignore[arg-type]
+    elements = sum(math.prod(t.shape) for t in tensors)
+    title = f"{name.capitalize()}: {len(tensors):,} tensors, {elements:,} elements"
+    return Section(title, "", (Table(tuple(heads), tuple(rows), title=title, sortable=True),))

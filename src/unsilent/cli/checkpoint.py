@@ -1,0 +1,310 @@
+"""``unsilent checkpoint``: look into checkpoint files, corrupt them, undo that, compare and verify them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unsilent.cli import typer_options as o
+from unsilent.errors import UsageError
+
+_PATH = typer.Argument(
+    metavar="CHECKPOINT", help="A checkpoint file, or the folder of a sharded one.", show_default=False
+)
+CheckpointPath = Annotated[Path, _PATH]
+Checksums = Annotated[
+    str, typer.Option("--crc", help="Checksums in the file that cover a changed byte: stale (left, as by a fault in storage) "
+                      "or fixed (made to fit, as by a fault in memory before saving).", metavar="stale|fixed")]  # fmt: skip
+
+
+def inspect(
+    path: CheckpointPath,
+    section: Annotated[
+        list[str] | None, typer.Option(help="Only this section: model, optimizer, scheduler, rng or other.")
+    ] = None,
+    extreme: Annotated[float, typer.Option(help="Magnitude above which a value counts as extreme.")] = 1e6,
+    no_values: Annotated[
+        bool, typer.Option("--no-values", help="List tensors only; read none of their values.")
+    ] = False,
+    output: o.Page = None,
+    as_json: o.Json = False,
+    plain: o.Plain = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """List the tensors of a checkpoint, and values that are not finite or very large."""
+    from unsilent.checkpoints.checkpoint import Checkpoint
+    from unsilent.checkpoints.editing import edits_of
+    from unsilent.checkpoints.inspection import inspection_report, summarise
+    from unsilent.cli.report_output import show_report
+
+    with Checkpoint(path) as checkpoint:
+        selected = {t.name: t for t in checkpoint.select((), section or ())}
+        checkpoint.tensors = selected
+        values = None
+        if not no_values:
+            with _bytes_shown(checkpoint, "reading", quiet) as progress:
+                values = {
+                    t.name: summarise(checkpoint, t, extreme, progress) for t in selected.values() if not t.is_number
+                }
+        edits = [edit for edit in edits_of(path) if edit.state != "undone"]
+        note = f"{len(edits)} edits of this checkpoint can be undone: unsilent checkpoint undo {path}" if edits else ""
+        show_report(inspection_report(checkpoint, values, extreme, note), output, as_json, plain)
+    return 0
+
+
+def corrupt(
+    path: CheckpointPath,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tensors to corrupt, by name or glob, with an index if wanted: 'fc.weight[3,5]'. Repeat for several.",
+            show_default="the model's",
+        ),
+    ] = None,
+    section: Annotated[
+        list[str] | None, typer.Option(help="Corrupt this section: model, optimizer, scheduler, rng or other.")
+    ] = None,
+    fault: Annotated[
+        str,
+        typer.Option(
+            help="Fault model, as listed by unsilent faults, with count, rate and bits: bitflip:bits=exponent,count=10."
+        ),
+    ] = "bitflip",
+    law: Annotated[str, typer.Option(help="Sampling law: per-element or per-tensor.")] = "per-element",
+    probability: Annotated[float, typer.Option(help="Probability with which each drawn element is corrupted.")] = 1.0,
+    keep_finite: Annotated[
+        bool, typer.Option("--keep-finite", help="Draw again where a number would become NaN or infinite.")
+    ] = False,
+    keep_sign: Annotated[
+        bool, typer.Option("--keep-sign", help="Draw again where a number would change its sign.")
+    ] = False,
+    crc: Checksums = "stale",
+    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the injection to this file, for unsilent checkpoint replay.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
+    as_json: o.Json = False,
+) -> int:
+    """Draw faults and change the checkpoint in place; it can be undone."""
+    from unsilent.checkpoints.checkpoint import Checkpoint
+    from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
+    from unsilent.faults.models import fault_model
+
+    options = DrawOptions(law, probability, keep_finite, keep_sign, seed)
+    with Checkpoint(path) as checkpoint:
+        faults = draw_faults(checkpoint, corruptible(checkpoint, at or (), section or ()), fault_model(fault), options)
+        return _inject(checkpoint, faults, crc, save, dry_run, as_json, {"fault": fault, "seed": seed, "law": law})
+
+
+def replay(
+    path: CheckpointPath,
+    injection: Annotated[
+        Path, typer.Argument(help="An injection saved by corrupt, or a list of fault records.", show_default=False)
+    ],
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            help="OLD=NEW: the tensor, layer or section OLD of the injection "
+            "is called NEW in this checkpoint. Repeat for several.",
+            metavar="OLD=NEW",
+        ),
+    ] = None,
+    same_bits: Annotated[
+        bool,
+        typer.Option(
+            "--same-bits", help="Write the bits that the injection left, and refuse where the bits before differ."
+        ),
+    ] = False,
+    crc: Checksums = "stale",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
+    as_json: o.Json = False,
+) -> int:
+    """Repeat a saved injection in this checkpoint, or in another one of another format."""
+    from unsilent.checkpoints.checkpoint import Checkpoint
+    from unsilent.checkpoints.injection_file import read_injection, with_same_bits
+
+    names = dict(pair.partition("=")[::2] for pair in rename or [])
+    if not all(names.values()):
+        raise UsageError(f"--map is {' '.join(rename or [])}; expected OLD=NEW, like --map layer1=encoder.layer1")
+    saved = read_injection(injection, names)
+    with Checkpoint(path) as checkpoint:
+        faults = with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]
+        return _inject(checkpoint, faults, crc, None, dry_run, as_json, {"replayed": injection.name})
+
+
+def undo(
+    path: CheckpointPath,
+    everything: Annotated[bool, typer.Option("--all", help="Undo all edits, not only the last one.")] = False,
+    as_json: o.Json = False,
+) -> int:
+    """Take back the last edit; the checkpoint is as before, byte for byte."""
+    from unsilent.checkpoints.editing import undo_edit
+
+    done = undo_edit(path, everything)
+    changed = sum(len(patch.after) for edit in done for patch in edit.patches)
+    if as_json:
+        _print_json(
+            "unsilent/checkpoint-undo/1", "checkpoint undo", edits=[edit.number for edit in done], bytes=changed
+        )
+    else:
+        noun = "edit" if len(done) == 1 else "edits"
+        print(f"{len(done)} {noun} of {path} undone: {changed:,} bytes restored and read again")
+    return 0
+
+
+def diff(
+    first: CheckpointPath,
+    second: Annotated[
+        Path, typer.Argument(metavar="OTHER", help="The checkpoint to compare with.", show_default=False)
+    ],
+    output: o.Page = None,
+    as_json: o.Json = False,
+    plain: o.Plain = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Compare two checkpoints tensor by tensor, whatever their formats; the exit code is 1 where they differ."""
+    from unsilent.checkpoints.checkpoint import Checkpoint
+    from unsilent.checkpoints.comparing import SAME, compare
+    from unsilent.checkpoints.difference_report import difference_report
+    from unsilent.cli.report_output import show_report
+
+    with Checkpoint(first) as one, Checkpoint(second) as two, _bytes_shown(one, "comparing", quiet) as progress:
+        differences = list(compare(one, two, progress))
+    show_report(difference_report(first, second, differences), output, as_json, plain)
+    return int(any(d.status != SAME for d in differences))
+
+
+def manifest(
+    path: CheckpointPath,
+    output: Annotated[
+        Path | None,
+        typer.Option(*o.OUTPUT_FLAGS, help="Where to write the manifest.", show_default="CHECKPOINT.manifest.json"),
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Compute the fast hash (xxh3-128) only, not SHA-256.")] = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Hash every tensor, so that verify can tell later which one has changed."""
+    from unsilent.checkpoints.checkpoint import Checkpoint
+    from unsilent.checkpoints.manifest import make_manifest, manifest_path, write_manifest
+
+    target = output or manifest_path(path)
+    with (
+        Checkpoint(path) as checkpoint,
+        _bytes_shown(checkpoint, "hashing", quiet) as progress,
+    ):
+        result = make_manifest(checkpoint, progress, fast)
+    write_manifest(result, target)
+    if as_json:
+        _print_json(
+            "unsilent/checkpoint-manifest/1", "checkpoint manifest", manifest=str(target), tensors=len(result.tensors)
+        )
+    else:
+        print(f"Manifest of {len(result.tensors):,} tensors: {target}")
+    return 0
+
+
+def verify(
+    path: CheckpointPath,
+    manifest: Annotated[
+        Path | None, typer.Option(help="The manifest.", show_default="CHECKPOINT.manifest.json")
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Compare the fast hash (xxh3-128) only.")] = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Compare a checkpoint with its manifest; the exit code is 1 where a tensor has changed."""
+    from unsilent.checkpoints import manifest as manifests
+    from unsilent.checkpoints.checkpoint import Checkpoint
+
+    expected = manifests.read_manifest(manifest or manifests.manifest_path(path))
+    with (
+        Checkpoint(path) as checkpoint,
+        _bytes_shown(checkpoint, "hashing", quiet) as progress,
+    ):
+        problems = manifests.verify(checkpoint, expected, progress, fast)
+    if as_json:
+        _print_json("unsilent/checkpoint-verify/1", "checkpoint verify", verified=not problems, problems=problems,
+                    tensors=len(expected.tensors))  # fmt: skip
+    elif problems:
+        print("\n".join(problems))
+        print(f"{len(problems):,} differences from the manifest of {len(expected.tensors):,} tensors")
+    else:
+        print(f"All {len(expected.tensors):,} tensors are as the manifest says")
+    return int(bool(problems))
+
+
+VERBS: dict[str, Callable[..., int]] = {
+    "inspect": inspect, "corrupt": corrupt, "undo": undo, "replay": replay, "diff": diff, "manifest": manifest, "verify": verify,
+}  # fmt: skip
+
+
+def make_checkpoint_app(**settings: Any) -> typer.Typer:
+    """The verbs of ``unsilent checkpoint``; ``settings``: of the typer application."""
+    app = typer.Typer(**settings)
+    for name, verb in VERBS.items():
+        app.command(name, cls=o.Panels)(verb)
+    return app
+
+
+def _inject(
+    checkpoint: Any, faults: Any, crc: str, save: Path | None, dry_run: bool, as_json: bool, details: dict[str, Any]
+) -> int:
+    """Plan, apply and report faults of one command."""
+    from unsilent.checkpoints.editing import apply_edit, refuse_interrupted
+    from unsilent.checkpoints.injection_file import injection_json
+    from unsilent.checkpoints.manifest import replace_file
+    from unsilent.report.text import count_text
+
+    refuse_interrupted(checkpoint.path)
+    patches, receipt = checkpoint.plan(faults, crc)
+    saved = injection_json(receipt, checkpoint=checkpoint.path.name, crc=crc, **details)
+    if save is not None and save.resolve() == checkpoint.path.resolve():
+        raise UsageError(f"--save {save} is the checkpoint itself; give another file")
+    record = None if dry_run else apply_edit(checkpoint.path, patches, saved)
+    if save is not None:
+        replace_file(save, json.dumps(saved, separators=(",", ":")).encode() + b"\n")
+    changed = sum(len(patch.after) for patch in patches)
+    if as_json:
+        _print_json("unsilent/checkpoint-corrupt/1", "checkpoint corrupt", results=receipt.to_json(), bytes=changed,
+                    changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run)  # fmt: skip
+        return 0
+    what = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
+    where = f"{count_text(len(receipt.applied_faults), 'tensor')} of {checkpoint.path}"
+    print(f"{'Would change' if dry_run else 'Changed'} {what} in {where}")
+    for hit in receipt.applied_faults[:10]:
+        print(f"  {hit}")
+    if len(receipt.applied_faults) > 10:
+        print(f"  and {len(receipt.applied_faults) - 10:,} more tensors")
+    if record is not None:
+        print(f"Undo it with: unsilent checkpoint undo {checkpoint.path}")
+    return 0
+
+
+def _print_json(schema: str, command: str, **fields: Any) -> None:
+    print(json.dumps({"schema": schema, "command": command, **fields}, indent=2))
+
+
+@contextmanager
+def _bytes_shown(checkpoint: Any, what: str, quiet: bool) -> Iterator[Any]:
+    """A bar on a terminal while all of a large checkpoint is read; yields what is called with numbers of bytes."""
+    import sys
+
+    total = sum(t.numel * t.item_size for t in checkpoint.tensors.values())
+    if quiet or total < 2**28 or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
