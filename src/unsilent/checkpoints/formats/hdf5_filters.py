@@ -22,6 +22,10 @@ _PART = 1 << 20
 """Bytes of which Fletcher's sums are taken at once; even."""
 
 
+_MOST_TRIED = 2**30
+"""Bytes that are compressed to find a short enough form."""
+
+
 class Fletcher32:
     """HDF5's Fletcher-32 of bytes that come in parts.
 
@@ -182,13 +186,15 @@ class ChunkPacking:
 
 
 def _zlib_streams(content: bytes) -> Iterator[bytes]:
-    """The content compressed in one way after another, the ones that most often give the smallest first."""
-    memories, strategies = (9, 8, 7, 6, 5), (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED)
-    for memory, strategy, level in itertools.product(memories, strategies, (9, 6, 4, 1)):
+    """The content compressed in one way after another, the ones that most often give the smallest first.
+
+    Less memory makes shorter blocks with codes of their own, which suits shuffled bytes.
+    """
+    plain = itertools.product(range(9, 0, -1), (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED), (9, 6, 4, 1, 5, 3, 2))
+    most = max(10, _MOST_TRIED // max(len(content), 1))
+    for memory, strategy, level in itertools.islice(itertools.chain(plain, [(9, zlib.Z_HUFFMAN_ONLY, 9)]), most):
         stream = zlib.compressobj(level, zlib.DEFLATED, zlib.MAX_WBITS, memory, strategy)
         yield stream.compress(content) + stream.flush()
-    stream = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
-    yield stream.compress(content) + stream.flush()
     yield zlib.compress(content, 0)
 
 
