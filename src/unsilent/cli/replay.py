@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsilent.cli import typer_options as o
+from unsilent.cli.tables import show_lines
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -137,7 +138,11 @@ def show_replay(result: TrialReplay[Any], as_json: bool, plain: bool = False, **
     if as_json:
         print(json.dumps({**result.to_json(), **more}, indent=2))
     else:
-        print("\n".join(f"{'# ' if plain else ''}{line}" for line in str(result).splitlines()))
+        lines = str(result).splitlines()
+        if plain:
+            print("\n".join(f"# {line}" for line in lines))
+        else:
+            show_lines(*lines)
     return 0 if result.is_identical else 1
 
 

@@ -13,29 +13,30 @@ ANY_WIDTH = 10_000
 
 
 def show_table(rows: Sequence[Sequence[object]], heads: Sequence[str], optional: Sequence[str] = ()) -> None:
-    """Print rows under heads, behind an empty line. Columns without any text are left out.
-
-    Where a terminal is too narrow, ``optional`` columns are left out, too, the first of them first.
-    """
+    """Print rows under heads. Where a terminal is too narrow, ``optional`` columns are left out, the first of them first."""
     from unsilent.render.report_terminal import print_table
     from unsilent.report.model import Table, TableRow, columns
 
-    filled = [number for number in range(len(heads)) if any(str(row[number]) for row in rows)]
-    heads = [heads[number] for number in filled]
     priority = {head: len(optional) - number for number, head in enumerate(optional)}
     table = Table(
         columns(*heads, left=heads, priority=priority),
-        tuple(TableRow(tuple(str(row[number]) for number in filled)) for row in rows),
+        tuple(TableRow(tuple(map(str, row))) for row in rows),
         terminal_rows=len(rows),
     )
     print_table(table, _console(), has_all="--json")
 
 
 def show_lines(*lines: str) -> None:
-    """Print lines of text, wrapped at blanks on a terminal."""
+    """Print lines of text; on a terminal wrapped at blanks and indented as they begin."""
     from unsilent.render.console import print_lines
+    from unsilent.report.text import wrapped
 
-    print_lines(_console(), lines, plain=False)
+    console = _console()
+    for line in lines:
+        text = line.lstrip()
+        indent = " " * (len(line) - len(text))
+        parts = wrapped(text, console.width - len(indent)) if console.is_terminal and text else [text]
+        print_lines(console, [indent + part for part in parts], plain=False, no_wrap=True)
 
 
 def _console() -> Console:
