@@ -322,7 +322,7 @@ def _groups_table(kind: str, groups: list[TrialGroup]) -> Table:
     rows = [
         TableRow((short(escape_unprintable(g.name), NAME), g.n, *_group_shares(g), counts_text(g.counts))) for g in kept
     ]
-    heads = columns(kind, "trials", *SHARES, "not masked", left=("not masked",))
+    heads = columns(kind, "trials", *SHARES, "not masked", left=("not masked",), priority={"not masked": 1})
     return Table(heads, tuple(rows), terminal_rows=GROUPS, more_rows_text=CUT.format("harmful"), on_page=False)
 
 
