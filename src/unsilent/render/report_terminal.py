@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from unsilent.render.cells import header_text, texts
+from unsilent.render.cells import filled_columns, header_text, texts
 from unsilent.render.console import print_columns, print_lines
 from unsilent.render.report_json import row_object
 from unsilent.report.model import Column, Report, Table
@@ -68,7 +68,7 @@ def print_table(table: Table, console: Console, has_all: str = "--plain") -> Non
         return
     rows = table.rows[: table.terminal_rows]
     every = [texts(table.columns, row) for row in rows]
-    filled = [number for number in range(len(table.columns)) if not rows or any(line[number] for line in every)]
+    filled = filled_columns(table.columns, every)
     columns = [table.columns[number] for number in filled]
     heads = [header_text(column) for column in columns]
     cells = [[line[number] for number in filled] for line in every]
