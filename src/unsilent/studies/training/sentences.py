@@ -101,9 +101,9 @@ def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
     return [(name, f"{getattr(result.thresholds, name):g}", *SOURCES[name]) for name in SOURCES]
 
 
-def part_name(part: TrainingPvfRow) -> str:
-    """``block1 (param)``."""
-    return escape_unprintable(part.part or part.target) + (
+def part_name(part: TrainingPvfRow, quote: str = "") -> str:
+    """``block1 (param)``; ``quote``: what stands around the name."""
+    return f"{quote}{escape_unprintable(part.part or part.target)}{quote}" + (
         f" ({escape_unprintable(part.memory_kind)})" if part.memory_kind else ""
     )
 
@@ -206,7 +206,7 @@ def _pvf_headline(result: TrainingResult) -> str:
     if not any(part.failures for part in result.parts):
         return f"No corruption of {many} of {escape_unprintable(result.workload)} ended in a convergence failure"
     return (
-        f"{part_name(worst)} has the highest training PVF of {many} of {escape_unprintable(result.workload)}: "
+        f"{part_name(worst, '`')} has the highest training PVF of {many} of {escape_unprintable(result.workload)}: "
         f"{in_percent(worst.pvf)} of {worst.n:,} corruptions end in a convergence failure (exploratory: the order of targets "
         "is not tested)"
     )
