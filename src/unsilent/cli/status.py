@@ -57,7 +57,12 @@ class Status:
 
 def status(
     stores: Annotated[
-        list[Path] | None, typer.Argument(help="Stores, or folders of stores.", show_default="the current folder")
+        list[Path] | None,
+        typer.Argument(
+            metavar="STORE",
+            help="Stores, or folders of stores. [default: the current folder]",
+            show_default=False,
+        ),
     ] = None,
     as_json: o.Json = False,
 ) -> int:
