@@ -111,7 +111,10 @@ def options() -> Iterator[str]:
                 panels.setdefault("Arguments" if parameter.param_type_name == "argument" else title, []).append(record)
         for title, records in sorted(panels.items(), key=lambda item: item[0] != "Arguments"):
             yield f"**{title}**\n"
-            yield from table(("option", "what it does"), ((f"`{name}`", line(text)) for name, text in records))
+            yield from table(
+                ("option", "what it does"),
+                ((f"`{name.replace('<list[Path]>', '<path>')}`", line(text)) for name, text in records),
+            )
 
 
 # -- Python --------------------------------------------------------------------------------------------------------------
