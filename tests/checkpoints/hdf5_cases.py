@@ -110,3 +110,13 @@ def use_all(path: Path) -> int:
             except UsageError:
                 continue
         return len(checkpoint.tensors)
+
+
+def usable_or_refused(where: Path) -> int:
+    """1 where the file could be listed, 0 where it was refused in one line."""
+    try:
+        use_all(where)
+    except UsageError as error:
+        assert str(error).isprintable()  # noqa: PT017
+        return 0
+    return 1
