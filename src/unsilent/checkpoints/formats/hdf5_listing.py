@@ -145,11 +145,17 @@ def _chunks(identifier: Any, most: int) -> list[list[Any]]:
 
 
 def _limit(memory: int, seconds: int, output: int) -> None:
-    for what, most in (
-        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, output),
-    ):  # fmt: skip
-        resource.setrlimit(what, (most, most))
+    """Set limits that nothing in this process can raise again; lower ones stay."""
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_FSIZE: output,
+    }
+    for what, most in limits.items():
+        _, present = resource.getrlimit(what)
+        least = most if present == resource.RLIM_INFINITY else min(most, present)
+        resource.setrlimit(what, (least, least))
 
 
 def main(arguments: list[str]) -> None:
