@@ -28,7 +28,8 @@ PAGES = [
     if re.search(r"^ *```(python|console)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
 ]
 REASONS = re.compile(
-    r"needs a GPU|needs several machines|needs Lightning|needs a Trainer|needs a file of yours|takes more than a minute|sets up an environment"
+    r"needs a GPU|needs several machines|needs Lightning|needs a Trainer|needs a file of yours"
+    r"|takes more than a minute|sets up an environment"
     r"|(?P<how>run|a whole script is run) in (?P<page>\S+\.md)"
 )
 _BLOCK = re.compile(
