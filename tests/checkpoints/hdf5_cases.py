@@ -97,6 +97,11 @@ def stored(content: bytes, path: str) -> Any:
         return file[path][()]
 
 
+def content_of(checkpoint: Checkpoint, tensor: StoredTensor) -> Any:
+    """All elements, as unsigned words."""
+    return np.frombuffer(b"".join(bytes(part) for part in checkpoint.content(tensor)), f"<u{tensor.item_size}")
+
+
 def use_all(path: Path) -> int:
     """Open a file and read and plan all that can be; what is wrong with it raises ``UsageError``. Number of tensors."""
     with Checkpoint(path) as checkpoint:
@@ -110,3 +115,13 @@ def use_all(path: Path) -> int:
             except UsageError:
                 continue
         return len(checkpoint.tensors)
+
+
+def usable_or_refused(where: Path) -> int:
+    """1 where the file could be listed, 0 where it was refused in one line."""
+    try:
+        use_all(where)
+    except UsageError as error:
+        assert str(error).isprintable()  # noqa: PT017
+        return 0
+    return 1

@@ -6,17 +6,23 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unsilent.cli import typer_options as o
 from unsilent.errors import UsageError
 
+if TYPE_CHECKING:
+    from unsilent.checkpoints.corrupting import CheckpointEdit
+
 _PATH = typer.Argument(
     metavar="CHECKPOINT", help="A checkpoint file, or the folder of a sharded one.", show_default=False
 )
 CheckpointPath = Annotated[Path, _PATH]
+HtmlPage = Annotated[
+    Path | None, typer.Option(*o.OUTPUT_FLAGS, help="Write the report to this HTML page as well.", show_default=False)
+]
 Checksums = Annotated[
     str, typer.Option("--crc", help="Checksums in the file that cover a changed byte: stale (left, as by a fault in storage) "
                       "or fixed (made to fit, as by a fault in memory before saving).", metavar="stale|fixed")]  # fmt: skip
@@ -31,7 +37,7 @@ def inspect(
     no_values: Annotated[
         bool, typer.Option("--no-values", help="List tensors only; read none of their values.")
     ] = False,
-    output: o.Page = None,
+    output: HtmlPage = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
     quiet: o.Quiet = False,
@@ -92,14 +98,12 @@ def corrupt(
     as_json: o.Json = False,
 ) -> int:
     """Draw faults and change the checkpoint in place; it can be undone."""
-    from unsilent.checkpoints.checkpoint import Checkpoint
-    from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
-    from unsilent.faults.models import fault_model
+    from unsilent.checkpoints.corrupting import corrupt
+    from unsilent.checkpoints.drawing import DrawOptions
 
     options = DrawOptions(law, probability, keep_finite, keep_sign, seed)
-    with Checkpoint(path) as checkpoint:
-        faults = draw_faults(checkpoint, corruptible(checkpoint, at or (), section or ()), fault_model(fault), options)
-        return _inject(checkpoint, faults, crc, save, dry_run, as_json, {"fault": fault, "seed": seed, "law": law})
+    edit = corrupt(path, at or (), section=section or (), fault=fault, options=options, crc=crc, dry_run=dry_run)
+    return _show_edit(edit, save, dry_run, as_json)
 
 
 def replay(
@@ -127,16 +131,13 @@ def replay(
     as_json: o.Json = False,
 ) -> int:
     """Repeat a saved injection in this checkpoint, or in another one of another format."""
-    from unsilent.checkpoints.checkpoint import Checkpoint
-    from unsilent.checkpoints.injection_file import read_injection, with_same_bits
+    from unsilent.checkpoints.corrupting import replay
 
     names = dict(pair.partition("=")[::2] for pair in rename or [])
     if not all(names.values()):
         raise UsageError(f"--map is {' '.join(rename or [])}; expected OLD=NEW, like --map layer1=encoder.layer1")
-    saved = read_injection(injection, names)
-    with Checkpoint(path) as checkpoint:
-        faults = with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]
-        return _inject(checkpoint, faults, crc, None, dry_run, as_json, {"replayed": injection.name})
+    edit = replay(path, injection, names=names, same_bits=same_bits, crc=crc, dry_run=dry_run)
+    return _show_edit(edit, None, dry_run, as_json)
 
 
 def undo(
@@ -164,7 +165,7 @@ def diff(
     second: Annotated[
         Path, typer.Argument(metavar="OTHER", help="The checkpoint to compare with.", show_default=False)
     ],
-    output: o.Page = None,
+    output: HtmlPage = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
     quiet: o.Quiet = False,
@@ -254,37 +255,27 @@ def make_checkpoint_app(**settings: Any) -> typer.Typer:
     return app
 
 
-def _inject(
-    checkpoint: Any, faults: Any, crc: str, save: Path | None, dry_run: bool, as_json: bool, details: dict[str, Any]
-) -> int:
-    """Plan, apply and report faults of one command."""
-    from unsilent.checkpoints.editing import apply_edit, refuse_interrupted
-    from unsilent.checkpoints.injection_file import injection_json
+def _show_edit(edit: CheckpointEdit, save: Path | None, dry_run: bool, as_json: bool) -> int:
+    """Save and print what one command changed."""
     from unsilent.checkpoints.manifest import replace_file
     from unsilent.report.text import count_text
 
-    refuse_interrupted(checkpoint.path)
-    patches, receipt = checkpoint.plan(faults, crc)
-    saved = injection_json(receipt, checkpoint=checkpoint.path.name, crc=crc, **details)
-    if save is not None and save.resolve() == checkpoint.path.resolve():
-        raise UsageError(f"--save {save} is the checkpoint itself; give another file")
-    record = None if dry_run else apply_edit(checkpoint.path, patches, saved)
+    receipt, record = edit.receipt, edit.undo_record
     if save is not None:
-        replace_file(save, json.dumps(saved, separators=(",", ":")).encode() + b"\n")
-    changed = sum(len(patch.after) for patch in patches)
+        replace_file(save, json.dumps(edit.injection, separators=(",", ":")).encode() + b"\n")
     if as_json:
-        _print_json("unsilent/checkpoint-corrupt/1", "checkpoint corrupt", results=receipt.to_json(), bytes=changed,
+        _print_json("unsilent/checkpoint-corrupt/1", "checkpoint corrupt", results=receipt.to_json(), bytes=edit.bytes_changed,
                     changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run)  # fmt: skip
         return 0
     what = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
-    where = f"{count_text(len(receipt.applied_faults), 'tensor')} of {checkpoint.path}"
+    where = f"{count_text(len(receipt.applied_faults), 'tensor')} of {edit.path}"
     print(f"{'Would change' if dry_run else 'Changed'} {what} in {where}")
     for hit in receipt.applied_faults[:10]:
         print(f"  {hit}")
     if len(receipt.applied_faults) > 10:
         print(f"  and {len(receipt.applied_faults) - 10:,} more tensors")
     if record is not None:
-        print(f"Undo it with: unsilent checkpoint undo {checkpoint.path}")
+        print(f"Undo it with: unsilent checkpoint undo {edit.path}")
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.spec import TrialId, differences, spec_value_text
 from unsilent.cli.report_output import show_report
-from unsilent.options import OptionValues, options_of
+from unsilent.options import OptionField, OptionValues, options_of
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text
 from unsilent.sizes import rough_duration_text
@@ -33,10 +33,12 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
         tuple(TableRow((target, flips, len(own))) for (target, flips), own in strata.items()),
         "Trials",
     )
-    options = options_of(verb.kind.spec)
     spelled = Table(
         (Column(""), Column("", left_aligned=True)),
-        tuple(TableRow((asking.flag, spec_value_text(name, getattr(spec, name)))) for name, asking in options.items()),
+        tuple(
+            TableRow((asking.flag, _value_text(name, asking, getattr(spec, name))))
+            for name, asking in options_of(verb.kind.spec).items()
+        ),
         "Options",
     )
     report = Report(
@@ -62,6 +64,12 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     )  # fmt: skip
     show_report(report, None, asked["as_json"], asked["plain"])
     return 0
+
+
+def _value_text(name: str, asking: OptionField, value: Any) -> str:
+    """``default``, not ``none``, where nothing was asked and help says what happens then."""
+    text = spec_value_text(name, value)
+    return "default" if text == "none" != value and asking.default_text else text
 
 
 def find_stored_trials(verb: Verb, spec: Any, result: Any, path: Path) -> set[TrialId]:

@@ -108,7 +108,8 @@ def run(arguments: list[str]) -> int:
         if "Usage:" in message:  # no arguments at all: the message is the help text
             print(message)
             return 2
-        return _fail(f"{message.rstrip('.')}; see unsilent --help", 2)
+        end = " See" if message.endswith("?") else "; see"
+        return _fail(f"{message.rstrip('.')}{end} unsilent --help", 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted(arguments)
     except UserCodeError as error:

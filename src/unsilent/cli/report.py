@@ -24,7 +24,10 @@ def report(
     context: typer.Context,
     store: o.StoreOrCard,
     other: Annotated[
-        Path | None, typer.Argument(help="A second store (B), to be compared with the first (A).", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="OTHER", help="A second store (B), to be compared with the first (A).", show_default=False
+        ),
     ] = None,
     unit: o.Unit = None,
     confidence: o.Confidence = 0.95,
@@ -40,7 +43,9 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            *o.OUTPUT_FLAGS, help="Path of the report page or card to write.", show_default="next to the store"
+            *o.OUTPUT_FLAGS,
+            help="Path of the report page or card to write. [default: next to the store]",
+            show_default=False,
         ),
     ] = None,
     canonical: Annotated[

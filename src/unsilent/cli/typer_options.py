@@ -19,6 +19,8 @@ from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.studies.pvf.spec import PvfSpec
 
 FIT_OPTION = Option("Raw FIT (failures per 1e9 hours) of one bit of memory.", OUTPUT_PANEL)
+_UNBROKEN = "\u2011"
+"""A hyphen at which no line is broken."""
 _METAVARS = {int: "<int>", float: "<float>", Path: "<path>"}
 
 
@@ -100,18 +102,22 @@ class Panels(TyperCommand):
             title = getattr(param, "rich_help_panel", None)
             if record := param.get_help_record(ctx):
                 title = title or ("Arguments" if isinstance(param, TyperArgument) else "Options")
-                panels.setdefault(title, []).append(record)
+                name, text = record
+                panels.setdefault(title, []).append((name.replace("<list[Path]>", "<path>"), text))
         for title in sorted(panels, key=("Arguments", *PANELS, "Options").index):
             with formatter.section(title):
-                formatter.write_dl(panels[title])
+                formatter.write_dl([(name, text.replace("-", _UNBROKEN)) for name, text in panels[title]])
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace(_UNBROKEN, "-")
 
 
 def _shared(cls: type, name: str) -> Any:
     return typer_parameter(options_of(cls)[name])
 
 
-StoreOrCard = Annotated[Path, typer.Argument(help="A campaign store, or a card.", show_default=False)]
-StoreFile = Annotated[Path, typer.Argument(help="A campaign store.", show_default=False)]
+StoreOrCard = Annotated[Path, typer.Argument(metavar="STORE", help="A campaign store, or a card.", show_default=False)]
+StoreFile = Annotated[Path, typer.Argument(metavar="STORE", help="A campaign store.", show_default=False)]
 With = Annotated[list[str] | None, _shared(PvfSpec, "options")]
 Json = Annotated[bool, _shared(OutputOptions, "as_json")]
 Plain = Annotated[bool, _shared(OutputOptions, "plain")]

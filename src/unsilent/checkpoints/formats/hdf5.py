@@ -132,7 +132,7 @@ def _obstacle_of_chunks(dataset: Dataset, item: int) -> str:
     size = math.prod(dataset.chunk) * item
     if size > MOST_PACKED_CHUNK and {DEFLATE, SHUFFLE} & set(codes):
         return f"its chunks have {size:,} bytes; {MOST_PACKED_CHUNK:,} can be unpacked at most"
-    if any(not 0 < _shuffled_item(dataset) <= size for _ in codes):
+    if not 0 < _shuffled_item(dataset) <= size:
         return "its filter shuffle is damaged"
     for chunk in dataset.chunks:
         applied = _applied(dataset, chunk)

@@ -59,22 +59,23 @@ def listing(h5py: Any, file: Any, most_chunks: int) -> list[dict[str, Any]]:
     """All datasets that hard links lead to, each once, under the first path in the order of the file."""
     known, result, chunks = _known_types(h5py), [], 0
     seen: set[int] = set()
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), file)]
+    waiting: list[tuple[tuple[bytes, ...], Any]] = [((), h5py.h5g.open(file.id, b"/"))]
     while waiting:
         path, parent = waiting.pop()
-        node = parent[path[-1]] if path else parent
-        address = h5py.h5o.get_info(node.id).addr
+        node = h5py.h5o.open(parent, path[-1]) if path else parent
+        address = h5py.h5o.get_info(node).addr
         if address in seen:
             continue
         seen.add(address)
         if len(seen) > MOST_OBJECTS or len(path) > MOST_LEVELS:
             raise TooMuch(f"it nests more than {MOST_OBJECTS:,} objects or {MOST_LEVELS} levels")
-        if isinstance(node, h5py.Dataset):
-            result.append({"path": path, **_described(h5py, node, known, most_chunks - chunks)})
+        if isinstance(node, h5py.h5d.DatasetID):
+            names = [name.decode("utf-8", "backslashreplace") for name in path]
+            result.append({"path": names, **_described(h5py, h5py.Dataset(node), known, most_chunks - chunks)})
             chunks += len(result[-1]["chunks"])
-        elif isinstance(node, h5py.Group):
-            names = [name for name in node if isinstance(node.get(name, getlink=True), h5py.HardLink)]
-            waiting += [((*path, name), node) for name in reversed(names)]
+        elif isinstance(node, h5py.h5g.GroupID):
+            hard = [name for name in node if node.links.get_info(name).type == h5py.h5l.TYPE_HARD]
+            waiting += [((*path, name), node) for name in reversed(hard)]
     return result
 
 
@@ -144,11 +145,17 @@ def _chunks(identifier: Any, most: int) -> list[list[Any]]:
 
 
 def _limit(memory: int, seconds: int, output: int) -> None:
-    for what, most in (
-        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, output),
-    ):  # fmt: skip
-        resource.setrlimit(what, (most, most))
+    """Set limits that nothing in this process can raise again; lower ones stay."""
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_FSIZE: output,
+    }
+    for what, most in limits.items():
+        _, present = resource.getrlimit(what)
+        least = most if present == resource.RLIM_INFINITY else min(most, present)
+        resource.setrlimit(what, (least, least))
 
 
 def main(arguments: list[str]) -> None:

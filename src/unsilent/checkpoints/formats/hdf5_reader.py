@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,24 +126,15 @@ def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
         folders.append(str(Path(found.origin).parents[1].absolute()))
     limits = LIMITS
     numbers = (descriptor, begin, size, limits.memory, limits.cpu_seconds, MOST_METADATA, limits.chunks)
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [sys.executable, "-I", str(LISTING), *map(str, numbers), *dict.fromkeys(folders)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[descriptor],
-            env={**os.environ, **_ENVIRONMENT},
-        )
-        try:
-            code = process.wait(limits.seconds)
-        except subprocess.TimeoutExpired:
-            raise _damaged(where, f"libhdf5 had not finished after {limits.seconds:g} seconds") from None
-        finally:
-            process.kill()
-            process.wait()
-        output.seek(0)
-        content = output.read(MOST_METADATA + 1)
+    command = [sys.executable, "-I", str(LISTING), *map(str, numbers), *dict.fromkeys(folders)]
+    try:
+        code, content = _run(command, descriptor, limits.seconds)
+    except subprocess.TimeoutExpired:
+        raise _damaged(where, f"libhdf5 had not finished after {limits.seconds:g} seconds") from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot start a process that reads {where}: {error.strerror}; free memory or disk space"
+        ) from None
     if code or len(content) > MOST_METADATA:
         how = f"was killed by signal {-code}" if code < 0 else "ended with an error"
         raise _damaged(where, f"the process that reads it with libhdf5 {how}")
@@ -151,6 +142,26 @@ def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         raise _damaged(where, "libhdf5's answer is no JSON") from None
+
+
+def _run(command: Sequence[str], descriptor: int, seconds: float) -> tuple[int, bytes]:
+    """Exit status and output of a process that has one open file of ours; raises ``OSError`` and ``TimeoutExpired``."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        return code, output.read(MOST_METADATA + 1)
 
 
 def _sizes(values: Iterable[Any], least: int = 0) -> tuple[int, ...]:
@@ -164,31 +175,42 @@ def _sizes(values: Iterable[Any], least: int = 0) -> tuple[int, ...]:
 def _checked(record: dict[str, Any], begin: int, size: int) -> Dataset:
     """A dataset from JSON; raises ``ValueError`` and its like."""
     path = tuple(map(str, record["path"]))
-    shape, chunk = _sizes(record["shape"] or ()), _sizes(record["chunk"], 1)
+    without_elements = record["shape"] is None  # HDF5's null dataspace
+    shape = (0,) if without_elements else _sizes(record["shape"])
+    chunk = _sizes(record["chunk"], 1)
     if len(shape) > MOST_DIMENSIONS or math.prod(shape) >= _MOST or math.prod(chunk) >= _MOST:
         raise ValueError(f"the shape of {ascii(path)[:80]} is too large")
-    bytes_of = _sizes([record["offset"] or 0, record["size"]])
     chunks = []
-    for offset, stored, skipped, start in record["chunks"]:
-        _sizes((offset, stored, skipped))
-        chunks.append(Chunk(begin + offset, stored, skipped, _sizes(start)))
-    for first, length in ((begin + bytes_of[0], bytes_of[1]), *((c.offset, c.size) for c in chunks)):
-        if first + length > begin + size:
+    for at, stored, skipped, start in record["chunks"]:
+        _sizes((at, stored, skipped))
+        chunks.append(Chunk(begin + at, stored, skipped, _sizes(start)))
+    first, length = _sizes([record["offset"] or 0, record["size"]])
+    for at, stored in ((begin + first, length), *((c.offset, c.size) for c in chunks)):
+        if at + stored > begin + size:
             raise ValueError(f"{ascii(path)[:80]} ends beyond the end of the file")
-    starts = [c.start for c in chunks]
-    on_grid = all(
-        len(start) == len(shape) == len(chunk)
-        and all(at % step == 0 and at < length for at, step, length in zip(start, chunk, shape, strict=True))
-        for start in starts
-    )
-    if not on_grid or len(set(starts)) != len(starts):
+    if not _are_of_grid([c.start for c in chunks], shape, chunk):
         raise ValueError(f"{ascii(path)[:80]} has chunks that are not of its grid")
-    filters = tuple((_sizes([code])[0], _sizes(values)) for code, values in record["filters"])
-    offset = None if record["offset"] is None or record["shape"] is None else begin + bytes_of[0]
     return Dataset(
-        path, str(record["dtype"]), record["big_endian"] is True, shape if record["shape"] is not None else (0,),
-        str(record["layout"]), offset, bytes_of[1], chunk, filters, tuple(chunks),
-    )  # fmt: skip
+        path,
+        escape_unprintable(record["dtype"])[:40],
+        record["big_endian"] is True,
+        shape,
+        str(record["layout"]),
+        None if record["offset"] is None or without_elements else begin + first,
+        length,
+        chunk,
+        tuple((_sizes([code])[0], _sizes(values)) for code, values in record["filters"]),
+        tuple(chunks),
+    )
+
+
+def _are_of_grid(starts: list[tuple[int, ...]], shape: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
+    """Whether chunks begin where chunks of that shape do, each elsewhere."""
+    if len(set(starts)) != len(starts) or any(not len(start) == len(shape) == len(chunk) for start in starts):
+        return False
+    return all(
+        at % step == 0 and at < length for start in starts for at, step, length in zip(start, chunk, shape, strict=True)
+    )
 
 
 def _refuse_overlaps(found: list[Dataset], where: str) -> None:

@@ -35,7 +35,7 @@ from unsilent.studies.pvf.analysis import analyse, non_default_question_options
 from unsilent.studies.pvf.kind import PvfStore
 from unsilent.studies.pvf.precision import Precision
 from unsilent.studies.pvf.spec import PvfSpec
-from unsilent.studies.pvf.words import accuracy_text
+from unsilent.studies.pvf.words import accuracy_text, info_text
 
 SCHEMA = "unsilent-pvf-card"
 VERSION = 1
@@ -385,4 +385,4 @@ def facts(card: PvfCard) -> Iterator[tuple[str, str]]:
     yield "device", f"{card.device}, {card.dtype}, {count_text(card.threads, 'thread')}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in card.versions.items())
     accuracy = accuracy_text(card.info)
-    yield from ((key, str(value)) for key, value in card.info.items() if key != "accuracy" or not accuracy)
+    yield from ((key, info_text(value)) for key, value in card.info.items() if key != "accuracy" or not accuracy)
