@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -41,6 +42,7 @@ def work(
     fuzzer = Fuzzer(seeds, folder / "case", seed, formats)
     install_audit()
     os.chdir(folder)
+    warnings.simplefilter("error")
     fuzzer.run_seeds()
     limit_memory()
     for number in numbers:

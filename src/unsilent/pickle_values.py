@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -98,7 +99,9 @@ def read_pickle(content: bytes, most_opcodes: int = 20_000_000, start: int = 0) 
     stream = io.BytesIO(content)
     stream.seek(start)
     try:
-        return _Machine(most_opcodes).run(_opcodes(stream, start)), stream.tell()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of backslashes in strings of protocol 0
+            return _Machine(most_opcodes).run(_opcodes(stream, start)), stream.tell()
     except PickleDamaged:
         raise
     except (ValueError, IndexError, KeyError, OverflowError, TypeError, AttributeError, MemoryError) as error:

@@ -31,7 +31,7 @@ def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
     """The content of a plain file of at most ``max_bytes`` bytes; raises ``UsageError``."""
     with open_plain(path, name) as file:
         try:
-            content = file.read(max_bytes + 1)
+            content = _read_at_most(file, max_bytes + 1)
         except OSError as error:
             raise UsageError(f"cannot read {name or path}: {error.strerror or error}") from None
     if len(content) > max_bytes:
@@ -39,6 +39,15 @@ def read_plain(path: str | Path, max_bytes: int, name: str = "") -> bytes:
             f"{name or path} is larger than {max_bytes >> 20} MiB, the size limit for this kind of file; give a smaller file"
         )
     return content
+
+
+def _read_at_most(file: BinaryIO, most: int) -> bytes:
+    """Up to ``most`` bytes. Piece by piece, as one call would take memory for all that it may return."""
+    parts = []
+    while most and (part := file.read(min(most, 2**20))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
 
 
 def _without_waiting(path: str, flags: int) -> int:

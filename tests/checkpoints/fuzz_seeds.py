@@ -108,6 +108,41 @@ def _dcp(folder: Path) -> None:
     (bomb / ".metadata").write_bytes(pickle.dumps(Bomb()))
 
 
+def _legacy(folder: Path) -> None:
+    torch.save(training(), folder / "training.pt", _use_new_zipfile_serialization=False)
+    torch.save(views(), folder / "views.pt", _use_new_zipfile_serialization=False)
+    (folder / "bomb.pt").write_bytes(pickle.dumps(Bomb()))
+
+
+def _deepspeed(folder: Path) -> None:
+    """Stage 2 and stage 3, two ranks each, one group of two parameters with six elements."""
+    shapes = {"a": torch.Size((2, 2)), "b": torch.Size((2,))}
+    for stage in (2, 3):
+        own = folder / f"stage{stage}"
+        own.mkdir()
+        model = {"buffer_names": [], "param_shapes": [shapes], "global_steps": 12}
+        if stage == 2:
+            whole = {"module": {name: torch.ones(shape).bfloat16() for name, shape in shapes.items()}}
+            torch.save(model | whole, own / "mp_rank_00_model_states.pt")
+        for rank in range(2):
+            if stage == 3:
+                empty = {"module": {name: torch.zeros(0) for name in shapes}, "frozen_param_shapes": None}
+                torch.save(model | empty, own / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+            state = {key: torch.arange(3.0) + rank for key in ("exp_avg", "exp_avg_sq")}
+            base = {"state": {0: {"step": torch.tensor(3.0)} | state}, "param_groups": [{"lr": 0.01, "params": [0]}]}
+            masters = [torch.arange(3.0) - rank]
+            zero = {"zero_stage": stage, "loss_scaler": Bomb()} | (
+                {"partition_count": 2, "optimizer_state_dict": base, "fp32_flat_groups": masters}
+                if stage == 3
+                else {
+                    "partition_count": [2], "base_optimizer_state": base, "single_partition_of_fp32_groups": masters,
+                    "param_alignment_paddings": [[0, 0]],
+                }
+            )  # fmt: skip
+            name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+            torch.save({"optimizer_state_dict": zero, "ds_version": "0.19.8"}, own / name)
+
+
 def _hdf5_content() -> bytes:
     import h5py
 
@@ -138,6 +173,8 @@ def _keras(folder: Path) -> None:
 MAKERS: dict[str, Maker] = {
     "torch.save": Maker(_torch_zip),
     "torch.distributed.checkpoint": Maker(_dcp, 0.5),
+    "torch.save (legacy)": Maker(_legacy),
+    "DeepSpeed": Maker(_deepspeed, 0.5),
     "safetensors": Maker(_safetensors),
     "HDF5": Maker(_hdf5, 0.02),
     "Keras": Maker(_keras, 0.01),

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from unsilent.closing import Closing
 from unsilent.errors import UsageError
 from unsilent.plainfiles import open_plain
+from unsilent.printable import escape_unprintable
 
 MOST_OPEN = 64
 MOST_METADATA = 256 * 2**20
@@ -52,17 +53,20 @@ class CheckpointFiles(Closing):
                 f"{self.root} names the file {ascii(name)[:80]}, which is not inside it; the checkpoint is damaged"
             )
         path = self.root.joinpath(*parts)
-        if any(
-            parent.is_symlink()
-            for parent in (path, *path.parents)
-            if parent.is_relative_to(self.root) and parent != self.root
-        ):
-            raise UsageError(f"{path} is a symbolic link; copy the checkpoint with its files and give the copy")
+        inside = (p for p in (path, *path.parents) if p.is_relative_to(self.root) and p != self.root)
+        try:
+            is_link = any(parent.is_symlink() for parent in inside)
+        except OSError as error:  # a name that is too long
+            raise UsageError(f"cannot read {self.shown(name)}: {error.strerror}; the checkpoint is damaged") from None
+        if is_link:
+            raise UsageError(
+                f"{self.shown(name)} is a symbolic link; copy the checkpoint with its files and give the copy"
+            )
         return path
 
     def shown(self, name: str) -> str:
-        """What errors call a file."""
-        return str(self.root / name) if name else str(self.root)
+        """What errors call a file; its name may come from a damaged file."""
+        return f"{self.root}/{escape_unprintable(name[:80])}" if name else str(self.root)
 
     def descriptor(self, name: str) -> int:
         """An open file descriptor for reading."""

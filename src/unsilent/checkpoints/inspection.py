@@ -48,7 +48,8 @@ def summarise(
         numbers = codec.decode(words) if codec.numpy_dtype is None else words.view(codec.numpy_dtype)
         finite = np.abs(numbers[np.isfinite(numbers)])
         nonfinite += numbers.size - finite.size
-        extreme += int(np.count_nonzero(finite > bound))
+        with np.errstate(over="ignore"):  # a bound beyond what the dtype holds
+            extreme += int(np.count_nonzero(finite > bound))
         if finite.size:
             largest = max(float(finite.max()), largest or 0.0)
         progress(len(part))
