@@ -7,6 +7,7 @@ that lead to the value in its file, so that one saved with ``torch.save`` and on
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from unsilent.printable import escape_unprintable
@@ -64,14 +65,19 @@ def logical_name(path: Sequence[str], is_number: bool = False) -> str:
 
 
 def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
-    """A name for every value, none twice: where two would have the same, the later ones keep all of their keys."""
+    """A name for every value, none twice: where two would have the same, the later ones keep all of their keys.
+
+    Values with the same keys, as only damaged files have them, are numbered: ``model/w``, ``model/w'1``, ``model/w'2``.
+    """
     result, taken = [], set()
+    used: Counter[str] = Counter()
     for path, number in zip(paths, numbers, strict=True):
         name = logical_name(path, number)
         if name in taken:
-            name = escape_unprintable("/".join((name.partition("/")[0], *path)))
-        while name in taken:
-            name += "'"
+            name = whole = escape_unprintable("/".join((name.partition("/")[0], *path)))
+            while name in taken:
+                used[whole] += 1
+                name = f"{whole}'{used[whole]}"
         taken.add(name)
         result.append(name)
     return result

@@ -18,6 +18,7 @@ from unsilent.checkpoints.formats.torch_pickle import MOST_LEAVES, size_values
 from unsilent.checkpoints.stored_tensors import Shape
 from unsilent.errors import UsageError
 from unsilent.pickle_values import Call, Mapped, Name, PickleDamaged, read_pickle
+from unsilent.printable import escape_unprintable
 
 METADATA = ".metadata"
 ENDING = ".distcp"
@@ -137,7 +138,7 @@ def _tensor_record(record: Call, name: str) -> TensorRecord:
         boxes.append((size_values(parts.get("offsets")), size_values(parts.get("sizes"))))
     if not _tile(shape, boxes):
         raise ValueError(f"the chunks of {ascii(name)[:60]} overlap or leave elements out")
-    return TensorRecord(dtype.name, shape, boxes)
+    return TensorRecord(escape_unprintable(dtype.name)[:20], shape, boxes)
 
 
 def _tile(shape: Shape, boxes: list[tuple[Shape, Shape]]) -> bool:

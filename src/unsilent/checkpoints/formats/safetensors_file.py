@@ -15,6 +15,7 @@ from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.names import unique_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, StoredTensor, dense_block
 from unsilent.errors import UsageError
+from unsilent.printable import escape_unprintable
 
 NAME = "safetensors"
 _MOST_HEADER = 100_000_000
@@ -120,4 +121,4 @@ def _checked(record: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
         raise ValueError("a shape or offset is no size")
     if math.prod(shape) >= 2**62:
         raise ValueError("a shape is too large")
-    return DTYPES.get(record["dtype"], str(record["dtype"])[:20]), shape, first, last
+    return DTYPES.get(record["dtype"], escape_unprintable(record["dtype"])[:20]), shape, first, last

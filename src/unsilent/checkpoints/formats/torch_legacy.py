@@ -52,7 +52,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
         )
     try:
         root, places = _object_and_places(files)
-        found = list(leaves(root, where))
+        found = list(leaves(root, where, min(files.size(""), MOST_METADATA)))
     except (PickleDamaged, ValueError) as error:
         raise UsageError(f"{where} cannot be read: {error}; the file is truncated or damaged") from None
     values = []

@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES
 from unsilent.errors import UsageError
 from unsilent.pickle_values import ByteString, Call, Float, Mapped, Name, Persistent
+from unsilent.printable import escape_unprintable
 
 MOST_LEAVES = 2_000_000
 MOST_DEPTH = 60
 _MOST_KEY_PARTS = 20
+_TEXT_PER_BYTE = 32
+_LEAST_TEXT = 10_000
+"""Values, keys and characters of keys for each byte of a pickle, and for a pickle of no bytes."""
 STORAGE_DTYPES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
@@ -50,24 +54,35 @@ Leaf = PickledTensor | Float | ByteString | int | float | bool
 KeyPath = tuple[str, ...]
 
 
-def leaves(root: Any, where: str) -> Iterator[tuple[KeyPath, Leaf]]:
+def leaves(root: Any, where: str, pickle_size: int) -> Iterator[tuple[KeyPath, Leaf]]:
     """All tensors and numbers with the keys that lead to them, in the pickle's order.
 
-    Raises ``UsageError`` for more values than any checkpoint has, as a small pickle can name one list many times.
+    Args:
+        root: What the pickle holds.
+        where: What errors call the file.
+        pickle_size: Bytes of the pickle.
+
+    Raises:
+        UsageError: there are more values and keys than a pickle of that size has without naming one list many times.
     """
-    count = 0
-    waiting: list[tuple[KeyPath, Any, int]] = [((), root, 0)]
+    text_left = _TEXT_PER_BYTE * pickle_size + _LEAST_TEXT
+    values_left = MOST_LEAVES
+    waiting: list[tuple[KeyPath, Any]] = [((), root)]
     while waiting:
-        path, value, depth = waiting.pop()
-        count += 1
-        if count > MOST_LEAVES or depth > MOST_DEPTH:
-            limit = f"{MOST_LEAVES:,} values" if count > MOST_LEAVES else f"{MOST_DEPTH} levels"
-            raise UsageError(f"{where} nests more than {limit}; it is damaged, or no checkpoint")
+        path, value = waiting.pop()
         leaf = as_leaf(value)
         if leaf is not None:
             yield path, leaf
             continue
-        waiting += [((*path, key), part, depth + 1) for key, part in reversed(list(_parts(value)))]
+        parts: list[tuple[KeyPath, Any]] = []
+        for key, part in _parts(value):
+            values_left -= 1
+            text_left -= 1 + len(path) + len(key)
+            if values_left < 0 or text_left < 0 or len(path) >= MOST_DEPTH:
+                limit = f"{MOST_DEPTH} levels" if len(path) >= MOST_DEPTH else "the values that its size allows"
+                raise UsageError(f"{where} nests more than {limit}; it is damaged, or no checkpoint")
+            parts.append(((*path, key), part))
+        waiting += reversed(parts)
 
 
 def as_leaf(value: Any) -> Leaf | None:
@@ -146,7 +161,7 @@ def _tensor(call: Call) -> PickledTensor | None:
             size = numel * ITEM_SIZES.get(dtype, 1)
             if call.name == _TENSOR_V3:
                 names = [value.name for value in rest if isinstance(value, Name) and value.module == "torch"]
-                dtype = names[0] if names else ""
+                dtype = escape_unprintable(names[0])[:20] if names else ""
             sizes = (offset, numel, *shape, *strides)
             sound = all(type(n) is int and 0 <= n < 2**62 for n in sizes) and len(shape) == len(strides) <= 64
             if sound and math.prod(shape) < 2**62:

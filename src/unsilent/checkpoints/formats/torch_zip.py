@@ -80,9 +80,10 @@ def read_archive(
     order = archive.entries.get(f"{folder}byteorder")
     big_endian = order is not None and archive.content(order, "the order of bytes") == b"big"
     try:
-        root, _ = read_pickle(archive.content(pickle, "the description of tensors"))
+        content = archive.content(pickle, "the description of tensors")
+        root, _ = read_pickle(content)
         # The parameters of a group, as the optimizer numbers them, say nothing of the training's state.
-        found = [(path, leaf) for path, leaf in leaves(root, where) if path[-2:-1] != ("params",)]
+        found = [(path, leaf) for path, leaf in leaves(root, where, len(content)) if path[-2:-1] != ("params",)]
     except PickleDamaged as error:
         raise UsageError(f"{where}: {pickle.name} cannot be read: {error}; the file is damaged") from None
     values = []
