@@ -77,9 +77,12 @@ class ZipChecksum:
             return []  # the writer computed none, and no loader checks it
         end = entry.offset + entry.size
         for patch in patches:
-            if patch.file == entry.file and entry.offset <= patch.offset and patch.offset + len(patch.after) <= end:
-                difference = bytes(a ^ b for a, b in zip(patch.before, patch.after, strict=True))
-                crc ^= crc_change(difference, end - patch.offset - len(difference))
+            # Neighbouring patches are joined, so one may begin before the entry or go on behind it.
+            low, high = max(patch.offset, entry.offset), min(patch.offset + len(patch.after), end)
+            if patch.file == entry.file and low < high:
+                part = slice(low - patch.offset, high - patch.offset)
+                difference = bytes(a ^ b for a, b in zip(patch.before[part], patch.after[part], strict=True))
+                crc ^= crc_change(difference, end - high)
         if crc == entry.crc:
             return []
         after = crc.to_bytes(4, "little")
