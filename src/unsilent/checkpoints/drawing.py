@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -169,7 +170,7 @@ class _Bytes:
     """Which bytes of the files belong to a tensor already: a tied weight goes by its first name."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, list[tuple[int, int]]] = {}
+        self._taken: dict[str, list[tuple[int, int]]] = {}  # sorted, without overlap
 
     def add(self, tensor: StoredTensor) -> bool:
         """Whether no earlier tensor has bytes of this one; then they are its own."""
@@ -177,8 +178,14 @@ class _Bytes:
         for block in tensor.blocks:
             size = block.packed_size or (block.last_element + 1) * tensor.item_size
             own.append((block.file, block.offset, block.offset + size))
-        if any(begin < last and first < end for file, begin, end in own for first, last in self._taken.get(file, ())):
+        if any(self._is_taken(*part) for part in own):
             return False
         for file, begin, end in own:
-            self._taken.setdefault(file, []).append((begin, end))
+            bisect.insort(self._taken.setdefault(file, []), (begin, end))
         return True
+
+    def _is_taken(self, file: str, begin: int, end: int) -> bool:
+        """Whether a byte of a range is taken."""
+        taken = self._taken.get(file, [])
+        place = bisect.bisect_left(taken, (begin, begin))
+        return any(first < end and begin < last for first, last in taken[max(0, place - 1) : place + 1])
