@@ -11,6 +11,7 @@ import numpy as np
 
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.content import content_parts
+from unsilent.checkpoints.excess import without_excess
 from unsilent.checkpoints.formats.known import format_of
 from unsilent.checkpoints.stored_tensors import Block, Ints, Patch, StoredTensor, bytes_from_words, words_from_bytes
 from unsilent.closing import Closing
@@ -43,7 +44,9 @@ class Checkpoint(Closing):
         try:
             known = format_of(self.files)
             self.format = known.name
-            self.tensors: Mapping[str, StoredTensor] = MappingProxyType({t.name: t for t in known.tensors(self.files)})
+            self.tensors: Mapping[str, StoredTensor] = MappingProxyType(
+                {t.name: t for t in without_excess(known.tensors(self.files), self.files)}
+            )
         except BaseException:
             self.files.close()
             raise

@@ -32,7 +32,7 @@ def content_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[memo
     else:
         parts = _gathered_parts(files, tensor)
     for part in parts:
-        yield part if not tensor.big_endian else _swapped(part, tensor.item_size)
+        yield part if not tensor.big_endian else _swapped(part, _word_size(tensor))
 
 
 def _is_whole(tensor: StoredTensor) -> bool:
@@ -90,6 +90,11 @@ def _rows_of(files: CheckpointFiles, block: Block, low: int, high: int, item: in
         raise UsageError(f"a packed part of {files.shown(block.file)} is shorter than its shape; the file is damaged")
     memory = np.frombuffer(content, f"V{item}", count=extent)
     return np.lib.stride_tricks.as_strided(memory, shape, [s * item for s in strides], writeable=False)
+
+
+def _word_size(tensor: StoredTensor) -> int:
+    """Bytes whose order a big-endian file turns round: a complex number is two of them."""
+    return tensor.item_size // 2 if tensor.dtype.startswith("complex") else tensor.item_size
 
 
 def _swapped(part: memoryview, item: int) -> memoryview:
