@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
 from unsilent.checkpoints.stored_tensors import Patch
-from unsilent.errors import InjectionError, UsageError
+from unsilent.errors import InjectionError, UsageError, first_line
 from unsilent.plainfiles import read_plain
 
 VERSION = 1
@@ -50,9 +51,14 @@ class Edit:
 
 
 def undo_record_of(path: Path) -> Path:
-    """Where the undo record of a checkpoint is."""
-    whole = Path(os.path.realpath(path))
-    return whole.with_name(f"{whole.name}.undo.jsonl")
+    """Where the undo record of a checkpoint is. Raises ``UsageError`` for what can be no checkpoint."""
+    try:
+        whole = Path(os.path.realpath(path.expanduser()))
+        return whole.with_name(f"{whole.name}.undo.jsonl")
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte, the root folder; no home folder
+        raise UsageError(
+            f"{path} is no checkpoint: {getattr(error, 'strerror', None) or error}; check the path"
+        ) from None
 
 
 def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | None:
@@ -78,18 +84,34 @@ def apply_edit(path: Path, patches: Sequence[Patch], injection: Any) -> Path | N
         number = len(edits_of(path)) + 1
         lines = [[patch.file, patch.offset, patch.before.hex(), patch.after.hex()] for patch in patches]
         entry = {"version": VERSION, "edit": number, "checkpoint": path.name, "patches": lines, "injection": injection}
-        _append(record, entry)
+        old_end = _append(record, entry)
         try:
             _write(files, path, [(p.file, p.offset, p.after) for p in patches])
+            _append(record, {"edit": number, "state": "written"})
         except BaseException as error:
-            _write(files, path, [(p.file, p.offset, p.before) for p in patches])
-            _append(record, {"edit": number, "state": "undone"})
-            _remove_finished(path)
+            _take_back(files, path, patches, record, old_end, error)
             if isinstance(error, OSError):
                 raise UsageError(f"cannot write {path}: {error.strerror}; its bytes are as before") from None
             raise
-        _append(record, {"edit": number, "state": "written"})
     return record
+
+
+def _take_back(
+    files: Mapping[str, int], path: Path, patches: Sequence[Patch], record: Path, old_end: int, error: BaseException
+) -> None:
+    """Restore the bytes before an edit that failed and take it out of the record, which needs no space on the disk.
+
+    Raises ``UsageError`` where that fails, too: the record then still has the edit.
+    """
+    try:
+        _write(files, path, [(p.file, p.offset, p.before) for p in patches])
+        _shorten(record, old_end)
+    except (OSError, InjectionError):
+        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise UsageError(
+            f"cannot write {path}: {reason}; some of its bytes may be changed, restore them with: "
+            f"unsilent checkpoint undo {path}"
+        ) from None
 
 
 def undo_edit(path: Path, everything: bool = False) -> list[Edit]:
@@ -137,7 +159,7 @@ def edits_of(path: Path) -> list[Edit]:
             else:
                 old = edits[number]
                 edits[number] = Edit(number, old.patches, str(values["state"]), old.injection)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UsageError(f"{record} is no undo record of unsilent, or damaged; move it away to edit {path}") from None
     return list(edits.values())
 
@@ -154,7 +176,7 @@ def refuse_interrupted(path: Path) -> None:
 def _patch(values: Sequence[Any]) -> Patch:
     file, offset, before, after = values
     result = Patch(str(file), int(offset), bytes.fromhex(before), bytes.fromhex(after))
-    if result.offset < 0 or len(result.before) != len(result.after):
+    if not 0 <= result.offset < 2**62 or len(result.before) != len(result.after):
         raise ValueError("a patch is none")
     return result
 
@@ -163,12 +185,17 @@ def _patch(values: Sequence[Any]) -> Patch:
 def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]:
     """Descriptors of all files of an edit, open for writing and locked against other editors. Raises ``UsageError``."""
     opened: dict[str, int] = {}
+    folders: list[int] = []
     with CheckpointFiles(path) as files:
         try:
+            if files.is_folder:  # edits of different files of it have one undo record
+                folders.append(_lock_folder(files.root))
             for name in dict.fromkeys(patch.file for patch in patches):
                 where = files.path(name)
                 try:
                     opened[name] = os.open(where, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+                    if not stat.S_ISREG(os.fstat(opened[name]).st_mode):
+                        raise UsageError(f"{where} is not a regular file, so it cannot be edited; edit a copy")
                     fcntl.flock(opened[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise UsageError(f"{where} is in use by another program; wait for it to end") from None
@@ -176,14 +203,32 @@ def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]
                     raise UsageError(f"cannot write {where}: {error.strerror}; check its permissions") from None
             yield opened
         finally:
-            for descriptor in opened.values():
+            for descriptor in (*opened.values(), *folders):
                 os.close(descriptor)
+
+
+def _lock_folder(folder: Path) -> int:
+    """A descriptor of a folder, locked. Raises ``UsageError``."""
+    descriptor = None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if descriptor is not None:
+            os.close(descriptor)
+        in_use = isinstance(error, BlockingIOError)
+        why = "is in use by another program; wait for it to end" if in_use else f"cannot be locked: {error.strerror}"
+        raise UsageError(f"{folder} {why}") from None
+    return descriptor
 
 
 def _check_now(files: Mapping[str, int], path: Path, patches: Sequence[Patch], allowed: Sequence[str]) -> None:
     """Raise ``UsageError`` unless every byte of the patches is one of those that are allowed."""
     for patch in patches:
-        now = os.pread(files[patch.file], len(patch.before), patch.offset)
+        try:
+            now = os.pread(files[patch.file], len(patch.before), patch.offset)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}; check the disk") from None
         choices = [getattr(patch, name) for name in allowed]
         if len(now) != len(patch.before) or any(byte not in {c[i] for c in choices} for i, byte in enumerate(now)):
             what = "was changed by something else since it was edited; restore it from a copy"
@@ -204,8 +249,8 @@ def _write(files: Mapping[str, int], path: Path, parts: Sequence[tuple[str, int,
             raise InjectionError(f"{path} does not hold what was written at byte {offset:,}; check the disk")
 
 
-def _append(record: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line to an undo record, on the disk before this returns. Raises ``UsageError``."""
+def _append(record: Path, entry: Mapping[str, Any]) -> int:
+    """Append a line to an undo record, on the disk before this returns; where it begins. Raises ``UsageError``."""
     line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
     try:
         descriptor = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -222,10 +267,21 @@ def _append(record: Path, entry: Mapping[str, Any]) -> None:
             os.ftruncate(descriptor, keep + len(line))
             os.fsync(descriptor)
         except OSError as error:
-            os.ftruncate(descriptor, keep)
+            with contextlib.suppress(OSError):
+                _shorten(record, keep)
             raise UsageError(f"cannot write the undo record {record}: {error.strerror}; free some space") from None
     finally:
         os.close(descriptor)
+    _sync_folder(record.parent)
+    return keep
+
+
+def _shorten(record: Path, length: int) -> None:
+    """Cut off the end of an undo record, which is removed where nothing is left."""
+    if length:
+        os.truncate(record, length)
+    else:
+        record.unlink(missing_ok=True)
     _sync_folder(record.parent)
 
 
