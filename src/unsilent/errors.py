@@ -81,6 +81,14 @@ def kind_and_line(error: BaseException) -> str:
     return escape_unprintable(kind if text == kind else f"{kind}: {text}")[:300]
 
 
+_MOST_SHOWN = 150
+"""Characters of one name in an error."""
+_MOST_LISTED = 600
+"""Characters of all names in an error."""
+_MOST_COMPARED = 10_000
+"""Names that are looked through for the closest one, which takes a second or so."""
+
+
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sorts ``add.2`` before ``add.10``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
@@ -92,7 +100,14 @@ def unknown_name_error(noun: str, name: str, known: Iterable[str], limit: int = 
     ``noun`` is the noun ("workload"), ``name`` what was asked, ``known`` what exists (at most ``limit`` are listed).
     """
     names = sorted(known, key=_natural)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:_MOST_SHOWN], names[:_MOST_COMPARED], n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    listed = ", ".join(names[:limit]) + (f", … ({len(names)} in all)" if len(names) > limit else "")
-    return UsageError(f"unknown {noun} {name!r}{hint or '.'} Known: {listed or 'none'}.")
+    shown = names[:limit]
+    while len(shown) > 1 and sum(map(len, shown)) > _MOST_LISTED:
+        shown.pop()
+    listed = ", ".join(map(_short, shown)) + (f", … ({len(names)} in all)" if len(names) > len(shown) else "")
+    return UsageError(f"unknown {noun} {_short(name)!r}{_short(hint) or '.'} Known: {listed or 'none'}.")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"

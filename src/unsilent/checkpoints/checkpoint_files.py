@@ -24,11 +24,11 @@ class CheckpointFiles(Closing):
     """
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).expanduser()
         self._descriptors: dict[str, int] = {}
         try:
+            self.root = Path(root).expanduser()
             self.is_folder = self.root.is_dir()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # the last: a user without a home folder
             raise UsageError(
                 f"cannot read {root}: {getattr(error, 'strerror', None) or error}; check the path"
             ) from None

@@ -20,6 +20,7 @@ from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.errors import UsageError
 from unsilent.plainfiles import read_plain
+from unsilent.printable import escape_unprintable
 
 SCHEMA = "unsilent/manifest/1"
 MOST_BYTES = 256 * 2**20
@@ -88,8 +89,12 @@ def _counted(checkpoint: Checkpoint, tensor: StoredTensor, progress: Progress) -
 
 
 def manifest_path(checkpoint: Path) -> Path:
-    """Where the manifest of a checkpoint is by default: ``NAME.manifest.json`` next to it."""
-    return checkpoint.with_name(f"{checkpoint.name}.manifest.json")
+    """Where the manifest of a checkpoint is by default: ``NAME.manifest.json`` next to it. Raises ``UsageError``."""
+    whole = Path(os.path.abspath(checkpoint)) if checkpoint.name in ("", "..") else checkpoint
+    try:
+        return whole.with_name(f"{whole.name}.manifest.json")
+    except ValueError:
+        raise UsageError(f"{checkpoint} has no name for a manifest next to it; say where to write it") from None
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
@@ -122,12 +127,23 @@ def read_manifest(path: Path) -> Manifest:
                 f"{path} has schema {ascii(values['schema'])[:40]}; expected {SCHEMA}; make the manifest again"
             )
         hashes = {
-            str(name): TensorHash(str(v["dtype"]), tuple(map(int, v["shape"])), str(v["xxh3_128"]), str(v["sha256"]))
+            escape_unprintable(name): TensorHash(
+                escape_unprintable(v["dtype"])[:20], tuple(map(int, v["shape"])), str(v["xxh3_128"]), str(v["sha256"])
+            )
             for name, v in values["tensors"].items()
         }
-        return Manifest(str(values["checkpoint"]), hashes, dict(values["numbers"]), tuple(map(str, values["skipped"])))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        numbers = {escape_unprintable(name): _number(value) for name, value in values["numbers"].items()}
+        skipped = tuple(map(escape_unprintable, values["skipped"]))
+        return Manifest(escape_unprintable(values["checkpoint"])[:200], hashes, numbers, skipped)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(f"{path} is no manifest; make one with: unsilent checkpoint manifest CHECKPOINT") from None
+
+
+def _number(value: Any) -> float | int | bool:
+    """A number of a manifest; raises ``ValueError`` for what is none."""
+    if not isinstance(value, (int, float)):
+        raise ValueError("a number is none")
+    return value
 
 
 def verify(
@@ -160,7 +176,11 @@ def verify(
                 f"{name} is {tensor.dtype}{list(tensor.shape)}; the manifest has {stored.dtype}{list(stored.shape)}"
             )
             continue
-        now = hash_content(_counted(checkpoint, tensor, progress), tensor.dtype, tensor.shape, fast_only)
+        try:
+            now = hash_content(_counted(checkpoint, tensor, progress), tensor.dtype, tensor.shape, fast_only)
+        except UsageError as error:  # damage that its compression or missing parts show
+            result.append(f"{name} cannot be read any more: {error}")
+            continue
         if now.xxh3_128 != stored.xxh3_128 or (stored.sha256 and not fast_only and now.sha256 != stored.sha256):
             result.append(f"{name} has changed")
     return result

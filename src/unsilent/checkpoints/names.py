@@ -26,6 +26,8 @@ _SECTION_OF = (
 )
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of names of a state dict that are no parameters, so no optimizer counts them."""
+MOST_CHARACTERS = 300
+"""Of a name."""
 _INDEX = re.compile(r"\d{1,9}")
 
 
@@ -61,7 +63,12 @@ def logical_name(path: Sequence[str], is_number: bool = False) -> str:
     section, rest = section_and_rest(path)
     if section == "model" and is_number:
         section, rest = "other", tuple(path)
-    return escape_unprintable("/".join((section, *(key.replace("/", ".") for key in rest))))
+    return _printable("/".join((section, *(key.replace("/", ".") for key in rest))))
+
+
+def _printable(name: str) -> str:
+    """A name as one line of text, cut where it is longer than names are."""
+    return escape_unprintable(name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…")[:MOST_CHARACTERS]
 
 
 def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
@@ -74,7 +81,7 @@ def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> lis
     for path, number in zip(paths, numbers, strict=True):
         name = logical_name(path, number)
         if name in taken:
-            name = whole = escape_unprintable("/".join((name.partition("/")[0], *path)))
+            name = whole = _printable("/".join((name.partition("/")[0], *path)))
             while name in taken:
                 used[whole] += 1
                 name = f"{whole}'{used[whole]}"

@@ -45,7 +45,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     names = files.names()
     indices = [name for name in names if name.endswith(_INDEX)]
     if len(indices) > 1:
-        raise UsageError(f"{files.root} has several indices ({', '.join(indices[:3])}); give one file")
+        raise UsageError(f"{files.root} has several indices ({escape_unprintable(', '.join(indices[:3]))[:200]}); give one file")
     parts = _indexed(files, indices[0]) if indices else {name: None for name in names if name.endswith(_ENDING)}
     result: dict[str, StoredTensor] = {}
     for part, expected in parts.items():
@@ -58,7 +58,7 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
             if expected is not None:
                 expected.discard(tensor.stored_as)
         if expected:
-            raise UsageError(f"{files.shown(part)} lacks {sorted(expected)[0]!r}, which the index says it has")
+            raise UsageError(f"{files.shown(part)} lacks {ascii(min(expected))[:80]}, which the index says it has")
     return list(result.values())
 
 
