@@ -31,7 +31,7 @@ ZIP_FIELDS = {
 """Offset and size of fields after a signature."""
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How files of the legacy ``torch.save`` begin."""
-_FAILURES = (ValueError, LookupError, zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, OverflowError)
+_FAILURES = (ValueError, LookupError, zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, OverflowError, Warning)
 """Of a mutation that needs a sound file, on one that was damaged before."""
 _OPCODES = (
     b"(", b"0", b"1", b"2", b".", b"N", b"}", b"]", b")", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"o", b"s", b"u", b"a", b"e",
