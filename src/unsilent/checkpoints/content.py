@@ -8,11 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
-from unsilent.checkpoints.stored_tensors import Block, StoredTensor
+from unsilent.checkpoints.stored_tensors import Block, Shape, StoredTensor
 from unsilent.errors import UsageError
 from unsilent.faults.codecs import Array
 
 PART_BYTES = 4 * 2**20
+UNORDERED_PART_BYTES = 64 * 2**20
+"""Of a tensor whose rows are spread over its bytes, such as a transposed one: all of them are gone through for each part."""
+LEAST_READ = 256 * 2**10
+"""Bytes that are read at once, however few of them are needed."""
 MOST_ROW = 2**30
 """Bytes of one row of a tensor in several blocks, which is held in memory."""
 
@@ -54,7 +58,8 @@ def _gathered_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[me
         raise UsageError(
             f"{tensor.name!r} in {files.root} has rows of {row:,} bytes in several parts; at most {MOST_ROW:,} can be read"
         )
-    rows = max(1, PART_BYTES // max(row, 1))
+    is_ordered = all(block.is_c_ordered for block in tensor.blocks)
+    rows = max(1, (PART_BYTES if is_ordered else UNORDERED_PART_BYTES) // max(row, 1))
     for first in range(0, shape[0], rows):
         last = min(first + rows, shape[0])
         part = np.zeros((last - first, *shape[1:]), f"V{item}")
@@ -63,13 +68,12 @@ def _gathered_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[me
             start, lengths = block.start or (0,), block.shape or (1,)
             low, high = max(first, start[0]), min(last, start[0] + lengths[0])
             if low < high:
-                values = _rows_of(files, block, low - start[0], high - start[0], item)
                 where = (
                     slice(low - first, high - first),
                     *(slice(s, s + n) for s, n in zip(start[1:], lengths[1:], strict=True)),
                 )
-                part[where] = values
-                filled += values.size
+                _fill_rows(part[where], files, block, low - start[0])
+                filled += part[where].size
         if filled != part.size:
             raise UsageError(
                 f"parts of {tensor.name!r} in {files.root} are missing or overlap; the checkpoint is incomplete"
@@ -77,18 +81,40 @@ def _gathered_parts(files: CheckpointFiles, tensor: StoredTensor) -> Iterator[me
         yield part.view(np.uint8).reshape(-1).data
 
 
-def _rows_of(files: CheckpointFiles, block: Block, low: int, high: int, item: int) -> Array:
-    """Rows ``low`` to ``high`` of a block, as numpy's void items."""
-    shape, strides = (high - low, *block.shape[1:]), block.strides or (1,)
+def _fill_rows(target: Array, files: CheckpointFiles, block: Block, low: int) -> None:
+    """Copy rows of a block from row ``low`` on into a part of a tensor, of numpy's void items."""
+    item, strides = target.itemsize, block.strides or (1,)
     first = low * strides[0]
-    extent = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
-    if block.packing is not None:
-        content = block.packing.unpack(files.read(block.file, block.offset, block.packed_size))[first * item :]
-    else:
-        content = files.read(block.file, block.offset + first * item, extent * item)
-    if len(content) < extent * item:
+    if block.packing is None:
+        _fill(target, files, block.file, block.offset + first * item, strides)
+        return
+    content = block.packing.unpack(files.read(block.file, block.offset, block.packed_size))[first * item :]
+    if len(content) < _extent(target.shape, strides) * item:
         raise UsageError(f"a packed part of {files.shown(block.file)} is shorter than its shape; the file is damaged")
-    memory = np.frombuffer(content, f"V{item}", count=extent)
+    target[...] = _strided(content, target.shape, strides, item)
+
+
+def _fill(target: Array, files: CheckpointFiles, file: str, offset: int, strides: Shape) -> None:
+    """Copy elements at fixed distances, in halves where most of the bytes between the first and last belong to others."""
+    shape, item = target.shape, target.itemsize
+    extent = _extent(shape, strides) * item
+    if extent <= max(LEAST_READ, 2 * target.nbytes):
+        target[...] = _strided(files.read(file, offset, extent), shape, strides, item)
+        return
+    widest = max(range(len(shape)), key=lambda dimension: (shape[dimension] - 1) * strides[dimension])
+    half = shape[widest] // 2
+    before = (slice(None),) * widest
+    _fill(target[(*before, slice(None, half))], files, file, offset, strides)
+    _fill(target[(*before, slice(half, None))], files, file, offset + half * strides[widest] * item, strides)
+
+
+def _extent(shape: Shape, strides: Shape) -> int:
+    """Elements from the first to the last in memory."""
+    return sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
+
+
+def _strided(content: bytes, shape: Shape, strides: Shape, item: int) -> Array:
+    memory = np.frombuffer(content, f"V{item}", count=_extent(shape, strides))
     return np.lib.stride_tricks.as_strided(memory, shape, [s * item for s in strides], writeable=False)
 
 
