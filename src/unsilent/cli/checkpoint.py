@@ -43,12 +43,12 @@ def inspect(
     quiet: o.Quiet = False,
 ) -> int:
     """List the tensors of a checkpoint, and values that are not finite or very large."""
-    from unsilent.checkpoints.checkpoint import Checkpoint
     from unsilent.checkpoints.editing import edits_of
     from unsilent.checkpoints.inspection import inspection_report, summarise
     from unsilent.cli.report_output import show_report
+    from unsilent.report.text import count_text
 
-    with Checkpoint(path) as checkpoint:
+    with _opened(path) as checkpoint:
         selected = {t.name: t for t in checkpoint.select((), section or ())}
         checkpoint.tensors = selected
         values = None
@@ -58,7 +58,14 @@ def inspect(
                     t.name: summarise(checkpoint, t, extreme, progress) for t in selected.values() if not t.is_number
                 }
         edits = [edit for edit in edits_of(path) if edit.state != "undone"]
-        note = f"{len(edits)} edits of this checkpoint can be undone: unsilent checkpoint undo {path}" if edits else ""
+        note = ""
+        if any(edit.state == "interrupted" for edit in edits):
+            note = (
+                "An edit of this checkpoint was interrupted, so some of its bytes may be changed; "
+                f"restore them with: unsilent checkpoint undo {path}"
+            )
+        elif edits:
+            note = f"{count_text(len(edits), 'edit')} of this checkpoint can be undone: unsilent checkpoint undo {path}"
         show_report(inspection_report(checkpoint, values, extreme, note), output, as_json, plain)
     return 0
 
@@ -171,12 +178,11 @@ def diff(
     quiet: o.Quiet = False,
 ) -> int:
     """Compare two checkpoints tensor by tensor, whatever their formats; the exit code is 1 where they differ."""
-    from unsilent.checkpoints.checkpoint import Checkpoint
     from unsilent.checkpoints.comparing import SAME, compare
     from unsilent.checkpoints.difference_report import difference_report
     from unsilent.cli.report_output import show_report
 
-    with Checkpoint(first) as one, Checkpoint(second) as two, _bytes_shown(one, "comparing", quiet) as progress:
+    with _opened(first) as one, _opened(second) as two, _bytes_shown(one, "comparing", quiet) as progress:
         differences = list(compare(one, two, progress))
     show_report(difference_report(first, second, differences), output, as_json, plain)
     return int(any(d.status != SAME for d in differences))
@@ -193,12 +199,13 @@ def manifest(
     quiet: o.Quiet = False,
 ) -> int:
     """Hash every tensor, so that verify can tell later which one has changed."""
-    from unsilent.checkpoints.checkpoint import Checkpoint
+    from unsilent.checkpoints.editing import refuse_interrupted
     from unsilent.checkpoints.manifest import make_manifest, manifest_path, write_manifest
 
     target = output or manifest_path(path)
+    refuse_interrupted(path)
     with (
-        Checkpoint(path) as checkpoint,
+        _opened(path) as checkpoint,
         _bytes_shown(checkpoint, "hashing", quiet) as progress,
     ):
         result = make_manifest(checkpoint, progress, fast)
@@ -223,11 +230,10 @@ def verify(
 ) -> int:
     """Compare a checkpoint with its manifest; the exit code is 1 where a tensor has changed."""
     from unsilent.checkpoints import manifest as manifests
-    from unsilent.checkpoints.checkpoint import Checkpoint
 
     expected = manifests.read_manifest(manifest or manifests.manifest_path(path))
     with (
-        Checkpoint(path) as checkpoint,
+        _opened(path) as checkpoint,
         _bytes_shown(checkpoint, "hashing", quiet) as progress,
     ):
         problems = manifests.verify(checkpoint, expected, progress, fast)
@@ -281,6 +287,20 @@ def _show_edit(edit: CheckpointEdit, save: Path | None, dry_run: bool, as_json: 
 
 def _print_json(schema: str, command: str, **fields: Any) -> None:
     print(json.dumps({"schema": schema, "command": command, **fields}, indent=2))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A checkpoint; the error of one that cannot be read says so where an edit of it was interrupted."""
+    from unsilent.checkpoints.checkpoint import Checkpoint
+    from unsilent.checkpoints.editing import refuse_interrupted
+
+    try:
+        with Checkpoint(path) as checkpoint:
+            yield checkpoint
+    except UsageError:
+        refuse_interrupted(path)
+        raise
 
 
 @contextmanager
