@@ -15,10 +15,30 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-EXTREMES = (0, 1, 2, 3, 7, 8, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+EXTREMES = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    127,
+    128,
+    255,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 """Values for fields of lengths, counts and offsets."""
 JSON_VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**31, 2**61, 2**62, 2**63, 2**64, 10**400, 1.5, 1e300, float("inf"), float("nan"), "", "F32", "F64", "U8",
+    None, True, -1, 0, 1, 2**31, 2**61, 2**62, 2**63, 2**64, 10**400, 1.5, 1e300, float("inf"), float("nan"), "", "F32", "U8",
     "\x1b[31m", "\ud800", "../x", "x" * 3000, [], {}, [0], [0, 0], [0, 2**62], [2**61, 4], [1] * 65, [[1]], {"a": 1},
 )  # fmt: skip
 ZIP_FIELDS = {
@@ -31,12 +51,23 @@ ZIP_FIELDS = {
 """Offset and size of fields after a signature."""
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How files of the legacy ``torch.save`` begin."""
-_FAILURES = (ValueError, LookupError, zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, OverflowError, Warning)
+_FAILURES = (
+    ValueError,
+    LookupError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    RuntimeError,
+    EOFError,
+    OverflowError,
+    Warning,
+)
 """Of a mutation that needs a sound file, on one that was damaged before."""
 _OPCODES = (
-    b"(", b"0", b"1", b"2", b".", b"N", b"}", b"]", b")", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"o", b"s", b"u", b"a", b"e",
-    b"d", b"l", b"Q", b"\x81", b"\x92", b"\x93", b"\x94", b"\x8f", b"\x90", b"\x91", b"\x97", b"\x98", b"h\x00", b"h\x01", b"h\x05",
-    b"q\x00", b"q\x01", b"q\x05", b"K\x01", b"J\xff\xff\xff\x7f", b"\x8a\x09" + b"\xff" * 8 + b"\x00", b"G\x7f\xf8" + b"\0" * 6,
+    b"(", b"0", b"1", b"2", b".", b"N", b"}", b"]", b")", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"o", b"s", b"u", b"a",
+    b"e", b"d", b"l", b"Q", b"\x81", b"\x92", b"\x93", b"\x94", b"\x8f", b"\x90", b"\x91", b"\x97", b"\x98", b"h\x00", b"h\x01",
+    b"h\x05", b"q\x00", b"q\x01", b"q\x05", b"K\x01",
+    b"J\xff\xff\xff\x7f", b"\x8a\x09" + b"\xff" * 8 + b"\x00", b"G\x7f\xf8" + b"\0" * 6,
     b"G\x7f\xf0" + b"\0" * 6, b"X\x04\0\0\0\x1b[2J", b"C\x03abc", b"F1.5\n", b"S'a\\q'\n", b"I01\n", b"L5L\n", b"Pabc\n",
     b"cos\nsystem\n", b"\x82\x01", b"\x8b\xd0\x07\0\0" + b"\x7f" * 2000,
 )  # fmt: skip
@@ -162,7 +193,9 @@ def zip_rebuilt(content: bytes, other: bytes, draw: random.Random) -> bytes:
         return mutated(data, other, draw)[1] if what == "damage" and data else data
 
     rename = {victim: draw.choice((*names, "../evil", "x" * 500, "a/data.pkl", "\x1b[31m"))} if what == "rename" else {}
-    return _rebuilt(content, change, rename, {victim} if what == "compress" else (), {victim} if what == "double" else ())
+    return _rebuilt(
+        content, change, rename, {victim} if what == "compress" else (), {victim} if what == "double" else ()
+    )
 
 
 def _rebuilt(
@@ -257,7 +290,9 @@ def _json_changed(content: bytes, draw: random.Random) -> bytes:
         elif isinstance(parent, dict):
             moved = parent.pop(key)
             if kind == 3:
-                parent[draw.choice((str(key) + "/x", "", "\x1b[2J", "optimizer/state", "__metadata__", "y" * 3000))] = moved
+                parent[draw.choice((str(key) + "/x", "", "\x1b[2J", "optimizer/state", "__metadata__", "y" * 3000))] = (
+                    moved
+                )
         else:
             del parent[key]
     text = json.dumps(value)

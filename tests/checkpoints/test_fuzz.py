@@ -42,7 +42,9 @@ def test_sound_checkpoints_pass_every_operation(fuzzer):
         "torch.save (legacy)/bomb.pt", "torch.distributed.checkpoint/bomb",
     }  # fmt: skip
     # The legacy format is not edited.
-    assert {name.partition("/")[0] for name, outcome in outcomes.items() if outcome == "partly"} == {"torch.save (legacy)"}
+    assert {name.partition("/")[0] for name, outcome in outcomes.items() if outcome == "partly"} == {
+        "torch.save (legacy)"
+    }
 
 
 @pytest.mark.parametrize("format_name", [known.name for known in FORMATS])

@@ -191,16 +191,17 @@ def _locked(path: Path, patches: Sequence[Patch]) -> Iterator[Mapping[str, int]]
             if files.is_folder:  # edits of different files of it have one undo record
                 folders.append(_lock_folder(files.root))
             for name in dict.fromkeys(patch.file for patch in patches):
-                where = files.path(name)
+                where = files.shown(name)
                 try:
-                    opened[name] = os.open(where, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+                    opened[name] = os.open(files.path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
                     if not stat.S_ISREG(os.fstat(opened[name]).st_mode):
                         raise UsageError(f"{where} is not a regular file, so it cannot be edited; edit a copy")
                     fcntl.flock(opened[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise UsageError(f"{where} is in use by another program; wait for it to end") from None
-                except OSError as error:
-                    raise UsageError(f"cannot write {where}: {error.strerror}; check its permissions") from None
+                except (OSError, ValueError) as error:  # the latter: a name that no file can have
+                    reason = getattr(error, "strerror", None) or "no file has such a name"
+                    raise UsageError(f"cannot write {where}: {reason}; check its permissions") from None
             yield opened
         finally:
             for descriptor in (*opened.values(), *folders):

@@ -68,7 +68,9 @@ def logical_name(path: Sequence[str], is_number: bool = False) -> str:
 
 def _printable(name: str) -> str:
     """A name as one line of text, cut where it is longer than names are."""
-    return escape_unprintable(name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…")[:MOST_CHARACTERS]
+    return escape_unprintable(name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…")[
+        :MOST_CHARACTERS
+    ]
 
 
 def unique_names(paths: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:

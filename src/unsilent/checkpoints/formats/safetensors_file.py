@@ -45,7 +45,9 @@ def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     names = files.names()
     indices = [name for name in names if name.endswith(_INDEX)]
     if len(indices) > 1:
-        raise UsageError(f"{files.root} has several indices ({escape_unprintable(', '.join(indices[:3]))[:200]}); give one file")
+        raise UsageError(
+            f"{files.root} has several indices ({escape_unprintable(', '.join(indices[:3]))[:200]}); give one file"
+        )
     parts = _indexed(files, indices[0]) if indices else {name: None for name in names if name.endswith(_ENDING)}
     result: dict[str, StoredTensor] = {}
     for part, expected in parts.items():
