@@ -31,6 +31,7 @@ from unsilent.checkpoints.inspection import inspection_report, summarise
 from unsilent.checkpoints.manifest import make_manifest, verify
 from unsilent.errors import InternalError, UnsilentError
 from unsilent.faults.models import fault_model
+from unsilent.printable import escape_unprintable
 
 SECONDS = 10.0
 MEMORY = 2**30
@@ -234,6 +235,10 @@ def exercise(path: Path, original: Checkpoint | None, draw: random.Random) -> st
     return outcome
 
 
+def _is_printable(text: str) -> bool:
+    return escape_unprintable(text) == text
+
+
 @contextlib.contextmanager
 def _allowed(errors: list[str]) -> Iterator[None]:
     """Notes errors that are allowed; any other becomes a `Finding`."""
@@ -243,7 +248,7 @@ def _allowed(errors: list[str]) -> Iterator[None]:
         raise Finding(f"internal error: {error}") from error
     except UnsilentError as error:
         text = str(error)
-        if not text or not text.isprintable() or len(text) >= LONGEST_MESSAGE:
+        if not text or not _is_printable(text) or len(text) >= LONGEST_MESSAGE:
             raise Finding(
                 f"a message of {len(text)} characters that is not one short printable line: {text!r:.500}"
             ) from error
@@ -264,7 +269,7 @@ def _use(
     """Read, hash, compare and edit."""
     tensors = list(checkpoint.tensors.values())
     for tensor in tensors:
-        if not tensor.name.isprintable() or not tensor.dtype.isprintable() or not tensor.obstacle.isprintable():
+        if not all(map(_is_printable, (tensor.name, tensor.dtype, tensor.obstacle))):
             raise Finding(f"not printable: {tensor.name!r:.200} {tensor.dtype!r} {tensor.obstacle!r:.200}")
     with _allowed(errors):
         checkpoint.select()

@@ -508,7 +508,7 @@ def entry(**changes):
     [
         [b"\xff\xfe"], [b"[]"], [b"null"], [b"{}"], [b"{" * 100_000],
         [entry(version=2)], [entry(version=None)], [entry(edit="x")], [entry(edit=float("inf"))], [entry(patches=[[]])],
-        [entry(patches=[["", -1, "50", "51"]])], [entry(patches=[["", 2**70, "50", "51"]])], 
+        [entry(patches=[["", -1, "50", "51"]])], [entry(patches=[["", 2**70, "50", "51"]])],
         [entry(patches=[["", 0, "50", "5152"]])], [entry(patches=[["", 0, "zz", "51"]])], [entry(patches=[["", 0, 1, 2]])],
         [entry(patches=[["", float("inf"), "", ""]])], [{"edit": 1, "state": "written"}], [entry(patches=5)],
     ],
