@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -12,9 +13,10 @@ import sys
 import time
 import typing
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
@@ -27,11 +29,12 @@ from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
+from unsilent.campaigns.options import AnalysisOptions
 from unsilent.campaigns.replay import check_same_campaign
 from unsilent.cli.main import run as cli
 from unsilent.cli.typer_options import OutputOptions
 from unsilent.errors import StoreError
-from unsilent.options import NOT_AN_OPTION, Option, options_of
+from unsilent.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.studies import campaign_kinds
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
@@ -121,6 +124,34 @@ def test_verbs_work_for_a_kind_that_is_registered(tmp_path, capsys, monkeypatch)
     assert "Two of pi" in verb(capsys, "report", *parts, "--plain")
     assert len(verb(capsys, "export", "out.sqlite", "--canonical").splitlines()) == TRIALS + 1
     assert f"{TRIALS} of {TRIALS} trials, complete" in verb(capsys, "status", "out.sqlite")
+
+
+@dataclass(frozen=True)
+class Digits(AnalysisOptions):
+    digits: Annotated[int, Option("Digits of pi.", PRECISION_PANEL)] = 3
+
+
+PI_OF_DIGITS = replace(
+    PI,
+    analysis_options=Digits,
+    analyse=lambda store, confidence, digits: (analyse(store, confidence), digits),
+    report=lambda result: replace(PI.report(result[0]), headline=f"pi is {result[0].estimate:.{result[1]}f}"),
+)
+
+
+def test_a_report_has_the_options_of_the_kind_and_shows_what_the_run_showed(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_kinds, "KINDS", [*campaign_kinds.KINDS, PI_OF_DIGITS])
+    monkeypatch.chdir(tmp_path)
+    shown = told("pi", "--trials", 5, "--digits", 7, "--confidence", 0.5, "--store", "a.sqlite", "--plain")
+    (headline,) = re.findall(r"pi is \d\.\d{7}(?!\d)", shown)
+    assert told("report", "a.sqlite", "--plain", "-o", "again.html").partition("# Report")[0] == shown.partition("# Report")[0]
+    assert json.loads(told("report", "a.sqlite", "--json"))["results"][0]["confidence"] == 0.5
+    assert f"result: {headline}\n" in told("status", "a.sqlite")
+    assert f"{headline[:-5]}\n" in told("report", "a.sqlite", "--digits", 2, "--plain")
+    every, own = (" ".join(told("report", *words, "--help").split()) for words in ((), ("a.sqlite",)))
+    assert ("--digits" in own, "--unit" in own, "--card" in own) == (True, False, False)
+    assert "Only for stores of unsilent pi." in every
+    assert "--unit" in every
 
 
 @pytest.fixture

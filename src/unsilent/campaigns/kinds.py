@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.opening import TEXT_BYTES
-from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
+from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions, ReportOptions
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId
 from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
 from unsilent.options import OptionValues
@@ -58,7 +58,7 @@ class Kind(Generic[S, B, R]):
         record_readers: Further records by name -> how their text is read, with spec and baseline.
         shared_baseline_fields: Fields of the baseline that are equal in all stores of one campaign.
         analyse: The result of a store, by fields of ``analysis_options``.
-        report: What is shown of a result, by ``report_choices``.
+        report: What is shown of a result, by fields of ``report_options``.
         compare: What is shown of two stores, by fields of ``analysis_options``; None where that means
             nothing.
         store_class: The class of its open stores; None: `Store` itself.
@@ -71,6 +71,7 @@ class Kind(Generic[S, B, R]):
         command_help: The help of its verb.
         budget, analysis_options, execution_options: Dataclasses of options beside the spec: how many trials,
             how a store is read, where trials run.
+        report_options: A dataclass of options that say how a result is shown.
         further_option_classes: Further ones.
         resolve_spec: Makes the spec of what was asked; None: of its fields alone.
     """
@@ -92,7 +93,6 @@ class Kind(Generic[S, B, R]):
     shared_baseline_fields: tuple[str, ...] = ("targets",)
     analyse: Callable[..., Any] = do_nothing
     report: Callable[..., Report] = do_nothing
-    report_choices: tuple[str, ...] = ()
     compare: Callable[..., Report] | None = None
     store_class: Callable[..., Any] | None = None
     builtin_values: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -103,6 +103,7 @@ class Kind(Generic[S, B, R]):
     command_help: str = ""
     budget: type = Budget
     analysis_options: type = AnalysisOptions
+    report_options: type = ReportOptions
     further_option_classes: tuple[type, ...] = ()
     execution_options: type[ExecutionOptions] = ExecutionOptions
     resolve_spec: Callable[[OptionValues], S] | None = None
@@ -111,11 +112,6 @@ class Kind(Generic[S, B, R]):
     def option_classes(self) -> tuple[type, ...]:
         """All that is asked of a campaign."""
         return self.spec, self.budget, self.analysis_options, *self.further_option_classes, self.execution_options
-
-    @property
-    def analysis_option_names(self) -> tuple[str, ...]:
-        """Names of what may be chosen when a store is read, which changes no row."""
-        return tuple(field.name for field in fields(self.analysis_options))
 
     def __post_init__(self) -> None:
         verb = f"unsilent {self.name}"

@@ -26,7 +26,7 @@ class Verb:
 
     def __init__(self, kind: Kind[Any, Any, Any]) -> None:
         self.kind = kind
-        self.options = (*kind.option_classes, *self.further_option_classes, OutputOptions)
+        self.options = (*kind.option_classes, *self.further_option_classes, kind.report_options, OutputOptions)
         self.script_arguments: tuple[str, ...] = ()
 
     def __call__(self, given: dict[str, Any], script: Sequence[str] = ()) -> int:
@@ -77,7 +77,7 @@ class Verb:
         """The command line that asks for the same again."""
         kind = self.kind
         return asked.command_line(
-            kind.name, kind.budget, kind.spec, kind.analysis_options, *kind.further_option_classes
+            kind.name, kind.budget, kind.spec, kind.analysis_options, kind.report_options, *kind.further_option_classes
         )
 
     def trial_numbers_by_stratum(
@@ -117,5 +117,6 @@ class Verb:
         """Print the report and write its page."""
         from unsilent.cli.report_output import show_report
 
-        show_report(self.kind.report(result), page, asked["as_json"], asked["plain"], {"Store": path})
+        report = self.kind.report(result, **vars(asked.make_dataclass(self.kind.report_options)))
+        show_report(report, page, asked["as_json"], asked["plain"], {"Store": path})
         return 0

@@ -64,6 +64,8 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
     }  # fmt: skip
     about = {kind.name: kind.command_help for kind in KINDS} | {name: str(verb.__doc__) for name, verb in verbs.items()}
+    if asked == "report":
+        verbs["report"] = report.make_report_command(arguments)
     for kind in (kind for kind in KINDS if kind.name == asked):
         verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
         verbs[kind.name] = make_typer_function(verb.options, verb, kind.command_help)
@@ -100,7 +102,8 @@ def run(arguments: list[str]) -> int:
         if "Usage:" in message:  # no arguments at all: the message is the help text
             print(message)
             return 2
-        return _fail(f"{message.rstrip('.')}; see unsilent --help", 2)
+        asked = getattr(getattr(error, "ctx", None), "command_path", "unsilent")
+        return _fail(f"{message.rstrip('.')}; see {asked} --help", 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted(arguments)
     except UserCodeError as error:
