@@ -12,19 +12,22 @@ import subprocess
 import sys
 import time
 import typing
-from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import unsilent
 from campaigns.faulty_loop import write_loop
 from conftest import TINY, in_process, inline_campaigns
-from contracts.pi import PI, PiSpec, analyse
+from contracts.pi import PI, PiRow, PiSpec, analyse
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
+from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
@@ -33,7 +36,7 @@ from unsilent.campaigns.options import AnalysisOptions
 from unsilent.campaigns.replay import check_same_campaign
 from unsilent.cli.main import run as cli
 from unsilent.cli.typer_options import OutputOptions
-from unsilent.errors import StoreError
+from unsilent.errors import StoreError, UsageError
 from unsilent.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.studies import campaign_kinds
 from unsilent.studies.noise.kind import NOISE
@@ -131,6 +134,11 @@ class Digits(AnalysisOptions):
     digits: Annotated[int, Option("Digits of pi.", PRECISION_PANEL)] = 3
 
 
+@dataclass(frozen=True)
+class CurveRow(PiRow):
+    curve: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+
 PI_OF_DIGITS = replace(
     PI,
     analysis_options=Digits,
@@ -144,7 +152,10 @@ def test_a_report_has_the_options_of_the_kind_and_shows_what_the_run_showed(tmp_
     monkeypatch.chdir(tmp_path)
     shown = told("pi", "--trials", 5, "--digits", 7, "--confidence", 0.5, "--store", "a.sqlite", "--plain")
     (headline,) = re.findall(r"pi is \d\.\d{7}(?!\d)", shown)
-    assert told("report", "a.sqlite", "--plain", "-o", "again.html").partition("# Report")[0] == shown.partition("# Report")[0]
+    assert (
+        told("report", "a.sqlite", "--plain", "-o", "again.html").partition("# Report")[0]
+        == shown.partition("# Report")[0]
+    )
     assert json.loads(told("report", "a.sqlite", "--json"))["results"][0]["confidence"] == 0.5
     assert f"result: {headline}\n" in told("status", "a.sqlite")
     assert f"{headline[:-5]}\n" in told("report", "a.sqlite", "--digits", 2, "--plain")
@@ -247,9 +258,9 @@ def told(*words):
 def test_every_field_is_an_option_or_marked_as_none(asks):
     for cls in (*asks[0].option_classes, OutputOptions):
         hints = typing.get_type_hints(cls, include_extras=True)
-        for field in fields(cls):
-            marks = getattr(hints[field.name], "__metadata__", ())
-            assert any(isinstance(mark, Option) or mark == NOT_AN_OPTION for mark in marks), (cls, field.name)
+        for one in fields(cls):
+            marks = getattr(hints[one.name], "__metadata__", ())
+            assert any(isinstance(mark, Option) or mark == NOT_AN_OPTION for mark in marks), (cls, one.name)
 
 
 def test_help_has_all_options_in_their_panels(asks):
@@ -390,6 +401,37 @@ def test_a_cell_that_cannot_be_is_refused(tmp_path, change):
         db.execute(f"UPDATE trial SET {change} WHERE k = 0")
     with Store(path, PI) as store, pytest.raises(StoreError, match="is damaged or was not made by this program"):
         list(store.rows())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"inside": np.int64(3)}, ""),
+        ({"seconds": np.float32(1)}, ""),
+        ({"inside": 3.5}, "PiRow.inside of trial square/x/0 is 3.5 (float); expected int"),
+        ({"inside": "many"}, "PiRow.inside of trial square/x/0 is many (str); expected int"),
+        ({"inside": -1}, "is -1 (int); expected int (Input should be greater than or equal to 0): change the runner"),
+        ({"seconds": np.float64("nan")}, "PiRow.seconds of trial square/x/0 is a NaN; expected float"),
+        ({"trial": TrialId("square", None, "0")}, "PiRow.k of trial square/x/0 is 0 (str); expected int"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(tmp_path, change, said):
+    row = replace(PiRow(TrialId("square", None, 0), 1), **change)
+    with Store(run(tmp_path / "a.sqlite", 1), PI, write=True) as store:
+        store._db.execute("DELETE FROM trial")
+        with nullcontext() if not said else pytest.raises(UsageError, match=re.escape(said)):
+            store.add_rows([row])
+        assert [list(vars(found).values()) for found in store.rows()] == ([] if said else [list(vars(row).values())])
+
+
+def test_an_array_of_another_shape_is_not_written(tmp_path):
+    codec = row_codec(CurveRow)
+    row = CurveRow(TrialId("square", None, 0), 1, curve=np.zeros(3))
+    codec.encode(row, lambda values: {"curve": 3})
+    with pytest.raises(
+        UsageError, match=r"CurveRow.curve of trial square/x/0 has 3 elements; expected the shape \(2, 2\)"
+    ):
+        codec.encode(row, lambda values: {"curve": (2, 2)})
 
 
 DRIVER = """

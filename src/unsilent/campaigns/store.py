@@ -183,11 +183,15 @@ class Store(SqliteFile, Generic[S, B, R]):
     # -- trials --------------------------------------------------------------------------------------------------
 
     def add_rows(self, rows: Iterable[R]) -> None:
-        """Commit rows together, taking one at a time; raises ``StoreError`` on a full disk, keeping what was committed before."""
-        names = self.codec.columns
+        """Commit rows together, taking one at a time; what was committed before stays when this raises.
+
+        Raises:
+            StoreError: the disk is full. UsageError: a value is not of the type of its column.
+        """
+        names, shapes = self.codec.columns, partial(self.kind.shapes, self.baseline)
         statement = f"INSERT INTO trial ({', '.join(names)}) VALUES ({','.join('?' * len(names))})"  # noqa: S608 - constants
         with self._together():
-            self._db.executemany(statement, map(self.codec.encode, rows))
+            self._db.executemany(statement, (self.codec.encode(row, shapes) for row in rows))
 
     def stored_trial_ids(self) -> set[TrialId]:
         """Identities of all stored trials."""
