@@ -130,13 +130,50 @@ def test_verbs_work_for_a_kind_that_is_registered(tmp_path, capsys, monkeypatch)
 
 
 @dataclass(frozen=True)
-class Digits(AnalysisOptions):
-    digits: Annotated[int, Option("Digits of pi.", PRECISION_PANEL)] = 3
+class CurveRow(PiRow):
+    curve: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
-class CurveRow(PiRow):
-    curve: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+class ListRow(PiRow):
+    points: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ModeSpec(PiSpec):
+    mode: Annotated[typing.Literal["a", "b"], Option("Mode.", PRECISION_PANEL)] = "a"
+
+
+@dataclass(frozen=True)
+class FractionsSpec(PiSpec):
+    fractions: Annotated[tuple[float, ...], Option("Fractions.", PRECISION_PANEL, separator=",")] = ()
+
+
+@dataclass(frozen=True)
+class UnmarkedSpec(PiSpec):
+    secret: int = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"row": ListRow}, "column points of ListRow has type list; expected str, int, bool, float"),
+        ({"row": CurveRow}, "CurveRow has arrays (curve), but kind pi gives no shapes; add shapes="),
+        ({"spec": ModeSpec}, "ModeSpec.mode has type Literal; expected int, float, str, bool, Path"),
+        ({"spec": FractionsSpec}, "FractionsSpec.fractions has type tuple; expected int, float"),
+        ({"spec": UnmarkedSpec}, "UnmarkedSpec.secret has no Option; expected Annotated[TYPE, Option(…)]"),
+        ({"name": "other"}, "0x556e7370 of kind other is that of a campaign of unsilent pi; choose another"),
+        ({"application_id": 0}, "the application id of kind pi is 0x0; expected four letters as a number"),
+    ],
+)
+def test_a_kind_with_a_mistake_is_refused_when_it_is_made(change, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        replace(PI, **change)
+
+
+@dataclass(frozen=True)
+class Digits(AnalysisOptions):
+    digits: Annotated[int, Option("Digits of pi.", PRECISION_PANEL)] = 3
 
 
 PI_OF_DIGITS = replace(

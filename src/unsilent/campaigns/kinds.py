@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from unsilent.campaigns.codec import Shape
+from unsilent.campaigns.codec import Shape, row_codec
 from unsilent.campaigns.opening import TEXT_BYTES
 from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions, ReportOptions
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId
 from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
-from unsilent.options import OptionValues
+from unsilent.errors import UsageError
+from unsilent.options import OptionValues, check_option_fields
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ R = TypeVar("R", bound=CampaignRow)
 def is_trial_of_targets(trial: TrialId, spec: Spec, targets: frozenset[str]) -> bool:
     """Whether a trial is of one of the campaign's targets, with one of its numbers of flips."""
     return trial.target in targets and trial.flips in spec.flips
+
+
+def no_arrays(baseline: object, values: object) -> Mapping[str, Shape]:
+    """The shapes of arrays, of rows that have none."""
+    return {}
 
 
 def do_nothing(*_: Any, **__: Any) -> Any:
@@ -85,7 +91,7 @@ class Kind(Generic[S, B, R]):
     check_spec: Callable[[S], None] = do_nothing
     check_baseline: Callable[[B], None] = do_nothing
     check_row: Callable[[R, B], None] = do_nothing
-    shapes: Callable[[B, Mapping[str, Any]], Mapping[str, Shape]] = lambda baseline, values: {}
+    shapes: Callable[[B, Mapping[str, Any]], Mapping[str, Shape]] = no_arrays
     accepts_trial: Callable[[TrialId, S, frozenset[str]], bool] = is_trial_of_targets
     is_planned_trial: Callable[[TrialId], bool] = lambda trial: True
     max_cell_bytes: int = TEXT_BYTES
@@ -114,8 +120,24 @@ class Kind(Generic[S, B, R]):
         return self.spec, self.budget, self.analysis_options, *self.further_option_classes, self.execution_options
 
     def __post_init__(self) -> None:
+        """Raise ``UsageError`` for what would show only when trials are stored or a command is given."""
         verb = f"unsilent {self.name}"
-        APPLICATION_OWNERS[self.application_id] = (
-            f"a campaign of {verb}",
-            f"{verb} can only use stores of its own campaigns",
-        )
+        owner = f"a campaign of {verb}", f"{verb} can only use stores of its own campaigns"
+        if APPLICATION_OWNERS.get(self.application_id, owner) != owner:
+            raise UsageError(
+                f"the application id {self.application_id:#x} of kind {self.name} is that of "
+                f"{APPLICATION_OWNERS[self.application_id][0]}; choose another"
+            )
+        if not 0 < self.application_id < 2**31:
+            raise UsageError(
+                f"the application id of kind {self.name} is {self.application_id:#x}; expected four letters as a number, "
+                "above 0 and below 2**31"
+            )
+        arrays = [one.name for one in row_codec(cast("Any", self.row)).arrays]
+        if arrays and self.shapes is no_arrays:
+            raise UsageError(
+                f"{self.row.__name__} has arrays ({', '.join(arrays)}), but kind {self.name} gives no shapes; add shapes="
+            )
+        for cls in {*self.option_classes, self.report_options}:
+            check_option_fields(cls, needs_defaults=cls is not self.spec or self.resolve_spec is None)
+        APPLICATION_OWNERS[self.application_id] = owner

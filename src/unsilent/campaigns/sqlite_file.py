@@ -34,7 +34,7 @@ APPLICATION_OWNERS: dict[int, tuple[str, str]] = {}
 """Our own files by application id: what they hold, and who needs one. Kinds are added when they are made."""
 UNKNOWN_OWNER = ("results of another unsilent command", "this command can only use its own stores")
 APPLICATION_PREFIX = int.from_bytes(b"Uns", "big")
-"""What all our application ids begin with; a letter for the kind follows."""
+"""What the application ids of kinds in this package begin with; a letter for the kind follows."""
 _LONGEST = 200
 MOST_SECONDS = 1e12
 """Of one session."""
@@ -127,7 +127,8 @@ class SqliteFile(Closing):
         """Check a file before a row of it is read; whether it is empty. The order matters: see `opening`."""
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if application >> 8 == APPLICATION_PREFIX and application != self.application_id:
+        ours = application in APPLICATION_OWNERS or application >> 8 == APPLICATION_PREFIX
+        if ours and application != self.application_id:
             held, needed = (
                 APPLICATION_OWNERS.get(application, UNKNOWN_OWNER)[0],
                 APPLICATION_OWNERS.get(self.application_id, UNKNOWN_OWNER)[1],
