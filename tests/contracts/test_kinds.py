@@ -34,9 +34,10 @@ from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
 from unsilent.campaigns.options import AnalysisOptions
 from unsilent.campaigns.replay import check_same_campaign
+from unsilent.campaigns.worker import as_picklable_error
 from unsilent.cli.main import run as cli
 from unsilent.cli.typer_options import OutputOptions
-from unsilent.errors import StoreError, UsageError
+from unsilent.errors import StoreError, UsageError, UserCodeError
 from unsilent.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.studies import campaign_kinds
 from unsilent.studies.noise.kind import NOISE
@@ -200,6 +201,36 @@ def test_a_report_has_the_options_of_the_kind_and_shows_what_the_run_showed(tmp_
     assert ("--digits" in own, "--unit" in own, "--card" in own) == (True, False, False)
     assert "Only for stores of unsilent pi." in every
     assert "--unit" in every
+
+
+def fails(*given, **options):
+    raise KeyError("points")
+
+
+@pytest.mark.parametrize("words", [("report", "a.sqlite"), ("report", "a.sqlite", "a.sqlite"), ("status", "a.sqlite")])
+def test_a_store_without_trials_has_no_result(tmp_path, monkeypatch, words):
+    monkeypatch.setattr(campaign_kinds, "KINDS", [replace(PI, analyse=fails, compare=fails)])
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect(run(Path("a.sqlite"), 3))) as db, db:
+        db.execute("DELETE FROM trial")
+    done = in_process(*words)
+    assert (done.returncode, "a.sqlite has no trial yet" in done.stdout + done.stderr) == (
+        2 * (words[0] == "report"),
+        True,
+    )
+
+
+def test_an_error_of_a_study_names_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_kinds, "KINDS", [replace(PI, analyse=fails)])
+    done = in_process("report", run(tmp_path / "a.sqlite", 3))
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert re.search(
+        r"error: \S+test_kinds.py, line \d+, raised KeyError: 'points'; this file is not part of unsilent", line
+    )
+    with pytest.raises(KeyError) as caught:
+        fails()
+    assert isinstance(as_picklable_error(caught.value), UserCodeError)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from unsilent.campaigns.stored_values import (
     parse_record,
     read_budget,
 )
-from unsilent.errors import StoreError
+from unsilent.errors import StoreError, UsageError
 from unsilent.printable import escape_unprintable
 
 _LONGEST = 80
@@ -210,6 +210,21 @@ class Store(SqliteFile, Generic[S, B, R]):
             yield from check_ascending(
                 self._select(f"{where}ORDER BY target, IFNULL(flips, 0), k", values, omit_arrays)
             )
+
+    def analyse(self, **options: Any) -> Any:
+        """What its kind makes of its trials, by its analysis options; raises ``UsageError`` where it has none."""
+        self.check_has_trials()
+        return self.kind.analyse(self, **options)
+
+    def check_has_trials(self) -> None:
+        """Raise ``UsageError`` where no trial is stored."""
+        if not self.has_trials:
+            raise UsageError(f"{self.path} has no trial yet; run the command that made it again")
+
+    @property
+    def has_trials(self) -> bool:
+        """Whether a trial is stored."""
+        return self._one("SELECT 1 FROM trial LIMIT 1") is not None
 
     def find_row(self, trial: TrialId) -> R | None:
         """One trial; None where it was not run."""

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from unsilent.campaigns.executors import INSIDE
-from unsilent.error_origin import internal_error
+from unsilent.error_origin import unexpected_error
 from unsilent.errors import ProcessUnusable, UnsilentError
 
 
@@ -98,8 +98,8 @@ def _serve(connection: Connection) -> None:
 
 
 def as_picklable_error(error: BaseException) -> UnsilentError:
-    """An error that crosses the process border: ours as they are, anything else as a report of a defect."""
-    return error if isinstance(error, UnsilentError) else internal_error(error)
+    """An error that crosses the process border: ours as they are, anything else as a report of whose defect it is."""
+    return error if isinstance(error, UnsilentError) else unexpected_error(error)
 
 
 def exit_with_parent(parent: int) -> None:

@@ -111,7 +111,7 @@ class Verb:
 
         with self.open_executor_and_display(asked, spec) as (executor, observer):
             run_campaign(spec, self.budget(asked), executor, store, observer=observer, command=self.command_line(asked))
-        return self.kind.analyse(store, **vars(asked.make_dataclass(self.kind.analysis_options)))
+        return store.analyse(**vars(asked.make_dataclass(self.kind.analysis_options)))
 
     def show(self, asked: OptionValues, result: Any, page: Path, path: Path) -> int:
         """Print the report and write its page."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 import typer
 
 from unsilent.cli.signals import interrupt_on_ending
-from unsilent.error_origin import internal_error
+from unsilent.error_origin import unexpected_error
 from unsilent.errors import InternalError, StoreError, UnsilentError, UsageError, UserCodeError
 from unsilent.printable import escape_unprintable
 
@@ -106,10 +106,7 @@ def run(arguments: list[str]) -> int:
         return _fail(f"{message.rstrip('.')}; see {asked} --help", 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted(arguments)
-    except UserCodeError as error:
-        _frame(error.traceback_text, "your code raised")
-        return _fail(str(error), 2)
-    except InternalError as error:
+    except (UserCodeError, InternalError) as error:
         return _defect(error)
     except (UsageError, StoreError) as error:
         return _fail(str(error), 2)
@@ -122,7 +119,7 @@ def run(arguments: list[str]) -> int:
             raise
         return _reader_left()
     except Exception as error:
-        return _defect(internal_error(error))
+        return _defect(unexpected_error(error))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -155,9 +152,10 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _defect(error: InternalError) -> int:
-    _frame(error.traceback_text, "unsilent raised")
-    return _fail(str(error), 1)
+def _defect(error: InternalError | UserCodeError) -> int:
+    users = isinstance(error, UserCodeError)
+    _frame(error.traceback_text, "your code raised" if users else "unsilent raised")
+    return _fail(str(error), 2 if users else 1)
 
 
 def _frame(trace: str, title: str) -> None:

@@ -141,10 +141,12 @@ def report_of(
         if card:
             write_card(store, reading, *card)
         if other is None:
-            return kind.report(kind.analyse(one, **reading), **chosen(kind.report_options))
+            return kind.report(one.analyse(**reading), **chosen(kind.report_options))
         if kind.compare is None:
             raise UsageError(f"stores of unsilent {kind.name}, like {store}, cannot be compared; give one store")
         with open_store(other, kind, canonical=canonical) as two:
+            for each in (one, two):
+                each.check_has_trials()
             return kind.compare(one, two, **reading)
 
 

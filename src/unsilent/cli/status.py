@@ -124,7 +124,7 @@ def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
         own = sum(map(kind.is_planned_trial, store.stored_trial_ids()))
         headline = reason = ""
         try:
-            result = kind.analyse(store, **vars(stored_options(store, kind.analysis_options)))
+            result = store.analyse(**vars(stored_options(store, kind.analysis_options)))
             headline = kind.report(result, **vars(stored_options(store, kind.report_options))).headline
         except StoreError:
             raise
