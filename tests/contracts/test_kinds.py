@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import typing
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
@@ -25,9 +26,10 @@ from numpy.typing import NDArray
 import unsilent
 from campaigns.faulty_loop import write_loop
 from conftest import TINY, in_process, inline_campaigns
-from contracts.pi import PI, PiRow, PiSpec, analyse
+from contracts.pi import PI, PiRow, PiRunner, PiSpec, Square, analyse
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
 from unsilent.campaigns.codec import row_codec
+from unsilent.campaigns.driver import check_strata
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
@@ -203,6 +205,45 @@ def test_a_report_has_the_options_of_the_kind_and_shows_what_the_run_showed(tmp_
     assert "--unit" in every
 
 
+@dataclass
+class Wrong(PiRunner):
+    """A runner of pi whose rows are changed."""
+
+    change: Callable[[list[PiRow]], list[PiRow]]
+
+    def __post_init__(self):
+        super().__init__(SPEC)
+
+    def run_all(self, trials, alone=False):
+        return iter(self.change(list(super().run_all(trials, alone))))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows[1:], "returned no row for trial square/x/0; expected one row for each trial"),
+        (
+            lambda rows: [replace(rows[0], trial=TrialId("square", None, 9))],
+            "a row of trial square/x/9 where that of trial",
+        ),
+        (lambda rows: [None], "returned a NoneType where that of trial square/x/0 was due"),
+        (lambda rows: rows * 2, "returned a row of trial square/x/0 after those of all its trials"),
+    ],
+)
+def test_a_runner_returns_a_row_of_each_trial(tmp_path, change, said):
+    with pytest.raises(UsageError, match=f"the runner Wrong .*{said}"):
+        run(tmp_path / "a.sqlite", 3, executor=InlineExecutor(SPEC, lambda *_: Wrong(change)))
+
+
+def test_no_two_strata_are_equal(tmp_path, pi_has_flips):
+    for words in ((), ("--dry-run",)):
+        done = in_process("pi", "--flips", "1,2,1", "--quiet", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "the flips of this campaign contain 1 more than once; expected each of them once" in done.stderr
+    with pytest.raises(UsageError, match="the targets of this campaign contain square more than once"):
+        check_strata(SPEC, replace(PiRunner(SPEC).baseline, targets=(Square(), Square())))
+
+
 def fails(*given, **options):
     raise KeyError("points")
 
@@ -231,6 +272,17 @@ def test_an_error_of_a_study_names_its_file(tmp_path, monkeypatch):
     with pytest.raises(KeyError) as caught:
         fails()
     assert isinstance(as_picklable_error(caught.value), UserCodeError)
+
+
+@dataclass(frozen=True)
+class FlipsSpec(PiSpec):
+    flips: Annotated[tuple[int | None, ...], Option("Flips.", PRECISION_PANEL, separator=",")] = (None,)
+
+
+@pytest.fixture
+def pi_has_flips(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_kinds, "KINDS", [replace(PI, spec=FlipsSpec)])
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
