@@ -165,7 +165,7 @@ class UnmarkedSpec(PiSpec):
         ({"spec": ModeSpec}, "ModeSpec.mode has type Literal; expected int, float, str, bool, Path"),
         ({"spec": FractionsSpec}, "FractionsSpec.fractions has type tuple; expected int, float"),
         ({"spec": UnmarkedSpec}, "UnmarkedSpec.secret has no Option; expected Annotated[TYPE, Option(…)]"),
-        ({"name": "other"}, "0x556e7370 of kind other is that of a campaign of unsilent pi; choose another"),
+        ({"name": "other"}, "0x556e7370 of kind other is that of unsilent pi; choose another"),
         ({"application_id": 0}, "the application id of kind pi is 0x0; expected four letters as a number"),
     ],
 )
@@ -277,6 +277,28 @@ def test_an_error_of_a_study_names_its_file(tmp_path, monkeypatch):
 @dataclass(frozen=True)
 class FlipsSpec(PiSpec):
     flips: Annotated[tuple[int | None, ...], Option("Flips.", PRECISION_PANEL, separator=",")] = (None,)
+
+
+@dataclass(frozen=True)
+class LongerSpec(PiSpec):
+    more: Annotated[int, Option("More.", PRECISION_PANEL)] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"row": CurveRow, "shapes": lambda baseline, values: {"curve": 0}},
+            "has other columns than this version of unsilent pi",
+        ),
+        ({"spec": LongerSpec}, "other options (more) than those of this version of unsilent pi; give another --store"),
+        ({"schema_version": 9}, "has store version 4, but this version of unsilent pi uses 9"),
+    ],
+)
+def test_a_store_of_another_version_says_so(tmp_path, change, said):
+    path = run(tmp_path / "a.sqlite", 3)
+    with pytest.raises(StoreError, match=re.escape(said)), Store(path, replace(PI, **change)) as store:
+        list(store.rows())
 
 
 @pytest.fixture

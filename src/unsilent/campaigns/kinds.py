@@ -122,11 +122,10 @@ class Kind(Generic[S, B, R]):
     def __post_init__(self) -> None:
         """Raise ``UsageError`` for what would show only when trials are stored or a command is given."""
         verb = f"unsilent {self.name}"
-        owner = f"a campaign of {verb}", f"{verb} can only use stores of its own campaigns"
-        if APPLICATION_OWNERS.get(self.application_id, owner) != owner:
+        owner = APPLICATION_OWNERS.get(self.application_id, verb)
+        if owner != verb:
             raise UsageError(
-                f"the application id {self.application_id:#x} of kind {self.name} is that of "
-                f"{APPLICATION_OWNERS[self.application_id][0]}; choose another"
+                f"the application id {self.application_id:#x} of kind {self.name} is that of {owner}; choose another"
             )
         if not 0 < self.application_id < 2**31:
             raise UsageError(
@@ -140,4 +139,4 @@ class Kind(Generic[S, B, R]):
             )
         for cls in {*self.option_classes, self.report_options}:
             check_option_fields(cls, needs_defaults=cls is not self.spec or self.resolve_spec is None)
-        APPLICATION_OWNERS[self.application_id] = owner
+        APPLICATION_OWNERS[self.application_id] = verb

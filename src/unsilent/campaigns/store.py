@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -117,20 +117,40 @@ class Store(SqliteFile, Generic[S, B, R]):
             if row is None:
                 raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
             if self._read is None or self._read[0] != row:
-                spec, record = (
-                    parse_record(self.kind.spec, row[1], "spec"),
-                    parse_record(self.kind.baseline, row[2], "description"),
-                )
-                self.kind.check_spec(spec)
-                self.kind.check_baseline(record)
-                if not row[0] == record.campaign == campaign_hash(spec, record.fingerprint):
-                    raise DamagedRecordError("its campaign hash does not match its spec")
+                spec, record = self._read_campaign(*row)
                 if self._canonical:
                     known, same = spec.to_json(), spec.identity()
                     changed = {name: same[name] for name in known if same[name] != known[name]}
                     spec = replace(cast("Any", spec), **changed)
                 self._read = row, (spec, record)
             return self._read[1]
+
+    def _read_campaign(self, stored_hash: Any, spec_text: Any, baseline_text: Any) -> tuple[S, B]:
+        """Spec and baseline of their texts; raises ``DamagedRecordError``, ``StoreError`` for those of another version."""
+        try:
+            spec = parse_record(self.kind.spec, spec_text, "spec")
+            baseline = parse_record(self.kind.baseline, baseline_text, "description")
+            self.kind.check_spec(spec)
+            self.kind.check_baseline(baseline)
+            if not stored_hash == baseline.campaign == campaign_hash(spec, baseline.fingerprint):
+                raise DamagedRecordError("its campaign hash does not match its spec")
+        except DamagedRecordError:
+            if changed := self._changed_options(spec_text):
+                raise StoreError(
+                    f"{self.path} was made with other options ({one_line_preview(', '.join(changed))}) than those of this "
+                    f"version of unsilent {self.kind.name}; give another --store"
+                ) from None
+            raise
+        return spec, baseline
+
+    def _changed_options(self, text: Any) -> list[str]:
+        """Fields that a stored spec has and specs have not now, and the reverse."""
+        try:
+            stored = json.loads(text)
+        except (TypeError, ValueError, RecursionError):
+            return []
+        known = {field.name for field in fields(cast("Any", self.kind.spec))}
+        return sorted(known ^ stored.keys()) if isinstance(stored, dict) else []
 
     def record_budget(self, trials: int, command: str) -> None:
         """Remember what budget was asked with which command (a campaign may be extended)."""
