@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.driver import check_strata
 from unsilent.campaigns.spec import TrialId, differences, spec_value_text
 from unsilent.cli.report_output import show_report
 from unsilent.options import OptionField, OptionValues, options_of
@@ -20,6 +21,7 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
     with verb.open_executor_and_display(asked, spec) as (executor, _):
         baseline = executor.establish_baseline()
+    check_strata(spec, baseline)
     done = find_stored_trials(verb, spec, baseline, path)
     strata = verb.trial_numbers_by_stratum(asked, spec, baseline)
     total = sum(map(len, strata.values()))

@@ -130,12 +130,14 @@ def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
     from unsilent.campaigns.kinds import count_budgeted_trials
     from unsilent.campaigns.merging import shard_in_command
     from unsilent.campaigns.store import open_store
+    from unsilent.campaigns.stored_command import stored_options
 
     with open_store(path, kind) as store:
         own = sum(map(kind.is_planned_trial, store.stored_trial_ids()))
         headline = reason = ""
         try:
-            headline = kind.report(kind.analyse(store)).headline
+            result = store.analyse(**vars(stored_options(store, kind.analysis_options)))
+            headline = kind.report(result, **vars(stored_options(store, kind.report_options))).headline
         except StoreError:
             raise
         except UsageError as error:  # interrupted before there was anything to read
