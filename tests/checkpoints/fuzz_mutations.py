@@ -14,7 +14,27 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-EXTREMES = (0, 1, 2, 3, 7, 8, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+EXTREMES = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    127,
+    128,
+    255,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 """Values for fields of lengths, counts and offsets."""
 JSON_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**61, 2**62, 2**63, 2**64, 10**400, 1.5, 1e300, float("inf"), float("nan"), "", "F32", "F64", "U8",
@@ -157,7 +177,9 @@ def zip_rebuilt(content: bytes, other: bytes, draw: random.Random) -> bytes:
         return mutated(data, other, draw)[1] if what == "damage" and data else data
 
     rename = {victim: draw.choice((*names, "../evil", "x" * 500, "a/data.pkl", "\x1b[31m"))} if what == "rename" else {}
-    return _rebuilt(content, change, rename, {victim} if what == "compress" else (), {victim} if what == "double" else ())
+    return _rebuilt(
+        content, change, rename, {victim} if what == "compress" else (), {victim} if what == "double" else ()
+    )
 
 
 def _rebuilt(
@@ -241,7 +263,9 @@ def _json_changed(content: bytes, draw: random.Random) -> bytes:
         elif isinstance(parent, dict):
             moved = parent.pop(key)
             if kind == 3:
-                parent[draw.choice((str(key) + "/x", "", "\x1b[2J", "optimizer/state", "__metadata__", "y" * 3000))] = moved
+                parent[draw.choice((str(key) + "/x", "", "\x1b[2J", "optimizer/state", "__metadata__", "y" * 3000))] = (
+                    moved
+                )
         else:
             del parent[key]
     text = json.dumps(value)

@@ -100,7 +100,10 @@ def _dcp(folder: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, state in (("training", training()), ("views", {"w": torch.arange(12.0).reshape(3, 4).t(), "lr": 0.5})):
+        for name, state in (
+            ("training", training()),
+            ("views", {"w": torch.arange(12.0).reshape(3, 4).t(), "lr": 0.5}),
+        ):
             writer = FileSystemWriter(folder / name, sync_files=False, thread_count=1)
             dcp.save(state, storage_writer=writer, no_dist=True)
     bomb = folder / "bomb"

@@ -61,7 +61,9 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     elif event == "open":
         path, _, flags = arguments
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and isinstance(path, (str, bytes))
-        if writes and not _is_inside(os.fsdecode(path)) and not os.path.isdir(path):  # the latter: a file without a name
+        if (
+            writes and not _is_inside(os.fsdecode(path)) and not os.path.isdir(path)
+        ):  # the latter: a file without a name
             _seen.append(f"opened for writing: {path!r}"[:200])
 
 
@@ -242,7 +244,9 @@ def _allowed(errors: list[str]) -> Iterator[None]:
     except UnsilentError as error:
         text = str(error)
         if not text or not text.isprintable() or len(text) >= LONGEST_MESSAGE:
-            raise Finding(f"a message of {len(text)} characters that is not one short printable line: {text!r:.500}") from error
+            raise Finding(
+                f"a message of {len(text)} characters that is not one short printable line: {text!r:.500}"
+            ) from error
         errors.append(text)
     except (Finding, MemoryError):
         raise
@@ -251,7 +255,11 @@ def _allowed(errors: list[str]) -> Iterator[None]:
 
 
 def _use(
-    checkpoint: Checkpoint, original: Checkpoint | None, draw: random.Random, errors: list[str], before: dict[str, bytes]
+    checkpoint: Checkpoint,
+    original: Checkpoint | None,
+    draw: random.Random,
+    errors: list[str],
+    before: dict[str, bytes],
 ) -> None:
     """Read, hash, compare and edit."""
     tensors = list(checkpoint.tensors.values())
