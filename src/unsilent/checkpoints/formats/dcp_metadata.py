@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
-from unsilent.checkpoints.formats.torch_pickle import MOST_LEAVES
+from unsilent.checkpoints.formats.torch_pickle import MOST_LEAVES, size_values
 from unsilent.checkpoints.stored_tensors import Shape
 from unsilent.errors import UsageError
 from unsilent.pickle_values import Call, Mapped, Name, PickleDamaged, read_pickle
@@ -95,12 +95,16 @@ def _parsed(fields: Mapped) -> Metadata:
     if len(described.items) + len(places.items) > MOST_LEAVES:
         raise ValueError(f"it has more than {MOST_LEAVES:,} entries")
     path_of = dict(_paths(paths)) if isinstance(paths, Mapped) else {}
-    values = {}
+    values, chunks = {}, 0
     for name, record in described.items:
         if not isinstance(name, str) or not isinstance(record, Call):
             raise ValueError("a value has no name or no description")
         is_tensor = isinstance(record.function, Name) and record.function.name == "TensorStorageMetadata"
-        values[name] = (path_of.get(name, (name,)), _tensor_record(record, name) if is_tensor else None)
+        tensor = _tensor_record(record, name) if is_tensor else None
+        values[name] = (path_of.get(name, (name,)), tensor)
+        chunks += len(tensor.chunks) if tensor else 0
+        if chunks > MOST_LEAVES:  # a small pickle can name one list many times
+            raise ValueError(f"it has more than {MOST_LEAVES:,} chunks")
     slices = {}
     for key, place in places.items:
         index = _fields(key, "MetadataIndex")
@@ -108,7 +112,7 @@ def _parsed(fields: Mapped) -> Metadata:
         name = index.get("fqn")
         if not isinstance(name, str):
             raise ValueError("a place belongs to no value")
-        slices[name, None if offset is None else _sizes(offset)] = _slice(_fields(place, "_StorageInfo"))
+        slices[name, None if offset is None else size_values(offset)] = _slice(_fields(place, "_StorageInfo"))
     return Metadata(values, slices)
 
 
@@ -126,11 +130,11 @@ def _tensor_record(record: Call, name: str) -> TensorRecord:
     dtype = state[0] if isinstance(state, tuple) and state else None
     if not isinstance(dtype, Name) or dtype.module != "torch" or not isinstance(chunks, list):
         raise ValueError(f"{ascii(name)[:60]} has no dtype or no chunks")
-    shape = _sizes(fields.get("size"))
+    shape = size_values(fields.get("size"))
     boxes = []
     for chunk in chunks:
         parts = _fields(chunk, "ChunkStorageMetadata")
-        boxes.append((_sizes(parts.get("offsets")), _sizes(parts.get("sizes"))))
+        boxes.append((size_values(parts.get("offsets")), size_values(parts.get("sizes"))))
     if not _tile(shape, boxes):
         raise ValueError(f"the chunks of {ascii(name)[:60]} overlap or leave elements out")
     return TensorRecord(dtype.name, shape, boxes)
@@ -168,14 +172,3 @@ def _fields(record: Any, kind: str) -> Mapped:
     if not isinstance(record.state, Mapped):
         raise ValueError(f"a {kind} has no attributes")
     return record.state
-
-
-def _sizes(value: Any) -> Shape:
-    """The numbers of a ``torch.Size``."""
-    made = isinstance(value, Call) and value.name == "torch.Size" and isinstance(value.arguments, tuple)
-    sizes = value.arguments[0] if made and value.arguments else value
-    if not isinstance(sizes, (tuple, list)) or len(sizes) > 64 or any(type(n) is not int for n in sizes):
-        raise ValueError("a shape or offset is none")
-    if any(not 0 <= n < 2**62 for n in sizes) or math.prod(sizes) >= 2**62:
-        raise ValueError("a shape or offset is too large")
-    return tuple(sizes)

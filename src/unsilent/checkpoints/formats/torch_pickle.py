@@ -16,6 +16,7 @@ from unsilent.pickle_values import ByteString, Call, Float, Mapped, Name, Persis
 
 MOST_LEAVES = 2_000_000
 MOST_DEPTH = 60
+_MOST_KEY_PARTS = 20
 STORAGE_DTYPES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
@@ -92,20 +93,45 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def key_text(key: Any) -> str:
-    """A key as text; of a tuple, its parts joined by dots."""
-    if isinstance(key, tuple):
-        return ".".join(map(key_text, key))
-    return str(key)[:500]
+    """A key as text; of a tuple, its parts joined by dots. Short for whatever a damaged file has as a key."""
+    if isinstance(key, tuple) and not isinstance(key, (Name, Float, ByteString, Persistent)):
+        return ".".join(_plain_text(part) for part in key[:_MOST_KEY_PARTS])
+    return _plain_text(key)
+
+
+def _plain_text(key: Any) -> str:
+    """A key that is one value as text; of an object only what it is, as it may hold itself."""
+    if isinstance(key, (Float, ByteString)):
+        key = key.value
+    if isinstance(key, Name):
+        return f"{key.module}.{key.name}"[:500]
+    plain = isinstance(key, (str, float, bytes)) or key is None or (isinstance(key, int) and key.bit_length() < 64)
+    return str(key)[:500] if plain else type(key).__name__
+
+
+def size_values(value: Any) -> tuple[int, ...]:
+    """The numbers of a pickled ``torch.Size``, list or tuple of sizes; raises ``ValueError`` for anything else."""
+    called = isinstance(value, Call) and value.name == "torch.Size" and isinstance(value.arguments, tuple)
+    sizes = value.arguments[0] if called and value.arguments else value
+    if not isinstance(sizes, (tuple, list)) or len(sizes) > 64 or any(type(n) is not int for n in sizes):
+        raise ValueError("a shape or offset is none")
+    if any(not 0 <= n < 2**62 for n in sizes) or math.prod(sizes) >= 2**62:
+        raise ValueError("a shape or offset is too large")
+    return tuple(sizes)
 
 
 def _tensor(call: Call) -> PickledTensor | None:
     """The tensor that a call would make; None for any other call."""
-    arguments = call.arguments
-    if call.name in _WRAPPERS or call.name == _SUBCLASS:
+    for _ in range(MOST_DEPTH):
+        arguments = call.arguments
+        if call.name not in _WRAPPERS and call.name != _SUBCLASS:
+            break
         inner = arguments[0] if isinstance(arguments, tuple) and arguments else None
         if call.name == _SUBCLASS and isinstance(arguments, tuple) and len(arguments) > 2 and isinstance(inner, Name):
             inner = Call(inner, arguments[2])
-        return _tensor(inner) if isinstance(inner, Call) and inner is not call else None
+        if not isinstance(inner, Call):
+            return None
+        call = inner
     if call.name not in (*_TENSORS, _TENSOR_V3):
         return None
     match arguments:

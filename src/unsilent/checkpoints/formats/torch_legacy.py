@@ -1,0 +1,154 @@
+"""Files that ``torch.save`` wrote before torch 1.6, or writes with ``_use_new_zipfile_serialization=False``: read, not edited.
+
+Follows ``_legacy_save`` of torch 2.13: five pickles (a magic number, the version 1001, the machine, the object, the keys of its
+storages), then for each key the number of elements in eight bytes and the elements, least significant byte first. Nothing is
+unpickled. Other pickles are refused: they hold no tensor at a place that a loader of checkpoints reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
+from unsilent.checkpoints.formats.torch_pickle import STORAGE_DTYPES, PickledTensor, leaves
+from unsilent.checkpoints.formats.torch_zip import ArchiveValue, number, with_names, with_optimizer_names
+from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, StoredTensor
+from unsilent.errors import UsageError
+from unsilent.pickle_values import MAGIC, Call, Mapped, Name, Persistent, PickleDamaged, read_pickle
+
+NAME = "torch.save (legacy)"
+_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
+"""The magic number, pickled."""
+_VERSION = 1001
+_FIRST_READ = 2**20
+_OBSTACLE = (
+    "files of the legacy torch.save are not edited; load the file and save it again with torch.save or as safetensors"
+)
+_Places = dict[str, tuple[int, int]]
+"""Where the elements of a storage begin, and their bytes, by its key."""
+
+
+def matches(files: CheckpointFiles) -> bool:
+    """Whether the checkpoint is such a file, or another pickle."""
+    size = 0 if files.is_folder else files.size("")
+    if size >= len(_START) and files.read("", 0, len(_START)) == _START:
+        return True
+    return (
+        size > 2
+        and files.read("", 0, 1) == MAGIC
+        and files.read("", 1, 1)[0] <= 5
+        and files.read("", size - 1, 1) == b"."
+    )
+
+
+def tensors(files: CheckpointFiles) -> list[StoredTensor]:
+    """All tensors and numbers of the file."""
+    where = files.shown("")
+    if files.size("") < len(_START) or files.read("", 0, len(_START)) != _START:
+        raise UsageError(
+            f"{where} is a pickle that torch.save did not write; load it and save it again with torch.save"
+        )
+    try:
+        root, places = _object_and_places(files)
+        found = list(leaves(root, where))
+    except (PickleDamaged, ValueError) as error:
+        raise UsageError(f"{where} cannot be read: {error}; the file is truncated or damaged") from None
+    values = []
+    for path, leaf in found:
+        name = "/".join(path)
+        if isinstance(leaf, PickledTensor):
+            values.append(ArchiveValue(path, True, _tensor(name, leaf, places, where)))
+        else:
+            values.append(ArchiveValue(path, False, replace(number(name, name, leaf, None), obstacle=_OBSTACLE)))
+    return with_optimizer_names(with_names(values))
+
+
+def _tensor(name: str, leaf: PickledTensor, places: _Places, where: str) -> StoredTensor:
+    if leaf.storage not in places:
+        raise UsageError(f"{where} has no storage {ascii(leaf.storage)[:40]} for {name!r}; the file is damaged")
+    begin, size = places[leaf.storage]
+    item = ITEM_SIZES.get(leaf.dtype, 0)
+    block = Block("", begin + leaf.offset * item, (0,) * len(leaf.shape), leaf.shape, leaf.strides)
+    if (leaf.offset + block.last_element + 1) * item > size:
+        raise UsageError(f"{where}: {name!r} reaches beyond its storage; the file is damaged")
+    return StoredTensor(name, leaf.dtype, leaf.shape, (block,), stored_as=name, obstacle=_OBSTACLE)
+
+
+def _object_and_places(files: CheckpointFiles) -> tuple[Any, _Places]:
+    """The object, and where its storages are. Raises ``ValueError``."""
+    (_, version, _, root, keys), at = _pickles(files)
+    if version != _VERSION or not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"it has no list of storages, or is not of version {_VERSION}")
+    sizes = dict(_sizes_of_storages(root))
+    places: _Places = {}
+    for key in keys:
+        if key not in sizes:
+            raise ValueError("it has a storage that nothing belongs to")
+        elements = int.from_bytes(files.read("", at, 8), "little")
+        if sizes[key] != 0 and (
+            not elements or sizes[key] % elements or sizes[key] // elements not in (1, 2, 4, 8, 16)
+        ):
+            raise ValueError(f"a storage of {sizes[key]:,} bytes has {elements:,} elements")
+        if at + 8 + sizes[key] > files.size(""):
+            raise ValueError("it ends within a storage")
+        places[key] = (at + 8, sizes[key])
+        at += 8 + sizes[key]
+    return root, places
+
+
+def _pickles(files: CheckpointFiles) -> tuple[list[Any], int]:
+    """The five pickles at the file's start, and where they end; no more of the file is read than they need."""
+    most = min(files.size(""), MOST_METADATA)
+    length = min(_FIRST_READ, most)
+    while True:
+        content = files.read("", 0, length)
+        values: list[Any] = []
+        at = 0
+        try:
+            while len(values) < 5:
+                value, at = read_pickle(content, start=at)
+                values.append(value)
+        except PickleDamaged:
+            if length == most:
+                raise
+            length = min(8 * length, most)
+        else:
+            return values, at
+
+
+def _sizes_of_storages(root: Any) -> Iterator[tuple[str, int]]:
+    """Key and bytes of every storage that the object names. Raises ``ValueError``."""
+    waiting, seen = [root], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Persistent):
+            if isinstance(value.id, tuple) and value.id[:1] == (
+                "storage",
+            ):  # the others are classes of a model that was saved as a whole
+                yield _size_of_storage(value)
+        elif isinstance(value, (Call, Mapped, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += _parts(value)
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, Mapped):
+        return [part for pair in value.items for part in pair]
+    if isinstance(value, Call):
+        return [
+            value.function,
+            value.arguments,
+            value.state,
+            *value.elements,
+            *(p for pair in value.items for p in pair),
+        ]
+    return list(value)
+
+
+def _size_of_storage(storage: Persistent) -> tuple[str, int]:
+    match storage.id:
+        case ("storage", Name(_, kind), str(key), _, int(numel), None) if kind in STORAGE_DTYPES and 0 <= numel < 2**62:
+            return key, numel * ITEM_SIZES[STORAGE_DTYPES[kind]]
+    raise ValueError("it names a storage in a way that torch has not written since version 1.0")
