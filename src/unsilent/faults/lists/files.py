@@ -9,10 +9,10 @@ from unsilent import name_and_parameters
 from unsilent.faults.lists import alfi
 from unsilent.faults.lists.entries import FaultListEntry, Format, fault_list_error
 from unsilent.faults.lists.json_lines import JsonLines
-from unsilent.faults.lists.pickled import MAGIC as PICKLE
 from unsilent.faults.lists.scifi import HEADER, SciFi
 from unsilent.faults.naming import kind_of
 from unsilent.faults.record import Fault
+from unsilent.pickle_values import MAGIC as PICKLE
 from unsilent.plainfiles import read_plain
 
 FORMATS: Mapping[str, Callable[..., Format]] = MappingProxyType(
