@@ -10,17 +10,16 @@ driver's stdout stays clean.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from unsilent.campaigns.executors import INSIDE
+from unsilent.child_processes import exit_with_parent
 from unsilent.error_origin import unexpected_error
 from unsilent.errors import ProcessUnusable, UnsilentError
 
@@ -100,23 +99,6 @@ def _serve(connection: Connection) -> None:
 def as_picklable_error(error: BaseException) -> UnsilentError:
     """An error that crosses the process border: ours as they are, anything else as a report of whose defect it is."""
     return error if isinstance(error, UnsilentError) else unexpected_error(error)
-
-
-def exit_with_parent(parent: int) -> None:
-    """End this process when its driver is gone, even in the middle of a trial: by the kernel on Linux, else soon after."""
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):
-        pass  # not Linux
-    if os.getppid() != parent:
-        os._exit(1)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":
