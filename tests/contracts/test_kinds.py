@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import os
 import re
@@ -242,6 +243,72 @@ def test_no_two_strata_are_equal(tmp_path, pi_has_flips):
         assert "the flips of this campaign contain 1 more than once; expected each of them once" in done.stderr
     with pytest.raises(UsageError, match="the targets of this campaign contain square more than once"):
         check_strata(SPEC, replace(PiRunner(SPEC).baseline, targets=(Square(), Square())))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "said"),
+    [
+        (0, (), "interrupted; no trial was stored yet, run the same command again to continue"),
+        (3, (), "interrupted; finished trials are stored, run the same command again to continue"),
+        (None, ("--dry-run",), "interrupted"),
+    ],
+)
+def test_an_interrupt_says_what_is_stored(tmp_path, monkeypatch, rows, words, said):
+    def interrupted(self, trials, alone=False):
+        yield from itertools.islice(run_all(self, trials, alone), rows)
+        raise KeyboardInterrupt
+
+    def no_baseline(self):
+        raise KeyboardInterrupt
+
+    run_all = PiRunner.run_all
+    monkeypatch.setattr(campaign_kinds, "KINDS", [PI])
+    monkeypatch.setattr(PiRunner, "max_trials_together", 3)
+    monkeypatch.setattr(PiRunner, *(("establish_baseline", no_baseline) if rows is None else ("run_all", interrupted)))
+    monkeypatch.chdir(tmp_path)
+    done = in_process("pi", "--trials", 6, "--store", "a.sqlite", "--quiet", *words)
+    assert (done.returncode, done.stderr) == (130, f"unsilent: {said}\n")
+    assert rows is None or f"{rows} of 6 trials, not complete" in told("status", "a.sqlite")
+
+
+def test_a_file_says_what_it_is_before_it_is_closed(tmp_path, monkeypatch):
+    """A driver that is killed leaves a log beside the file, with all that was written."""
+    monkeypatch.setattr(campaign_kinds, "KINDS", [PI])
+    with Store(tmp_path / "a.sqlite", PI, write=True):
+        assert campaign_kinds.find_kind_of_store(tmp_path / "a.sqlite") is PI
+        done = in_process("report", tmp_path / "a.sqlite")
+    assert (done.returncode, "has no trial yet" in done.stderr) == (2, True)
+
+
+def test_a_store_of_a_kind_that_is_not_registered_names_those_that_are(tmp_path):
+    for verb_, word in (("report", "error: "), ("export", "error: "), ("status", "this ")):
+        done = in_process(verb_, run(tmp_path / "a.sqlite", 1))
+        said = "is not a store of unsilent pvf, training or noise, or nothing was stored in it yet; check the name"
+        assert said in done.stdout + done.stderr
+        assert word in done.stdout + done.stderr
+
+
+def test_an_installed_package_registers_a_kind(tmp_path, monkeypatch):
+    lines = "from dataclasses import replace\nfrom contracts.pi import PI\nKIND = replace(PI, name='toy', application_id=1)\n"
+    (tmp_path / "study_of_toys.py").write_text(lines)
+    (tmp_path / "toys-1.0.dist-info").mkdir()
+    (tmp_path / "toys-1.0.dist-info" / "entry_points.txt").write_text(
+        "[unsilent.kinds]\ntoy = study_of_toys:KIND\ngone = no_such_module:KIND\nother = study_of_toys:KIND\npvf = no:KIND\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert "toy        Run the study of study_of_toys, which is not part of unsilent" in told("--help")
+    assert "study_of_toys" not in sys.modules
+    assert "pi is 3" in told("toy", "--trials", 4, "--store", "a.sqlite", "--quiet")
+    for name, said in (
+        ("gone", "(no_such_module:KIND) cannot be imported: Module"),
+        ("other", "is the kind toy (study_of_toys"),
+    ):
+        done = in_process(name)
+        assert (done.returncode, done.stderr.count("\n"), said in done.stderr) == (2, 1, True)
+    (tmp_path / "toys-1.0.dist-info" / "entry_points.txt").write_text("[unsilent.kinds]\ntoy = study_of_toys:KIND\n")
+    assert "pi is 3" in told("report", "a.sqlite")
+    assert "toy of pi" in told("status")
 
 
 def fails(*given, **options):
