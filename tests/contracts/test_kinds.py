@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import json
@@ -29,6 +30,7 @@ from campaigns.faulty_loop import write_loop
 from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PI, PiRow, PiRunner, PiSpec, Square, analyse
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
+from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.driver import check_strata
 from unsilent.campaigns.executors import make_executor
@@ -236,6 +238,14 @@ def test_a_runner_returns_a_row_of_each_trial(tmp_path, change, said):
         run(tmp_path / "a.sqlite", 3, executor=InlineExecutor(SPEC, lambda *_: Wrong(change)))
 
 
+def test_options_are_shown_as_a_command_writes_them(tmp_path, pi_has_flips):
+    shown = told("pi", "--flips", "1,2", "--terms", "10,100", "--dry-run", "--quiet")
+    assert re.search(r"--terms\s+10,100\s", shown), shown
+    told("pi", "--flips", "1,2", "--terms", "10,100", "--trials", 2, "--store", "a.sqlite", "--quiet")
+    done = in_process("pi", "--flips", "1,3", "--trials", 2, "--store", "a.sqlite", "--quiet")
+    assert "(flips: 1,2 in the store, 1,3 now; terms: 10,100 in the store, 10,1000 now)" in done.stderr
+
+
 def test_no_two_strata_are_equal(tmp_path, pi_has_flips):
     for words in ((), ("--dry-run",)):
         done = in_process("pi", "--flips", "1,2,1", "--quiet", *words)
@@ -311,6 +321,21 @@ def test_an_installed_package_registers_a_kind(tmp_path, monkeypatch):
     assert "toy of pi" in told("status")
 
 
+def test_the_code_of_a_study_is_part_of_its_fingerprint(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "some_study").mkdir()
+    (tmp_path / "some_study" / "__init__.py").write_text("")
+    (tmp_path / "some_study" / "runner.py").write_text("POINTS = 1\n")
+    for name in ("some_study.runner", "some_study"):
+        importlib.import_module(name)
+        before = code_hash(name)
+        assert before == code_hash(name)
+        with (tmp_path / "some_study" / "runner.py").open("a") as file:
+            file.write("POINTS += 1\n")
+        assert code_hash(name) != before
+    assert PiRunner(SPEC).baseline.fingerprint["code"] == code_hash("contracts.pi")
+
+
 def fails(*given, **options):
     raise KeyError("points")
 
@@ -343,6 +368,7 @@ def test_an_error_of_a_study_names_its_file(tmp_path, monkeypatch):
 
 @dataclass(frozen=True)
 class FlipsSpec(PiSpec):
+    terms: Annotated[tuple[int, ...], Option("Terms.", PRECISION_PANEL, separator=",")] = (10, 1000)
     flips: Annotated[tuple[int | None, ...], Option("Flips.", PRECISION_PANEL, separator=",")] = (None,)
 
 
@@ -385,8 +411,6 @@ def test_a_trial_of_a_kind_that_is_registered_is_replayed(tmp_path, capsys, monk
     monkeypatch.chdir(tmp_path)
     run(tmp_path / "a.sqlite", 5)
     words = ("replay", "a.sqlite", "square/x/3")
-    assert "are used only if the command names them too; add --workload pi" in refused(capsys, *words)
-    words = (*words, "--workload", "pi")
     with Store("a.sqlite", PI) as store:
         inside = store.row(TrialId("square", None, 3)).inside
     assert verb(capsys, *words) == f"square/x/3 ended as stored\ninside: {inside}\n"
@@ -411,7 +435,9 @@ def test_a_campaign_that_is_another_now_is_not_replayed(tmp_path):
         with pytest.raises(
             StoreError, match="a.sqlite differs from this replay in points, numpy; a bit-exact replay needs"
         ):
-            check_same_campaign(store, PiSpec(points=51), replace(found, fingerprint={"numpy": "0"}))
+            check_same_campaign(
+                store, PiSpec(points=51), replace(found, fingerprint={**found.fingerprint, "numpy": "0"})
+            )
 
 
 def test_reports_of_two_runs_are_equal_where_they_are_canonical(tmp_path, capsys, monkeypatch):
