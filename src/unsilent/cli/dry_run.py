@@ -38,7 +38,10 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     options = options_of(verb.kind.spec)
     spelled = Table(
         (Column(""), Column("", left_aligned=True)),
-        tuple(TableRow((asking.flag, spec_value_text(name, getattr(spec, name)))) for name, asking in options.items()),
+        tuple(
+            TableRow((asking.flag, spec_value_text(verb.kind.spec, name, getattr(spec, name))))
+            for name, asking in options.items()
+        ),
         "Options",
     )
     report = Report(
