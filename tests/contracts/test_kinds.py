@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -28,6 +30,7 @@ from campaigns.faulty_loop import write_loop
 from conftest import TINY, in_process, inline_campaigns
 from contracts.pi import PI, PiRow, PiRunner, PiSpec, Square, analyse
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
+from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import row_codec
 from unsilent.campaigns.driver import check_strata
 from unsilent.campaigns.executors import make_executor
@@ -235,6 +238,14 @@ def test_a_runner_returns_a_row_of_each_trial(tmp_path, change, said):
         run(tmp_path / "a.sqlite", 3, executor=InlineExecutor(SPEC, lambda *_: Wrong(change)))
 
 
+def test_options_are_shown_as_a_command_writes_them(tmp_path, pi_has_flips):
+    shown = told("pi", "--flips", "1,2", "--terms", "10,100", "--dry-run", "--quiet")
+    assert re.search(r"--terms\s+10,100\s", shown), shown
+    told("pi", "--flips", "1,2", "--terms", "10,100", "--trials", 2, "--store", "a.sqlite", "--quiet")
+    done = in_process("pi", "--flips", "1,3", "--trials", 2, "--store", "a.sqlite", "--quiet")
+    assert "(flips: 1,2 in the store, 1,3 now; terms: 10,100 in the store, 10,1000 now)" in done.stderr
+
+
 def test_no_two_strata_are_equal(tmp_path, pi_has_flips):
     for words in ((), ("--dry-run",)):
         done = in_process("pi", "--flips", "1,2,1", "--quiet", *words)
@@ -242,6 +253,87 @@ def test_no_two_strata_are_equal(tmp_path, pi_has_flips):
         assert "the flips of this campaign contain 1 more than once; expected each of them once" in done.stderr
     with pytest.raises(UsageError, match="the targets of this campaign contain square more than once"):
         check_strata(SPEC, replace(PiRunner(SPEC).baseline, targets=(Square(), Square())))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "said"),
+    [
+        (0, (), "interrupted; no trial was stored yet, run the same command again to continue"),
+        (3, (), "interrupted; finished trials are stored, run the same command again to continue"),
+        (None, ("--dry-run",), "interrupted"),
+    ],
+)
+def test_an_interrupt_says_what_is_stored(tmp_path, monkeypatch, rows, words, said):
+    def interrupted(self, trials, alone=False):
+        yield from itertools.islice(run_all(self, trials, alone), rows)
+        raise KeyboardInterrupt
+
+    def no_baseline(self):
+        raise KeyboardInterrupt
+
+    run_all = PiRunner.run_all
+    monkeypatch.setattr(campaign_kinds, "KINDS", [PI])
+    monkeypatch.setattr(PiRunner, "max_trials_together", 3)
+    monkeypatch.setattr(PiRunner, *(("establish_baseline", no_baseline) if rows is None else ("run_all", interrupted)))
+    monkeypatch.chdir(tmp_path)
+    done = in_process("pi", "--trials", 6, "--store", "a.sqlite", "--quiet", *words)
+    assert (done.returncode, done.stderr) == (130, f"unsilent: {said}\n")
+    assert rows is None or f"{rows} of 6 trials, not complete" in told("status", "a.sqlite")
+
+
+def test_a_file_says_what_it_is_before_it_is_closed(tmp_path, monkeypatch):
+    """A driver that is killed leaves a log beside the file, with all that was written."""
+    monkeypatch.setattr(campaign_kinds, "KINDS", [PI])
+    with Store(tmp_path / "a.sqlite", PI, write=True):
+        assert campaign_kinds.find_kind_of_store(tmp_path / "a.sqlite") is PI
+        done = in_process("report", tmp_path / "a.sqlite")
+    assert (done.returncode, "has no trial yet" in done.stderr) == (2, True)
+
+
+def test_a_store_of_a_kind_that_is_not_registered_names_those_that_are(tmp_path):
+    for verb_, word in (("report", "error: "), ("export", "error: "), ("status", "this ")):
+        done = in_process(verb_, run(tmp_path / "a.sqlite", 1))
+        said = "is not a store of unsilent pvf, training or noise, or nothing was stored in it yet; check the name"
+        assert said in done.stdout + done.stderr
+        assert word in done.stdout + done.stderr
+
+
+def test_an_installed_package_registers_a_kind(tmp_path, monkeypatch):
+    lines = "from dataclasses import replace\nfrom contracts.pi import PI\nKIND = replace(PI, name='toy', application_id=1)\n"
+    (tmp_path / "study_of_toys.py").write_text(lines)
+    (tmp_path / "toys-1.0.dist-info").mkdir()
+    (tmp_path / "toys-1.0.dist-info" / "entry_points.txt").write_text(
+        "[unsilent.kinds]\ntoy = study_of_toys:KIND\ngone = no_such_module:KIND\nother = study_of_toys:KIND\npvf = no:KIND\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert "toy        Run the study of study_of_toys, which is not part of unsilent" in told("--help")
+    assert "study_of_toys" not in sys.modules
+    assert "pi is 3" in told("toy", "--trials", 4, "--store", "a.sqlite", "--quiet")
+    for name, said in (
+        ("gone", "(no_such_module:KIND) cannot be imported: Module"),
+        ("other", "is the kind toy (study_of_toys"),
+    ):
+        done = in_process(name)
+        assert (done.returncode, done.stderr.count("\n"), said in done.stderr) == (2, 1, True)
+    (tmp_path / "toys-1.0.dist-info" / "entry_points.txt").write_text("[unsilent.kinds]\ntoy = study_of_toys:KIND\n")
+    assert "pi is 3" in told("report", "a.sqlite")
+    assert "toy of pi" in told("status")
+
+
+def test_the_code_of_a_study_is_part_of_its_fingerprint(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "some_study").mkdir()
+    (tmp_path / "some_study" / "__init__.py").write_text("")
+    (tmp_path / "some_study" / "runner.py").write_text("POINTS = 1\n")
+    for name in ("some_study.runner", "some_study"):
+        importlib.import_module(name)
+        before = code_hash(name)
+        assert before == code_hash(name)
+        with (tmp_path / "some_study" / "runner.py").open("a") as file:
+            file.write("POINTS += 1\n")
+        assert code_hash(name) != before
+    assert PiRunner(SPEC).baseline.fingerprint["code"] == code_hash("contracts.pi")
 
 
 def fails(*given, **options):
@@ -276,6 +368,7 @@ def test_an_error_of_a_study_names_its_file(tmp_path, monkeypatch):
 
 @dataclass(frozen=True)
 class FlipsSpec(PiSpec):
+    terms: Annotated[tuple[int, ...], Option("Terms.", PRECISION_PANEL, separator=",")] = (10, 1000)
     flips: Annotated[tuple[int | None, ...], Option("Flips.", PRECISION_PANEL, separator=",")] = (None,)
 
 
@@ -318,8 +411,6 @@ def test_a_trial_of_a_kind_that_is_registered_is_replayed(tmp_path, capsys, monk
     monkeypatch.chdir(tmp_path)
     run(tmp_path / "a.sqlite", 5)
     words = ("replay", "a.sqlite", "square/x/3")
-    assert "are used only if the command names them too; add --workload pi" in refused(capsys, *words)
-    words = (*words, "--workload", "pi")
     with Store("a.sqlite", PI) as store:
         inside = store.row(TrialId("square", None, 3)).inside
     assert verb(capsys, *words) == f"square/x/3 ended as stored\ninside: {inside}\n"
@@ -344,7 +435,9 @@ def test_a_campaign_that_is_another_now_is_not_replayed(tmp_path):
         with pytest.raises(
             StoreError, match="a.sqlite differs from this replay in points, numpy; a bit-exact replay needs"
         ):
-            check_same_campaign(store, PiSpec(points=51), replace(found, fingerprint={"numpy": "0"}))
+            check_same_campaign(
+                store, PiSpec(points=51), replace(found, fingerprint={**found.fingerprint, "numpy": "0"})
+            )
 
 
 def test_reports_of_two_runs_are_equal_where_they_are_canonical(tmp_path, capsys, monkeypatch):

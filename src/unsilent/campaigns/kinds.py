@@ -52,7 +52,7 @@ class Kind(Generic[S, B, R]):
     """A kind of campaigns. What a file says is believed once its own checks have not raised ``DamagedRecordError``.
 
     Attributes:
-        name: Of the verb, and of the kind.
+        name: Of the kind, and of its command where ``command`` is empty.
         application_id: Of SQLite files, as four letters.
         schema_version: Of what is stored.
         spec, baseline, row: Its records.
@@ -74,7 +74,8 @@ class Kind(Generic[S, B, R]):
             does, for specs that name no files but those that `with_confirmed_files` knows.
         count_planned_trials: How many trials a store will hold when its campaign is complete.
         subject: What its trials run.
-        command_help: The help of its verb.
+        command: The words after ``unsilent`` that run it.
+        command_help: The help of its command.
         budget, analysis_options, execution_options: Dataclasses of options beside the spec: how many trials,
             how a store is read, where trials run.
         report_options: A dataclass of options that say how a result is shown.
@@ -106,6 +107,7 @@ class Kind(Generic[S, B, R]):
     replay_choices: tuple[str, ...] = ()
     count_planned_trials: Callable[[Any], int] = count_budgeted_trials
     subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
+    command: str = ""
     command_help: str = ""
     budget: type = Budget
     analysis_options: type = AnalysisOptions
@@ -121,7 +123,8 @@ class Kind(Generic[S, B, R]):
 
     def __post_init__(self) -> None:
         """Raise ``UsageError`` for what would show only when trials are stored or a command is given."""
-        verb = f"unsilent {self.name}"
+        object.__setattr__(self, "command", self.command or self.name)
+        verb = f"unsilent {self.command}"
         owner = APPLICATION_OWNERS.get(self.application_id, verb)
         if owner != verb:
             raise UsageError(

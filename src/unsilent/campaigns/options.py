@@ -67,7 +67,7 @@ class Budget:
     ``shard``, part I of N: of every stratum the trials I-1, I-1+N, I-1+2N …, so that each part is a fair sample of the whole.
     """
 
-    trials: Annotated[int, Option("Number of trials of each target.", PRECISION_PANEL)] = 1000
+    trials: Annotated[int, Option("Number of trials of each target and number of flips.", PRECISION_PANEL)] = 1000
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     def __post_init__(self) -> None:

@@ -101,13 +101,13 @@ class SqliteFile(Closing):
                 restrict_connection(db, self.max_cell_bytes)
                 empty = self._verify(db, steps, write)
                 if write:
-                    db.execute("PRAGMA journal_mode=WAL")
-                    db.execute("PRAGMA synchronous=NORMAL")
-                    if empty:
+                    if empty:  # before there is a log, so that the file itself says what it is, also after a kill
                         db.executescript(
                             f"BEGIN IMMEDIATE; {self.schema} PRAGMA application_id={self.application_id};"
                             f"PRAGMA user_version={self.schema_version}; COMMIT;"
                         )
+                    db.execute("PRAGMA journal_mode=WAL")
+                    db.execute("PRAGMA synchronous=NORMAL")
                 else:
                     db.execute("PRAGMA query_only=1")
             except BaseException:

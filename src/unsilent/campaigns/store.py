@@ -95,10 +95,14 @@ class Store(SqliteFile, Generic[S, B, R]):
     def _difference(self, spec: S, description: B) -> str:
         result = islice(differences((self.spec, self.baseline), (spec, description)), 4)
         parts = (
-            f"{key}: {_short(key, v[0])} in the store, {_short(key, v[1])} now" if v else f"{key} changed"
+            f"{key}: {self._short(key, v[0])} in the store, {self._short(key, v[1])} now" if v else f"{key} changed"
             for key, v in result
         )
         return "; ".join(parts) or "unknown difference"
+
+    def _short(self, key: str, value: Any) -> str:
+        text = spec_value_text(self.kind.spec, key, value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
     @property
     def spec(self) -> S:
@@ -138,7 +142,7 @@ class Store(SqliteFile, Generic[S, B, R]):
             if changed := self._changed_options(spec_text):
                 raise StoreError(
                     f"{self.path} was made with other options ({one_line_preview(', '.join(changed))}) than those of this "
-                    f"version of unsilent {self.kind.name}; give another --store"
+                    f"version of unsilent {self.kind.command}; give another --store"
                 ) from None
             raise
         return spec, baseline
@@ -315,8 +319,3 @@ class Store(SqliteFile, Generic[S, B, R]):
 def open_store(path: str | Path, kind: Kind[S, B, R], *, write: bool = False, canonical: bool = False) -> Any:
     """An open store of a kind, with what is special about its stores; see `Store`."""
     return (kind.store_class or Store)(path, kind, write=write, canonical=canonical)
-
-
-def _short(key: str, value: Any) -> str:
-    text = spec_value_text(key, value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -11,6 +11,7 @@ from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import Budget, ExecutionOptions
 from unsilent.cli.paths import default_store, report_path
 from unsilent.cli.typer_options import OutputOptions
+from unsilent.errors import Interrupted
 from unsilent.options import OptionValues
 
 ExecutorAndDisplay = tuple[Any, Any]
@@ -50,7 +51,11 @@ class Verb:
         if asked["dry_run"]:
             return dry_run(self, asked, spec, path)
         with open_store(path, kind, write=True) as store:
-            result = self.run(asked, spec, store)
+            try:
+                result = self.run(asked, spec, store)
+            except KeyboardInterrupt:
+                stored = "finished trials are stored" if store.has_trials else "no trial was stored yet"
+                raise Interrupted(f"interrupted; {stored}, run the same command again to continue") from None
         return self.show(asked, result, page, path)
 
     def check(self, asked: OptionValues, spec: Any) -> None:
@@ -77,7 +82,12 @@ class Verb:
         """The command line that asks for the same again."""
         kind = self.kind
         return asked.command_line(
-            kind.name, kind.budget, kind.spec, kind.analysis_options, kind.report_options, *kind.further_option_classes
+            kind.command,
+            kind.budget,
+            kind.spec,
+            kind.analysis_options,
+            kind.report_options,
+            *kind.further_option_classes,
         )
 
     def trial_numbers_by_stratum(

@@ -249,7 +249,13 @@ VERBS: dict[str, Callable[..., int]] = {
 
 def make_checkpoint_app(**settings: Any) -> typer.Typer:
     """The verbs of ``unsilent checkpoint``; ``settings``: of the typer application."""
+    from unsilent.cli.checkpoint_study import CheckpointStudyVerb
+    from unsilent.cli.typer_options import make_typer_function
+    from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
+
     app = typer.Typer(**settings)
+    study = CheckpointStudyVerb(CHECKPOINT_STUDY)
+    app.command("study", cls=o.Panels)(make_typer_function(study.options, study, CHECKPOINT_STUDY.command_help))
     for name, verb in VERBS.items():
         app.command(name, cls=o.Panels)(verb)
     return app

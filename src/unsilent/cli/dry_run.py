@@ -38,7 +38,7 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     spelled = Table(
         (Column(""), Column("", left_aligned=True)),
         tuple(
-            TableRow((asking.flag, _value_text(name, asking, getattr(spec, name))))
+            TableRow((asking.flag, _value_text(verb.kind.spec, name, asking, getattr(spec, name))))
             for name, asking in options_of(verb.kind.spec).items()
         ),
         "Options",
@@ -68,9 +68,9 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     return 0
 
 
-def _value_text(name: str, asking: OptionField, value: Any) -> str:
+def _value_text(spec: type, name: str, asking: OptionField, value: Any) -> str:
     """``default``, not ``none``, where nothing was asked and help says what happens then."""
-    text = spec_value_text(name, value)
+    text = spec_value_text(spec, name, value)
     return "default" if text == "none" != value and asking.default_text else text
 
 

@@ -102,7 +102,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
 
 def status_of(path: Path) -> Status:
     """The status of one store; what is wrong with it is part of that."""
-    from unsilent.studies.campaign_kinds import find_kind_of_store
+    from unsilent.studies.campaign_kinds import find_kind_of_store, not_a_store
 
     kind = find_kind_of_store(path)
     try:
@@ -110,7 +110,7 @@ def status_of(path: Path) -> Status:
             return _campaign(path, kind)
     except UnsilentError as error:
         return Status(str(path), kind.name if kind else "", error=str(error))
-    return Status(str(path), error="this is not a store of unsilent pvf, training or noise")
+    return Status(str(path), error=f"this {not_a_store()}")
 
 
 def lines(result: Status) -> list[str]:
