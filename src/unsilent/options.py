@@ -299,7 +299,7 @@ class OptionValues:
                 words += [
                     word for text in texts for word in ([asking.flag] if asking.is_boolean else [asking.flag, text])
                 ]
-        return shlex.join(["unsilent", verb, *argument, *words])
+        return shlex.join(["unsilent", *verb.split(), *argument, *words])
 
     def python_call(self, function: str, *classes: type) -> str:
         """The same as a call in Python, of an argument that no text can name."""

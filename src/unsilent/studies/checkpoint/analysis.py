@@ -1,8 +1,8 @@
 """What the resumes of a campaign show: the class of each, shares by strategy, section and number of flips, and differences.
 
-A resume is *different* where it ends beyond implementation noise, *harmful* where it is worse than the clean resume by more than the
-gap and lies beyond the noise of seeds as well, or raised, crashed or hung. Classes are those of `unsilent.outcomes.training`. The
-noise floors are those of the training in one process.
+A resume is *different* where it ends beyond implementation noise, *harmful* where it is worse than the clean resume by more than
+the gap and lies beyond the noise of seeds as well, or raised, crashed or hung. Classes are those of `unsilent.outcomes.training`.
+The noise floors are those of the training in one process.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, classify_training
 from unsilent.replicas.noise_floors import NoiseFloors, NoiseFloorTest, stored_floors
+from unsilent.report.text import count_text
 from unsilent.statistics.comparing import joint_differences, paired
 from unsilent.statistics.intervals import clopper_pearson, normal_quantile
 from unsilent.studies.checkpoint.kind import CheckpointStore
@@ -171,7 +172,10 @@ class ResumeJudge:
         beyond = different and self._seeds.is_beyond_noise(golden, faulty, gap)
         has_accuracy = not np.array_equal(golden.metric, -golden.losses)
         outcome = classify_training(golden, faulty, self._thresholds, beyond_noise=beyond, training_metric=has_accuracy)
-        changed = np.nanmean(row.changed.reshape(clean.ranks, -1), axis=0) if row.changed.size else np.empty(0)
+        shares = row.changed.reshape(clean.ranks, -1)
+        changed = shares[:, ~np.isnan(shares).any(0)].mean(
+            0
+        )  # unknown where the clean resume has no evaluation at that step
         return JudgedResume(
             *which, outcome, different, row.bit_identical, self._recovery(golden, row) if has_accuracy else None,
             bool(row.nonfinite.any()), bool(row.extreme.any()), tuple(changed.tolist()),
@@ -209,23 +213,43 @@ def _share(trials: Sequence[JudgedResume], is_so: Callable[[JudgedResume], bool]
 
 def _section_differences(trials: Sequence[JudgedResume], spec: CheckpointSpec, confidence: float) -> list[Difference]:
     """Each section of the model against each of the optimizer, over all strategies, by number of flips."""
+
+    def side(section: str, flips: int) -> list[JudgedResume]:
+        return [t for t in trials if (t.section, t.flips) == (section, flips)]
+
     chosen = [
-        (f"{one} against {other}, {flips} flips", *([t for t in trials if t.section == s and t.flips == flips] for s in (one, other)))
+        (f"{one} against {other}, {count_text(flips, 'flip')}", side(one, flips), side(other, flips))
         for flips in spec.flips
         for one in spec.sections
         for other in spec.sections
         if one in MODEL and other in OPTIMIZER
-    ]  # fmt: skip
+    ]
     chosen = [entry for entry in chosen if entry[1] and entry[2]]
-    counts = [tuple((sum(t.harmful for t in side), len(side)) for side in sides) for _, *sides in chosen]
-    gaps = joint_differences([(one, other) for one, other in counts], confidence)
+    counts = [(_harmful(first), _harmful(second)) for _, first, second in chosen]
+    gaps = joint_differences(counts, confidence)
     return [
-        Difference(
-            name, *(_share(side, lambda t: t.harmful, confidence) for side in (one, other)), gap,
-            smallest_detectable(*counted, confidence), False,
-        )
-        for (name, one, other), counted, gap in zip(chosen, counts, gaps, strict=True)
-    ]  # fmt: skip
+        _difference(name, first, second, gap, confidence, is_paired=False)
+        for (name, first, second), gap in zip(chosen, gaps, strict=True)
+    ]
+
+
+def _harmful(trials: Sequence[JudgedResume]) -> tuple[int, int]:
+    """How many are harmful, and how many there are."""
+    return sum(t.harmful for t in trials), len(trials)
+
+
+def _difference(
+    name: str,
+    first: Sequence[JudgedResume],
+    second: Sequence[JudgedResume],
+    gap: Interval,
+    confidence: float,
+    *,
+    is_paired: bool,
+) -> Difference:
+    one, other = (_share(side, lambda t: t.harmful, confidence) for side in (first, second))
+    detectable = smallest_detectable(_harmful(first), _harmful(second), confidence)
+    return Difference(name, one, other, gap, detectable, is_paired)
 
 
 def _strategy_differences(trials: Sequence[JudgedResume], spec: CheckpointSpec, confidence: float) -> list[Difference]:
@@ -236,18 +260,9 @@ def _strategy_differences(trials: Sequence[JudgedResume], spec: CheckpointSpec, 
             pairs = _pairs(trials, one, other)
             if len(pairs) < 2:
                 continue
-            gaps = [float(a.harmful) - float(b.harmful) for a, b in pairs]
-            sides = list(zip(*pairs, strict=True))
-            counts = [(sum(t.harmful for t in side), len(side)) for side in sides]
-            result.append(
-                Difference(
-                    f"{one} against {other}",
-                    *(_share(side, lambda t: t.harmful, confidence) for side in sides),
-                    paired(gaps, confidence),
-                    smallest_detectable(counts[0], counts[1], confidence),
-                    True,
-                )  # fmt: skip
-            )
+            gap = paired([float(a.harmful) - float(b.harmful) for a, b in pairs], confidence)
+            first, second = zip(*pairs, strict=True)
+            result.append(_difference(f"{one} against {other}", first, second, gap, confidence, is_paired=True))
     return result
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from unsilent.outcomes.training import TrainingOutcome
 from unsilent.report.model import Cell, Column, Report, Section, Table, TableRow, estimates_table
-from unsilent.report.text import count_text, percent_text
+from unsilent.report.text import count_text, percent_text, signed
 from unsilent.statistics.comparing import joint_differences
 from unsilent.studies.checkpoint.analysis import CheckpointResult, Difference, ResumeGroup
 from unsilent.studies.checkpoint.spec import SECTIONS, CleanResume
@@ -23,7 +24,10 @@ def report(result: CheckpointResult) -> Report:
     """What is shown of a campaign."""
     spec, baseline = result.spec, result.baseline
     harmful = sum(t.harmful for t in result.trials)
-    headline = f"{harmful:,} of {len(result.trials):,} trainings of {baseline.name} that resumed from a corrupted checkpoint were harmful."
+    headline = (
+        f"{harmful:,} of {len(result.trials):,} trainings of {baseline.name} that resumed from a corrupted checkpoint ended "
+        "harmfully."
+    )
     return Report(
         "unsilent/checkpoint-study/1", "checkpoint study", f"Corrupted checkpoints of {baseline.name}", headline,
         _machine_table(result), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
@@ -48,27 +52,34 @@ def _machine_table(result: CheckpointResult) -> Table:
 
 def _findings(result: CheckpointResult) -> Iterator[str]:
     resumes = result.baseline.resumes
-    for part, what in ((lambda one: one.checkpoint_hash, "checkpoints"), (lambda one: one.final_hash, "clean resumes")):
-        groups: dict[str, list[str]] = {}
-        for one in resumes:
-            groups.setdefault(part(one), []).append(one.strategy)  # type: ignore[no-untyped-call]
-        if len(resumes) > 1:
-            same = [" and ".join(names) for names in groups.values() if len(names) > 1]
-            yield f"{what} with the same bits: {', '.join(same) or 'none'}"
+    if len(resumes) > 1:
+        yield f"checkpoints with the same bits: {_equal([(one.strategy, one.checkpoint_hash) for one in resumes])}"
+        yield f"clean resumes that end with the same bits: {_equal([(one.strategy, one.final_hash) for one in resumes])}"
     same, pairs = result.identical_pairs
     if pairs:
         yield f"{same:,} of {pairs:,} pairs of trials with the same faults under two strategies ended in the same class"
-    for one in (*result.sections, *result.strategies):
-        yield _sentence(one)
+    for difference in (*result.sections, *result.strategies):
+        yield _sentence(difference)
+
+
+def _equal(hashes: Sequence[tuple[str, str]]) -> str:
+    """Names with equal hashes, in words."""
+    groups: dict[str, list[str]] = {}
+    for name, value in hashes:
+        groups.setdefault(value, []).append(name)
+    return ", ".join(" and ".join(names) for names in groups.values() if len(names) > 1) or "none"
 
 
 def _sentence(one: Difference) -> str:
-    low, high = one.difference.low, one.difference.high
-    verdict = "no difference is shown" if low <= 0 <= high else "the first is harmful more often" if low > 0 else "the second is harmful more often"  # fmt: skip
+    gap = one.difference
+    verdict = "no difference is shown"
+    if gap.low > 0 or gap.high < 0:
+        verdict = f"{'the first' if gap.low > 0 else 'the second'} ends harmfully more often"
+    shares = " against ".join(f"{percent_text(share.estimate)}" for share in (one.first, one.second))
+    limits = signed(gap.estimate, gap.low, gap.high)
     return (
-        f"harmful, {one.name}: {percent_text(one.first.estimate)} % against {percent_text(one.second.estimate)} %, difference "
-        f"{100 * one.difference.estimate:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]: {verdict}"
-        f" (a difference of {100 * one.detectable:.1f} points would be found four times in five)"
+        f"harmful, {one.name}: {shares}, difference {limits.estimate} points{limits.limits_in_sentence}: {verdict} (a "
+        f"difference of {100 * one.detectable:.0f} points would be found four times in five)"
     )
 
 
@@ -89,7 +100,8 @@ def _sections(result: CheckpointResult) -> Iterator[Section]:
         "the steps after which the training metric stayed within the gap, of runs that recovered.",
         (shares,),
     )
-    classes = sorted({name for group in result.groups for name in group.counts})
+    present = {name for group in result.groups for name in group.counts}
+    classes = [str(name) for name in TrainingOutcome if str(name) in present]
     outcome = Table(
         (Column("strategy", left_aligned=True), Column("section", left_aligned=True), Column("flips", "number"),
          *(Column(name, "number", priority=number) for number, name in enumerate(classes))),
@@ -180,7 +192,7 @@ def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
 
 
 def _counts(group: ResumeGroup) -> tuple[int, int]:
-    return round(group.harmful.estimate * group.trials), group.trials
+    return round((group.harmful.estimate or 0) * group.trials), group.trials
 
 
 def _machine_rows(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Cell, ...]]:
