@@ -11,6 +11,7 @@ shapes for all strategies.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -110,12 +111,26 @@ STRATEGIES: Mapping[str, type[Strategy]] = {"single": Strategy, "ddp": Ddp, "fsd
 """Those that run here, by name; see `orders.check_strategy`."""
 
 
-def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The parts of a model that are sharded one by one: its children, and those of lists and of sequences of blocks."""
-    for child in model.children():
-        is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
-        of_blocks = isinstance(child, nn.Sequential) and all(any(part.children()) for part in child)
-        if is_list or of_blocks:
-            yield from (part for part in child.children() if any(True for _ in part.parameters()))
-        elif any(True for _ in child.parameters()):
-            yield child
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The parts of a model that are sharded one by one: its children, and those of lists and of sequences of blocks.
+
+    Without those that share a parameter with another part, which have to stay together: in the model's own group.
+    """
+    blocks = [block for child in model.children() for block in _parts(child) if any(True for _ in block.parameters())]
+    in_model = _uses(model)
+    return [block for block in blocks if all(in_model[key] == count for key, count in _uses(block).items())]
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How often each parameter, by ``id``, is in a module."""
+    return Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+
+
+def _parts(child: nn.Module) -> Iterator[nn.Module]:
+    """A child, or what it holds where it is called through that."""
+    is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+    of_blocks = isinstance(child, nn.Sequential) and all(any(True for _ in part.children()) for part in child)
+    if is_list or of_blocks:
+        yield from child.children()
+    else:
+        yield child
