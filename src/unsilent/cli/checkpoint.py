@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,6 +83,10 @@ def corrupt(
     keep_sign: Annotated[
         bool, typer.Option("--keep-sign", help="Draw again where a number would change its sign.")
     ] = False,
+    settings: Annotated[
+        Path | None,
+        typer.Option(help="Draw by these YAML settings of hdf5_corrupter, instead of by the options above."),
+    ] = None,
     crc: Checksums = "stale",
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
     save: Annotated[
@@ -97,6 +101,11 @@ def corrupt(
     from unsilent.faults.models import fault_model
 
     options = DrawOptions(law, probability, keep_finite, keep_sign, seed)
+    if settings is not None:
+        if at or section or fault != "bitflip" or options != DrawOptions(seed=seed):
+            raise UsageError(f"--settings {settings} says what is drawn; leave out --at, --section, --fault, --law, "
+                             "--probability, --keep-finite and --keep-sign")  # fmt: skip
+        return _corrupt_by_settings(path, settings, crc, seed, save, dry_run, as_json)
     with Checkpoint(path) as checkpoint:
         faults = draw_faults(checkpoint, corruptible(checkpoint, at or (), section or ()), fault_model(fault), options)
         return _inject(checkpoint, faults, crc, save, dry_run, as_json, {"fault": fault, "seed": seed, "law": law})
@@ -105,7 +114,11 @@ def corrupt(
 def replay(
     path: CheckpointPath,
     injection: Annotated[
-        Path, typer.Argument(help="An injection saved by corrupt, or a list of fault records.", show_default=False)
+        Path,
+        typer.Argument(
+            help="An injection saved by corrupt, a list of fault records, or a sequence saved by hdf5_corrupter.",
+            show_default=False,
+        ),
     ],
     rename: Annotated[
         list[str] | None,
@@ -123,20 +136,33 @@ def replay(
         ),
     ] = False,
     crc: Checksums = "stale",
+    seed: Annotated[int, typer.Option(help="Seed of what a sequence of hdf5_corrupter leaves open.")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Write the injection to this file, as it was made here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
     as_json: o.Json = False,
 ) -> int:
     """Repeat a saved injection in this checkpoint, or in another one of another format."""
     from unsilent.checkpoints.checkpoint import Checkpoint
-    from unsilent.checkpoints.injection_file import read_injection, with_same_bits
+    from unsilent.checkpoints.hdf5_corrupter.sequence import repeat_sequence
+    from unsilent.checkpoints.injection_file import MOST_BYTES, read_injection, with_same_bits
+    from unsilent.faults.lists.hdf5_corrupter import is_sequence
+    from unsilent.plainfiles import read_plain
 
     names = dict(pair.partition("=")[::2] for pair in rename or [])
     if not all(names.values()):
         raise UsageError(f"--map is {' '.join(rename or [])}; expected OLD=NEW, like --map layer1=encoder.layer1")
+    content = read_plain(injection, MOST_BYTES, f"the injection {injection}")
+    if is_sequence(content):
+        if same_bits:
+            raise UsageError(f"{injection} does not hold the bits before and after; leave out --same-bits")
+        with Checkpoint(path) as checkpoint:
+            faults, notes = repeat_sequence(checkpoint, content, str(injection), names, seed)
+            details = {"replayed": injection.name, "seed": seed}
+            return _inject(checkpoint, faults, crc, save, dry_run, as_json, details, notes)
     saved = read_injection(injection, names)
     with Checkpoint(path) as checkpoint:
         faults = with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]
-        return _inject(checkpoint, faults, crc, None, dry_run, as_json, {"replayed": injection.name})
+        return _inject(checkpoint, faults, crc, save, dry_run, as_json, {"replayed": injection.name})
 
 
 def undo(
@@ -254,9 +280,25 @@ def make_checkpoint_app(**settings: Any) -> typer.Typer:
     return app
 
 
-def _inject(
-    checkpoint: Any, faults: Any, crc: str, save: Path | None, dry_run: bool, as_json: bool, details: dict[str, Any]
+def _corrupt_by_settings(
+    path: Path, settings: Path, crc: str, seed: int, save: Path | None, dry_run: bool, as_json: bool
 ) -> int:
+    """Corrupt a checkpoint as hdf5_corrupter does by a file of its settings."""
+    from unsilent.checkpoints.checkpoint import Checkpoint
+    from unsilent.checkpoints.hdf5_corrupter.settings import read_settings
+    from unsilent.checkpoints.hdf5_corrupter.tries import draw_tries
+
+    asked = read_settings(settings)
+    with Checkpoint(path) as checkpoint:
+        faults, notes = draw_tries(checkpoint, asked, seed)
+        details = {"settings": settings.name, "seed": seed}
+        return _inject(checkpoint, faults, crc, save, dry_run, as_json, details, notes)
+
+
+def _inject(
+    checkpoint: Any, faults: Any, crc: str, save: Path | None, dry_run: bool, as_json: bool, details: dict[str, Any],
+    notes: Sequence[str] = (),
+) -> int:  # fmt: skip
     """Plan, apply and report faults of one command."""
     from unsilent.checkpoints.editing import apply_edit, refuse_interrupted
     from unsilent.checkpoints.injection_file import injection_json
@@ -274,15 +316,18 @@ def _inject(
     changed = sum(len(patch.after) for patch in patches)
     if as_json:
         _print_json("unsilent/checkpoint-corrupt/1", "checkpoint corrupt", results=receipt.to_json(), bytes=changed,
-                    changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run)  # fmt: skip
+                    changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run,
+                    notes=list(notes))  # fmt: skip
         return 0
     what = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
-    where = f"{count_text(len(receipt.applied_faults), 'tensor')} of {checkpoint.path}"
+    where = f"{count_text(len({hit.fault.site for hit in receipt.applied_faults}), 'tensor')} of {checkpoint.path}"
     print(f"{'Would change' if dry_run else 'Changed'} {what} in {where}")
     for hit in receipt.applied_faults[:10]:
         print(f"  {hit}")
     if len(receipt.applied_faults) > 10:
         print(f"  and {len(receipt.applied_faults) - 10:,} more tensors")
+    for note in notes:
+        print(f"Note: {note}")
     if record is not None:
         print(f"Undo it with: unsilent checkpoint undo {checkpoint.path}")
     return 0
