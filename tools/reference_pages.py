@@ -103,15 +103,24 @@ def options() -> Iterator[str]:
     yield "# Options\n\nMade from the code. `unsilent VERB --help` shows the same.\n"
     for verb in typer.main.get_command(make_app()).commands:  # type: ignore[attr-defined]
         command = typer.main.get_command(make_app([verb])).commands[verb]  # type: ignore[attr-defined]
-        yield f"## unsilent {verb}\n\n{line(command.help)}\n"
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for parameter in command.params:
-            if record := parameter.get_help_record(command.make_context(verb, [], resilient_parsing=True)):
-                title = getattr(parameter, "rich_help_panel", None) or "Options"
-                panels.setdefault("Arguments" if parameter.param_type_name == "argument" else title, []).append(record)
-        for title, records in sorted(panels.items(), key=lambda item: item[0] != "Arguments"):
-            yield f"**{title}**\n"
-            yield from table(("option", "what it does"), ((f"`{name}`", line(text)) for name, text in records))
+        for name, part in getattr(command, "commands", {"": command}).items():
+            yield from _verb(f"{verb} {name}".strip(), part)
+
+
+def _verb(name: str, command: Any) -> Iterator[str]:
+    """One verb."""
+    yield f"## unsilent {name}\n\n{line(command.help)}\n"
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.params:
+        if record := parameter.get_help_record(command.make_context(name, [], resilient_parsing=True)):
+            title = getattr(parameter, "rich_help_panel", None) or "Options"
+            panels.setdefault("Arguments" if parameter.param_type_name == "argument" else title, []).append(record)
+    for title, records in sorted(panels.items(), key=lambda item: item[0] != "Arguments"):
+        yield f"**{title}**\n"
+        yield from table(
+            ("option", "what it does"),
+            ((f"`{name.replace('<list[Path]>', '<path>')}`", line(text)) for name, text in records),
+        )
 
 
 # -- Python --------------------------------------------------------------------------------------------------------------

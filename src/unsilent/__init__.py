@@ -13,6 +13,7 @@ from unsilent.errors import InjectionError, StoreError, UnsilentError, UsageErro
 from unsilent.version import __version__
 
 if TYPE_CHECKING:
+    from unsilent.checkpoints.verified_saving import verified_load, verified_save
     from unsilent.faults import Fault, FaultModel, fault_model
     from unsilent.outcomes import judge, judge_by_decision
     from unsilent.sites import inject
@@ -36,6 +37,8 @@ _LAZY = {
     "noise": "unsilent.studies.noise.study",
     "pvf": "unsilent.studies.pvf.study",
     "training": "unsilent.studies.training.study",
+    "verified_load": "unsilent.checkpoints.verified_saving",
+    "verified_save": "unsilent.checkpoints.verified_saving",
 }
 
 __all__ = [
@@ -57,6 +60,8 @@ __all__ = [
     "noise",
     "pvf",
     "training",
+    "verified_load",
+    "verified_save",
     "write_html",
 ]
 

@@ -46,9 +46,11 @@ def test_an_accelerator_as_a_table():
     told = words(in_process("faults", "--accelerator", "nvdla").stdout)
     assert "FIT: 2.50" in told
     assert "reduction 64 (recalled)" in told
+    assert "flip-flops share active unmasked weight FIT evidence ──" in told  # no remark, so no column of remarks
     assert "Shares of the fault models in the weight of local_control: not known, 1/3 each." in told
     told = words(in_process("faults", "--accelerator", "systolic").stdout)
     assert "FIT: not available, because raw_fit is not known." in told
+    assert "flip-flops share active weight evidence remark ──" in told
     assert "other 0.0 (assumed)" in told
     assert "onward true (derived)" in told
 

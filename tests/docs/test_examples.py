@@ -28,7 +28,8 @@ PAGES = [
     if re.search(r"^ *```(python|console)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
 ]
 REASONS = re.compile(
-    r"needs a GPU|needs several machines|needs Lightning|needs a file of yours|takes more than a minute|sets up an environment"
+    r"needs a GPU|needs several machines|needs Lightning|needs a Trainer|needs a file of yours"
+    r"|takes more than a minute|sets up an environment"
     r"|(?P<how>run|a whole script is run) in (?P<page>\S+\.md)"
 )
 _BLOCK = re.compile(
@@ -149,7 +150,11 @@ def known_options() -> dict[str, set[str]]:
 
     verbs = typer.main.get_command(make_app()).commands
     apps = {verb: typer.main.get_command(make_app([verb])).commands[verb] for verb in verbs}
-    return {verb: {"--help", *(o for p in app.params for o in p.opts)} for verb, app in apps.items()}
+    return {
+        f"{verb} {name}".strip(): {"--help", *(o for p in part.params for o in p.opts)}
+        for verb, app in apps.items()
+        for name, part in (getattr(app, "commands", {}) | {"": app}).items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +173,7 @@ def test_every_verb_and_option_that_is_named_exists(page, options):
             if words[:1] != ["unsilent"] or len(words) < 2 or not words[1].isalpha() or words[1].isupper():
                 continue
             assert words[1] in options, f"{page}: {command}"
+            verb = " ".join(words[1:3]) if " ".join(words[1:3]) in options else words[1]
             own = words[: words.index("--")] if "--" in words else words
             named = {word.partition("=")[0] for word in own if re.match(r"--?[a-z]", word)}
-            assert named <= options[words[1]], f"{page}: {command}: {named - options[words[1]]}"
+            assert named <= options[verb], f"{page}: {command}: {named - options[verb]}"

@@ -341,7 +341,7 @@ def test_both_floors_are_described():
 def test_pvf_and_guard_are_told():
     text = text_of(CORNERS["parts"])
     assert (
-        "stem (param) has the highest training PVF of 3 targets of train-toy: 4.5 % [2.0, 8.4] of 200 corruptions"
+        "`stem` (param) has the highest training PVF of 3 targets of train-toy: 4.5 % [2.0, 8.4] of 200 corruptions"
         in text
     )
     assert "exploratory: the order of targets is not tested" in text

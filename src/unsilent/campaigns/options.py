@@ -103,6 +103,11 @@ class AnalysisOptions:
 
 
 @dataclass(frozen=True)
+class ReportOptions:
+    """How a result is shown: without any choice, unless a kind has a dataclass of its own."""
+
+
+@dataclass(frozen=True)
 class ExecutionOptions:
     """Where trials are run."""
 

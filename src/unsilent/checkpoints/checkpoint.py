@@ -144,8 +144,9 @@ class _Plan:
         patches = _joined([patch for patch in patches if patch.before != patch.after])
         if checksums == "fixed":
             levels = [block.checksums for block in self.blocks.values()]
-            for level in range(max(map(len, levels), default=0)):
-                for checksum in dict.fromkeys(every[level] for every in levels if level < len(every)):
+            # Counted from the outermost, which blocks with and without a checksum of their own have in common.
+            for level in range(max(map(len, levels), default=0), 0, -1):
+                for checksum in dict.fromkeys(every[-level] for every in levels if level <= len(every)):
                     patches = _joined([*patches, *checksum.update(patches, self.checkpoint.files.read)])
         return patches, receipt
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from unsilent.checkpoints.manifest import (
     verify,
     write_manifest,
 )
-from unsilent.checkpoints.names import unique_names
+from unsilent.checkpoints.names import optimizer_names, unique_names
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.nested import leaves_in
 from unsilent.sites.memory import content_of, dtype_name
@@ -62,12 +62,11 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
         UsageError: the format is not known, or the file cannot be written.
     """
     target = Path(path).expanduser()
-    expected = _hashes_in_memory(state)
     draft = target.with_name(f".{target.name}.{os.getpid()}.part{target.suffix}")
+    expected = hashes_in_memory(state)
     try:
         _write(state, draft, format_name or ENDINGS.get(target.suffix, "" if target.suffix else "dcp"))
-        _forget_cached_pages(draft)
-        manifest = _checked(draft, expected, target)
+        manifest = _manifest_if_equal(draft, expected, target)
         _move(draft, target)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror or error}; check the folder and its disk") from None
@@ -75,6 +74,25 @@ def verified_save(state: Mapping[str, Any], path: str | Path, *, format_name: st
         _remove(draft)
     result = manifest_path(target)
     write_manifest(manifest, result)
+    return result
+
+
+def verify_saved(state: Mapping[str, Any], path: str | Path) -> Path:
+    """Prove that a checkpoint which something else has just saved holds a state, and write its manifest.
+
+    Args:
+        state: What was saved. A tensor that the file lacks must be equal to one that it has, as a tied weight is.
+        path: The checkpoint.
+
+    Returns:
+        The manifest, ``PATH.manifest.json``.
+
+    Raises:
+        CheckpointDamaged: the disk has something else.
+    """
+    target = Path(path).expanduser()
+    manifest = _manifest_if_equal(target, hashes_in_memory(state), target)
+    write_manifest(manifest, result := manifest_path(target))
     return result
 
 
@@ -110,15 +128,16 @@ def verified_load(path: str | Path, **load_options: Any) -> Any:
     return torch.load(target, **{"weights_only": True, **load_options})
 
 
-def _hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
+def hashes_in_memory(state: Mapping[str, Any]) -> dict[str, TensorHash]:
     """The hashes of every tensor by the name that a checkpoint file has for it."""
     found = [(path, value) for path, value in leaves_in(state) if isinstance(value, (Tensor, int, float))]
     names = unique_names([path for path, _ in found], [not isinstance(value, Tensor) for _, value in found])
-    result = {}
-    for name, (_, value) in zip(names, found, strict=True):
-        if isinstance(value, Tensor):
-            result[name] = hash_content([content_of(value)], dtype_name(value.dtype), tuple(value.shape))
-    return result
+    tensors = {name: value for name, (_, value) in zip(names, found, strict=True) if isinstance(value, Tensor)}
+    renamed = optimizer_names(names, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    return {
+        renamed.get(name, name): hash_content([content_of(tensor)], dtype_name(tensor.dtype), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    }
 
 
 def _write(state: Mapping[str, Any], draft: Path, format_name: str) -> None:
@@ -151,19 +170,16 @@ def _forget_cached_pages(draft: Path) -> None:
             os.close(descriptor)
 
 
-def _checked(draft: Path, expected: Mapping[str, TensorHash], target: Path) -> Manifest:
-    """The manifest of the draft, if it holds the tensors that were in memory."""
-    with Checkpoint(draft) as checkpoint:
+def _manifest_if_equal(file: Path, expected: Mapping[str, TensorHash], target: Path) -> Manifest:
+    """The manifest of a file, read from the disk, if it holds the tensors that were in memory. Raises `CheckpointDamaged`."""
+    _forget_cached_pages(file)
+    with Checkpoint(file) as checkpoint:
         manifest = make_manifest(checkpoint)
-    # The file's names differ where it numbers what the state names; a multiset of contents is enough.
-    stored = Counter(manifest.tensors.values())
+    stored = manifest.tensors
     for name, wanted in expected.items():
-        stored[wanted] -= 1
-        if stored[wanted] < 0:
-            raise CheckpointDamaged(
-                f"{target} was not saved: the disk does not have {name} as it was in memory; check the disk"
-            )
-    return Manifest(target.name, manifest.tensors, manifest.numbers, manifest.skipped)
+        if stored.get(name) != wanted and (name in stored or wanted not in stored.values()):
+            raise CheckpointDamaged(f"the disk does not have {name} of {target} as it was in memory; check the disk")
+    return replace(manifest, checkpoint=target.name)
 
 
 def _move(draft: Path, target: Path) -> None:

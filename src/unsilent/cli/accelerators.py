@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from unsilent.cli.tables import show_table
+from unsilent.cli.tables import show_lines, show_table
 
 if TYPE_CHECKING:
     from unsilent.faults.hardware.accelerator import Accelerator
@@ -28,16 +28,11 @@ def show_accelerator(name_or_file: str, as_json: bool) -> int:
         )
         return 0
     about = result.description
-    print(f"{about.name}: {about.description}")
-    for source in about.sources:
-        print(f"  source: {source}")
-    if about.remark:
-        print(f"  {about.remark}")
+    show_lines(f"{about.name}: {about.description}")
+    show_lines(*(f"  source: {source}" for source in about.sources), *([f"  {about.remark}"] if about.remark else []))
     for title, table in (("array", about.array), ("dtypes", about.dtypes), ("flip-flops", about)):
-        print(f"{title}: {_facts(table)}")
-    print()
+        show_lines(f"{title}: {_facts(table)}")
     _groups(result)
-    print()
     show_table(
         [(r.group, r.name, r.operand, r.pattern, r.values, r.reach, r.held, f"{r.weight:.4f}") for r in result.table()],
         ("flip-flops", "fault model", "operand", "pattern", "values", "affected outputs", "dtype", "weight"),
@@ -47,8 +42,8 @@ def show_accelerator(name_or_file: str, as_json: bool) -> int:
     for group, split in {
         row.group: row.weight_split_reason for row in result.table() if row.weight_split_reason
     }.items():
-        print(f"Shares of the fault models in the weight of {group}: {split}.")
-    print(
+        show_lines(f"Shares of the fault models in the weight of {group}: {split}.")
+    show_lines(
         f"FIT: {result.fit_rate:.2f}"
         if result.fit_rate is not None
         else f"FIT: not available, because {result.why_no_fit_rate}."

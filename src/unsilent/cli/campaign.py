@@ -26,7 +26,7 @@ class Verb:
 
     def __init__(self, kind: Kind[Any, Any, Any]) -> None:
         self.kind = kind
-        self.options = (*kind.option_classes, *self.further_option_classes, OutputOptions)
+        self.options = (*kind.option_classes, *self.further_option_classes, kind.report_options, OutputOptions)
         self.script_arguments: tuple[str, ...] = ()
 
     def __call__(self, given: dict[str, Any], script: Sequence[str] = ()) -> int:
@@ -77,7 +77,7 @@ class Verb:
         """The command line that asks for the same again."""
         kind = self.kind
         return asked.command_line(
-            kind.name, kind.budget, kind.spec, kind.analysis_options, *kind.further_option_classes
+            kind.name, kind.budget, kind.spec, kind.analysis_options, kind.report_options, *kind.further_option_classes
         )
 
     def trial_numbers_by_stratum(
@@ -111,11 +111,12 @@ class Verb:
 
         with self.open_executor_and_display(asked, spec) as (executor, observer):
             run_campaign(spec, self.budget(asked), executor, store, observer=observer, command=self.command_line(asked))
-        return self.kind.analyse(store, **vars(asked.make_dataclass(self.kind.analysis_options)))
+        return store.analyse(**vars(asked.make_dataclass(self.kind.analysis_options)))
 
     def show(self, asked: OptionValues, result: Any, page: Path, path: Path) -> int:
         """Print the report and write its page."""
         from unsilent.cli.report_output import show_report
 
-        show_report(self.kind.report(result), page, asked["as_json"], asked["plain"], {"Store": path})
+        report = self.kind.report(result, **vars(asked.make_dataclass(self.kind.report_options)))
+        show_report(report, page, asked["as_json"], asked["plain"], {"Store": path})
         return 0

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unsilent.cli import typer_options as o
 from unsilent.errors import UsageError
 
+if TYPE_CHECKING:
+    from unsilent.checkpoints.corrupting import CheckpointEdit
+
 _PATH = typer.Argument(
     metavar="CHECKPOINT", help="A checkpoint file, or the folder of a sharded one.", show_default=False
 )
 CheckpointPath = Annotated[Path, _PATH]
+HtmlPage = Annotated[
+    Path | None, typer.Option(*o.OUTPUT_FLAGS, help="Write the report to this HTML page as well.", show_default=False)
+]
 Checksums = Annotated[
     str, typer.Option("--crc", help="Checksums in the file that cover a changed byte: stale (left, as by a fault in storage) "
                       "or fixed (made to fit, as by a fault in memory before saving).", metavar="stale|fixed")]  # fmt: skip
@@ -31,7 +37,7 @@ def inspect(
     no_values: Annotated[
         bool, typer.Option("--no-values", help="List tensors only; read none of their values.")
     ] = False,
-    output: o.Page = None,
+    output: HtmlPage = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
     quiet: o.Quiet = False,
@@ -96,19 +102,19 @@ def corrupt(
     as_json: o.Json = False,
 ) -> int:
     """Draw faults and change the checkpoint in place; it can be undone."""
-    from unsilent.checkpoints.checkpoint import Checkpoint
-    from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
-    from unsilent.faults.models import fault_model
+    from unsilent.checkpoints.corrupting import corrupt, corrupt_by_settings
+    from unsilent.checkpoints.drawing import DrawOptions
 
     options = DrawOptions(law, probability, keep_finite, keep_sign, seed)
     if settings is not None:
         if at or section or fault != "bitflip" or options != DrawOptions(seed=seed):
             raise UsageError(f"--settings {settings} says what is drawn; leave out --at, --section, --fault, --law, "
                              "--probability, --keep-finite and --keep-sign")  # fmt: skip
-        return _corrupt_by_settings(path, settings, crc, seed, save, dry_run, as_json)
-    with Checkpoint(path) as checkpoint:
-        faults = draw_faults(checkpoint, corruptible(checkpoint, at or (), section or ()), fault_model(fault), options)
-        return _inject(checkpoint, faults, crc, save, dry_run, as_json, {"fault": fault, "seed": seed, "law": law})
+        return _show_edit(
+            corrupt_by_settings(path, settings, seed=seed, crc=crc, dry_run=dry_run), save, dry_run, as_json
+        )
+    edit = corrupt(path, at or (), section=section or (), fault=fault, options=options, crc=crc, dry_run=dry_run)
+    return _show_edit(edit, save, dry_run, as_json)
 
 
 def replay(
@@ -142,27 +148,13 @@ def replay(
     as_json: o.Json = False,
 ) -> int:
     """Repeat a saved injection in this checkpoint, or in another one of another format."""
-    from unsilent.checkpoints.checkpoint import Checkpoint
-    from unsilent.checkpoints.hdf5_corrupter.sequence import repeat_sequence
-    from unsilent.checkpoints.injection_file import MOST_BYTES, read_injection, with_same_bits
-    from unsilent.faults.lists.hdf5_corrupter import is_sequence
-    from unsilent.plainfiles import read_plain
+    from unsilent.checkpoints.corrupting import replay
 
     names = dict(pair.partition("=")[::2] for pair in rename or [])
     if not all(names.values()):
         raise UsageError(f"--map is {' '.join(rename or [])}; expected OLD=NEW, like --map layer1=encoder.layer1")
-    content = read_plain(injection, MOST_BYTES, f"the injection {injection}")
-    if is_sequence(content):
-        if same_bits:
-            raise UsageError(f"{injection} does not hold the bits before and after; leave out --same-bits")
-        with Checkpoint(path) as checkpoint:
-            faults, notes = repeat_sequence(checkpoint, content, str(injection), names, seed)
-            details = {"replayed": injection.name, "seed": seed}
-            return _inject(checkpoint, faults, crc, save, dry_run, as_json, details, notes)
-    saved = read_injection(injection, names)
-    with Checkpoint(path) as checkpoint:
-        faults = with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]
-        return _inject(checkpoint, faults, crc, save, dry_run, as_json, {"replayed": injection.name})
+    edit = replay(path, injection, names=names, same_bits=same_bits, seed=seed, crc=crc, dry_run=dry_run)
+    return _show_edit(edit, save, dry_run, as_json)
 
 
 def undo(
@@ -190,7 +182,7 @@ def diff(
     second: Annotated[
         Path, typer.Argument(metavar="OTHER", help="The checkpoint to compare with.", show_default=False)
     ],
-    output: o.Page = None,
+    output: HtmlPage = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
     quiet: o.Quiet = False,
@@ -280,56 +272,30 @@ def make_checkpoint_app(**settings: Any) -> typer.Typer:
     return app
 
 
-def _corrupt_by_settings(
-    path: Path, settings: Path, crc: str, seed: int, save: Path | None, dry_run: bool, as_json: bool
-) -> int:
-    """Corrupt a checkpoint as hdf5_corrupter does by a file of its settings."""
-    from unsilent.checkpoints.checkpoint import Checkpoint
-    from unsilent.checkpoints.hdf5_corrupter.settings import read_settings
-    from unsilent.checkpoints.hdf5_corrupter.tries import draw_tries
-
-    asked = read_settings(settings)
-    with Checkpoint(path) as checkpoint:
-        faults, notes = draw_tries(checkpoint, asked, seed)
-        details = {"settings": settings.name, "seed": seed}
-        return _inject(checkpoint, faults, crc, save, dry_run, as_json, details, notes)
-
-
-def _inject(
-    checkpoint: Any, faults: Any, crc: str, save: Path | None, dry_run: bool, as_json: bool, details: dict[str, Any],
-    notes: Sequence[str] = (),
-) -> int:  # fmt: skip
-    """Plan, apply and report faults of one command."""
-    from unsilent.checkpoints.editing import apply_edit, refuse_interrupted
-    from unsilent.checkpoints.injection_file import injection_json
+def _show_edit(edit: CheckpointEdit, save: Path | None, dry_run: bool, as_json: bool) -> int:
+    """Save and print what one command changed."""
     from unsilent.checkpoints.manifest import replace_file
     from unsilent.report.text import count_text
 
-    refuse_interrupted(checkpoint.path)
-    patches, receipt = checkpoint.plan(faults, crc)
-    saved = injection_json(receipt, checkpoint=checkpoint.path.name, crc=crc, **details)
-    if save is not None and save.resolve() == checkpoint.path.resolve():
-        raise UsageError(f"--save {save} is the checkpoint itself; give another file")
-    record = None if dry_run else apply_edit(checkpoint.path, patches, saved)
+    receipt, record = edit.receipt, edit.undo_record
     if save is not None:
-        replace_file(save, json.dumps(saved, separators=(",", ":")).encode() + b"\n")
-    changed = sum(len(patch.after) for patch in patches)
+        replace_file(save, json.dumps(edit.injection, separators=(",", ":")).encode() + b"\n")
     if as_json:
-        _print_json("unsilent/checkpoint-corrupt/1", "checkpoint corrupt", results=receipt.to_json(), bytes=changed,
+        _print_json("unsilent/checkpoint-corrupt/1", "checkpoint corrupt", results=receipt.to_json(), bytes=edit.bytes_changed,
                     changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run,
-                    notes=list(notes))  # fmt: skip
+                    notes=list(edit.notes))  # fmt: skip
         return 0
     what = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
-    where = f"{count_text(len({hit.fault.site for hit in receipt.applied_faults}), 'tensor')} of {checkpoint.path}"
+    where = f"{count_text(len({hit.fault.site for hit in receipt.applied_faults}), 'tensor')} of {edit.path}"
     print(f"{'Would change' if dry_run else 'Changed'} {what} in {where}")
     for hit in receipt.applied_faults[:10]:
         print(f"  {hit}")
     if len(receipt.applied_faults) > 10:
         print(f"  and {len(receipt.applied_faults) - 10:,} more tensors")
-    for note in notes:
+    for note in edit.notes:
         print(f"Note: {note}")
     if record is not None:
-        print(f"Undo it with: unsilent checkpoint undo {checkpoint.path}")
+        print(f"Undo it with: unsilent checkpoint undo {edit.path}")
     return 0
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.driver import check_strata
 from unsilent.campaigns.spec import TrialId, differences, spec_value_text
 from unsilent.cli.report_output import show_report
-from unsilent.options import OptionValues, options_of
+from unsilent.options import OptionField, OptionValues, options_of
 from unsilent.report.model import Column, Report, Section, Table, TableRow
 from unsilent.report.text import count_text
 from unsilent.sizes import rough_duration_text
@@ -20,6 +21,7 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
     with verb.open_executor_and_display(asked, spec) as (executor, _):
         baseline = executor.establish_baseline()
+    check_strata(spec, baseline)
     done = find_stored_trials(verb, spec, baseline, path)
     strata = verb.trial_numbers_by_stratum(asked, spec, baseline)
     total = sum(map(len, strata.values()))
@@ -33,10 +35,12 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
         tuple(TableRow((target, flips, len(own))) for (target, flips), own in strata.items()),
         "Trials",
     )
-    options = options_of(verb.kind.spec)
     spelled = Table(
         (Column(""), Column("", left_aligned=True)),
-        tuple(TableRow((asking.flag, spec_value_text(name, getattr(spec, name)))) for name, asking in options.items()),
+        tuple(
+            TableRow((asking.flag, _value_text(name, asking, getattr(spec, name))))
+            for name, asking in options_of(verb.kind.spec).items()
+        ),
         "Options",
     )
     report = Report(
@@ -62,6 +66,12 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     )  # fmt: skip
     show_report(report, None, asked["as_json"], asked["plain"])
     return 0
+
+
+def _value_text(name: str, asking: OptionField, value: Any) -> str:
+    """``default``, not ``none``, where nothing was asked and help says what happens then."""
+    text = spec_value_text(name, value)
+    return "default" if text == "none" != value and asking.default_text else text
 
 
 def find_stored_trials(verb: Verb, spec: Any, result: Any, path: Path) -> set[TrialId]:

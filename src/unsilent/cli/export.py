@@ -16,8 +16,8 @@ def export(
         Path | None,
         typer.Option(
             *o.OUTPUT_FLAGS,
-            help="Output file. Its ending sets the format: .csv, .json, .jsonl or .parquet.",
-            show_default="JSON lines on stdout",
+            help="Output file. Its ending sets the format: .csv, .json, .jsonl or .parquet. [default: JSON lines on stdout]",
+            show_default=False,
         ),
     ] = None,
     canonical: Annotated[

@@ -7,7 +7,7 @@ import json
 
 from unsilent.cli import accelerators
 from unsilent.cli import typer_options as o
-from unsilent.cli.tables import show_table
+from unsilent.cli.tables import show_lines, show_table
 
 
 def workloads(as_json: o.Json = False) -> int:
@@ -35,12 +35,10 @@ def workloads(as_json: o.Json = False) -> int:
             [(e.name, e.description + _needs(e.data, e.weights), ", ".join(e.options)) for e in known.values()],
             (kind, "description", "options (--with)"),
         )
-        print()
-    print(
-        "To use your own workload, give file.py:name or package.module:name (a workload, or a function that returns one)."
-    )
-    print(
-        "For inference, you can also give hf:DIR (a local transformers folder) or FILE.pt2 (a program saved by torch.export)."
+    show_lines(
+        "",
+        "To use your own workload, give file.py:name or package.module:name (a workload, or a function that returns one).",
+        "For inference, you can also give hf:DIR (a local transformers folder) or FILE.pt2 (a program saved by torch.export).",
     )
     return 0
 
@@ -87,17 +85,19 @@ def faults(accelerator: o.Accelerator = None, as_json: o.Json = False) -> int:
         [(e["name"], e["description"], ", ".join(k)) for e, k in zip(models, own, strict=True)],
         ("fault model", "what a corrupted element becomes", "parameters (name:key=value,…)"),
     )
-    print(
-        f"\nEvery fault model also takes parameters that choose the corrupted elements: {', '.join(_PATTERN)} "
-        "(default: one element).\n"
+    show_lines(
+        "",
+        f"Every fault model also takes parameters that choose the corrupted elements: {', '.join(_PATTERN)} "
+        "(default: one element).",
     )
     show_table(
         [(p.name, p.operand, p.fault_model_text, p.affected_outputs_text, p.hardware_defect) for p in PRESETS.values()],
         ("preset", "operand", "fault", "affected outputs", "hardware defect"),
         optional=("affected outputs",),
     )
-    print(
-        "\nThese presets were published for one training accelerator; --accelerator shows the fault models of other accelerators."
+    show_lines(
+        "",
+        "These presets were published for one training accelerator; --accelerator shows the fault models of other accelerators.",
     )
     return 0
 

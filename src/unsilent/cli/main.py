@@ -14,7 +14,7 @@ from typing import Any, cast
 import typer
 
 from unsilent.cli.signals import interrupt_on_ending
-from unsilent.error_origin import internal_error
+from unsilent.error_origin import unexpected_error
 from unsilent.errors import InternalError, StoreError, UnsilentError, UsageError, UserCodeError
 from unsilent.printable import escape_unprintable
 
@@ -66,6 +66,8 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
     }  # fmt: skip
     about = {kind.name: kind.command_help for kind in KINDS} | {name: str(verb.__doc__) for name, verb in verbs.items()}
+    if asked == "report":
+        verbs["report"] = report.make_report_command(arguments)
     for kind in (kind for kind in KINDS if kind.name == asked):
         verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
         verbs[kind.name] = make_typer_function(verb.options, verb, kind.command_help)
@@ -108,13 +110,12 @@ def run(arguments: list[str]) -> int:
         if "Usage:" in message:  # no arguments at all: the message is the help text
             print(message)
             return 2
-        return _fail(f"{message.rstrip('.')}; see unsilent --help", 2)
+        asked = getattr(getattr(error, "ctx", None), "command_path", "unsilent")
+        end = " See" if message.endswith("?") else "; see"
+        return _fail(f"{message.rstrip('.')}{end} {asked} --help", 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted(arguments)
-    except UserCodeError as error:
-        _frame(error.traceback_text, "your code raised")
-        return _fail(str(error), 2)
-    except InternalError as error:
+    except (UserCodeError, InternalError) as error:
         return _defect(error)
     except (UsageError, StoreError) as error:
         return _fail(str(error), 2)
@@ -127,7 +128,7 @@ def run(arguments: list[str]) -> int:
             raise
         return _reader_left()
     except Exception as error:
-        return _defect(internal_error(error))
+        return _defect(unexpected_error(error))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -160,9 +161,10 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _defect(error: InternalError) -> int:
-    _frame(error.traceback_text, "unsilent raised")
-    return _fail(str(error), 1)
+def _defect(error: InternalError | UserCodeError) -> int:
+    users = isinstance(error, UserCodeError)
+    _frame(error.traceback_text, "your code raised" if users else "unsilent raised")
+    return _fail(str(error), 2 if users else 1)
 
 
 def _frame(trace: str, title: str) -> None:

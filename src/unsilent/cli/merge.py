@@ -12,7 +12,7 @@ from unsilent.cli import typer_options as o
 
 
 def merge(
-    stores: Annotated[list[Path], typer.Argument(help="Stores of one campaign.", show_default=False)],
+    stores: Annotated[list[Path], typer.Argument(metavar="STORE", help="Stores of one campaign.", show_default=False)],
     output: Annotated[
         Path,
         typer.Option(*o.OUTPUT_FLAGS, help="The store to create, or an existing store of the same campaign to extend."),

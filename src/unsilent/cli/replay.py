@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsilent.cli import typer_options as o
+from unsilent.cli.tables import show_lines
 from unsilent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def replay(
         Path, typer.Argument(metavar="STORE|FILE.csv", help="A campaign store, or a published injection (.csv).")
     ],
     trial: Annotated[
-        str | None, typer.Argument(help="For a store: the trial, like top_mlp/x8/17.", show_default=False)
+        str | None,
+        typer.Argument(metavar="TRIAL", help="For a store: the trial, like top_mlp/x8/17.", show_default=False),
     ] = None,
     workload: Annotated[
         str | None,
@@ -47,7 +49,8 @@ def replay(
     batch: Annotated[
         int | None,
         typer.Option(
-            help="For a store: the batch to trace, counted from 0.", show_default="the first whose output changed"
+            help="For a store: the batch to trace, counted from 0. [default: the first whose output changed]",
+            show_default=False,
         ),
     ] = None,
     data: Annotated[
@@ -64,26 +67,39 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="For an injection: number of steps to train after the fault.")] = 5,
+    steps: Annotated[
+        int,
+        typer.Option(
+            help="For an injection: number of steps to train after the fault. [default: 5]", show_default=False
+        ),
+    ] = 5,
     steps_before: Annotated[
         int | None,
         typer.Option(
-            help="For an injection: number of steps to train before the fault.",
-            show_default="with weights, all earlier steps of the same epoch; otherwise 0",
+            help="For an injection: number of steps to train before the fault. [default: with weights, all earlier steps of "
+            "the same epoch; otherwise 0]",
+            show_default=False,
         ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="For an injection: images per step for all 8 workers together.")
+        int,
+        typer.Option(
+            help="For an injection: images per step for all 8 workers together. [default: 1024]", show_default=False
+        ),
     ] = 1024,
     images: Annotated[
         int | None,
-        typer.Option(help="For an injection: number of images to use, starting with the first.", show_default="all"),
+        typer.Option(
+            help="For an injection: number of images to use, starting with the first. [default: all]",
+            show_default=False,
+        ),
     ] = None,
     log: Annotated[
         Path | None,
         typer.Option(
-            help="Write what was injected to this file, in the log format of the published injections.",
-            show_default="for an injection: replay_NAME.txt in the current folder",
+            help="Write what was injected to this file, in the log format of the published injections. [default: for an "
+            "injection, replay_NAME.txt in the current folder]",
+            show_default=False,
         ),
     ] = None,
     output: o.Page = None,
@@ -137,7 +153,11 @@ def show_replay(result: TrialReplay[Any], as_json: bool, plain: bool = False, **
     if as_json:
         print(json.dumps({**result.to_json(), **more}, indent=2))
     else:
-        print("\n".join(f"{'# ' if plain else ''}{line}" for line in str(result).splitlines()))
+        lines = str(result).splitlines()
+        if plain:
+            print("\n".join(f"# {line}" for line in lines))
+        else:
+            show_lines(*lines)
     return 0 if result.is_identical else 1
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsilent.cli import typer_options as o
+from unsilent.cli.tables import show_lines
 from unsilent.errors import StoreError, UnsilentError, UsageError
 from unsilent.printable import escape_unprintable
 
@@ -48,10 +49,20 @@ class Status:
     no_result: str = ""
     error: str = ""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is known to be left to run."""
+        return self.planned is not None and self.done >= self.planned
+
 
 def status(
     stores: Annotated[
-        list[Path] | None, typer.Argument(help="Stores, or folders of stores.", show_default="the current folder")
+        list[Path] | None,
+        typer.Argument(
+            metavar="STORE",
+            help="Stores, or folders of stores. [default: the current folder]",
+            show_default=False,
+        ),
     ] = None,
     as_json: o.Json = False,
 ) -> int:
@@ -66,7 +77,10 @@ def status(
     elif not result:
         print(f"no store in {', '.join(map(str, given))}")
     else:
-        print("\n\n".join("\n".join(lines(one)) for one in result))
+        for number, one in enumerate(result):
+            show_lines(*([""] if number else []), *lines(one))
+            if one.command and not one.is_complete:
+                print(f"  continue with: {one.command}")  # in one line, to be copied
     return int(any(one.error for one in result))
 
 
@@ -100,30 +114,30 @@ def status_of(path: Path) -> Status:
 
 
 def lines(result: Status) -> list[str]:
-    """What a terminal shows of a status."""
+    """What a terminal shows of a status, above the command."""
     if result.error:
         return [f"{result.store}: {result.kind or 'unknown'}", f"  cannot be read: {result.error}"]
     unit = "replicas" if result.kind == "noise" else "trials"
     count = f"{result.done:,} {unit}" if result.planned is None else f"{result.done:,} of {result.planned:,} {unit}"
-    complete = result.planned is not None and result.done >= result.planned
-    word = "" if result.planned is None else ", complete" if complete else ", not complete"
+    word = "" if result.planned is None else ", complete" if result.is_complete else ", not complete"
     part = f" of part {result.shard}" if result.shard else ""
     parts = [f"{result.store}: {result.kind} of {result.subject}", f"  {count}{part}{word}"]
     parts += [f"  result: {result.headline}"] if result.headline else []
-    parts += [f"  no result yet: {result.no_result}"] if result.no_result else []
-    return [*parts, f"  continue with: {result.command}"] if result.command and not complete else parts
+    return [*parts, f"  no result yet: {result.no_result}"] if result.no_result else parts
 
 
 def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
     from unsilent.campaigns.kinds import count_budgeted_trials
     from unsilent.campaigns.merging import shard_in_command
     from unsilent.campaigns.store import open_store
+    from unsilent.campaigns.stored_command import stored_options
 
     with open_store(path, kind) as store:
         own = sum(map(kind.is_planned_trial, store.stored_trial_ids()))
         headline = reason = ""
         try:
-            headline = kind.report(kind.analyse(store)).headline
+            result = store.analyse(**vars(stored_options(store, kind.analysis_options)))
+            headline = kind.report(result, **vars(stored_options(store, kind.report_options))).headline
         except StoreError:
             raise
         except UsageError as error:  # interrupted before there was anything to read

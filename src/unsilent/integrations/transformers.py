@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback
 
+from unsilent.checkpoints.verified_saving import verify_saved
 from unsilent.errors import UsageError
 from unsilent.monitor.guard import Guard
 
@@ -108,3 +110,31 @@ class GuardCallback(TrainerCallback):
             self._model.zero_grad()
 
         return again
+
+
+class VerifiedSavingCallback(TrainerCallback):
+    """Reads every checkpoint that a Trainer saves back from the disk, compares it with the memory, and writes manifests.
+
+    Weights and the optimizer's state are compared; schedulers and random generators are not. ``unsilent checkpoint verify
+    OUTPUT/checkpoint-500/model.safetensors`` tells later whether a file is still intact.
+
+    Args:
+        trainer: The one it is added to.
+
+    Raises:
+        CheckpointDamaged: the disk does not hold what was in memory; training ends with it.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer: Any = trainer
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Verify the checkpoint of this step."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        saved = {"model.safetensors": model.state_dict, "optimizer.pt": self._trainer.optimizer.state_dict}
+        if not state.is_world_process_zero:
+            return
+        for name, state_of in saved.items():
+            if (folder / name).is_file():
+                verify_saved(state_of(), folder / name)

@@ -43,3 +43,8 @@ def cell_key(cell: Cell) -> float | None:
 def texts(columns: Sequence[Column], row: TableRow) -> list[str]:
     """All cells of a row."""
     return [cell_text(column, cell) for column, cell in zip(columns, row.cells, strict=True)]
+
+
+def filled_columns(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> list[int]:
+    """Numbers of the columns in which some row has text; all where there is no row."""
+    return [number for number in range(len(columns)) if not lines or any(line[number] for line in lines)]

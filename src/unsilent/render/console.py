@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from unsilent.report.text import wrapped
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,9 +20,11 @@ def print_lines(console: Console, lines: Sequence[str], plain: bool, first: str 
     """Lines of text; ``first`` is the style of the first one, ``no_wrap`` lines are not wrapped."""
     from rich.text import Text
 
+    whole = plain or no_wrap
     for number, line in enumerate(lines):
         style = first if number == 0 and not plain else ""
-        console.print(Text(f"# {line}" if plain else line, style=style), soft_wrap=plain or no_wrap)
+        text = f"# {line}" if plain else line if whole else "\n".join(wrapped(line, console.width))
+        console.print(Text(text, style=style), soft_wrap=whole)
 
 
 def print_columns(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unsilent.render.cells import cell_key, header_text, texts
+from unsilent.render.cells import cell_key, filled_columns, header_text, texts
 from unsilent.render.pages import capitalised, render_page, write_page
-from unsilent.report.model import Heading, Part, Plot, Report, SideBySide, Table, TableRow, TextBlock, TextCell
+from unsilent.report.model import Column, Heading, Part, Plot, Report, SideBySide, Table, TableRow, TextBlock, TextCell
 from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import Figure
 
@@ -76,17 +77,17 @@ def _part(part: Part, section: str) -> dict[str, Any]:
         return {"kind": "heading", "title": escape_unprintable(part.title), "small": escape_unprintable(part.subtitle)}
     if isinstance(part, SideBySide):
         return {"kind": "grid", "parts": [_part(inner, section) for inner in part.parts]}
-    heads = [
-        (header_text(column), bool(column.left_aligned) or not number) for number, column in enumerate(part.columns)
-    ]
-    rows = [_row(part, row) for row in part.rows]
+    filled = filled_columns(part.columns, [texts(part.columns, row) for row in part.rows])
+    columns = [part.columns[number] for number in filled]
+    heads = [(header_text(column), bool(column.left_aligned) or not number) for number, column in enumerate(columns)]
+    rows = [_row(columns, replace(row, cells=tuple(row.cells[number] for number in filled))) for row in part.rows]
     title = "" if part.title.lower() == section.lower() else capitalised(escape_unprintable(part.title))
     return {"kind": "table", "title": title, "heads": heads, "rows": rows, "long": part.sortable}
 
 
-def _row(table: Table, row: TableRow) -> dict[str, Any]:
+def _row(columns: Sequence[Column], row: TableRow) -> dict[str, Any]:
     cells = []
-    for text, cell in zip(texts(table.columns, row), row.cells, strict=True):
+    for text, cell in zip(texts(columns, row), row.cells, strict=True):
         mark, bar = (cell.mark, cell.bar) if isinstance(cell, TextCell) else (None, None)
         ends = bar and (100 * bar[0], max(100 * (bar[1] - bar[0]), 0.6))
         cells.append((text, cell_key(cell), mark, ends))

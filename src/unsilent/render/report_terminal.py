@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from unsilent.render.cells import header_text, texts
+from unsilent.render.cells import filled_columns, header_text, texts
 from unsilent.render.console import print_columns, print_lines
 from unsilent.render.report_json import row_object
 from unsilent.report.model import Column, Report, Table
@@ -56,7 +56,10 @@ def _plain(value: object) -> str:
 
 
 def print_table(table: Table, console: Console, has_all: str = "--plain") -> None:
-    """Write a table; columns of low priority are left out where a terminal is too narrow; the option ``has_all`` shows them."""
+    """Write a table without its empty columns.
+
+    Columns of low priority are left out where a terminal is too narrow; the option ``has_all`` shows them.
+    """
     from rich import box
     from rich.table import Table as Drawn
     from rich.text import Text
@@ -64,22 +67,25 @@ def print_table(table: Table, console: Console, has_all: str = "--plain") -> Non
     if not table.terminal_rows:
         return
     rows = table.rows[: table.terminal_rows]
-    heads = [header_text(column) for column in table.columns]
-    cells = [texts(table.columns, row) for row in rows]
-    widths = fit_columns(table.columns, [heads, *cells], console.width + 1)
+    every = [texts(table.columns, row) for row in rows]
+    filled = filled_columns(table.columns, every)
+    columns = [table.columns[number] for number in filled]
+    heads = [header_text(column) for column in columns]
+    cells = [[line[number] for number in filled] for line in every]
+    widths = fit_columns(columns, [heads, *cells], console.width + 1)
     console.print()
     if table.title:
         print_lines(console, [escape_unprintable(table.title)], False, "bold")
     drawn = Drawn(box=box.SIMPLE_HEAD, show_header=any(heads), show_edge=False, padding=(0, GAP - 1, 0, 0))
     for number, width in widths.items():
-        right = number and not table.columns[number].left_aligned
+        right = number and not columns[number].left_aligned
         name = Text("\n".join(wrapped(heads[number], width)))
         drawn.add_column(name, justify="right" if right else "left", width=width, overflow="fold")
     for row, line in zip(rows, cells, strict=True):
         style = "bold" if row.emphasised else ""
         drawn.add_row(*(Text("\n".join(wrapped(line[n], width)), style) for n, width in widths.items()))
     console.print(drawn)
-    if left := [header_text(column) for number, column in enumerate(table.columns) if number not in widths]:
+    if left := [header_text(column) for number, column in enumerate(columns) if number not in widths]:
         print_lines(
             console, [f"columns that do not fit: {', '.join(left)}; widen the terminal, or use {has_all}"], False
         )

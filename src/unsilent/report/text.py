@@ -201,18 +201,20 @@ def break_name(name: str, width: int) -> list[str]:
 def wrapped(text: str, width: int) -> list[str]:
     """``text`` in lines of at most ``width`` characters, broken at blanks; a word that is longer is `break_name`.
 
-    What stands in brackets stays in one line where it can.
+    What stands in brackets stays in one line where it can, and so do a number and its percent sign.
 
     >>> wrapped("of encoder.layers.10.weight alone", 16)
     ['of', 'encoder.layers.', '10.weight', 'alone']
     >>> wrapped("0.31 [0.18, 0.46]", 12)
     ['0.31', '[0.18, 0.46]']
+    >>> wrapped("a probability of 4.7 %", 20)
+    ['a probability of', '4.7 %']
     """
 
     def joined(result: re.Match[str]) -> str:
         return result[0].replace(" ", _JOINT) if len(result[0]) <= width else result[0]
 
-    lines = wrap(re.sub(r"\[[^][]*\]", joined, text), width, break_long_words=False, break_on_hyphens=False)
+    lines = wrap(re.sub(r"\[[^][]*\]|\d %", joined, text), width, break_long_words=False, break_on_hyphens=False)
     return [part.replace(_JOINT, " ") for line in lines for part in break_name(line, width)]
 
 

@@ -255,6 +255,12 @@ def _address(text: str, known: Sequence[str]) -> Address:
     name = escape_unprintable(text.strip().removeprefix("param:"))
     address = Address("param", name) if name in known else Address.parse(text)
     if address.kind != "param":
+        if address.kind == "file":
+            raise UsageError(f"{text!r} is in a checkpoint file; corrupt it with: unsilent checkpoint corrupt FILE")
+        if address.kind not in ("op", "input", "kv"):
+            raise UsageError(
+                f"{text!r} exists only in a training step; corrupt it with unsilent training or unsilent.inject"
+            )
         raise UsageError(
             f"{text!r} exists only while the model runs; corrupt it in a campaign: "
             f"unsilent pvf WORKLOAD --at '{address.kind}:*'"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
-from unsilent.checkpoints.formats import safetensors_file, torch_zip
+from unsilent.checkpoints.formats import dcp, hdf5, keras_archive, safetensors_file, torch_zip
 from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.errors import UsageError
 
@@ -25,7 +25,7 @@ class Format(NamedTuple):
     tensors: Callable[[CheckpointFiles], list[StoredTensor]]
 
 
-_MODULES = (torch_zip, safetensors_file)
+_MODULES = (torch_zip, dcp, safetensors_file, hdf5, keras_archive)
 FORMATS = tuple(Format(module.NAME, module.matches, module.tensors) for module in _MODULES)
 """In the order in which they are tried."""
 

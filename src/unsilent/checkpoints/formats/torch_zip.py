@@ -6,11 +6,12 @@ of the same bytes. Numbers (a learning rate) are in ``data.pkl``: floats can be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
-from unsilent.checkpoints.formats.torch_pickle import Leaf, PickledTensor, leaves
+from unsilent.checkpoints.formats.torch_pickle import KeyPath, Leaf, PickledTensor, leaves
 from unsilent.checkpoints.names import optimizer_names, unique_names
 from unsilent.checkpoints.stored_tensors import ITEM_SIZES, Block, StoredTensor
 from unsilent.checkpoints.zip_directory import STORED, ZipDirectory, ZipEntry
@@ -31,13 +32,49 @@ def matches(files: CheckpointFiles) -> bool:
 
 def tensors(files: CheckpointFiles) -> list[StoredTensor]:
     """All tensors and numbers of the file."""
-    return with_optimizer_names(list(archive_values(files, "")))
+    return with_optimizer_names(with_names(read_archive(files, "")[1]))
 
 
-def archive_values(
+class ArchiveValue(NamedTuple):
+    """A value of an archive, before it has a name.
+
+    Attributes:
+        path: The keys that lead to it.
+        is_tensor: Whether it is a tensor; else it is a number or bytes of the pickle itself.
+        stored: The value, named by its keys.
+    """
+
+    path: KeyPath
+    is_tensor: bool
+    stored: StoredTensor
+
+
+def with_names(values: Sequence[ArchiveValue]) -> list[StoredTensor]:
+    """The values with the names that their keys give them in every format.
+
+    The parameters of a group, as an optimizer numbers them, are left out: they are no state of the training.
+    """
+    values = [value for value in values if value.is_tensor or value.path[-2:-1] != ("params",)]
+    names = unique_names([value.path for value in values], [not value.is_tensor for value in values])
+    return [replace(value.stored, name=name) for name, value in zip(names, values, strict=True)]
+
+
+def read_archive(
     files: CheckpointFiles, file: str, start: int = 0, size: int | None = None
-) -> Iterable[StoredTensor]:
-    """All values of one archive of ``torch.save``, which may lie inside of a larger file. Raises ``UsageError``."""
+) -> tuple[Any, list[ArchiveValue]]:
+    """What one archive of ``torch.save`` pickles, and all of its values; it may lie inside of a larger file.
+
+    Args:
+        files: The checkpoint.
+        file: The file in it that is or holds the archive.
+        start, size: The archive's bytes within that file; by default all.
+
+    Returns:
+        The pickled object, made of the records of `unsilent.pickle_values`, and its values in their order.
+
+    Raises:
+        UsageError: it is no such archive, or damaged.
+    """
     archive = ZipDirectory(files, file, start, size)
     where = files.shown(file)
     pickle = next((entry for name, entry in archive.entries.items() if name.endswith(f"/{_PICKLE}")), None)
@@ -48,17 +85,17 @@ def archive_values(
     big_endian = order is not None and archive.content(order, "the order of bytes") == b"big"
     try:
         root, _ = read_pickle(archive.content(pickle, "the description of tensors"))
-        # The parameters of a group, as the optimizer numbers them, say nothing of the training's state.
-        found = [(path, leaf) for path, leaf in leaves(root, where) if path[-2:-1] != ("params",)]
+        found = list(leaves(root, where))
     except PickleDamaged as error:
         raise UsageError(f"{where}: {pickle.name} cannot be read: {error}; the file is damaged") from None
-    names = unique_names([path for path, _ in found], [not isinstance(leaf, PickledTensor) for _, leaf in found])
-    for name, (path, leaf) in zip(names, found, strict=True):
-        stored_as = "/".join(path)
+    values = []
+    for path, leaf in found:
+        name = "/".join(path)
         if isinstance(leaf, PickledTensor):
-            yield _tensor(name, stored_as, leaf, archive, folder, big_endian, where)
+            values.append(ArchiveValue(path, True, _tensor(name, name, leaf, archive, folder, big_endian, where)))
         else:
-            yield number(name, stored_as, leaf, pickle)
+            values.append(ArchiveValue(path, False, number(name, name, leaf, pickle)))
+    return root, values
 
 
 def with_optimizer_names(values: list[StoredTensor]) -> list[StoredTensor]:

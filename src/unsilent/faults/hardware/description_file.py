@@ -24,7 +24,7 @@ def load_accelerator(which: str) -> Accelerator:
     elif which.endswith(".toml") or os.sep in which:
         content = read_plain(which, MOST_BYTES, f"the accelerator {which!r}")
     else:
-        raise unknown_name_error("accelerator", which[:60], [*SHIPPED, "or a file such as mine.toml"])
+        raise unknown_name_error("accelerator", which[:60], [*SHIPPED, "FILE.toml"])
     return parse_accelerator(content, which)
 
 

@@ -146,7 +146,7 @@ def groups_figure(variants: Sequence[VariantNoise]) -> Figure:
         440,
         shapes=[line],
         xaxis={
-            "title": {"text": "sd of the error of a random group of the same size, percentage points"},
+            "title": {"text": "sd for a random group of the same size, points"},
             "rangemode": "tozero",
         },
         yaxis={"title": {"text": "sd of the error of the group, percentage points"}, "rangemode": "tozero"},

@@ -378,7 +378,7 @@ def forest(rows: Sequence[ComparedRow], several: bool = False) -> Figure:
         symbols = ["diamond" if rows[i].is_paired else "circle" for i in mine]
         if mine:
             traces += dot_traces(Dots(name, colour, symbols, [(i, points[i], _hover(rows[i])) for i in mine]))
-    title = {"text": "← lower in B · percentage points · higher in B →"}
+    title = {"text": "← lower in B · points · higher in B →"}
     xaxis = {"range": [min(ends) - edge, max(ends) + edge], "title": title}
     more = {"showlegend": True, "shapes": [vertical_line(0, INK, 1.2)]}
     return figure(traces, 112 + 32 * len(rows), xaxis=xaxis, yaxis=rows_axis(names), **more)

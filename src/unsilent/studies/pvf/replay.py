@@ -85,7 +85,8 @@ def _spread(store: PvfStore, row: PvfTrialRow, trace: FaultTrace, batch: int) ->
         ("trial", str(row.trial)),
         (
             "batch",
-            f"{batch} of {count_text(len(baseline.samples), 'batch')}, {count_text(baseline.samples[batch], 'sample')}",
+            f"{batch} (counted from 0) of {count_text(len(baseline.samples), 'batch')}, "
+            f"{count_text(baseline.samples[batch], 'sample')}",
         ),
         ("ended", _counted(row)),
         ("versions", ", ".join(f"{name} {version}" for name, version in baseline.versions.items())),

@@ -286,10 +286,14 @@ def facts(result: PvfResult) -> Iterator[tuple[str, str]]:
         yield "confidence", f"{100 * result.confidence:g} %"
     yield "time", f"{duration_text(result.seconds)}, {duration_text(result.cpu_seconds)} CPU"
     yield "one fault-free evaluation", duration_text(result.golden_seconds)
-    yield from ((key, accuracy_text(result.info) if key == "accuracy" else _text(v)) for key, v in result.info.items())
+    yield from (
+        ("fault-free", accuracy_text(result.info)) if key == "accuracy" else (key, info_text(value))
+        for key, value in result.info.items()
+    )
 
 
-def _text(value: Any) -> str:
+def info_text(value: Any) -> str:
+    """What a workload says of itself, as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{k}: {v}" for k, v in value.items())
     if isinstance(value, (list, tuple)):

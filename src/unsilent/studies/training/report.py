@@ -255,7 +255,8 @@ def key_numbers(result: TrainingResult) -> Iterator[tuple[str, str, str]]:
 def _sections(result: TrainingResult) -> Iterator[Section]:
     if result.parts:
         plot = Plot("parts", "Training PVF of each target", training_pvf_figure(result.parts))
-        yield Section("Training PVF", pvf_text(result) + ".", (plot, _parts_table(result)))
+        text = pvf_text(result)
+        yield Section("Training PVF", f"{text[0].upper()}{text[1:]}.", (plot, _parts_table(result)))
     plot = Plot("classes", "Share of each class of outcomes", classes_figure(result))
     yield Section(
         "How trainings ended",
@@ -322,7 +323,7 @@ def _groups_table(kind: str, groups: list[TrialGroup]) -> Table:
     rows = [
         TableRow((short(escape_unprintable(g.name), NAME), g.n, *_group_shares(g), counts_text(g.counts))) for g in kept
     ]
-    heads = columns(kind, "trials", *SHARES, "not masked", left=("not masked",))
+    heads = columns(kind, "trials", *SHARES, "not masked", left=("not masked",), priority={"not masked": 1})
     return Table(heads, tuple(rows), terminal_rows=GROUPS, more_rows_text=CUT.format("harmful"), on_page=False)
 
 

@@ -101,9 +101,9 @@ def thresholds(result: TrainingResult) -> list[tuple[str, str, str, str]]:
     return [(name, f"{getattr(result.thresholds, name):g}", *SOURCES[name]) for name in SOURCES]
 
 
-def part_name(part: TrainingPvfRow) -> str:
-    """``block1 (param)``."""
-    return escape_unprintable(part.part or part.target) + (
+def part_name(part: TrainingPvfRow, quote: str = "") -> str:
+    """``block1 (param)``; ``quote``: what stands around the name."""
+    return f"{quote}{escape_unprintable(part.part or part.target)}{quote}" + (
         f" ({escape_unprintable(part.memory_kind)})" if part.memory_kind else ""
     )
 
@@ -206,7 +206,7 @@ def _pvf_headline(result: TrainingResult) -> str:
     if not any(part.failures for part in result.parts):
         return f"No corruption of {many} of {escape_unprintable(result.workload)} ended in a convergence failure"
     return (
-        f"{part_name(worst)} has the highest training PVF of {many} of {escape_unprintable(result.workload)}: "
+        f"{part_name(worst, '`')} has the highest training PVF of {many} of {escape_unprintable(result.workload)}: "
         f"{in_percent(worst.pvf)} of {worst.n:,} corruptions end in a convergence failure (exploratory: the order of targets "
         "is not tested)"
     )
@@ -362,8 +362,7 @@ def training_method_lines(result: TrainingResult) -> list[str]:
         f"{100 * result.golden_test:.2f} %",
         *floor_texts(result),
         f"in brackets: {100 * result.confidence:g} % limits "
-        f"({escape_unprintable(result.all_trials.harmful.method)}); limits of differences: "
-        f"Zou & Donner, {joint_text(result)}",
+        f"({escape_unprintable(result.all_trials.harmful.method)}); {joint_text(result)}",
         "different: crashed, not finite, or off by more than a threshold and beyond implementation noise; harmful: crashed, "
         "not finite, or worse by more than a threshold and beyond the noise of seeds as well; silent: harmful without an error "
         "(degraded, or low accuracy on held-out samples)",
@@ -373,9 +372,9 @@ def training_method_lines(result: TrainingResult) -> list[str]:
 
 
 def joint_text(result: TrainingResult) -> str:
-    """Which limits hold together."""
+    """Which limits hold together, and how those of differences are made."""
     many = len(result.contrasts)
-    return (f"joint over {many} (Bonferroni); " if many else "") + (
+    return (f"limits of differences: Zou & Donner, joint over {many} (Bonferroni); " if many else "") + (
         "limits in a table hold for each row separately, so comparing rows is exploratory"
     )
 

@@ -1,0 +1,205 @@
+"""HDF5's filters of chunks: Fletcher-32, shuffle and deflate (gzip), as libhdf5 2.0 has them (H5checksum.c, H5Zshuffle.c).
+
+A filter turns the bytes of a chunk into others when it is written, in the order of the pipeline, and back when it is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.checkpoints.stored_tensors import Patch, Read
+from unsilent.errors import UsageError
+
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+CHECKSUM_BYTES = 4
+_PART = 1 << 20
+"""Bytes of which Fletcher's sums are taken at once; even."""
+
+
+_MOST_TRIED = 2**30
+"""Bytes that are compressed to find a short enough form."""
+
+
+class Fletcher32:
+    """HDF5's Fletcher-32 of bytes that come in parts.
+
+    Sums of 16-bit words, the more significant byte first, and of those sums, modulo 65535; zero stays zero, and any other
+    multiple of 65535 is 65535. A last odd byte is the more significant one of a word.
+    """
+
+    def __init__(self) -> None:
+        self._first = self._second = 0
+        self._any = False
+
+    def update(self, part: bytes) -> None:
+        """Add bytes; an even number unless they are the last."""
+        for begin in range(0, len(part), _PART):
+            piece = part[begin : begin + _PART]
+            words = np.frombuffer(piece + b"\0" * (len(piece) % 2), ">u2").astype(np.uint64)
+            weights = np.arange(len(words), 0, -1, dtype=np.uint64)
+            self._second += self._first * len(words) + int(words @ weights)
+            self._first += int(words.sum())
+            self._any = self._any or bool(self._first)
+            self._first, self._second = self._first % 65535, self._second % 65535
+
+    def stored(self) -> bytes:
+        """The checksum as the file has it: least significant byte first."""
+        zero = 65535 if self._any else 0
+        return ((self._second or zero) << 16 | (self._first or zero)).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def fletcher32(content: bytes) -> bytes:
+    """HDF5's Fletcher-32 of some bytes, as the file has it.
+
+    >>> fletcher32(bytes([1, 0, 0, 2])).hex()
+    '02010202'
+    """
+    result = Fletcher32()
+    result.update(content)
+    return result.stored()
+
+
+@dataclass(frozen=True)
+class ChunkChecksum:
+    """The Fletcher-32 at the end of a chunk, over all that is stored before it.
+
+    Attributes:
+        file: The checkpoint's file.
+        offset, size: The bytes that it covers; it follows them.
+        tensor: Whose chunk it is, for messages.
+    """
+
+    file: str
+    offset: int
+    size: int
+    tensor: str
+
+    @property
+    def name(self) -> str:
+        """What it is, for messages."""
+        return f"the Fletcher-32 of a chunk of {self.tensor}"
+
+    def update(self, patches: list[Patch], read: Read) -> list[Patch]:
+        """See `unsilent.checkpoints.stored_tensors.Checksum`. Reads the chunk."""
+        end = self.offset + self.size
+        inside = [
+            p for p in patches if p.file == self.file and p.offset < end and p.offset + len(p.after) > self.offset
+        ]
+        if not inside:
+            return []
+        total = Fletcher32()
+        for begin in range(self.offset, end, _PART):
+            part = bytearray(read(self.file, begin, min(_PART, end - begin)))
+            for patch in inside:
+                low, high = max(patch.offset, begin), min(patch.offset + len(patch.after), begin + len(part))
+                if low < high:
+                    part[low - begin : high - begin] = patch.after[low - patch.offset : high - patch.offset]
+            total.update(bytes(part))
+        before = read(self.file, end, CHECKSUM_BYTES)
+        return [Patch(self.file, end, before, total.stored())] if before != total.stored() else []
+
+
+@dataclass(frozen=True)
+class ChunkPacking:
+    """The filters of a chunk, as a packing of its elements.
+
+    A Fletcher-32 among them, whose own bytes are packed, is made anew with the elements, as a writer does.
+
+    Attributes:
+        filters: In the order of writing; each of `DEFLATE`, `SHUFFLE` and `FLETCHER32` once at most.
+        size: Bytes of the elements of a chunk.
+        shuffled_item: Bytes of an item that is shuffled.
+        tensor: Whose chunk it is, for messages.
+    """
+
+    filters: tuple[int, ...]
+    size: int
+    shuffled_item: int
+    tensor: str
+
+    def unpack(self, stored: bytes) -> bytes:
+        """See `unsilent.checkpoints.stored_tensors.Packing`."""
+        content = stored
+        for place in range(len(self.filters) - 1, -1, -1):
+            kind = self.filters[place]
+            if kind == DEFLATE:
+                content = self._inflated(content, self.size + self._checksum_bytes(self.filters[:place]))
+            elif kind == SHUFFLE:
+                content = _transposed(content, self.shuffled_item, back=True)
+            else:
+                content, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
+                if fletcher32(content) != checksum:
+                    raise self._damaged("its Fletcher-32 does not fit")
+        if len(content) != self.size:
+            raise self._damaged(f"it unpacks to {len(content):,} bytes instead of {self.size:,}")
+        return content
+
+    def pack(self, content: bytes, stored_size: int) -> bytes:
+        """See `unsilent.checkpoints.stored_tensors.Packing`."""
+        result = content
+        for place, kind in enumerate(self.filters):
+            if kind == DEFLATE:
+                result = self._deflated(result, stored_size - self._checksum_bytes(self.filters[place + 1 :]))
+            elif kind == SHUFFLE:
+                result = _transposed(result, self.shuffled_item)
+            else:
+                result += fletcher32(result)
+        assert len(result) == stored_size
+        return result
+
+    @staticmethod
+    def _checksum_bytes(filters: tuple[int, ...]) -> int:
+        return CHECKSUM_BYTES * filters.count(FLETCHER32)
+
+    def _damaged(self, what: str) -> UsageError:
+        return UsageError(f"a chunk of {self.tensor} is damaged: {what}; restore the file from a copy")
+
+    def _inflated(self, stored: bytes, size: int) -> bytes:
+        """The content of a zlib stream, which bytes may follow, as libhdf5 reads it; never more than ``size`` bytes."""
+        stream = zlib.decompressobj()
+        try:
+            content = stream.decompress(stored, size)
+            content += stream.decompress(stream.unconsumed_tail, 1)
+        except zlib.error as error:
+            raise self._damaged(f"zlib says {error}") from None
+        if not stream.eof or len(content) != size:
+            raise self._damaged(f"it does not unpack to {size:,} bytes")
+        return content
+
+    def _deflated(self, content: bytes, size: int) -> bytes:
+        """A zlib stream of exactly ``size`` bytes, zeros after its end included, which libhdf5 does not read."""
+        shortest = math.inf
+        for stream in _zlib_streams(content):
+            if len(stream) <= size:
+                return stream.ljust(size, b"\0")
+            shortest = min(shortest, len(stream))
+        raise UsageError(
+            f"a changed chunk of {self.tensor} cannot be compressed to the {size:,} bytes that it has in the file "
+            f"(at best {shortest:,}); choose another element or bit, or save the file without compression"
+        )
+
+
+def _zlib_streams(content: bytes) -> Iterator[bytes]:
+    """The content compressed in one way after another, the ones that most often give the smallest first.
+
+    Less memory makes shorter blocks with codes of their own, which suits shuffled bytes.
+    """
+    plain = itertools.product(range(9, 0, -1), (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED), (9, 6, 4, 1, 5, 3, 2))
+    most = max(10, _MOST_TRIED // max(len(content), 1))
+    for memory, strategy, level in itertools.islice(itertools.chain(plain, [(9, zlib.Z_HUFFMAN_ONLY, 9)]), most):
+        stream = zlib.compressobj(level, zlib.DEFLATED, zlib.MAX_WBITS, memory, strategy)
+        yield stream.compress(content) + stream.flush()
+    yield zlib.compress(content, 0)
+
+
+def _transposed(content: bytes, item: int, back: bool = False) -> bytes:
+    """All first bytes of items, then all second ones; bytes beyond the last whole item stay where they are."""
+    count = len(content) // item
+    whole = np.frombuffer(content, np.uint8, count * item)
+    return whole.reshape((item, count) if back else (count, item)).T.tobytes() + content[count * item :]

@@ -1,0 +1,223 @@
+"""Runs `hdf5_listing` in a process with limits, and checks what it says: a damaged file may have taken that process over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unsilent.checkpoints.checkpoint_files import MOST_METADATA, CheckpointFiles
+from unsilent.errors import UsageError
+from unsilent.printable import escape_unprintable
+
+LISTING = Path(__file__).with_name("hdf5_listing.py")
+MOST_DIMENSIONS = 32
+_MOST = 2**62
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
+    "HDF5_PLUGIN_PRELOAD": "::",  # HDF5 loads no library for a filter that it does not know
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What reading one file may take.
+
+    Attributes:
+        memory: Bytes of address space.
+        cpu_seconds, seconds: Of its processor, and of the clock.
+        chunks: Most chunks of all datasets together.
+    """
+
+    memory: int = 2**31
+    cpu_seconds: int = 60
+    seconds: float = 120.0
+    chunks: int = 1_000_000
+
+
+LIMITS = Limits()
+
+
+class Chunk(NamedTuple):
+    """A chunk that is in the file.
+
+    Attributes:
+        offset, size: Its bytes in the file.
+        skipped: Bit n is set where filter n was not applied.
+        start: Index of its first element in the dataset.
+    """
+
+    offset: int
+    size: int
+    skipped: int
+    start: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset, checked: sizes are sizes, chunks are distinct ones of its grid, and all bytes are in the file.
+
+    Attributes:
+        path: Names of the groups that lead to it, and its own.
+        dtype: torch's name, or HDF5's name of a class of types that have no such name.
+        layout: ``contiguous``, ``chunked``, ``compact``, ``external`` or ``virtual``.
+        offset: Byte of the first element of a contiguous one; None where it has no bytes in the file.
+        size: Bytes of a contiguous one.
+        chunk: Shape of the chunks.
+        filters: Code and parameters of each.
+    """
+
+    path: tuple[str, ...]
+    dtype: str
+    big_endian: bool
+    shape: tuple[int, ...]
+    layout: str
+    offset: int | None
+    size: int
+    chunk: tuple[int, ...]
+    filters: tuple[tuple[int, tuple[int, ...]], ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def name(self) -> str:
+        """Its path, for messages."""
+        return ascii("/".join(self.path))[:80]
+
+
+def datasets(files: CheckpointFiles, file: str, begin: int, size: int) -> list[Dataset]:
+    """The datasets of an HDF5 file that is a range of bytes of a checkpoint's file; offsets are those of the checkpoint's file.
+
+    Raises ``UsageError`` where it is damaged, or h5py is missing.
+    """
+    where = files.shown(file)
+    answer = _answer(files.descriptor(file), begin, size, where)
+    try:
+        if "error" in answer:
+            raise _damaged(where, escape_unprintable(answer["error"])[:300])
+        result = [_checked(record, begin, size) for record in answer["datasets"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(where, escape_unprintable(error)[:120]) from None
+    _refuse_overlaps(result, where)
+    return result
+
+
+def _damaged(where: str, what: str) -> UsageError:
+    return UsageError(
+        f"{where} cannot be read as HDF5: {what}; it is damaged, or written in part; restore it from a copy"
+    )
+
+
+def _answer(descriptor: int, begin: int, size: int, where: str) -> Any:
+    """What the child says. Raises ``UsageError`` where it says nothing."""
+    folders = []
+    for package in ("h5py", "numpy"):
+        found = find_spec(package)
+        if found is None or not found.origin:
+            raise UsageError(f"{where} is an HDF5 file, which needs h5py; run: pip install 'unsilent[hdf5]'")
+        folders.append(str(Path(found.origin).parents[1].absolute()))
+    limits = LIMITS
+    numbers = (descriptor, begin, size, limits.memory, limits.cpu_seconds, MOST_METADATA, limits.chunks)
+    command = [sys.executable, "-I", str(LISTING), *map(str, numbers), *dict.fromkeys(folders)]
+    try:
+        code, content = _run(command, descriptor, limits.seconds)
+    except subprocess.TimeoutExpired:
+        raise _damaged(where, f"libhdf5 had not finished after {limits.seconds:g} seconds") from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot start a process that reads {where}: {error.strerror}; free memory or disk space"
+        ) from None
+    if code or len(content) > MOST_METADATA:
+        how = f"was killed by signal {-code}" if code < 0 else "ended with an error"
+        raise _damaged(where, f"the process that reads it with libhdf5 {how}")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise _damaged(where, "libhdf5's answer is no JSON") from None
+
+
+def _run(command: Sequence[str], descriptor: int, seconds: float) -> tuple[int, bytes]:
+    """Exit status and output of a process that has one open file of ours; raises ``OSError`` and ``TimeoutExpired``."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        return code, output.read(MOST_METADATA + 1)
+
+
+def _sizes(values: Iterable[Any], least: int = 0) -> tuple[int, ...]:
+    """Values that are sizes of something; raises ``ValueError``."""
+    result = tuple(values)
+    if any(type(value) is not int or not least <= value < _MOST for value in result):
+        raise ValueError("a size or offset is none")
+    return result
+
+
+def _checked(record: dict[str, Any], begin: int, size: int) -> Dataset:
+    """A dataset from JSON; raises ``ValueError`` and its like."""
+    path = tuple(map(str, record["path"]))
+    without_elements = record["shape"] is None  # HDF5's null dataspace
+    shape = (0,) if without_elements else _sizes(record["shape"])
+    chunk = _sizes(record["chunk"], 1)
+    if len(shape) > MOST_DIMENSIONS or math.prod(shape) >= _MOST or math.prod(chunk) >= _MOST:
+        raise ValueError(f"the shape of {ascii(path)[:80]} is too large")
+    chunks = []
+    for at, stored, skipped, start in record["chunks"]:
+        _sizes((at, stored, skipped))
+        chunks.append(Chunk(begin + at, stored, skipped, _sizes(start)))
+    first, length = _sizes([record["offset"] or 0, record["size"]])
+    for at, stored in ((begin + first, length), *((c.offset, c.size) for c in chunks)):
+        if at + stored > begin + size:
+            raise ValueError(f"{ascii(path)[:80]} ends beyond the end of the file")
+    if not _are_of_grid([c.start for c in chunks], shape, chunk):
+        raise ValueError(f"{ascii(path)[:80]} has chunks that are not of its grid")
+    return Dataset(
+        path,
+        escape_unprintable(record["dtype"])[:40],
+        record["big_endian"] is True,
+        shape,
+        str(record["layout"]),
+        None if record["offset"] is None or without_elements else begin + first,
+        length,
+        chunk,
+        tuple((_sizes([code])[0], _sizes(values)) for code, values in record["filters"]),
+        tuple(chunks),
+    )
+
+
+def _are_of_grid(starts: list[tuple[int, ...]], shape: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
+    """Whether chunks begin where chunks of that shape do, each elsewhere."""
+    if len(set(starts)) != len(starts) or any(not len(start) == len(shape) == len(chunk) for start in starts):
+        return False
+    return all(
+        at % step == 0 and at < length for start in starts for at, step, length in zip(start, chunk, shape, strict=True)
+    )
+
+
+def _refuse_overlaps(found: list[Dataset], where: str) -> None:
+    """Raise ``UsageError`` where two datasets, or two chunks, have a byte in common."""
+    parts = [(d.offset, d.offset + d.size, d.name) for d in found if d.offset is not None and d.size]
+    parts += [(chunk.offset, chunk.offset + chunk.size, d.name) for d in found for chunk in d.chunks if chunk.size]
+    parts.sort()
+    for (_, end, name), (first, _, other) in itertools.pairwise(parts):
+        if first < end:
+            raise _damaged(where, f"bytes of {name} and {other} overlap")

@@ -1,0 +1,33 @@
+"""``.keras`` files: a zip whose entry ``model.weights.h5`` is an HDF5 file, stored as it is, with the optimizer's state as well.
+
+A byte of the HDF5 file is at the entry's offset plus its own; the CRC-32 of the entry covers every one of them.
+"""
+
+from __future__ import annotations
+
+from unsilent.checkpoints.checkpoint_files import CheckpointFiles
+from unsilent.checkpoints.formats.hdf5 import range_tensors
+from unsilent.checkpoints.stored_tensors import StoredTensor
+from unsilent.checkpoints.zip_directory import STORED, ZipDirectory
+from unsilent.errors import UsageError
+
+NAME = "Keras"
+_WEIGHTS = "model.weights.h5"
+_MAGIC = b"PK\x03\x04"
+
+
+def matches(files: CheckpointFiles) -> bool:
+    """Whether the checkpoint is such a file."""
+    if files.is_folder or files.size("") < len(_MAGIC) or files.read("", 0, len(_MAGIC)) != _MAGIC:
+        return False
+    return _WEIGHTS in ZipDirectory(files, "").entries
+
+
+def tensors(files: CheckpointFiles) -> list[StoredTensor]:
+    """All weights and the optimizer's state, by the paths that Keras gives them."""
+    entry = ZipDirectory(files, "").entries[_WEIGHTS]
+    if entry.method != STORED or entry.size != entry.unpacked_size:
+        raise UsageError(
+            f"{files.root} has its {_WEIGHTS} compressed, expected stored as Keras does; save it again with Keras"
+        )
+    return range_tensors(files, "", entry.offset, entry.size, (entry.checksum,))
