@@ -128,7 +128,8 @@ def _notes(settings: InjectorSettings, tensors: Sequence[StoredTensor], elements
         how = "a percentage, as in its code, though its README says a fraction"
         notes.append(f"injection_tries is {how}: {tried:g} % of {elements:,} values, {tries:,} tries")
     if settings.first_bit is not None:
-        notes.append("the settings count bits from the sign: their bit 0 is bit 31 of a float32")
+        width = settings.width or 32
+        notes.append(f"the settings count bits from the sign: their bit 0 is bit {width - 1} of a float{width}")
     if settings.first_bit == 0 and not settings.allow_sign_change:
         notes.append(
             "the range has the sign, so it is flipped too although allow_sign_change is False, as in hdf5_corrupter"
