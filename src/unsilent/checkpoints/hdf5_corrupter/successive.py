@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unsilent.checkpoints.checkpoint import Checkpoint
-from unsilent.checkpoints.stored_tensors import StoredTensor
+from unsilent.checkpoints.stored_tensors import Ints, StoredTensor
 from unsilent.faults.codecs import Codec
 from unsilent.faults.record import Fault
 
@@ -40,14 +40,22 @@ class SuccessiveInjections:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
+        self._before: dict[tuple[str, int], int] = {}
         self._words: dict[tuple[str, int], int] = {}
         self._hits: dict[str, _Hits] = {}
         self.repeated = 0
 
+    def read(self, tensor: StoredTensor, elements: Ints) -> None:
+        """Read elements all at once, which is faster than one by one when they are needed."""
+        words = self._checkpoint.read(tensor, elements).tolist()
+        self._before.update(((tensor.name, e), word) for e, word in zip(elements.tolist(), words, strict=True))
+
     def word(self, tensor: StoredTensor, element: int) -> int:
         """The word of an element, as earlier injections left it."""
-        word = self._words.get((tensor.name, element))
-        return int(self._checkpoint.read(tensor, np.array([element]))[0]) if word is None else word
+        key = (tensor.name, element)
+        if key not in self._before:
+            self.read(tensor, np.array([element]))
+        return self._words.get(key, self._before[key])
 
     def inject(
         self, tensor: StoredTensor, element: int, operation: str, operand: float, held: str | None = None
@@ -73,10 +81,8 @@ class SuccessiveInjections:
         """How many elements are now NaN or infinite and were not before."""
         result = 0
         for (name, element), word in self._words.items():
-            tensor = self._checkpoint.tensors[name]
-            if not is_finite(word, tensor.codec):
-                before = int(self._checkpoint.read(tensor, np.array([element]))[0])
-                result += is_finite(before, tensor.codec)
+            layout = self._checkpoint.tensors[name].codec
+            result += is_finite(self._before[name, element], layout) and not is_finite(word, layout)
         return result
 
 

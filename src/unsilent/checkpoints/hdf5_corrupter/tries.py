@@ -38,6 +38,8 @@ def draw_tries(checkpoint: Checkpoint, settings: InjectorSettings, seed: int) ->
     places = rng.integers(np.array([t.numel for t in tensors], np.int64)[chosen])
     injected = rng.random(tries) < settings.injection_probability
     result = SuccessiveInjections(checkpoint)
+    for number in np.unique(chosen[injected]).tolist():
+        result.read(tensors[number], np.unique(places[injected & (chosen == number)]))
     for number, place in zip(chosen[injected].tolist(), places[injected].tolist(), strict=True):
         tensor = tensors[number]
         result.inject(tensor, place, *_corruption(settings, tensor, result.word(tensor, place), rng))
