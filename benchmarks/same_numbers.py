@@ -26,8 +26,12 @@ CAMPAIGNS: dict[str, tuple[str, ...]] = {
     "noise": ("noise", "train-resnet", "--replicas", "3", "--variants", "control,algo+impl", "--steps", "60"),
 }
 NUMBERS = ("estimate", "low", "high", "n")
-RENAMED = {"codes": "outcome_codes"}
-"""Fields of trials that older checkouts call otherwise."""
+RENAMED = {
+    "codes": "outcome_codes", "bits": "bit_identical", "ran": "steps_run", "reason": "end_reason", "usual": "reference_max",
+    "written": "injected_max", "test": "test_accuracy", "watched": "history_magnitudes",
+    "wrote more than 10000 x usual": "over 10000 x the largest value before",
+}  # fmt: skip
+"""Fields of trials, and rows, that older checkouts call otherwise."""
 SAME_CODE = """
 import importlib.abc, importlib.util, sys
 class SameCode(importlib.abc.MetaPathFinder):
@@ -99,7 +103,7 @@ def _estimates(found: Any) -> Iterator[tuple[Any, ...]]:
     if isinstance(found, dict):
         if set(NUMBERS) <= found.keys():
             called = (found.get(key) for key in ("variant", "measure", "target", "level", "flips", "name"))
-            yield (*(c for c in called if c is not None), *(found[key] for key in NUMBERS))
+            yield (*(RENAMED.get(str(c), c) for c in called if c is not None), *(found[key] for key in NUMBERS))
         for value in found.values():
             yield from _estimates(value)
     elif isinstance(found, list):

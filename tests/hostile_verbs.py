@@ -22,10 +22,11 @@ from unsilent.cli import main
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.kind import ReplicaRequest
+from unsilent.replicas.noise_floors import NoiseFloors, ReplicaDifferences, store_noise_floors
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.campaign_kinds import kind_of_store
 from unsilent.studies.noise.study import NoiseQuestion, read_noise, steps_to_trace
-from unsilent.studies.training.kind import NoiseFloors, ReplicaDifferences, TrainingStore, store_noise_floors
+from unsilent.studies.training.kind import TrainingStore
 from unsilent.studies.training.spec import TrainingSpec
 
 SECONDS, BYTES = 10, 2**30

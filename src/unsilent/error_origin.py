@@ -64,8 +64,7 @@ def is_user_error(error: BaseException, handler_frames: int) -> bool:
 
 def user_code_error(ref: str, error: BaseException) -> UserCodeError:
     """The error of the user's code that ``ref`` names: ``ref: Kind: message (file, line)``, at the user's innermost line."""
-    shown = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
-    place = next((f for f in reversed(shown) if not _library(f.filename)), shown[-1] if shown else None)
+    place = _place(error)
     text = (str(error).splitlines() or [""])[0]
     where = f" ({os.path.basename(place.filename)}, line {place.lineno})" if place else ""
     hint = (
@@ -75,6 +74,25 @@ def user_code_error(ref: str, error: BaseException) -> UserCodeError:
     )
     message = f"workload {ref!r} raised {type(error).__name__}{': ' if text else ''}{text}{where}{hint}"
     return UserCodeError(message, _trace(error))
+
+
+def unexpected_error(error: BaseException) -> InternalError | UserCodeError:
+    """An error that nobody caught: of a file that is not part of this package, such as a study's, or of ours."""
+    place = _place(error)
+    if place is None or not is_user_error(error, 0):
+        return internal_error(error)
+    text = (str(error).splitlines() or [""])[0]
+    return UserCodeError(
+        f"{place.filename}, line {place.lineno}, raised {type(error).__name__}{': ' if text else ''}{text}; "
+        "this file is not part of unsilent, so correct it there",
+        _trace(error),
+    )
+
+
+def _place(error: BaseException) -> traceback.FrameSummary | None:
+    """The user's innermost line."""
+    shown = [f for f in traceback.extract_tb(error.__traceback__) if not _hidden(f.filename)]
+    return next((f for f in reversed(shown) if not _library(f.filename)), shown[-1] if shown else None)
 
 
 def internal_error(error: BaseException) -> InternalError:

@@ -3,6 +3,7 @@
 UnsilentError            anything this package raises on purpose
 ├── UsageError           bad input: one line saying what was found, what was expected, what to do (exit code 2)
 │   └── UserCodeError    the user's own file raised; carries its traceback to be shown in a frame
+├── Interrupted          a campaign was interrupted; the message says whether trials are stored (exit code 130)
 ├── InternalError        our own code raised what it must not; carries the traceback to be reported (exit code 1)
 ├── InjectionError       a fault could not be applied, hit another number of times than asked, or was not undone
 ├── ProcessUnusable      after an exception the model cannot be restored, or a fault-free run raises: trials need another process
@@ -35,6 +36,10 @@ class UserCodeError(UsageError):
 
     def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, str]]:
         return UserCodeError, (str(self), self.traceback_text)
+
+
+class Interrupted(UnsilentError):
+    """A campaign was interrupted; the message says whether trials are stored."""
 
 
 class InternalError(UnsilentError):

@@ -166,6 +166,48 @@ def _numbers(given: Any, joined: str, name: str) -> tuple[int, ...]:
         raise UsageError(f"{name} is {given!r}; expected whole numbers separated by {joined!r}, like {like}") from None
 
 
+def check_option_fields(cls: type, needs_defaults: bool = True) -> None:
+    """Raise ``UsageError`` for a field of a dataclass that no command could give.
+
+    Args:
+        needs_defaults: Whether fields that are not options must have a default.
+    """
+    hints, options = typing.get_type_hints(cls, include_extras=True), options_of(cls)
+    for one in fields(cls):
+        name = f"{cls.__name__}.{one.name}"
+        if one.name not in options:
+            if NOT_AN_OPTION not in getattr(hints[one.name], "__metadata__", ()):
+                raise UsageError(
+                    f"{name} has no Option; expected Annotated[TYPE, Option(…)] or Annotated[TYPE, NOT_AN_OPTION]"
+                )
+            if needs_defaults and one.default is MISSING and one.default_factory is MISSING:
+                raise UsageError(
+                    f"{name} is not an option and has no default; give it one, or give the kind a resolve_spec"
+                )
+        elif options[one.name].option.parser is None and not _can_be_parsed(options[one.name]):
+            hint = options[one.name].hint
+            raise UsageError(f"{name} has type {getattr(hint, '__name__', hint)}; expected {SUPPORTED_TYPES}")
+
+
+SUPPORTED_TYPES = (
+    "int, float, str, bool, Path, one of these but bool or None, tuple[int, ...] with a separator, "
+    "tuple[str, ...] with is_repeatable=True, or an Option with a parser"
+)
+
+
+def _can_be_parsed(asking: OptionField) -> bool:
+    """Whether texts can be made into values of the field without a parser of its own."""
+    if asking.option.separator or asking.option.is_repeatable:
+        item = int if asking.option.separator else str
+        items = set(typing.get_args(asking.hint)) - {...}
+        return typing.get_origin(asking.hint) is tuple and items <= {item, item | None} and bool(items)
+    hints = [asking.hint]
+    if typing.get_origin(asking.hint) in (typing.Union, types.UnionType):
+        hints = [hint for hint in typing.get_args(asking.hint) if hint is not types.NoneType]
+        return len(hints) == 1 and hints[0] in _NOUNS and hints[0] is not bool
+    return hints[0] in _NOUNS
+
+
 def options_of(*classes: type) -> Mapping[str, OptionField]:
     """The options of some dataclasses, by field."""
     by_name: dict[str, OptionField] = {}
@@ -257,7 +299,7 @@ class OptionValues:
                 words += [
                     word for text in texts for word in ([asking.flag] if asking.is_boolean else [asking.flag, text])
                 ]
-        return shlex.join(["unsilent", verb, *argument, *words])
+        return shlex.join(["unsilent", *verb.split(), *argument, *words])
 
     def python_call(self, function: str, *classes: type) -> str:
         """The same as a call in Python, of an argument that no text can name."""

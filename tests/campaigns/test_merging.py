@@ -244,7 +244,7 @@ def duplicated(path):
         (lambda p: change(p, "UPDATE trial SET target = 'gone' WHERE k = 11 AND flips = 1 AND target = '0'"), "trial gone/x"),
         (lambda p: change(p, "UPDATE trial SET flips = 3 WHERE k = 11 AND flips = 1"), "holds trial 0/x3/11"),
         (lambda p: change(p, "UPDATE trial SET k = -1 WHERE k = 11"), "holds trial 0/x1/-1"),
-        (duplicated, "does not have exactly the tables and indexes"),
+        (duplicated, "has other columns than this version of unsilent pvf writes"),
         (lambda p: described(p, samples=[6, 3]), "hold one campaign but different samples"),
         (lambda p: described(p, campaign="0" * 32), "its campaign hash does not match its spec"),
         (lambda p: change(p, "UPDATE campaign SET spec = '{'"), "damaged"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pickle
 import warnings
@@ -146,6 +147,22 @@ def _deepspeed(folder: Path) -> None:
             torch.save({"optimizer_state_dict": zero, "ds_version": "0.19.8"}, own / name)
 
 
+def _orbax(folder: Path) -> None:
+    """What version 0.12.8 writes, without the elements: OCDBT, zarr, and a step of a manager."""
+    value = {"value_type": "jax.Array", "skip_deserialize": False, "write_shape": [3, 4]}
+    keys = [{"key": key, "key_type": 2} for key in ("params", "fc", "kernel")]
+    scalar = {"key_metadata": [{"key": "lr", "key_type": 2}], "value_metadata": {"value_type": "scalar"}}
+    tree = {"('params', 'fc', 'kernel')": {"key_metadata": keys, "value_metadata": value}, "('lr',)": scalar}
+    for name, inside, use_ocdbt in (("ocdbt", "", True), ("zarr", "", False), ("step", "default", True)):
+        own = folder / name / inside
+        own.mkdir(parents=True)
+        (own / "_METADATA").write_text(json.dumps({"tree_metadata": tree, "use_ocdbt": use_ocdbt}))
+    (folder / "ocdbt" / "manifest.ocdbt").write_bytes(b"\x0c\xdb\x3a\x2a" + bytes(100))
+    (folder / "zarr" / "params.fc.kernel").mkdir()
+    (folder / "zarr" / "params.fc.kernel" / ".zarray").write_text('{"dtype": "<f4", "shape": [6, 4], "zarr_format": 2}')
+    (folder / "step" / "_CHECKPOINT_METADATA").write_text('{"item_handlers": {"default": "H"}}')
+
+
 def _hdf5_content() -> bytes:
     import h5py
 
@@ -179,6 +196,7 @@ MAKERS: dict[str, Maker] = {
     "torch.save (legacy)": Maker(_legacy),
     "DeepSpeed": Maker(_deepspeed, 0.5),
     "safetensors": Maker(_safetensors),
+    "Orbax": Maker(_orbax, 0.3),
     "HDF5": Maker(_hdf5, 0.02),
     "Keras": Maker(_keras, 0.01),
 }

@@ -190,7 +190,17 @@ class TestReading:
 class TestHostile:
     def test_a_place_outside_of_the_folder(self, small):
         torch.save(torch.ones(2, 3), small.parent / "secret.distcp")
-        for name in ("../secret.distcp", "/etc/passwd", "a/../../secret.distcp", "", "a\0b", ".", "link"):
+        for name in (
+            "../secret.distcp",
+            "/etc/passwd",
+            "a/../../secret.distcp",
+            "",
+            "a\0b",
+            ".",
+            "link",
+            "x" * 5000,
+            "\ud800",
+        ):
 
             def change(metadata, name=name):
                 for info in metadata.storage_data.values():

@@ -11,8 +11,9 @@ from unsilent.campaigns.driver import Budget
 from unsilent.campaigns.executors import make_executor
 from unsilent.outcomes.training import Thresholds
 from unsilent.replicas import ReplicaStore, Switches
+from unsilent.replicas.noise_floors import run_noise_floors
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.studies.training.judging import TrainingJudge, horizon_from_floor, run_noise_floors
+from unsilent.studies.training.judging import TrainingJudge, horizon_from_floor, replica_spec
 from unsilent.studies.training.kind import TrainingStore
 from unsilent.studies.training.records import TrainingResult
 from unsilent.studies.training.spec import TrainingSpec
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def floors(folder: Path):
     with ReplicaStore(folder / "floor.sqlite", write=True) as store:
-        return run_noise_floors(SPEC, store, Switches.parse("impl"), jobs=2)
+        return run_noise_floors(replica_spec(SPEC), store, Switches.parse("impl"), jobs=2)
 
 
 def campaign(folder: Path, floors, spec: TrainingSpec, name: str, *, guard: bool = False) -> TrainingResult:

@@ -95,7 +95,7 @@ def test_a_store_is_shown_again(ran, tmp_path):
     assert again["loss_spread"] == before["loss_spread"]
     assert (tmp_path / "again.html").stat().st_size > 1e6
     for more, said in (
-        (["--unit", "batch"], "only available for stores of unsilent pvf"),
+        (["--unit", "batch"], "No such option: --unit"),
         (["s.sqlite"], "cannot be compared"),
     ):
         refused = in_process("report", "s.sqlite", *more, cwd=folder)

@@ -10,11 +10,13 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Ge, Lt
 
+from unsilent.campaigns.code import code_hash
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import SEED
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, campaign_hash, trial_seed
 from unsilent.campaigns.store import Store
+from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.options import NOT_AN_OPTION, WORKLOAD_PANEL, Option
 from unsilent.report.model import Column, Report, Section, Table, TableRow
@@ -85,7 +87,7 @@ class PiRunner:
 
     def __init__(self, spec: PiSpec) -> None:
         self.spec, self.workload = spec, self
-        fingerprint = {"numpy": np.__version__}
+        fingerprint = {"numpy": np.__version__, "code": code_hash(__name__)}
         self.baseline = PiBaseline(campaign_hash(spec, fingerprint), fingerprint)
 
     def establish_baseline(self) -> PiBaseline:
@@ -110,6 +112,8 @@ def analyse(store: PiStore, confidence: float = 0.95) -> Interval:
     from scipy.stats import norm
 
     found = np.array([4 * row.inside / store.spec.points for row in store.rows()])
+    if len(found) < 2:
+        raise UsageError(f"{store.path} has {len(found)} trials, but an interval needs 2; run the command again")
     half = norm.ppf((1 + confidence) / 2) * found.std(ddof=1) / math.sqrt(len(found))
     return Interval(found.mean(), found.mean() - half, found.mean() + half, confidence, len(found), "normal")
 
@@ -132,5 +136,6 @@ def compare(one: PiStore, other: PiStore, confidence: float = 0.95) -> Report:
 
 PI = Kind(
     name="pi", application_id=0x556E7370, spec=PiSpec, baseline=PiBaseline, row=PiRow,
-    analyse=analyse, report=report, compare=compare, command_help="Estimate pi from random points.",
+    analyse=analyse, report=report, compare=compare, builtin_values={"workload": ("pi",)},
+    command_help="Estimate pi from random points.",
 )  # fmt: skip

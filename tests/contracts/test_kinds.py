@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import itertools
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 import typing
-from contextlib import closing
-from dataclasses import fields, replace
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import unsilent
 from campaigns.faulty_loop import write_loop
 from conftest import TINY, in_process, inline_campaigns
-from contracts.pi import PI, PiSpec, analyse
+from contracts.pi import PI, PiRow, PiRunner, PiSpec, Square, analyse
 from unsilent.campaigns import Budget, Store, TrialId, run_campaign
+from unsilent.campaigns.code import code_hash
+from unsilent.campaigns.codec import row_codec
+from unsilent.campaigns.driver import check_strata
 from unsilent.campaigns.executors import make_executor
 from unsilent.campaigns.export import canonical_lines, export_store
 from unsilent.campaigns.inline import InlineExecutor
 from unsilent.campaigns.merging import merge_stores
+from unsilent.campaigns.options import AnalysisOptions
 from unsilent.campaigns.replay import check_same_campaign
+from unsilent.campaigns.worker import as_picklable_error
 from unsilent.cli.main import run as cli
 from unsilent.cli.typer_options import OutputOptions
-from unsilent.errors import StoreError
-from unsilent.options import NOT_AN_OPTION, Option, options_of
+from unsilent.errors import StoreError, UsageError, UserCodeError
+from unsilent.options import NOT_AN_OPTION, PRECISION_PANEL, Option, options_of
 from unsilent.studies import campaign_kinds
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
@@ -123,6 +135,271 @@ def test_verbs_work_for_a_kind_that_is_registered(tmp_path, capsys, monkeypatch)
     assert f"{TRIALS} of {TRIALS} trials, complete" in verb(capsys, "status", "out.sqlite")
 
 
+@dataclass(frozen=True)
+class CurveRow(PiRow):
+    curve: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(frozen=True)
+class ListRow(PiRow):
+    points: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ModeSpec(PiSpec):
+    mode: Annotated[typing.Literal["a", "b"], Option("Mode.", PRECISION_PANEL)] = "a"
+
+
+@dataclass(frozen=True)
+class FractionsSpec(PiSpec):
+    fractions: Annotated[tuple[float, ...], Option("Fractions.", PRECISION_PANEL, separator=",")] = ()
+
+
+@dataclass(frozen=True)
+class UnmarkedSpec(PiSpec):
+    secret: int = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"row": ListRow}, "column points of ListRow has type list; expected str, int, bool, float"),
+        ({"row": CurveRow}, "CurveRow has arrays (curve), but kind pi gives no shapes; add shapes="),
+        ({"spec": ModeSpec}, "ModeSpec.mode has type Literal; expected int, float, str, bool, Path"),
+        ({"spec": FractionsSpec}, "FractionsSpec.fractions has type tuple; expected int, float"),
+        ({"spec": UnmarkedSpec}, "UnmarkedSpec.secret has no Option; expected Annotated[TYPE, Option(…)]"),
+        ({"name": "other"}, "0x556e7370 of kind other is that of unsilent pi; choose another"),
+        ({"application_id": 0}, "the application id of kind pi is 0x0; expected four letters as a number"),
+    ],
+)
+def test_a_kind_with_a_mistake_is_refused_when_it_is_made(change, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        replace(PI, **change)
+
+
+@dataclass(frozen=True)
+class Digits(AnalysisOptions):
+    digits: Annotated[int, Option("Digits of pi.", PRECISION_PANEL)] = 3
+
+
+PI_OF_DIGITS = replace(
+    PI,
+    analysis_options=Digits,
+    analyse=lambda store, confidence, digits: (analyse(store, confidence), digits),
+    report=lambda result: replace(PI.report(result[0]), headline=f"pi is {result[0].estimate:.{result[1]}f}"),
+)
+
+
+def test_a_report_has_the_options_of_the_kind_and_shows_what_the_run_showed(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_kinds, "KINDS", [*campaign_kinds.KINDS, PI_OF_DIGITS])
+    monkeypatch.chdir(tmp_path)
+    shown = told("pi", "--trials", 5, "--digits", 7, "--confidence", 0.5, "--store", "a.sqlite", "--plain")
+    (headline,) = re.findall(r"pi is \d\.\d{7}(?!\d)", shown)
+    assert (
+        told("report", "a.sqlite", "--plain", "-o", "again.html").partition("# Report")[0]
+        == shown.partition("# Report")[0]
+    )
+    assert json.loads(told("report", "a.sqlite", "--json"))["results"][0]["confidence"] == 0.5
+    assert f"result: {headline}\n" in told("status", "a.sqlite")
+    assert f"{headline[:-5]}\n" in told("report", "a.sqlite", "--digits", 2, "--plain")
+    every, own = (" ".join(told("report", *words, "--help").split()) for words in ((), ("a.sqlite",)))
+    assert ("--digits" in own, "--unit" in own, "--card" in own) == (True, False, False)
+    assert "Only for stores of unsilent pi." in every
+    assert "--unit" in every
+
+
+@dataclass
+class Wrong(PiRunner):
+    """A runner of pi whose rows are changed."""
+
+    change: Callable[[list[PiRow]], list[PiRow]]
+
+    def __post_init__(self):
+        super().__init__(SPEC)
+
+    def run_all(self, trials, alone=False):
+        return iter(self.change(list(super().run_all(trials, alone))))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows[1:], "returned no row for trial square/x/0; expected one row for each trial"),
+        (
+            lambda rows: [replace(rows[0], trial=TrialId("square", None, 9))],
+            "a row of trial square/x/9 where that of trial",
+        ),
+        (lambda rows: [None], "returned a NoneType where that of trial square/x/0 was due"),
+        (lambda rows: rows * 2, "returned a row of trial square/x/0 after those of all its trials"),
+    ],
+)
+def test_a_runner_returns_a_row_of_each_trial(tmp_path, change, said):
+    with pytest.raises(UsageError, match=f"the runner Wrong .*{said}"):
+        run(tmp_path / "a.sqlite", 3, executor=InlineExecutor(SPEC, lambda *_: Wrong(change)))
+
+
+def test_options_are_shown_as_a_command_writes_them(tmp_path, pi_has_flips):
+    shown = told("pi", "--flips", "1,2", "--terms", "10,100", "--dry-run", "--quiet")
+    assert re.search(r"--terms\s+10,100\s", shown), shown
+    told("pi", "--flips", "1,2", "--terms", "10,100", "--trials", 2, "--store", "a.sqlite", "--quiet")
+    done = in_process("pi", "--flips", "1,3", "--trials", 2, "--store", "a.sqlite", "--quiet")
+    assert "(flips: 1,2 in the store, 1,3 now; terms: 10,100 in the store, 10,1000 now)" in done.stderr
+
+
+def test_no_two_strata_are_equal(tmp_path, pi_has_flips):
+    for words in ((), ("--dry-run",)):
+        done = in_process("pi", "--flips", "1,2,1", "--quiet", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "the flips of this campaign contain 1 more than once; expected each of them once" in done.stderr
+    with pytest.raises(UsageError, match="the targets of this campaign contain square more than once"):
+        check_strata(SPEC, replace(PiRunner(SPEC).baseline, targets=(Square(), Square())))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "said"),
+    [
+        (0, (), "interrupted; no trial was stored yet, run the same command again to continue"),
+        (3, (), "interrupted; finished trials are stored, run the same command again to continue"),
+        (None, ("--dry-run",), "interrupted"),
+    ],
+)
+def test_an_interrupt_says_what_is_stored(tmp_path, monkeypatch, rows, words, said):
+    def interrupted(self, trials, alone=False):
+        yield from itertools.islice(run_all(self, trials, alone), rows)
+        raise KeyboardInterrupt
+
+    def no_baseline(self):
+        raise KeyboardInterrupt
+
+    run_all = PiRunner.run_all
+    monkeypatch.setattr(campaign_kinds, "KINDS", [PI])
+    monkeypatch.setattr(PiRunner, "max_trials_together", 3)
+    monkeypatch.setattr(PiRunner, *(("establish_baseline", no_baseline) if rows is None else ("run_all", interrupted)))
+    monkeypatch.chdir(tmp_path)
+    done = in_process("pi", "--trials", 6, "--store", "a.sqlite", "--quiet", *words)
+    assert (done.returncode, done.stderr) == (130, f"unsilent: {said}\n")
+    assert rows is None or f"{rows} of 6 trials, not complete" in told("status", "a.sqlite")
+
+
+def test_a_file_says_what_it_is_before_it_is_closed(tmp_path, monkeypatch):
+    """A driver that is killed leaves a log beside the file, with all that was written."""
+    monkeypatch.setattr(campaign_kinds, "KINDS", [PI])
+    with Store(tmp_path / "a.sqlite", PI, write=True):
+        assert campaign_kinds.find_kind_of_store(tmp_path / "a.sqlite") is PI
+        done = in_process("report", tmp_path / "a.sqlite")
+    assert (done.returncode, "has no trial yet" in done.stderr) == (2, True)
+
+
+def test_a_store_of_a_kind_that_is_not_registered_names_those_that_are(tmp_path):
+    for verb_, word in (("report", "error: "), ("export", "error: "), ("status", "this ")):
+        done = in_process(verb_, run(tmp_path / "a.sqlite", 1))
+        said = "is not a store of unsilent pvf, training or noise, or nothing was stored in it yet; check the name"
+        assert said in done.stdout + done.stderr
+        assert word in done.stdout + done.stderr
+
+
+def test_an_installed_package_registers_a_kind(tmp_path, monkeypatch):
+    lines = "from dataclasses import replace\nfrom contracts.pi import PI\nKIND = replace(PI, name='toy', application_id=1)\n"
+    (tmp_path / "study_of_toys.py").write_text(lines)
+    (tmp_path / "toys-1.0.dist-info").mkdir()
+    (tmp_path / "toys-1.0.dist-info" / "entry_points.txt").write_text(
+        "[unsilent.kinds]\ntoy = study_of_toys:KIND\ngone = no_such_module:KIND\nother = study_of_toys:KIND\npvf = no:KIND\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert "toy        Run the study of study_of_toys, which is not part of unsilent" in told("--help")
+    assert "study_of_toys" not in sys.modules
+    assert "pi is 3" in told("toy", "--trials", 4, "--store", "a.sqlite", "--quiet")
+    for name, said in (
+        ("gone", "(no_such_module:KIND) cannot be imported: Module"),
+        ("other", "is the kind toy (study_of_toys"),
+    ):
+        done = in_process(name)
+        assert (done.returncode, done.stderr.count("\n"), said in done.stderr) == (2, 1, True)
+    (tmp_path / "toys-1.0.dist-info" / "entry_points.txt").write_text("[unsilent.kinds]\ntoy = study_of_toys:KIND\n")
+    assert "pi is 3" in told("report", "a.sqlite")
+    assert "toy of pi" in told("status")
+
+
+def test_the_code_of_a_study_is_part_of_its_fingerprint(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "some_study").mkdir()
+    (tmp_path / "some_study" / "__init__.py").write_text("")
+    (tmp_path / "some_study" / "runner.py").write_text("POINTS = 1\n")
+    for name in ("some_study.runner", "some_study"):
+        importlib.import_module(name)
+        before = code_hash(name)
+        assert before == code_hash(name)
+        with (tmp_path / "some_study" / "runner.py").open("a") as file:
+            file.write("POINTS += 1\n")
+        assert code_hash(name) != before
+    assert PiRunner(SPEC).baseline.fingerprint["code"] == code_hash("contracts.pi")
+
+
+def fails(*given, **options):
+    raise KeyError("points")
+
+
+@pytest.mark.parametrize("words", [("report", "a.sqlite"), ("report", "a.sqlite", "a.sqlite"), ("status", "a.sqlite")])
+def test_a_store_without_trials_has_no_result(tmp_path, monkeypatch, words):
+    monkeypatch.setattr(campaign_kinds, "KINDS", [replace(PI, analyse=fails, compare=fails)])
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect(run(Path("a.sqlite"), 3))) as db, db:
+        db.execute("DELETE FROM trial")
+    done = in_process(*words)
+    assert (done.returncode, "a.sqlite has no trial yet" in done.stdout + done.stderr) == (
+        2 * (words[0] == "report"),
+        True,
+    )
+
+
+def test_an_error_of_a_study_names_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_kinds, "KINDS", [replace(PI, analyse=fails)])
+    done = in_process("report", run(tmp_path / "a.sqlite", 3))
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert re.search(
+        r"error: \S+test_kinds.py, line \d+, raised KeyError: 'points'; this file is not part of unsilent", line
+    )
+    with pytest.raises(KeyError) as caught:
+        fails()
+    assert isinstance(as_picklable_error(caught.value), UserCodeError)
+
+
+@dataclass(frozen=True)
+class FlipsSpec(PiSpec):
+    terms: Annotated[tuple[int, ...], Option("Terms.", PRECISION_PANEL, separator=",")] = (10, 1000)
+    flips: Annotated[tuple[int | None, ...], Option("Flips.", PRECISION_PANEL, separator=",")] = (None,)
+
+
+@dataclass(frozen=True)
+class LongerSpec(PiSpec):
+    more: Annotated[int, Option("More.", PRECISION_PANEL)] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"row": CurveRow, "shapes": lambda baseline, values: {"curve": 0}},
+            "has other columns than this version of unsilent pi",
+        ),
+        ({"spec": LongerSpec}, "other options (more) than those of this version of unsilent pi; give another --store"),
+        ({"schema_version": 9}, "has store version 4, but this version of unsilent pi uses 9"),
+    ],
+)
+def test_a_store_of_another_version_says_so(tmp_path, change, said):
+    path = run(tmp_path / "a.sqlite", 3)
+    with pytest.raises(StoreError, match=re.escape(said)), Store(path, replace(PI, **change)) as store:
+        list(store.rows())
+
+
+@pytest.fixture
+def pi_has_flips(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_kinds, "KINDS", [replace(PI, spec=FlipsSpec)])
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def inline():
     with inline_campaigns():
@@ -134,8 +411,6 @@ def test_a_trial_of_a_kind_that_is_registered_is_replayed(tmp_path, capsys, monk
     monkeypatch.chdir(tmp_path)
     run(tmp_path / "a.sqlite", 5)
     words = ("replay", "a.sqlite", "square/x/3")
-    assert "are used only if the command names them too; add --workload pi" in refused(capsys, *words)
-    words = (*words, "--workload", "pi")
     with Store("a.sqlite", PI) as store:
         inside = store.row(TrialId("square", None, 3)).inside
     assert verb(capsys, *words) == f"square/x/3 ended as stored\ninside: {inside}\n"
@@ -160,7 +435,9 @@ def test_a_campaign_that_is_another_now_is_not_replayed(tmp_path):
         with pytest.raises(
             StoreError, match="a.sqlite differs from this replay in points, numpy; a bit-exact replay needs"
         ):
-            check_same_campaign(store, PiSpec(points=51), replace(found, fingerprint={"numpy": "0"}))
+            check_same_campaign(
+                store, PiSpec(points=51), replace(found, fingerprint={**found.fingerprint, "numpy": "0"})
+            )
 
 
 def test_reports_of_two_runs_are_equal_where_they_are_canonical(tmp_path, capsys, monkeypatch):
@@ -216,9 +493,9 @@ def told(*words):
 def test_every_field_is_an_option_or_marked_as_none(asks):
     for cls in (*asks[0].option_classes, OutputOptions):
         hints = typing.get_type_hints(cls, include_extras=True)
-        for field in fields(cls):
-            marks = getattr(hints[field.name], "__metadata__", ())
-            assert any(isinstance(mark, Option) or mark == NOT_AN_OPTION for mark in marks), (cls, field.name)
+        for one in fields(cls):
+            marks = getattr(hints[one.name], "__metadata__", ())
+            assert any(isinstance(mark, Option) or mark == NOT_AN_OPTION for mark in marks), (cls, one.name)
 
 
 def test_help_has_all_options_in_their_panels(asks):
@@ -359,6 +636,37 @@ def test_a_cell_that_cannot_be_is_refused(tmp_path, change):
         db.execute(f"UPDATE trial SET {change} WHERE k = 0")
     with Store(path, PI) as store, pytest.raises(StoreError, match="is damaged or was not made by this program"):
         list(store.rows())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"inside": np.int64(3)}, ""),
+        ({"seconds": np.float32(1)}, ""),
+        ({"inside": 3.5}, "PiRow.inside of trial square/x/0 is 3.5 (float); expected int"),
+        ({"inside": "many"}, "PiRow.inside of trial square/x/0 is many (str); expected int"),
+        ({"inside": -1}, "is -1 (int); expected int (Input should be greater than or equal to 0): change the runner"),
+        ({"seconds": np.float64("nan")}, "PiRow.seconds of trial square/x/0 is a NaN; expected float"),
+        ({"trial": TrialId("square", None, "0")}, "PiRow.k of trial square/x/0 is 0 (str); expected int"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(tmp_path, change, said):
+    row = replace(PiRow(TrialId("square", None, 0), 1), **change)
+    with Store(run(tmp_path / "a.sqlite", 1), PI, write=True) as store:
+        store._db.execute("DELETE FROM trial")
+        with nullcontext() if not said else pytest.raises(UsageError, match=re.escape(said)):
+            store.add_rows([row])
+        assert [list(vars(found).values()) for found in store.rows()] == ([] if said else [list(vars(row).values())])
+
+
+def test_an_array_of_another_shape_is_not_written(tmp_path):
+    codec = row_codec(CurveRow)
+    row = CurveRow(TrialId("square", None, 0), 1, curve=np.zeros(3))
+    codec.encode(row, lambda values: {"curve": 3})
+    with pytest.raises(
+        UsageError, match=r"CurveRow.curve of trial square/x/0 has 3 elements; expected the shape \(2, 2\)"
+    ):
+        codec.encode(row, lambda values: {"curve": (2, 2)})
 
 
 DRIVER = """

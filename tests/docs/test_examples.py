@@ -144,12 +144,17 @@ def check(command: str, shown: list[str], where: str) -> None:
 
 
 def known_options() -> dict[str, set[str]]:
+    """Options of all verbs, with the study that a how-to explains among them."""
     import typer
 
+    from contracts.pi import PI
     from unsilent.cli.main import make_app
+    from unsilent.studies import campaign_kinds
 
-    verbs = typer.main.get_command(make_app()).commands
-    apps = {verb: typer.main.get_command(make_app([verb])).commands[verb] for verb in verbs}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(campaign_kinds, "KINDS", [*campaign_kinds.KINDS, PI])
+        verbs = typer.main.get_command(make_app()).commands
+        apps = {verb: typer.main.get_command(make_app([verb])).commands[verb] for verb in verbs}
     return {
         f"{verb} {name}".strip(): {"--help", *(o for p in part.params for o in p.opts)}
         for verb, app in apps.items()

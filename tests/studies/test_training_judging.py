@@ -14,15 +14,14 @@ from scipy.stats import beta
 
 from unsilent.campaigns.spec import TrialId
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.replicas.noise_floors import NoiseFloors, NoiseFloorTest, ReplicaDifferences
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.judging import (
-    NoiseFloorTest,
     TrainingJudge,
     backward_against_forward,
     groups_by_attribute,
     make_trial_group,
 )
-from unsilent.studies.training.kind import NoiseFloors, ReplicaDifferences
 from unsilent.studies.training.necessary_conditions import (
     ANY,
     DETECTION_STEPS,
@@ -220,7 +219,7 @@ def test_replicas_themselves_are_seldom_beyond(seed):
         floor = replace(FLOOR, accuracy=tuple(accuracy[rest]), loss=tuple(loss[rest]))
         golden = TrainingJudge(FOUND, FLOORS, Thresholds()).golden_curves(0)
         ending = replace(golden, test_accuracy=golden.test_accuracy + accuracy[out], same_bits=False)
-        beyond += NoiseFloorTest(floor, Thresholds()).is_beyond_noise(golden, ending, float(loss[out]))
+        beyond += NoiseFloorTest(floor, Thresholds().test_gap).is_beyond_noise(golden, ending, float(loss[out]))
     assert beyond <= 1  # of 21 exchangeable ones one is the furthest out
 
 

@@ -18,20 +18,11 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import Replica, ReplicaStore, Switches
+from unsilent.replicas.noise_floors import SEEDS, WINDOW, NoiseFloorTest, check_twin, run_noise_floors
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.training import judging as floor_module
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
-from unsilent.studies.training.judging import (
-    SEEDS,
-    SLACK,
-    WINDOW,
-    NoiseFloorTest,
-    TrainingJudge,
-    check_twin,
-    horizon_from_floor,
-    replica_spec,
-    run_noise_floors,
-)
+from unsilent.studies.training.judging import SLACK, TrainingJudge, horizon_from_floor, replica_spec
 from unsilent.studies.training.kind import TrainingStore
 from unsilent.studies.training.spec import GUARDED_PREFIX, HANDCRAFTED_PREFIX, TrainingSpec
 from unsilent.studies.training.study import TrainingAnalysisOptions, read_training, replay_example, run_training
@@ -59,7 +50,7 @@ def ran(spec, tmp_path_factory):
     path = tmp_path_factory.mktemp("floor") / "floor.sqlite"
     with pytest.MonkeyPatch.context() as patch, ReplicaStore(path, write=True) as store:
         patch.setattr(floor_module, "run_replicas", in_this_process)
-        found = run_noise_floors(spec, store, WITHIN, 20)
+        found = run_noise_floors(replica_spec(spec), store, WITHIN, 20)
         rows = [list(store.runs_with_switches(switches, 20)) for switches in (WITHIN, SEEDS)]
         twin = store.clean_twin()
         labels = np.array(store.baseline.labels)
@@ -125,12 +116,12 @@ def test_other_seeds_differ_more_than_the_order_of_sums(floors):
 
 def test_golden_is_the_clean_twin_of_its_replicas(ran, here, floors):
     found = here.establish_baseline()
-    check_twin(found, floors)
+    check_twin(found.name, found.losses, floors)
     assert found.losses == tuple(ran[2].losses.tolist())
     with pytest.raises(
         UsageError, match=r"golden run of tiny and the fault-free twin .* unsilent noise --explain"
     ) as raised:
-        check_twin(replace(found, losses=tuple(np.nextafter(ran[2].losses, 1).tolist())), floors)
+        check_twin(found.name, np.nextafter(ran[2].losses, 1).tolist(), floors)
     assert "\n" not in str(raised.value)
 
 
@@ -176,7 +167,9 @@ def test_replicas_themselves_are_beyond_at_about_the_level(spec, floors, here):
             for name in ("accuracy", "loss", "churn", "identical_to_twin")
         }
         ending = replace(golden, test_accuracy=golden.test_accuracy + floor.accuracy[out], same_bits=False)
-        called += NoiseFloorTest(replace(floor, **rest), Thresholds()).is_beyond_noise(golden, ending, floor.loss[out])
+        called += NoiseFloorTest(replace(floor, **rest), Thresholds().test_gap).is_beyond_noise(
+            golden, ending, floor.loss[out]
+        )
     assert called <= 2
 
 
@@ -197,7 +190,7 @@ def test_replicas_themselves_are_beyond_at_about_the_level(spec, floors, here):
 )
 def test_a_floor_that_says_nothing_is_refused(spec, tmp_path, switches, count, said):
     with ReplicaStore(tmp_path / "f.sqlite", write=True) as store, pytest.raises(UsageError, match=said):
-        run_noise_floors(spec, store, Switches.parse(switches), count)
+        run_noise_floors(replica_spec(spec), store, Switches.parse(switches), count)
 
 
 def test_replicas_are_of_the_same_training(spec):

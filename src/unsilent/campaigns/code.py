@@ -45,6 +45,21 @@ def code_fingerprint(workload: str, live: Any, judge: Any) -> str:
     return digest.hexdigest()
 
 
+def code_hash(*modules: str) -> str:
+    """32 hex digits of the source files of loaded modules, for the fingerprint of a study; of a package all its files.
+
+    ``code_hash(__name__)`` in the module of a runner makes a campaign another one when that module is changed.
+    """
+    digest = xxhash.xxh3_128()
+    for name in modules:
+        module = sys.modules[name]
+        folders = [Path(folder) for folder in getattr(module, "__path__", ())]
+        files = {file for folder in folders for file in folder.rglob("*.py")} or {Path(str(module.__file__))}
+        for content in sorted(xxhash.xxh3_128_hexdigest(file.read_bytes()) for file in files):
+            digest.update(f"{name}={content};".encode())
+    return digest.hexdigest()
+
+
 def versions() -> dict[str, str]:
     """Versions a report names; loads torch."""
     import numpy as np

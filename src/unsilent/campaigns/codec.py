@@ -13,18 +13,34 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from types import NoneType, UnionType
-from typing import Annotated, Any, Generic, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 import xxhash
 
-from unsilent.campaigns.spec import TrialId, sorted_json_text
+from unsilent.campaigns.spec import CampaignRow, TrialId, sorted_json_text
 from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, check_faults, one_line_preview
+from unsilent.errors import UsageError
 from unsilent.faults import Fault
 
-R = TypeVar("R", bound="StoredRow")
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+R = TypeVar("R", bound=CampaignRow)
 Shape = int | tuple[int, ...]
 FAULTS_JSON = "faults"
 """Marks a text as JSON: a list of faults, or one object in their place (a digest)."""
@@ -73,27 +89,54 @@ class RowCodec(Generic[R]):
     """
 
     def __init__(self, row: type[R]) -> None:
-        from pydantic import TypeAdapter
-
-        if fields(row)[0].name != "trial":  # type: ignore[arg-type]
-            raise TypeError(f"the first field of {row.__name__} is {fields(row)[0].name}; not trial")  # type: ignore[arg-type]
+        if (first := fields(row)[0].name) != "trial":  # type: ignore[arg-type]
+            raise UsageError(f"the first field of {row.__name__} is {first}; expected trial: put it first")
         hints = get_type_hints(row, include_extras=True)
         self._row = row
-        self.fields = [_field(one.name, hints[one.name]) for one in fields(row)]  # type: ignore[arg-type]
+        self.fields = [_field(row.__name__, one.name, hints[one.name]) for one in fields(row)]  # type: ignore[arg-type]
         self._scalars = [one for one in self.fields if not one.is_array]
         self.arrays = [one for one in self.fields if one.is_array]
         self._columns = [column for one in (*self._scalars, *self.arrays) for column in one.columns]
-        hinted = tuple(c.checked_type for one in self._scalars for c in one.columns)
-        self._checked: TypeAdapter[tuple[Any, ...]] = TypeAdapter(cast("Any", tuple.__class_getitem__(hinted)))
         self.columns = tuple(column.name for column in self._columns)
         self.schema = (
             f"CREATE TABLE trial ({', '.join(f'{c.name} {c.sql}' for c in self._columns)});\n"
             "CREATE UNIQUE INDEX trial_identity ON trial (target, IFNULL(flips, 0), k);\n"
         )
 
-    def encode(self, row: R) -> tuple[Any, ...]:
-        """Cells in the order of `columns`."""
-        return tuple(_encoded(row, self._scalars)) + tuple(_packed(one, getattr(row, one.name)) for one in self.arrays)
+    def encode(self, row: R, shapes: Callable[[Mapping[str, Any]], Mapping[str, Shape]]) -> tuple[Any, ...]:
+        """Cells in the order of `columns`; raises ``UsageError`` for what could not be read back."""
+        cells = tuple(_encoded(row, self._scalars))
+        try:
+            self._checked.validate_python(tuple(int(c) if isinstance(c, bool) else c for c in cells), strict=True)
+        except ValueError as error:
+            raise self._unfit(row, cells, error) from None
+        known = shapes({one.name: getattr(row, one.name) for one in self._scalars}) if self.arrays else {}
+        for one in self.arrays:
+            found, expected = (
+                np.size(getattr(row, one.name)) if one.dtype else len(getattr(row, one.name)),
+                known[one.name],
+            )
+            if found != _count(expected):
+                raise UsageError(
+                    f"{type(row).__name__}.{one.name} of trial {row.trial} has {found} elements; expected the shape {expected} "
+                    "that its kind gives: change the runner, or shapes of the kind"
+                )
+        return cells + tuple(_packed(one, getattr(row, one.name)) for one in self.arrays)
+
+    def _unfit(self, row: R, cells: Sequence[Any], error: ValueError) -> UsageError:
+        """The error for a row with a value that its column cannot have."""
+        result = error.errors()[0] if hasattr(error, "errors") else {}
+        place = int(result.get("loc", (0,))[0])
+        column, cell = self._columns[place], cells[place]
+        if isinstance(cell, str):
+            cell.encode()  # a name that is not valid text: the store says which
+        found = (
+            "a NaN" if cell is None and column.kind is float else f"{one_line_preview(cell)} ({type(cell).__name__})"
+        )
+        return UsageError(
+            f"{type(row).__name__}.{column.name} of trial {row.trial} is {found}; expected {column.kind.__name__} "
+            f"({one_line_preview(str(result.get('msg', error)))}): change the runner"
+        )
 
     def decode(
         self, cells: Sequence[Any], shapes: Callable[[Mapping[str, Any]], Mapping[str, Shape]], allowance: ReadLimit
@@ -161,6 +204,14 @@ class RowCodec(Generic[R]):
                 by_name[one.name] = _plain(value)
         return by_name | row.derived()
 
+    @cached_property
+    def _checked(self) -> TypeAdapter[tuple[Any, ...]]:
+        """Checks the cells of scalars."""
+        from pydantic import TypeAdapter
+
+        hinted = tuple(c.checked_type for one in self._scalars for c in one.columns)
+        return TypeAdapter(cast("Any", tuple.__class_getitem__(hinted)))
+
     @property
     def hex_fields(self) -> list[str]:
         """Fields that are exported as hex digits."""
@@ -205,24 +256,37 @@ class StoredRow:
         return cast("Self", replace(cast("Any", self), worker=number))
 
 
-def _field(name: str, hint: Any) -> Field:
+def _field(row: str, name: str, hint: Any) -> Field:
     kind, marks = _taken_apart(hint)
     if isinstance(kind, type) and issubclass(kind, tuple):
         hints = get_type_hints(kind, include_extras=True)
-        return Field(name, kind, marks, tuple(_column(part, hints[part]) for part in kind._fields), kind)  # type: ignore[attr-defined]
+        return Field(name, kind, marks, tuple(_column(row, part, hints[part]) for part in kind._fields), kind)  # type: ignore[attr-defined]
     if kind is bytes or get_origin(kind) is np.ndarray:
-        dtype = None if kind is bytes else get_args(get_args(kind)[1])[0]
+        dtype = None if kind is bytes else _dtype(row, name, kind)
         columns = (SqlColumn(name, "BLOB NOT NULL", bytes, bytes),)
         return Field(name, bytes if kind is bytes else np.ndarray, marks, columns, dtype=dtype)
-    return Field(name, kind, marks, (_column(name, hint),))
+    return Field(name, kind, marks, (_column(row, name, hint),))
 
 
-def _column(name: str, hint: Any) -> SqlColumn:
+def _dtype(row: str, name: str, kind: Any) -> Any:
+    """The type of the elements of an array."""
+    dtype = next(iter(get_args(get_args(kind)[1])), None)
+    if not (isinstance(dtype, type) and issubclass(dtype, np.number | np.bool_)):
+        raise UsageError(
+            f"column {name} of {row} is an array of {dtype}; expected a number type, like NDArray[np.int64]"
+        )
+    return dtype
+
+
+def _column(row: str, name: str, hint: Any) -> SqlColumn:
     kind, marks = _taken_apart(hint)
     optional = get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind)
     plain = next(arg for arg in get_args(kind) if arg is not NoneType) if optional else kind
     if plain not in _SQL:
-        raise TypeError(f"column {name} has type {plain!r}; expected str, int, bool or float")
+        raise UsageError(
+            f"column {name} of {row} has type {getattr(plain, '__name__', plain)}; expected str, int, bool, float, one of "
+            "them or None, a NamedTuple of them, bytes or NDArray of a number type"
+        )
     checked: Any = int if plain is bool else plain
     limits = tuple(mark for mark in marks if not isinstance(mark, str))
     if plain is bool:
@@ -247,7 +311,8 @@ def _encoded(row: object, chosen: Sequence[Field]) -> Iterator[Any]:
     for one in chosen:
         value = getattr(row, one.name)
         for part in value if one.from_columns is not None else (value,):
-            yield None if isinstance(part, float) and math.isnan(part) else part
+            plain = part.item() if isinstance(part, np.generic) else part
+            yield None if isinstance(plain, float) and math.isnan(plain) else plain
 
 
 def _decoded(one: Field, cells: Iterator[Any]) -> Any:
@@ -269,7 +334,7 @@ def _packed(one: Field, array: Any) -> bytes:
 def _unpacked(one: Field, cell: Any, shape: Shape, allowance: ReadLimit) -> Any:
     if cell is None:  # not asked for
         return b"" if one.kind is bytes else np.empty(0, one.dtype)
-    count = shape if isinstance(shape, int) else math.prod(shape)
+    count = _count(shape)
     size = count if one.kind is bytes else count * np.dtype(one.dtype).itemsize
     content = allowance.unpack(cell, size)
     if len(content) != size:
@@ -277,8 +342,15 @@ def _unpacked(one: Field, cell: Any, shape: Shape, allowance: ReadLimit) -> Any:
     return content if one.kind is bytes else np.frombuffer(content, one.dtype).reshape(shape)
 
 
+def _count(shape: Shape) -> int:
+    """Elements of an array."""
+    return shape if isinstance(shape, int) else math.prod(shape)
+
+
 def _plain(value: Any) -> Any:
     """A value as JSON has it."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float):
         return None if math.isnan(value) else value if math.isfinite(value) else str(value)
     if isinstance(value, bytes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +30,16 @@ class Planner(Protocol):
     def decide_next_round(self, store: Any) -> list[Json]:
         """The next round, to be stored; empty when the campaign has come to its end."""
         ...
+
+
+def check_strata(spec: Spec, baseline: Baseline) -> None:
+    """Raise ``UsageError`` where two strata are one: their trials could not be told apart, and never all be stored."""
+    for noun, names in (("flips", spec.flips), ("targets", [target.name for target in baseline.targets])):
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise UsageError(
+                f"the {noun} of this campaign contain {twice[0]} more than once; expected each of them once"
+            )
 
 
 def plan_trials(spec: Spec, baseline: Baseline, budget: Budget) -> Iterator[TrialId]:
@@ -68,6 +79,7 @@ def run_campaign(
     """
     watcher = observer or Silent()
     description = executor.establish_baseline()
+    check_strata(spec, description)
     store.bind_campaign(spec, description)
     if planner is None:
         if store.records(ROUND):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unsilent.campaigns.observer import Observer, Silent
+from unsilent.campaigns.running import run_trials_in_order
 from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Runner, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
 from unsilent.closing import Closing
@@ -79,13 +80,13 @@ class InlineExecutor(Closing):
     def _chunk(self, chunk: list[TrialId]) -> Iterator[CampaignRow]:
         """The rows of some trials; those that ran out of memory run again, alone."""
         again = []
-        for row in self.runner.run_all(chunk):
+        for row in run_trials_in_order(self.runner, chunk):
             if isinstance(row, DeferredTrial):
                 again.append(row.trial)
             else:
                 yield row
         for trial in again:
-            yield from self.runner.run_all([trial], alone=True)
+            yield from run_trials_in_order(self.runner, [trial], alone=True)
         for note in take_notes(self.runner.workload.name):
             self._observer.say(note)
 

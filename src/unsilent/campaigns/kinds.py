@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from unsilent.campaigns.codec import Shape
+from unsilent.campaigns.codec import Shape, row_codec
 from unsilent.campaigns.opening import TEXT_BYTES
-from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions
+from unsilent.campaigns.options import AnalysisOptions, Budget, ExecutionOptions, ReportOptions
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId
 from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
-from unsilent.options import OptionValues
+from unsilent.errors import UsageError
+from unsilent.options import OptionValues, check_option_fields
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ R = TypeVar("R", bound=CampaignRow)
 def is_trial_of_targets(trial: TrialId, spec: Spec, targets: frozenset[str]) -> bool:
     """Whether a trial is of one of the campaign's targets, with one of its numbers of flips."""
     return trial.target in targets and trial.flips in spec.flips
+
+
+def no_arrays(baseline: object, values: object) -> Mapping[str, Shape]:
+    """The shapes of arrays, of rows that have none."""
+    return {}
 
 
 def do_nothing(*_: Any, **__: Any) -> Any:
@@ -46,7 +52,7 @@ class Kind(Generic[S, B, R]):
     """A kind of campaigns. What a file says is believed once its own checks have not raised ``DamagedRecordError``.
 
     Attributes:
-        name: Of the verb, and of the kind.
+        name: Of the kind, and of its command where ``command`` is empty.
         application_id: Of SQLite files, as four letters.
         schema_version: Of what is stored.
         spec, baseline, row: Its records.
@@ -58,7 +64,7 @@ class Kind(Generic[S, B, R]):
         record_readers: Further records by name -> how their text is read, with spec and baseline.
         shared_baseline_fields: Fields of the baseline that are equal in all stores of one campaign.
         analyse: The result of a store, by fields of ``analysis_options``.
-        report: What is shown of a result, by ``report_choices``.
+        report: What is shown of a result, by fields of ``report_options``.
         compare: What is shown of two stores, by fields of ``analysis_options``; None where that means
             nothing.
         store_class: The class of its open stores; None: `Store` itself.
@@ -68,9 +74,11 @@ class Kind(Generic[S, B, R]):
             does, for specs that name no files but those that `with_confirmed_files` knows.
         count_planned_trials: How many trials a store will hold when its campaign is complete.
         subject: What its trials run.
-        command_help: The help of its verb.
+        command: The words after ``unsilent`` that run it.
+        command_help: The help of its command.
         budget, analysis_options, execution_options: Dataclasses of options beside the spec: how many trials,
             how a store is read, where trials run.
+        report_options: A dataclass of options that say how a result is shown.
         further_option_classes: Further ones.
         resolve_spec: Makes the spec of what was asked; None: of its fields alone.
     """
@@ -84,7 +92,7 @@ class Kind(Generic[S, B, R]):
     check_spec: Callable[[S], None] = do_nothing
     check_baseline: Callable[[B], None] = do_nothing
     check_row: Callable[[R, B], None] = do_nothing
-    shapes: Callable[[B, Mapping[str, Any]], Mapping[str, Shape]] = lambda baseline, values: {}
+    shapes: Callable[[B, Mapping[str, Any]], Mapping[str, Shape]] = no_arrays
     accepts_trial: Callable[[TrialId, S, frozenset[str]], bool] = is_trial_of_targets
     is_planned_trial: Callable[[TrialId], bool] = lambda trial: True
     max_cell_bytes: int = TEXT_BYTES
@@ -92,7 +100,6 @@ class Kind(Generic[S, B, R]):
     shared_baseline_fields: tuple[str, ...] = ("targets",)
     analyse: Callable[..., Any] = do_nothing
     report: Callable[..., Report] = do_nothing
-    report_choices: tuple[str, ...] = ()
     compare: Callable[..., Report] | None = None
     store_class: Callable[..., Any] | None = None
     builtin_values: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -100,9 +107,11 @@ class Kind(Generic[S, B, R]):
     replay_choices: tuple[str, ...] = ()
     count_planned_trials: Callable[[Any], int] = count_budgeted_trials
     subject: Callable[[Any], str] = lambda store: str(store.spec.workload)
+    command: str = ""
     command_help: str = ""
     budget: type = Budget
     analysis_options: type = AnalysisOptions
+    report_options: type = ReportOptions
     further_option_classes: tuple[type, ...] = ()
     execution_options: type[ExecutionOptions] = ExecutionOptions
     resolve_spec: Callable[[OptionValues], S] | None = None
@@ -112,14 +121,25 @@ class Kind(Generic[S, B, R]):
         """All that is asked of a campaign."""
         return self.spec, self.budget, self.analysis_options, *self.further_option_classes, self.execution_options
 
-    @property
-    def analysis_option_names(self) -> tuple[str, ...]:
-        """Names of what may be chosen when a store is read, which changes no row."""
-        return tuple(field.name for field in fields(self.analysis_options))
-
     def __post_init__(self) -> None:
-        verb = f"unsilent {self.name}"
-        APPLICATION_OWNERS[self.application_id] = (
-            f"a campaign of {verb}",
-            f"{verb} can only use stores of its own campaigns",
-        )
+        """Raise ``UsageError`` for what would show only when trials are stored or a command is given."""
+        object.__setattr__(self, "command", self.command or self.name)
+        verb = f"unsilent {self.command}"
+        owner = APPLICATION_OWNERS.get(self.application_id, verb)
+        if owner != verb:
+            raise UsageError(
+                f"the application id {self.application_id:#x} of kind {self.name} is that of {owner}; choose another"
+            )
+        if not 0 < self.application_id < 2**31:
+            raise UsageError(
+                f"the application id of kind {self.name} is {self.application_id:#x}; expected four letters as a number, "
+                "above 0 and below 2**31"
+            )
+        arrays = [one.name for one in row_codec(cast("Any", self.row)).arrays]
+        if arrays and self.shapes is no_arrays:
+            raise UsageError(
+                f"{self.row.__name__} has arrays ({', '.join(arrays)}), but kind {self.name} gives no shapes; add shapes="
+            )
+        for cls in {*self.option_classes, self.report_options}:
+            check_option_fields(cls, needs_defaults=cls is not self.spec or self.resolve_spec is None)
+        APPLICATION_OWNERS[self.application_id] = verb

@@ -13,6 +13,7 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -112,10 +113,11 @@ def _check_names(out: Path, paths: Sequence[Path]) -> None:
 def _check_campaigns(stores: Sequence[AnyStore]) -> None:
     """Raise ``StoreError`` unless all stores hold the same campaign."""
     first, *others = [(store.path, store.spec, store.baseline) for store in stores]
+    text = partial(spec_value_text, stores[0].kind.spec)
     for path, spec, result in others:
         if result.campaign != first[2].campaign:
             parts = [
-                f"{key}: {spec_value_text(key, v[0])} and {spec_value_text(key, v[1])}" if v else f"different {key}"
+                f"{key}: {text(key, v[0])} and {text(key, v[1])}" if v else f"different {key}"
                 for key, v in islice(differences(first[1:], (spec, result)), 4)
             ]
             raise StoreError(

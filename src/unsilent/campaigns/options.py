@@ -67,7 +67,7 @@ class Budget:
     ``shard``, part I of N: of every stratum the trials I-1, I-1+N, I-1+2N …, so that each part is a fair sample of the whole.
     """
 
-    trials: Annotated[int, Option("Number of trials of each target.", PRECISION_PANEL)] = 1000
+    trials: Annotated[int, Option("Number of trials of each target and number of flips.", PRECISION_PANEL)] = 1000
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     def __post_init__(self) -> None:
@@ -100,6 +100,11 @@ class AnalysisOptions:
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence is {self.confidence}; expected a number between 0 and 1, like 0.95")
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """How a result is shown: without any choice, unless a kind has a dataclass of its own."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from unsilent.campaigns.children import end_child, start_child
 from unsilent.campaigns.observer import Observer
 from unsilent.campaigns.spec import Baseline, CampaignRow, DeferredTrial, Spec, TrialId, WorkerSettings
 from unsilent.campaigns.stopwatch import Stopwatch
+from unsilent.child_processes import end_child, start_child
 from unsilent.closing import Closing
 from unsilent.errors import ProcessUnusable, UnsilentError, UsageError
 

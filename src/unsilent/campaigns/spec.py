@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import xxhash
 
 from unsilent.errors import UsageError
+from unsilent.options import options_of
 
 if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress
@@ -237,12 +238,15 @@ DEFAULT_TEXTS = {"dtype": "as built", "judge": "the workload's own"}
 """What it is called that nothing was asked; else ``none``."""
 
 
-def spec_value_text(key: str, value: Any) -> str:
+def spec_value_text(spec: type, key: str, value: Any) -> str:
     """A value of a spec as the command line writes it: ``1,8`` for flips, ``as built`` for no dtype."""
+    asking = options_of(spec).get(key)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if key == "flips" and isinstance(value, tuple | list):
-        return ",".join("set by the fault model" if count is None else str(count) for count in value)
+    if key == "flips" and isinstance(value, tuple | list) and None in value:
+        return "set by the fault model"
+    if value and isinstance(value, tuple | list) and asking is not None:
+        return " ".join(asking.format_value(value))
     if isinstance(value, tuple | list):
         return " ".join("=".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for v in value) or "none"
     return DEFAULT_TEXTS.get(key, "none") if value in (None, "") else str(value)

@@ -30,11 +30,10 @@ from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, is_r
 from unsilent.closing import Closing
 from unsilent.errors import StoreError
 
-APPLICATION_OWNERS: dict[int, tuple[str, str]] = {}
-"""Our own files by application id: what they hold, and who needs one. Kinds are added when they are made."""
-UNKNOWN_OWNER = ("results of another unsilent command", "this command can only use its own stores")
+APPLICATION_OWNERS: dict[int, str] = {}
+"""The command that writes our own files, by their application id. Kinds are added when they are made."""
 APPLICATION_PREFIX = int.from_bytes(b"Uns", "big")
-"""What all our application ids begin with; a letter for the kind follows."""
+"""What the application ids of kinds in this package begin with; a letter for the kind follows."""
 _LONGEST = 200
 MOST_SECONDS = 1e12
 """Of one session."""
@@ -102,13 +101,13 @@ class SqliteFile(Closing):
                 restrict_connection(db, self.max_cell_bytes)
                 empty = self._verify(db, steps, write)
                 if write:
-                    db.execute("PRAGMA journal_mode=WAL")
-                    db.execute("PRAGMA synchronous=NORMAL")
-                    if empty:
+                    if empty:  # before there is a log, so that the file itself says what it is, also after a kill
                         db.executescript(
                             f"BEGIN IMMEDIATE; {self.schema} PRAGMA application_id={self.application_id};"
                             f"PRAGMA user_version={self.schema_version}; COMMIT;"
                         )
+                    db.execute("PRAGMA journal_mode=WAL")
+                    db.execute("PRAGMA synchronous=NORMAL")
                 else:
                     db.execute("PRAGMA query_only=1")
             except BaseException:
@@ -127,12 +126,13 @@ class SqliteFile(Closing):
         """Check a file before a row of it is read; whether it is empty. The order matters: see `opening`."""
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if application >> 8 == APPLICATION_PREFIX and application != self.application_id:
-            held, needed = (
-                APPLICATION_OWNERS.get(application, UNKNOWN_OWNER)[0],
-                APPLICATION_OWNERS.get(self.application_id, UNKNOWN_OWNER)[1],
+        ours = application in APPLICATION_OWNERS or application >> 8 == APPLICATION_PREFIX
+        if ours and application != self.application_id:
+            verb = APPLICATION_OWNERS.get(application)
+            held = f"a campaign of {verb}" if verb else "results of another unsilent command"
+            raise StoreError(
+                f"{self.path} holds {held}; {self._verb} can only use stores of its own campaigns: give another --store"
             )
-            raise StoreError(f"{self.path} holds {held}; {needed}: give another --store")
         result = schema_of(db)
         empty = not (result or application or version)
         if application != self.application_id and not empty:
@@ -141,11 +141,12 @@ class SqliteFile(Closing):
             raise StoreError(f"{self.path} is empty; run a campaign first or check the name")
         if not empty and version != self.schema_version:
             raise StoreError(
-                f"{self.path} has store version {version}, but this program uses {self.schema_version}; give another --store"
+                f"{self.path} has store version {version}, but this version of {self._verb} uses {self.schema_version}; "
+                "give another --store"
             )
         if not empty and result != expected_schema(self.schema):
             raise StoreError(
-                f"{self.path} does not have exactly the tables and indexes of a store, so it is not read; restore a copy"
+                f"{self.path} has other columns than this version of {self._verb} writes; give another --store"
             )
         steps.restart_count(self._most_steps())
         damage = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
@@ -155,6 +156,11 @@ class SqliteFile(Closing):
             )
         steps.restart_count(math.inf if write else self._most_steps())
         return empty
+
+    @property
+    def _verb(self) -> str:
+        """The command that writes such files."""
+        return APPLICATION_OWNERS.get(self.application_id, "this command")
 
     def _size(self) -> int:
         """Bytes of the file and of its log."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -30,7 +30,7 @@ from unsilent.campaigns.stored_values import (
     parse_record,
     read_budget,
 )
-from unsilent.errors import StoreError
+from unsilent.errors import StoreError, UsageError
 from unsilent.printable import escape_unprintable
 
 _LONGEST = 80
@@ -95,10 +95,14 @@ class Store(SqliteFile, Generic[S, B, R]):
     def _difference(self, spec: S, description: B) -> str:
         result = islice(differences((self.spec, self.baseline), (spec, description)), 4)
         parts = (
-            f"{key}: {_short(key, v[0])} in the store, {_short(key, v[1])} now" if v else f"{key} changed"
+            f"{key}: {self._short(key, v[0])} in the store, {self._short(key, v[1])} now" if v else f"{key} changed"
             for key, v in result
         )
         return "; ".join(parts) or "unknown difference"
+
+    def _short(self, key: str, value: Any) -> str:
+        text = spec_value_text(self.kind.spec, key, value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
     @property
     def spec(self) -> S:
@@ -117,20 +121,40 @@ class Store(SqliteFile, Generic[S, B, R]):
             if row is None:
                 raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
             if self._read is None or self._read[0] != row:
-                spec, record = (
-                    parse_record(self.kind.spec, row[1], "spec"),
-                    parse_record(self.kind.baseline, row[2], "description"),
-                )
-                self.kind.check_spec(spec)
-                self.kind.check_baseline(record)
-                if not row[0] == record.campaign == campaign_hash(spec, record.fingerprint):
-                    raise DamagedRecordError("its campaign hash does not match its spec")
+                spec, record = self._read_campaign(*row)
                 if self._canonical:
                     known, same = spec.to_json(), spec.identity()
                     changed = {name: same[name] for name in known if same[name] != known[name]}
                     spec = replace(cast("Any", spec), **changed)
                 self._read = row, (spec, record)
             return self._read[1]
+
+    def _read_campaign(self, stored_hash: Any, spec_text: Any, baseline_text: Any) -> tuple[S, B]:
+        """Spec and baseline of their texts; raises ``DamagedRecordError``, ``StoreError`` for those of another version."""
+        try:
+            spec = parse_record(self.kind.spec, spec_text, "spec")
+            baseline = parse_record(self.kind.baseline, baseline_text, "description")
+            self.kind.check_spec(spec)
+            self.kind.check_baseline(baseline)
+            if not stored_hash == baseline.campaign == campaign_hash(spec, baseline.fingerprint):
+                raise DamagedRecordError("its campaign hash does not match its spec")
+        except DamagedRecordError:
+            if changed := self._changed_options(spec_text):
+                raise StoreError(
+                    f"{self.path} was made with other options ({one_line_preview(', '.join(changed))}) than those of this "
+                    f"version of unsilent {self.kind.command}; give another --store"
+                ) from None
+            raise
+        return spec, baseline
+
+    def _changed_options(self, text: Any) -> list[str]:
+        """Fields that a stored spec has and specs have not now, and the reverse."""
+        try:
+            stored = json.loads(text)
+        except (TypeError, ValueError, RecursionError):
+            return []
+        known = {field.name for field in fields(cast("Any", self.kind.spec))}
+        return sorted(known ^ stored.keys()) if isinstance(stored, dict) else []
 
     def record_budget(self, trials: int, command: str) -> None:
         """Remember what budget was asked with which command (a campaign may be extended)."""
@@ -183,11 +207,15 @@ class Store(SqliteFile, Generic[S, B, R]):
     # -- trials --------------------------------------------------------------------------------------------------
 
     def add_rows(self, rows: Iterable[R]) -> None:
-        """Commit rows together, taking one at a time; raises ``StoreError`` on a full disk, keeping what was committed before."""
-        names = self.codec.columns
+        """Commit rows together, taking one at a time; what was committed before stays when this raises.
+
+        Raises:
+            StoreError: the disk is full. UsageError: a value is not of the type of its column.
+        """
+        names, shapes = self.codec.columns, partial(self.kind.shapes, self.baseline)
         statement = f"INSERT INTO trial ({', '.join(names)}) VALUES ({','.join('?' * len(names))})"  # noqa: S608 - constants
         with self._together():
-            self._db.executemany(statement, map(self.codec.encode, rows))
+            self._db.executemany(statement, (self.codec.encode(row, shapes) for row in rows))
 
     def stored_trial_ids(self) -> set[TrialId]:
         """Identities of all stored trials."""
@@ -206,6 +234,21 @@ class Store(SqliteFile, Generic[S, B, R]):
             yield from check_ascending(
                 self._select(f"{where}ORDER BY target, IFNULL(flips, 0), k", values, omit_arrays)
             )
+
+    def analyse(self, **options: Any) -> Any:
+        """What its kind makes of its trials, by its analysis options; raises ``UsageError`` where it has none."""
+        self.check_has_trials()
+        return self.kind.analyse(self, **options)
+
+    def check_has_trials(self) -> None:
+        """Raise ``UsageError`` where no trial is stored."""
+        if not self.has_trials:
+            raise UsageError(f"{self.path} has no trial yet; run the command that made it again")
+
+    @property
+    def has_trials(self) -> bool:
+        """Whether a trial is stored."""
+        return self._one("SELECT 1 FROM trial LIMIT 1") is not None
 
     def find_row(self, trial: TrialId) -> R | None:
         """One trial; None where it was not run."""
@@ -276,8 +319,3 @@ class Store(SqliteFile, Generic[S, B, R]):
 def open_store(path: str | Path, kind: Kind[S, B, R], *, write: bool = False, canonical: bool = False) -> Any:
     """An open store of a kind, with what is special about its stores; see `Store`."""
     return (kind.store_class or Store)(path, kind, write=write, canonical=canonical)
-
-
-def _short(key: str, value: Any) -> str:
-    text = spec_value_text(key, value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

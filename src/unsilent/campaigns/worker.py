@@ -10,18 +10,17 @@ driver's stdout stays clean.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from unsilent.campaigns.executors import INSIDE
-from unsilent.error_origin import internal_error
+from unsilent.child_processes import exit_with_parent
+from unsilent.error_origin import unexpected_error
 from unsilent.errors import ProcessUnusable, UnsilentError
 
 
@@ -67,6 +66,7 @@ class _Own(Connection):
 
 
 def _serve(connection: Connection) -> None:
+    from unsilent.campaigns.running import check_row_of_trial, run_trials_in_order
     from unsilent.workloads.process_side_effects import take_notes
     from unsilent.workloads.user import set_script_arguments
 
@@ -82,7 +82,7 @@ def _serve(connection: Connection) -> None:
     while True:
         message: tuple[Any, ...] = connection.recv()
         if message[0] == "run":
-            for row in runner.run_all(*message[1:]):
+            for row in run_trials_in_order(runner, *message[1:]):
                 connection.send(("row", row, time.process_time(), runner.unverified_row_count == 0))
             for note in take_notes(runner.workload.name):
                 connection.send(("said", note))
@@ -92,31 +92,13 @@ def _serve(connection: Connection) -> None:
             runner.verify_restored_state()
             connection.send(("proven", time.process_time()))
         elif message[0] == "lost":
-            connection.send(
-                ("row", runner.lost_trial_row(*message[1:]), time.process_time(), runner.unverified_row_count == 0)
-            )
+            row = check_row_of_trial(runner, runner.lost_trial_row(*message[1:]), message[1])
+            connection.send(("row", row, time.process_time(), runner.unverified_row_count == 0))
 
 
 def as_picklable_error(error: BaseException) -> UnsilentError:
-    """An error that crosses the process border: ours as they are, anything else as a report of a defect."""
-    return error if isinstance(error, UnsilentError) else internal_error(error)
-
-
-def exit_with_parent(parent: int) -> None:
-    """End this process when its driver is gone, even in the middle of a trial: by the kernel on Linux, else soon after."""
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):
-        pass  # not Linux
-    if os.getppid() != parent:
-        os._exit(1)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """An error that crosses the process border: ours as they are, anything else as a report of whose defect it is."""
+    return error if isinstance(error, UnsilentError) else unexpected_error(error)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from unsilent.checkpoints.checkpoint import Checkpoint
-from unsilent.checkpoints.corrupting import CheckpointEdit, corrupt, replay
+from unsilent.checkpoints.corrupting import CheckpointEdit, corrupt, corrupt_by_settings, replay
 from unsilent.checkpoints.drawing import DrawOptions
 from unsilent.checkpoints.editing import undo_edit
 
-__all__ = ["Checkpoint", "CheckpointEdit", "DrawOptions", "corrupt", "replay", "undo_edit"]
+__all__ = ["Checkpoint", "CheckpointEdit", "DrawOptions", "corrupt", "corrupt_by_settings", "replay", "undo_edit"]

@@ -10,10 +10,16 @@ from typing import Any
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.drawing import DrawOptions, corruptible, draw_faults
 from unsilent.checkpoints.editing import apply_edit, refuse_interrupted
-from unsilent.checkpoints.injection_file import injection_json, read_injection, with_same_bits
+from unsilent.checkpoints.hdf5_corrupter.sequence import repeat_sequence
+from unsilent.checkpoints.injection_file import MOST_BYTES, injection_json, read_injection, with_same_bits
+from unsilent.errors import UsageError
+from unsilent.faults.lists.hdf5_corrupter import is_sequence
 from unsilent.faults.models import FaultModel, fault_model
 from unsilent.faults.receipts import Receipt
 from unsilent.faults.record import Fault
+from unsilent.plainfiles import read_plain
+
+FaultsAndNotes = tuple[Sequence[Fault], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class CheckpointEdit:
         bytes_changed: Bytes that were written, checksums included.
         undo_record: Where the bytes before are; None where nothing was changed.
         injection: The injection as JSON values, to be saved and replayed.
+        notes: What the user should know of how files of another injector were understood.
     """
 
     path: Path
@@ -33,6 +40,7 @@ class CheckpointEdit:
     bytes_changed: int
     undo_record: Path | None
     injection: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def corrupt(
@@ -62,11 +70,34 @@ def corrupt(
     options = options or DrawOptions()
     model = fault if isinstance(fault, FaultModel) else fault_model(fault)
 
-    def draw(checkpoint: Checkpoint) -> Sequence[Fault]:
-        return draw_faults(checkpoint, corruptible(checkpoint, at, section), model, options)
+    def draw(checkpoint: Checkpoint) -> FaultsAndNotes:
+        return draw_faults(checkpoint, corruptible(checkpoint, at, section), model, options), ()
 
     details = {"fault": model.text, "seed": options.seed, "law": options.law}
     return _edit(path, draw, crc, dry_run, details)
+
+
+def corrupt_by_settings(
+    path: str | Path, settings: str | Path, *, seed: int = 0, crc: str = "stale", dry_run: bool = False
+) -> CheckpointEdit:
+    """Corrupt a checkpoint as hdf5_corrupter does by a file of its settings.
+
+    Args:
+        path: A file or folder; ``hdf5_file`` of the settings is not used.
+        settings: The YAML file.
+        seed: Of the draw.
+        crc: ``stale`` or ``fixed``: checksums that cover a changed byte.
+        dry_run: Change nothing.
+
+    Raises:
+        UsageError: the settings or the checkpoint are damaged or do not fit; the checkpoint is as before then.
+    """
+    from unsilent.checkpoints.hdf5_corrupter.settings import read_settings
+    from unsilent.checkpoints.hdf5_corrupter.tries import draw_tries
+
+    asked = read_settings(settings)
+    details = {"settings": Path(settings).name, "seed": seed}
+    return _edit(path, lambda checkpoint: draw_tries(checkpoint, asked, seed), crc, dry_run, details)
 
 
 def replay(
@@ -75,6 +106,7 @@ def replay(
     *,
     names: Mapping[str, str] | None = None,
     same_bits: bool = False,
+    seed: int = 0,
     crc: str = "stale",
     dry_run: bool = False,
 ) -> CheckpointEdit:
@@ -82,29 +114,41 @@ def replay(
 
     Args:
         path: A file or folder.
-        injection: A file that `corrupt` was saved to, or a list of fault records.
+        injection: A file that `corrupt` was saved to, a list of fault records, or a sequence saved by hdf5_corrupter.
         names: What tensors, layers or sections of the injection are called here.
         same_bits: Write the words that the injection left; else do the same to the words that are there.
+        seed: Of the elements that a sequence of hdf5_corrupter leaves open.
         crc: ``stale`` or ``fixed``: checksums that cover a changed byte.
         dry_run: Change nothing.
 
     Raises:
         UsageError: the injection does not fit; the file is as before then.
     """
+    content, replayed = read_plain(injection, MOST_BYTES, f"the injection {injection}"), Path(injection).name
+    if is_sequence(content):
+        if same_bits:
+            raise UsageError(f"{injection} does not hold the bits before and after; leave out --same-bits")
+
+        def repeat(checkpoint: Checkpoint) -> FaultsAndNotes:
+            return repeat_sequence(checkpoint, content, str(injection), names or {}, seed)
+
+        return _edit(path, repeat, crc, dry_run, {"replayed": replayed, "seed": seed})
     saved = read_injection(injection, names)
 
-    def faults(checkpoint: Checkpoint) -> Sequence[Fault]:
-        return with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]
+    def faults(checkpoint: Checkpoint) -> FaultsAndNotes:
+        return (with_same_bits(checkpoint, saved) if same_bits else [one.fault for one in saved]), ()
 
-    return _edit(path, faults, crc, dry_run, {"replayed": Path(injection).name})
+    return _edit(path, faults, crc, dry_run, {"replayed": replayed})
 
 
 def _edit(
-    path: str | Path, faults: Callable[[Checkpoint], Sequence[Fault]], crc: str, dry_run: bool, details: dict[str, Any]
+    path: str | Path, faults: Callable[[Checkpoint], FaultsAndNotes], crc: str, dry_run: bool, details: dict[str, Any]
 ) -> CheckpointEdit:
     with Checkpoint(path) as checkpoint:
         refuse_interrupted(checkpoint.path)
-        patches, receipt = checkpoint.plan(faults(checkpoint), crc)
+        drawn, notes = faults(checkpoint)
+        patches, receipt = checkpoint.plan(drawn, crc)
         saved = injection_json(receipt, checkpoint=checkpoint.path.name, crc=crc, **details)
         record = None if dry_run else apply_edit(checkpoint.path, patches, saved)
-        return CheckpointEdit(checkpoint.path, receipt, sum(len(p.after) for p in patches), record, saved)
+        changed = sum(len(p.after) for p in patches)
+        return CheckpointEdit(checkpoint.path, receipt, changed, record, saved, tuple(notes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,6 +72,12 @@ def corruptible(checkpoint: Checkpoint, globs: Sequence[str] = (), sections: Seq
         why = f" ({'; '.join(reasons[:2])})" if reasons else ""
         raise UsageError(f"none of the {len(selected)} selected tensors of {checkpoint.path} can be edited{why}")
     return result
+
+
+def without_shared_bytes(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
+    """The tensors without those that share bytes with an earlier one."""
+    taken = _Bytes()
+    return [tensor for tensor in tensors if taken.add(tensor)]
 
 
 def _split(glob: str) -> tuple[str, str | None]:

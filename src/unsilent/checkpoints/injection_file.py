@@ -125,9 +125,12 @@ def _words(value: Any, faults: Sequence[Fault], side: str, where: str) -> list[A
 
 def _renamed(fault: Fault, names: Mapping[str, str]) -> Fault:
     """The fault with its site as a checkpoint names it, renamed by the longest part of its name that ``names`` has."""
-    name = site_in_file(fault.site).removeprefix("file:")
+    return replace(fault, site=f"file:{renamed(site_in_file(fault.site).removeprefix('file:'), names)}")
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """A name, with the longest part at its beginning that ``names`` has replaced."""
     for old in sorted(names, key=len, reverse=True):
         if name == old or name.startswith((f"{old}.", f"{old}/")):
-            name = names[old] + name[len(old) :]
-            break
-    return replace(fault, site=f"file:{name}")
+            return names[old] + name[len(old) :]
+    return name

@@ -11,6 +11,7 @@ from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.options import Budget, ExecutionOptions
 from unsilent.cli.paths import default_store, report_path
 from unsilent.cli.typer_options import OutputOptions
+from unsilent.errors import Interrupted
 from unsilent.options import OptionValues
 
 ExecutorAndDisplay = tuple[Any, Any]
@@ -26,7 +27,7 @@ class Verb:
 
     def __init__(self, kind: Kind[Any, Any, Any]) -> None:
         self.kind = kind
-        self.options = (*kind.option_classes, *self.further_option_classes, OutputOptions)
+        self.options = (*kind.option_classes, *self.further_option_classes, kind.report_options, OutputOptions)
         self.script_arguments: tuple[str, ...] = ()
 
     def __call__(self, given: dict[str, Any], script: Sequence[str] = ()) -> int:
@@ -50,7 +51,11 @@ class Verb:
         if asked["dry_run"]:
             return dry_run(self, asked, spec, path)
         with open_store(path, kind, write=True) as store:
-            result = self.run(asked, spec, store)
+            try:
+                result = self.run(asked, spec, store)
+            except KeyboardInterrupt:
+                stored = "finished trials are stored" if store.has_trials else "no trial was stored yet"
+                raise Interrupted(f"interrupted; {stored}, run the same command again to continue") from None
         return self.show(asked, result, page, path)
 
     def check(self, asked: OptionValues, spec: Any) -> None:
@@ -77,7 +82,12 @@ class Verb:
         """The command line that asks for the same again."""
         kind = self.kind
         return asked.command_line(
-            kind.name, kind.budget, kind.spec, kind.analysis_options, *kind.further_option_classes
+            kind.command,
+            kind.budget,
+            kind.spec,
+            kind.analysis_options,
+            kind.report_options,
+            *kind.further_option_classes,
         )
 
     def trial_numbers_by_stratum(
@@ -111,11 +121,12 @@ class Verb:
 
         with self.open_executor_and_display(asked, spec) as (executor, observer):
             run_campaign(spec, self.budget(asked), executor, store, observer=observer, command=self.command_line(asked))
-        return self.kind.analyse(store, **vars(asked.make_dataclass(self.kind.analysis_options)))
+        return store.analyse(**vars(asked.make_dataclass(self.kind.analysis_options)))
 
     def show(self, asked: OptionValues, result: Any, page: Path, path: Path) -> int:
         """Print the report and write its page."""
         from unsilent.cli.report_output import show_report
 
-        show_report(self.kind.report(result), page, asked["as_json"], asked["plain"], {"Store": path})
+        report = self.kind.report(result, **vars(asked.make_dataclass(self.kind.report_options)))
+        show_report(report, page, asked["as_json"], asked["plain"], {"Store": path})
         return 0

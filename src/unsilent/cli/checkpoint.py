@@ -96,6 +96,10 @@ def corrupt(
     keep_sign: Annotated[
         bool, typer.Option("--keep-sign", help="Draw again where a number would change its sign.")
     ] = False,
+    settings: Annotated[
+        Path | None,
+        typer.Option(help="Draw by these YAML settings of hdf5_corrupter, instead of by the options above."),
+    ] = None,
     crc: Checksums = "stale",
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
     save: Annotated[
@@ -105,10 +109,17 @@ def corrupt(
     as_json: o.Json = False,
 ) -> int:
     """Draw faults and change the checkpoint in place; it can be undone."""
-    from unsilent.checkpoints.corrupting import corrupt
+    from unsilent.checkpoints.corrupting import corrupt, corrupt_by_settings
     from unsilent.checkpoints.drawing import DrawOptions
 
     options = DrawOptions(law, probability, keep_finite, keep_sign, seed)
+    if settings is not None:
+        if at or section or fault != "bitflip" or options != DrawOptions(seed=seed):
+            raise UsageError(f"--settings {settings} says what is drawn; leave out --at, --section, --fault, --law, "
+                             "--probability, --keep-finite and --keep-sign")  # fmt: skip
+        return _show_edit(
+            corrupt_by_settings(path, settings, seed=seed, crc=crc, dry_run=dry_run), save, dry_run, as_json
+        )
     edit = corrupt(path, at or (), section=section or (), fault=fault, options=options, crc=crc, dry_run=dry_run)
     return _show_edit(edit, save, dry_run, as_json)
 
@@ -116,7 +127,11 @@ def corrupt(
 def replay(
     path: CheckpointPath,
     injection: Annotated[
-        Path, typer.Argument(help="An injection saved by corrupt, or a list of fault records.", show_default=False)
+        Path,
+        typer.Argument(
+            help="An injection saved by corrupt, a list of fault records, or a sequence saved by hdf5_corrupter.",
+            show_default=False,
+        ),
     ],
     rename: Annotated[
         list[str] | None,
@@ -134,6 +149,8 @@ def replay(
         ),
     ] = False,
     crc: Checksums = "stale",
+    seed: Annotated[int, typer.Option(help="Seed of what a sequence of hdf5_corrupter leaves open.")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Write the injection to this file, as it was made here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
     as_json: o.Json = False,
 ) -> int:
@@ -143,8 +160,8 @@ def replay(
     names = dict(pair.partition("=")[::2] for pair in rename or [])
     if not all(names.values()):
         raise UsageError(f"--map is {' '.join(rename or [])}; expected OLD=NEW, like --map layer1=encoder.layer1")
-    edit = replay(path, injection, names=names, same_bits=same_bits, crc=crc, dry_run=dry_run)
-    return _show_edit(edit, None, dry_run, as_json)
+    edit = replay(path, injection, names=names, same_bits=same_bits, seed=seed, crc=crc, dry_run=dry_run)
+    return _show_edit(edit, save, dry_run, as_json)
 
 
 def undo(
@@ -255,7 +272,13 @@ VERBS: dict[str, Callable[..., int]] = {
 
 def make_checkpoint_app(**settings: Any) -> typer.Typer:
     """The verbs of ``unsilent checkpoint``; ``settings``: of the typer application."""
+    from unsilent.cli.checkpoint_study import CheckpointStudyVerb
+    from unsilent.cli.typer_options import make_typer_function
+    from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
+
     app = typer.Typer(**settings)
+    study = CheckpointStudyVerb(CHECKPOINT_STUDY)
+    app.command("study", cls=o.Panels)(make_typer_function(study.options, study, CHECKPOINT_STUDY.command_help))
     for name, verb in VERBS.items():
         app.command(name, cls=o.Panels)(verb)
     return app
@@ -271,15 +294,18 @@ def _show_edit(edit: CheckpointEdit, save: Path | None, dry_run: bool, as_json: 
         replace_file(save, json.dumps(edit.injection, separators=(",", ":")).encode() + b"\n")
     if as_json:
         _print_json("unsilent/checkpoint-corrupt/1", "checkpoint corrupt", results=receipt.to_json(), bytes=edit.bytes_changed,
-                    changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run)  # fmt: skip
+                    changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run,
+                    notes=list(edit.notes))  # fmt: skip
         return 0
     what = f"{count_text(receipt.changed_bits, 'bit')} of {count_text(receipt.requested_elements, 'element')}"
-    where = f"{count_text(len(receipt.applied_faults), 'tensor')} of {edit.path}"
+    where = f"{count_text(len({hit.fault.site for hit in receipt.applied_faults}), 'tensor')} of {edit.path}"
     print(f"{'Would change' if dry_run else 'Changed'} {what} in {where}")
     for hit in receipt.applied_faults[:10]:
         print(f"  {hit}")
     if len(receipt.applied_faults) > 10:
         print(f"  and {len(receipt.applied_faults) - 10:,} more tensors")
+    for note in edit.notes:
+        print(f"Note: {note}")
     if record is not None:
         print(f"Undo it with: unsilent checkpoint undo {edit.path}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unsilent.campaigns.driver import check_strata
 from unsilent.campaigns.spec import TrialId, differences, spec_value_text
 from unsilent.cli.report_output import show_report
 from unsilent.options import OptionField, OptionValues, options_of
@@ -20,6 +21,7 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     """Load what would run, and say how many trials there would be; raises ``StoreError`` for a store of another campaign."""
     with verb.open_executor_and_display(asked, spec) as (executor, _):
         baseline = executor.establish_baseline()
+    check_strata(spec, baseline)
     done = find_stored_trials(verb, spec, baseline, path)
     strata = verb.trial_numbers_by_stratum(asked, spec, baseline)
     total = sum(map(len, strata.values()))
@@ -36,7 +38,7 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     spelled = Table(
         (Column(""), Column("", left_aligned=True)),
         tuple(
-            TableRow((asking.flag, _value_text(name, asking, getattr(spec, name))))
+            TableRow((asking.flag, _value_text(verb.kind.spec, name, asking, getattr(spec, name))))
             for name, asking in options_of(verb.kind.spec).items()
         ),
         "Options",
@@ -66,9 +68,9 @@ def dry_run(verb: Verb, asked: OptionValues, spec: Any, path: Path) -> int:
     return 0
 
 
-def _value_text(name: str, asking: OptionField, value: Any) -> str:
+def _value_text(spec: type, name: str, asking: OptionField, value: Any) -> str:
     """``default``, not ``none``, where nothing was asked and help says what happens then."""
-    text = spec_value_text(name, value)
+    text = spec_value_text(spec, name, value)
     return "default" if text == "none" != value and asking.default_text else text
 
 

@@ -14,8 +14,8 @@ from typing import Any, cast
 import typer
 
 from unsilent.cli.signals import interrupt_on_ending
-from unsilent.error_origin import internal_error
-from unsilent.errors import InternalError, StoreError, UnsilentError, UsageError, UserCodeError
+from unsilent.error_origin import unexpected_error
+from unsilent.errors import InternalError, Interrupted, StoreError, UnsilentError, UsageError, UserCodeError
 from unsilent.printable import escape_unprintable
 
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
@@ -49,7 +49,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     from unsilent.cli.pvf import PvfVerb
     from unsilent.cli.training import TrainingVerb
     from unsilent.cli.typer_options import Panels, make_typer_function
-    from unsilent.studies.campaign_kinds import KINDS
+    from unsilent.studies.campaign_kinds import KINDS, installed_kinds, load_installed_kind
 
     settings: dict[str, Any] = {
         "no_args_is_help": True,
@@ -65,8 +65,17 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         "report": report.report, "status": status.status, "replay": replay.replay, "export": export.export,
         "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
     }  # fmt: skip
-    about = {kind.name: kind.command_help for kind in KINDS} | {name: str(verb.__doc__) for name, verb in verbs.items()}
-    for kind in (kind for kind in KINDS if kind.name == asked):
+    about = {kind.name: kind.command_help for kind in KINDS if kind.command == kind.name} | {
+        name: str(verb.__doc__) for name, verb in verbs.items()
+    }
+    others = {} if asked in about else {name: kind for name, kind in installed_kinds().items() if name not in about}
+    about |= {
+        name: f"Run the study of {entry.module}, which is not part of unsilent." for name, entry in others.items()
+    }
+    if asked == "report":
+        verbs["report"] = report.make_report_command(arguments)
+    kinds = [*KINDS, *(load_installed_kind(entry) for name, entry in others.items() if name == asked)]
+    for kind in (kind for kind in kinds if kind.command == asked):
         verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
         verbs[kind.name] = make_typer_function(verb.options, verb, kind.command_help)
     if asked == "checkpoint":
@@ -97,25 +106,25 @@ def escape_unencodable_output() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
-    command = typer.main.get_command(make_app(arguments))
     own, of_script = _split(arguments)
     try:
+        command = typer.main.get_command(make_app(arguments))
         code: Any = command.main(own, prog_name="unsilent", standalone_mode=False, obj=of_script)
         sys.stdout.flush()  # while a reader who left can still be noticed
-        return _interrupted(arguments) if code == INTERRUPTED else int(code or 0)
+        return _interrupted() if code == INTERRUPTED else int(code or 0)
     except _CommandError as error:
         message = str(getattr(error, "format_message")())  # noqa: B009
         if "Usage:" in message:  # no arguments at all: the message is the help text
             print(message)
             return 2
+        asked = getattr(getattr(error, "ctx", None), "command_path", "unsilent")
         end = " See" if message.endswith("?") else "; see"
-        return _fail(f"{message.rstrip('.')}{end} unsilent --help", 2)
+        return _fail(f"{message.rstrip('.')}{end} {asked} --help", 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _interrupted(arguments)
-    except UserCodeError as error:
-        _frame(error.traceback_text, "your code raised")
-        return _fail(str(error), 2)
-    except InternalError as error:
+        return _interrupted()
+    except Interrupted as error:
+        return _interrupted(str(error))
+    except (UserCodeError, InternalError) as error:
         return _defect(error)
     except (UsageError, StoreError) as error:
         return _fail(str(error), 2)
@@ -128,7 +137,7 @@ def run(arguments: list[str]) -> int:
             raise
         return _reader_left()
     except Exception as error:
-        return _defect(internal_error(error))
+        return _defect(unexpected_error(error))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -145,14 +154,8 @@ def _reader_left() -> int:
     return READER_LEFT
 
 
-def _interrupted(arguments: list[str]) -> int:
-    from unsilent.studies.campaign_kinds import KINDS
-
-    stores = arguments[:1] in [[kind.name] for kind in KINDS]
-    if any(word.partition("=")[0] in ("--explain", "--control", "--dry-run") for word in arguments):
-        stores = False
-    stored = "; finished trials are stored, run the same command again to continue" if stores else ""
-    print(f"unsilent: interrupted{stored}", file=sys.stderr)
+def _interrupted(message: str = "interrupted") -> int:
+    print(f"unsilent: {message}", file=sys.stderr)
     return INTERRUPTED
 
 
@@ -161,9 +164,10 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _defect(error: InternalError) -> int:
-    _frame(error.traceback_text, "unsilent raised")
-    return _fail(str(error), 1)
+def _defect(error: InternalError | UserCodeError) -> int:
+    users = isinstance(error, UserCodeError)
+    _frame(error.traceback_text, "your code raised" if users else "unsilent raised")
+    return _fail(str(error), 2 if users else 1)
 
 
 def _frame(trace: str, title: str) -> None:

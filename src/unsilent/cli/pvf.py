@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.cli.campaign import ExecutorAndDisplay, Verb
-from unsilent.cli.typer_options import FIT_OPTION
 from unsilent.options import OUTPUT_PANEL, Option, OptionValues
-from unsilent.studies.pvf.spec import PvfBudget, PvfSpec
+from unsilent.studies.pvf.spec import PvfBudget
 
 if TYPE_CHECKING:
     from unsilent.studies.pvf.records import Gate
@@ -25,7 +24,6 @@ class PvfCommandOptions:
     assertion: Annotated[tuple[str, ...], Option(
         "Exit with 1 if the upper limit of a target is above this bound, like "
         "'top_mlp<=0.01'.", OUTPUT_PANEL, "assert", is_repeatable=True)] = ()  # fmt: skip
-    fit_per_bit: Annotated[float | None, FIT_OPTION] = None
 
 
 class PvfVerb(Verb):
@@ -46,9 +44,6 @@ class PvfVerb(Verb):
         from unsilent.studies.pvf.records import Gate
 
         return [Gate.parse(text) for text in asked["assertion"]]
-
-    def command_line(self, asked: OptionValues) -> str:
-        return asked.command_line("pvf", PvfBudget, PvfSpec)  # reading is added where the store is read
 
     def trial_numbers_by_stratum(
         self, asked: OptionValues, spec: Any, result: Any

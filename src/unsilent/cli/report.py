@@ -2,22 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from unsilent.campaigns.kinds import Kind
 from unsilent.cli import typer_options as o
 from unsilent.cli.card import CARDS, card_paths, show_card, write_card
 from unsilent.cli.paths import report_path
 from unsilent.errors import UsageError
+from unsilent.options import OUTPUT_PANEL, Option, OptionField, OptionValues, options_of
 from unsilent.report.model import Report
 
-OF_STORES = ("unit", "confidence", "interval", "fit_per_bit", "card", "output", "canonical")
-"""Parameters that mean nothing where a card is shown."""
-OF_PVF = ("unit", "interval", "fit_per_bit", "card")
-"""Parameters that mean nothing where another kind of campaign is shown."""
+T = TypeVar("T")
+AnyKind = Kind[Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """What stores of ``unsilent pvf`` can be written as."""
+
+    card: Annotated[
+        bool,
+        Option("Instead of the report page, write a card to share: STORE.card.json and STORE.card.html.", OUTPUT_PANEL),
+    ] = False
+
+
+def make_report_command(arguments: Sequence[str]) -> Callable[..., int]:
+    """The verb with the options of the store that the arguments name; without one, with those of every kind."""
+    from unsilent.studies.campaign_kinds import KINDS, find_kind_of_store
+
+    kinds = (find_kind_of_store(Path(word)) for word in arguments)
+    kind = next((kind for kind in kinds if kind is not None), None)
+    return o.with_options(report, options_of_every_kind(KINDS) if kind is None else options_of(*option_classes(kind)))
+
+
+def option_classes(kind: AnyKind) -> tuple[type, ...]:
+    """Options of a report on stores of this kind."""
+    from unsilent.studies.pvf.kind import PVF
+
+    return kind.analysis_options, kind.report_options, *((CardOptions,) if kind is PVF else ())
+
+
+def options_of_every_kind(kinds: Sequence[AnyKind]) -> dict[str, OptionField]:
+    """The options of all kinds; the help of an option that some of them lack names the others."""
+    by_kind = {kind.name: options_of(*option_classes(kind)) for kind in kinds}
+    merged: dict[str, OptionField] = {}
+    for name, asking in ((name, asking) for options in by_kind.values() for name, asking in options.items()):
+        own = [kind for kind, options in by_kind.items() if name in options]
+        which = "" if len(own) == len(by_kind) else f" Only for stores of unsilent {' and '.join(own)}."
+        merged.setdefault(name, replace(asking, option=replace(asking.option, help=asking.option.help + which)))
+    return merged
 
 
 def report(
@@ -29,17 +67,6 @@ def report(
             metavar="OTHER", help="A second store (B), to be compared with the first (A).", show_default=False
         ),
     ] = None,
-    unit: o.Unit = None,
-    confidence: o.Confidence = 0.95,
-    interval: o.Interval = "clopper-pearson",
-    fit_per_bit: o.FitPerBit = None,
-    card: Annotated[
-        bool,
-        typer.Option(
-            "--card",
-            help="Instead of the report page, write a card to share: STORE.card.json and STORE.card.html.",
-        ),
-    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -56,64 +83,76 @@ def report(
     ] = False,
     as_json: o.Json = False,
     plain: o.Plain = False,
+    **values: Any,
 ) -> int:
-    """Show the results of a stored campaign as a table and an HTML report, in any unit and at any confidence.
+    """Show the results of a stored campaign as a table and an HTML report, without running a trial.
 
-    With two stores: show how their results differ. With a card: check its checksum and show its content.
+    Which options there are depends on the store: see unsilent report STORE --help. Options that the command of the campaign
+    gave need not be repeated. With two stores: show how their results differ. With a card: check its checksum and show it.
     """
     from unsilent.cli.report_output import show_report
     from unsilent.studies.campaign_kinds import kind_of_store
     from unsilent.studies.pvf.card import is_card
-    from unsilent.studies.pvf.kind import PVF
 
     if not as_json:
         o.reject_if_given(context, ("canonical",), "only used with --json")
     if is_card(store):
         if other is not None:
             raise UsageError(CARDS.format(store))
-        o.reject_if_given(context, OF_STORES, "a card contains no trials, so its numbers cannot be computed again")
+        names = (*values, "output", "canonical")
+        o.reject_if_given(context, names, "a card contains no trials, so its numbers cannot be computed again")
         show_card(store, as_json, plain)
         return 0
     if other is not None and is_card(other):
         raise UsageError(CARDS.format(other))
     kind = kind_of_store(store)
-    known = (*kind.analysis_option_names, *kind.report_choices, *(("card",) if kind is PVF else ()))
-    o.reject_if_given(
-        context, [name for name in OF_PVF if name not in known], "only available for stores of unsilent pvf"
-    )
     if other is not None:
-        o.reject_if_given(context, ("card", *kind.report_choices), "not available when two stores are compared")
-    given = {"unit": unit, "confidence": confidence, "interval": interval, "fit_per_bit": fit_per_bit}
-    made = card_paths(store, output) if card else None
-    page = None if card else page_path(store, other, output)
-    result = report_of(store, other, given, canonical)
-    if made:
-        write_card(store, {name: given[name] for name in kind.analysis_option_names}, *made)
+        names = ("card", *options_of(kind.report_options))
+        o.reject_if_given(context, names, "not available when two stores are compared")
+    classes = option_classes(kind)
+    known = options_of(*classes)
+    asked = OptionValues(classes, {name: v for name, v in o.given_values(values).items() if name in known})
+    made = card_paths(store, output) if asked.given_values.get("card") else None
+    page = None if made else page_path(store, other, output)
+    result = report_of(store, other, asked, canonical, made)
     files = dict(zip(("Card", "Page"), made or (), strict=False))
     show_report(result, page, as_json, plain, files, canonical=canonical)
     return 0
 
 
-def report_of(store: Path, other: Path | None, given: Mapping[str, Any], canonical: bool) -> Report:
+def report_of(
+    store: Path, other: Path | None, asked: OptionValues, canonical: bool, card: tuple[Path, Path] | None = None
+) -> Report:
     """What a store of any kind holds, or how ``other`` differs from it.
 
     Args:
-        given: Choices, of which each kind takes its own.
+        asked: Options; of those that were not given, what the command of the store gave.
         canonical: Without the folders of files.
+        card: Where to write a card and its page.
     """
     from unsilent.campaigns.store import open_store
+    from unsilent.campaigns.stored_command import stored_options
     from unsilent.studies.campaign_kinds import kind_of_store
 
     kind = kind_of_store(store)
-    choices = {name: given[name] for name in kind.analysis_option_names if name in given}
     with open_store(store, kind, canonical=canonical) as one:
+
+        def chosen(cls: type[Any]) -> Mapping[str, Any]:
+            own = options_of(cls)
+            given = {name: value for name, value in asked.given_values.items() if name in own}
+            return dict(vars(replace(stored_options(one, cls), **given)))
+
+        reading = chosen(kind.analysis_options)
+        if card:
+            write_card(store, reading, *card)
         if other is None:
-            shown = {name: given[name] for name in kind.report_choices}
-            return kind.report(kind.analyse(one, **choices), **shown)
+            return kind.report(one.analyse(**reading), **chosen(kind.report_options))
         if kind.compare is None:
-            raise UsageError(f"stores of unsilent {kind.name}, like {store}, cannot be compared; give one store")
+            raise UsageError(f"stores of unsilent {kind.command}, like {store}, cannot be compared; give one store")
         with open_store(other, kind, canonical=canonical) as two:
-            return kind.compare(one, two, **choices)
+            for each in (one, two):
+                each.check_has_trials()
+            return kind.compare(one, two, **reading)
 
 
 def page_path(store: Path, other: Path | None, output: Path | None) -> Path:

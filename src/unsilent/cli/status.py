@@ -102,7 +102,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
 
 def status_of(path: Path) -> Status:
     """The status of one store; what is wrong with it is part of that."""
-    from unsilent.studies.campaign_kinds import find_kind_of_store
+    from unsilent.studies.campaign_kinds import find_kind_of_store, not_a_store
 
     kind = find_kind_of_store(path)
     try:
@@ -110,7 +110,7 @@ def status_of(path: Path) -> Status:
             return _campaign(path, kind)
     except UnsilentError as error:
         return Status(str(path), kind.name if kind else "", error=str(error))
-    return Status(str(path), error="this is not a store of unsilent pvf, training or noise")
+    return Status(str(path), error=f"this {not_a_store()}")
 
 
 def lines(result: Status) -> list[str]:
@@ -130,12 +130,14 @@ def _campaign(path: Path, kind: Kind[Any, Any, Any]) -> Status:
     from unsilent.campaigns.kinds import count_budgeted_trials
     from unsilent.campaigns.merging import shard_in_command
     from unsilent.campaigns.store import open_store
+    from unsilent.campaigns.stored_command import stored_options
 
     with open_store(path, kind) as store:
         own = sum(map(kind.is_planned_trial, store.stored_trial_ids()))
         headline = reason = ""
         try:
-            headline = kind.report(kind.analyse(store)).headline
+            result = store.analyse(**vars(stored_options(store, kind.analysis_options)))
+            headline = kind.report(result, **vars(stored_options(store, kind.report_options))).headline
         except StoreError:
             raise
         except UsageError as error:  # interrupted before there was anything to read

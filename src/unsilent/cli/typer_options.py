@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,8 @@ from typer.core import TyperArgument, TyperCommand
 from unsilent.campaigns.options import read_pairs
 from unsilent.errors import UsageError
 from unsilent.options import OUTPUT_PANEL, PANELS, Option, OptionField, options_of
-from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.studies.pvf.spec import PvfSpec
 
-FIT_OPTION = Option("Raw FIT (failures per 1e9 hours) of one bit of memory.", OUTPUT_PANEL)
 _UNBROKEN = "\u2011"
 """A hyphen at which no line is broken."""
 _METAVARS = {int: "<int>", float: "<float>", Path: "<path>"}
@@ -77,20 +76,36 @@ def make_typer_function(
     """
 
     def verb(context: typer.Context, **values: Any) -> int:
-        given = {name: value for name, value in values.items() if value is not None and value is not False}
-        return run(given, context.obj or ())
+        return run(given_values(values), context.obj or ())
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
-    for name, asking in options_of(*classes).items():
+    verb.__doc__ = about
+    return with_options(verb, options_of(*classes))
+
+
+def with_options(function: Callable[..., int], options: Mapping[str, OptionField]) -> Callable[..., int]:
+    """The same function for typer, which has these options in the place of its parameter ``**values``."""
+
+    @wraps(function)
+    def verb(**values: Any) -> int:
+        return function(**values)
+
+    *own, _ = inspect.signature(function).parameters.values()
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in own]
+    for name, asking in options.items():
         kind: Any = bool if asking.is_boolean else list[str] | None if asking.option.is_repeatable else str | None
         default = False if asking.is_boolean else None
+        annotation = Annotated[kind, typer_parameter(asking)]
         parameters.append(
-            inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, typer_parameter(asking)])
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    verb.__doc__ = about
     return verb
+
+
+def given_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that were given."""
+    return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 class Panels(TyperCommand):
@@ -124,10 +139,6 @@ Plain = Annotated[bool, _shared(OutputOptions, "plain")]
 Quiet = Annotated[bool, _shared(OutputOptions, "quiet")]
 Page = Annotated[Path | None, _shared(OutputOptions, "output")]
 OUTPUT_FLAGS = ("--output", "-o")
-Unit = Annotated[str | None, _shared(PvfAnalysisOptions, "unit")]
-Confidence = Annotated[float, _shared(PvfAnalysisOptions, "confidence")]
-Interval = Annotated[str, _shared(PvfAnalysisOptions, "interval")]
-FitPerBit = Annotated[float | None, typer_parameter(OptionField(FIT_OPTION, "fit_per_bit", float, None))]
 Accelerator = Annotated[
     str | None,
     typer.Option(

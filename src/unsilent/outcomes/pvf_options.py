@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import CONFIDENCE, PRECISION_PANEL, Option
+from unsilent.options import CONFIDENCE, OUTPUT_PANEL, PRECISION_PANEL, Option
 
 UNITS = ("sample", "batch")
 INTERVALS = ("clopper-pearson", "wilson")
@@ -42,3 +42,12 @@ class PvfAnalysisOptions:
             raise unknown_name_error("--interval", self.interval, INTERVALS)
         if not 0.5 <= self.confidence < 1:
             raise UsageError(f"--confidence is {self.confidence}; expected a value from 0.5 to below 1, like 0.95")
+
+
+@dataclass(frozen=True)
+class PvfReportOptions:
+    """How a result is shown."""
+
+    fit_per_bit: Annotated[
+        float | None, Option("Raw FIT (failures per 1e9 hours) of one bit of memory.", OUTPUT_PANEL)
+    ] = None

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from unsilent.campaigns.children import end_child, start_child
 from unsilent.campaigns.spec import TrialId
+from unsilent.child_processes import end_child, start_child
 from unsilent.closing import Closing
 from unsilent.errors import UnsilentError
 

@@ -1,25 +1,77 @@
-"""The kinds of campaigns that this program makes. A store names one of them by its application id, never a module to import."""
+"""The kinds of campaigns that this program makes: those of this package, and those that installed packages register.
+
+A store names one of them by its application id, never a module to import. Another package registers a kind as an entry point of
+the group ``unsilent.kinds``, by the name of the kind; it is imported when its verb is asked for, or a store of no kind of ours.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.sqlite_file import application_of
+from unsilent.errors import StoreError, UsageError, kind_and_line
+from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF
 from unsilent.studies.training.kind import TRAINING
 
-KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+KINDS: list[Kind[Any, Any, Any]] = [PVF, TRAINING, NOISE, CHECKPOINT_STUDY]
+"""Those of this package."""
+GROUP = "unsilent.kinds"
+
+
+def installed_kinds() -> dict[str, EntryPoint]:
+    """Kinds of other packages by name; those of this package keep their names. Imports none of them."""
+    from importlib.metadata import entry_points
+
+    own = {kind.name for kind in KINDS}
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in own}
+
+
+def load_installed_kind(entry: EntryPoint) -> Kind[Any, Any, Any]:
+    """A kind of another package; raises ``UsageError`` where it cannot be imported, or is none of that name."""
+    try:
+        kind = entry.load()
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the study {entry.name} ({entry.value}) cannot be imported: {kind_and_line(error)}; mend or remove its package"
+        ) from error
+    if not isinstance(kind, Kind) or kind.name != entry.name:
+        found = f"the kind {kind.name}" if isinstance(kind, Kind) else f"a {type(kind).__name__}"
+        raise UsageError(
+            f"the entry point {entry.name} of {GROUP} is {found} ({entry.value}); expected a Kind of that name: "
+            "change the entry point"
+        )
+    return kind
 
 
 def find_kind_of_store(path: Path) -> Kind[Any, Any, Any] | None:
     """The kind of a store; None for a file that is no store of a registered kind."""
     application = application_of(path)
-    return next((kind for kind in KINDS if kind.application_id == application), None)
+    known = next((kind for kind in KINDS if kind.application_id == application), None)
+    if known is not None or not application:
+        return known
+    others = map(load_installed_kind, installed_kinds().values())
+    return next((kind for kind in others if kind.application_id == application), None)
 
 
 def kind_of_store(path: Path) -> Kind[Any, Any, Any]:
-    """The kind of a store; pvf's where it is none, whose store says what the file is."""
-    return find_kind_of_store(path) or PVF
+    """The kind of a store; pvf's for a file of no application, whose store says what it is. Raises ``StoreError``."""
+    kind = find_kind_of_store(path)
+    if kind is None and application_of(path):
+        raise StoreError(f"{path} {not_a_store()}")
+    return kind or PVF
+
+
+def not_a_store() -> str:
+    """What is said of a file that is no store of a registered kind."""
+    *names, last = [kind.name for kind in KINDS] + list(installed_kinds())
+    verbs = f"{', '.join(names)} or {last}" if names else last
+    return f"is not a store of unsilent {verbs}, or nothing was stored in it yet; check the name"

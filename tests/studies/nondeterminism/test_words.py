@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from unsilent.cli.explain_noise import explain_loop
-from unsilent.cli.main import _interrupted
 from unsilent.render.report_json import report_json
 from unsilent.render.report_terminal import render_report
 from unsilent.studies.nondeterminism.report import finding_summary_line, report
@@ -168,21 +167,3 @@ def test_each_run_is_told_though_nothing_is_a_terminal(
     text = capsys.readouterr()
     assert text.err == ("" if quiet else "unsilent: run 1\n")
     assert text.out.startswith("{")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stored"),
-    [
-        (["noise", "--explain", "a.py:f"], False),
-        (["noise", "--control=a.py:f"], False),
-        (["noise", "train-resnet"], True),
-        (["pvf", "resnet20"], True),
-    ],
-)
-def test_an_interrupted_search_does_not_say_that_it_is_stored(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], stored: bool
-):
-    assert _interrupted(arguments) == 130
-    text = capsys.readouterr().err
-    assert text.startswith("unsilent: interrupted")
-    assert ("are stored" in text) == stored

@@ -15,7 +15,7 @@ from unsilent.workloads import TRAININGS, ZOO, load_training
 from unsilent.workloads.chargpt import encode
 from unsilent.workloads.clicks import synthetic_clicks
 from unsilent.workloads.trainings.clicking import RARE
-from unsilent.workloads.trainings.dropout import RowDropout, rows_permuted_by
+from unsilent.workloads.trainings.dropout import ChosenRows, RowDropout, rows_chosen_by
 from unsilent.workloads.trainings.recipes import randomly_shifted_images, schedule_factory
 from unsilent.workloads.trainings.text import character_groups
 
@@ -125,7 +125,7 @@ def test_dropout_goes_with_the_row():
     torch.manual_seed(0)
     plain = drop(x)
     torch.manual_seed(0)
-    with rows_permuted_by(order):
+    with rows_chosen_by(ChosenRows(order, len(order))):
         permuted = drop(x[order])
     torch.manual_seed(0)
     assert torch.equal(drop(x.transpose(1, 2).contiguous().transpose(1, 2)), plain)
@@ -135,6 +135,15 @@ def test_dropout_goes_with_the_row():
     big = RowDropout(0.2)(torch.ones(200, 500))
     assert float((big == 0).float().mean()) == pytest.approx(0.2, abs=0.01)
     assert float(big.mean()) == pytest.approx(1, abs=0.01)
+
+
+def test_ranks_share_the_rows_and_each_row_keeps_its_mask():
+    drop, x, numbers = RowDropout(0.5), torch.rand(6, 3) + 1, torch.tensor([1, 3, 5])
+    torch.manual_seed(0)
+    every = drop(x)
+    torch.manual_seed(0)
+    with rows_chosen_by(ChosenRows(numbers, 6)):
+        assert torch.equal(drop(x[numbers]), every[numbers])
 
 
 def test_kinds_of_characters():

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unsilent.checkpoints.checkpoint_files import CheckpointFiles
-from unsilent.checkpoints.formats import dcp, deepspeed, hdf5, keras_archive, safetensors_file, torch_legacy, torch_zip
+from unsilent.checkpoints.formats import (
+    dcp,
+    deepspeed,
+    hdf5,
+    keras_archive,
+    orbax,
+    safetensors_file,
+    torch_legacy,
+    torch_zip,
+)
 from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.errors import UsageError
 
@@ -25,7 +34,7 @@ class Format(NamedTuple):
     tensors: Callable[[CheckpointFiles], list[StoredTensor]]
 
 
-_MODULES = (torch_zip, torch_legacy, deepspeed, dcp, safetensors_file, hdf5, keras_archive)
+_MODULES = (torch_zip, dcp, deepspeed, safetensors_file, torch_legacy, orbax, hdf5, keras_archive)
 FORMATS = tuple(Format(module.NAME, module.matches, module.tensors) for module in _MODULES)
 """In the order in which they are tried."""
 

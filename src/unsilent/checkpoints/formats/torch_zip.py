@@ -50,7 +50,11 @@ class ArchiveValue(NamedTuple):
 
 
 def with_names(values: Sequence[ArchiveValue]) -> list[StoredTensor]:
-    """The values with the names that their keys give them in every format."""
+    """The values with the names that their keys give them in every format.
+
+    The parameters of a group, as an optimizer numbers them, are left out: they are no state of the training.
+    """
+    values = [value for value in values if value.is_tensor or value.path[-2:-1] != ("params",)]
     names = unique_names([value.path for value in values], [not value.is_tensor for value in values])
     return [replace(value.stored, name=name) for name, value in zip(names, values, strict=True)]
 
@@ -82,8 +86,7 @@ def read_archive(
     try:
         content = archive.content(pickle, "the description of tensors")
         root, _ = read_pickle(content)
-        # The parameters of a group, as the optimizer numbers them, say nothing of the training's state.
-        found = [(path, leaf) for path, leaf in leaves(root, where, len(content)) if path[-2:-1] != ("params",)]
+        found = list(leaves(root, where, len(content)))
     except PickleDamaged as error:
         raise UsageError(f"{where}: {pickle.name} cannot be read: {error}; the file is damaged") from None
     values = []

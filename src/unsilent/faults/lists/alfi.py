@@ -30,8 +30,8 @@ from unsilent.faults.lists.entries import (
     fault_list_error,
     short_repr,
 )
-from unsilent.faults.lists.pickled import MAGIC as PICKLE
 from unsilent.faults.lists.pickled import NotAnArray, read_array
+from unsilent.pickle_values import MAGIC as PICKLE
 
 NUMPY = b"\x93NUMPY"
 KINDS = ("conv2d", "conv3d", "fcc")

@@ -26,21 +26,28 @@ class NthLayer(NamedTuple):
     kinds: tuple[str, ...]
 
 
+class ParameterPath(NamedTuple):
+    """A parameter by the path that a file has for it: ``/model/fc.weight``."""
+
+    path: str
+
+
 @dataclass(frozen=True, slots=True)
 class ListedCorruption:
-    """One corruption of one element of one layer's ``weight``.
+    """One corruption of one element of one layer's ``weight``, or of the parameter that a path names.
 
     ``index``: a flat C-order position, or coordinates. ``operation``: ``xor`` with the bit ``operand`` (0 is the least
     significant one), or ``set`` to the number ``operand``. ``required_dtype``: the one dtype for which that is what the
-    tool does.
+    tool does. ``bit_from_sign``: bit 0 of ``operand`` is the most significant one instead.
     """
 
-    layer: str | NthLayer
+    layer: str | NthLayer | ParameterPath
     index: int | tuple[int, ...]
     operation: str
     operand: float
     columns: ColumnNames
     required_dtype: str | None = None
+    bit_from_sign: bool = False
 
 
 class FaultListEntry(NamedTuple):

@@ -8,15 +8,16 @@ from types import MappingProxyType
 from unsilent import name_and_parameters
 from unsilent.faults.lists import alfi
 from unsilent.faults.lists.entries import FaultListEntry, Format, fault_list_error
+from unsilent.faults.lists.hdf5_corrupter import Hdf5Corrupter, is_sequence
 from unsilent.faults.lists.json_lines import JsonLines
-from unsilent.faults.lists.pickled import MAGIC as PICKLE
 from unsilent.faults.lists.scifi import HEADER, SciFi
 from unsilent.faults.naming import kind_of
 from unsilent.faults.record import Fault
+from unsilent.pickle_values import MAGIC as PICKLE
 from unsilent.plainfiles import read_plain
 
 FORMATS: Mapping[str, Callable[..., Format]] = MappingProxyType(
-    {"unsilent": JsonLines, "sci-fi": SciFi, "pytorchalfi": alfi.PyTorchAlfi}
+    {"unsilent": JsonLines, "sci-fi": SciFi, "pytorchalfi": alfi.PyTorchAlfi, "hdf5-corrupter": Hdf5Corrupter}
 )
 MOST_BYTES = 512 * 2**20
 MOST_FAULTS = 1_000_000
@@ -55,6 +56,8 @@ def _format(content: bytes, name: str, how: str | None) -> Format:
     if how is not None:
         return name_and_parameters.build_named("format of a list of faults", how, FORMATS)
     head = content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
+    if is_sequence(content):
+        return Hdf5Corrupter()
     if head.startswith((b"{", b"[")):
         return JsonLines()
     if head.startswith((alfi.NUMPY, PICKLE)):
@@ -69,5 +72,5 @@ def _format(content: bytes, name: str, how: str | None) -> Format:
         raise fault_list_error(name, "", EMPTY)
     raise fault_list_error(
         name, "", "is not a known list of faults; expected JSON lines of fault records (unsilent export STORE -o "
-        "faults.jsonl), a CSV of SCI-FI, or a matrix of PyTorchALFI",
+        "faults.jsonl), a CSV of SCI-FI, a matrix of PyTorchALFI, or a sequence of hdf5_corrupter",
     )  # fmt: skip

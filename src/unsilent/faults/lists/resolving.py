@@ -9,7 +9,14 @@ from math import prod
 import numpy as np
 
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.faults.lists.entries import FaultListEntry, ListedCorruption, NthLayer, fault_list_error, short_repr
+from unsilent.faults.lists.entries import (
+    FaultListEntry,
+    ListedCorruption,
+    NthLayer,
+    ParameterPath,
+    fault_list_error,
+    short_repr,
+)
 from unsilent.faults.naming import parse_site
 from unsilent.faults.population import Region
 from unsilent.faults.record import Fault
@@ -46,14 +53,22 @@ class ModelTensors:
             raise unknown_name_error("parameter", name[:80], self.names)
         return region
 
-    def weight_region(self, layer: str | NthLayer) -> Region:
-        """The weight of a layer; raises ``UsageError``."""
+    def weight_region(self, layer: str | NthLayer | ParameterPath) -> Region:
+        """The weight of a layer, or the parameter that a path names; raises ``UsageError``."""
+        if isinstance(layer, ParameterPath):
+            return self._at_path(layer.path)
         if isinstance(layer, NthLayer):
             layer = self._nth(layer)
         if f"{layer}{_WEIGHT}" not in self.names and f"{layer}{_WEIGHT}" not in self.not_corruptible:
             layers = [name.removesuffix(_WEIGHT) for name in self.names if name.endswith(_WEIGHT)]
             raise unknown_name_error("layer", layer[:80], layers)
         return self.parameter_region(f"{layer}{_WEIGHT}")
+
+    def _at_path(self, path: str) -> Region:
+        """The parameter whose name a path ends with: ``/model/fc.weight`` is ``fc.weight``, ``/conv1/bias`` is ``conv1.bias``."""
+        dotted = path.strip("/").replace("/", ".")
+        fitting = [n for n in (*self.names, *self.not_corruptible) if f".{dotted}".endswith(f".{n}")]
+        return self.parameter_region(max(fitting, key=len, default=dotted))
 
     def _nth(self, layer: NthLayer) -> str:
         counted = [name for kind, name in self.layers if kind in layer.kinds]
@@ -75,6 +90,8 @@ def resolve_entry(entry: FaultListEntry, tensors: ModelTensors, name: str) -> tu
             faults.append(_checked(part, tensors, name, entry.file_position))
         else:
             site, element = _located(part, tensors, name, entry.file_position)
+            if part.bit_from_sign:
+                part = replace(part, operand=tensors.regions[site, None, None].codec.bits - 1 - int(part.operand))
             corrupts.setdefault(site, []).append((element, part))
     faults += [_joined(site, result, tensors, name, entry.file_position) for site, result in corrupts.items()]
     keys = [(f.site, f.step, f.occurrence) for f in faults]

@@ -28,7 +28,8 @@ def main(folder: Path, number: int) -> None:
         return
     if "addresses" in job["pinned"]:
         _fix_addresses()
-    from unsilent.campaigns.worker import as_picklable_error, exit_with_parent
+    from unsilent.campaigns.worker import as_picklable_error
+    from unsilent.child_processes import exit_with_parent
 
     if "addresses" not in job["pinned"]:  # its thread makes objects in between
         exit_with_parent(job["driver"])

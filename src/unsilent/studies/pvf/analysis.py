@@ -23,8 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsilent.campaigns.merging import command_without_shard
+from unsilent.campaigns.stored_command import without_options
 from unsilent.errors import StoreError, UsageError
 from unsilent.faults import Codec, codec
+from unsilent.outcomes.pvf_options import PvfAnalysisOptions, PvfReportOptions
 from unsilent.outcomes.tallies import PvfEstimator, Tally
 from unsilent.report.heat import HeatMap
 from unsilent.report.text import EstimateText, escape_unprintable, estimate_text
@@ -67,7 +69,7 @@ def _analysed(store: PvfStore, question: PvfEstimator) -> PvfResult:
     if spec.per == "component" and 1 in spec.flips:
         groups += layer_groups([h for h in counting if h.row.trial.flips == 1], stored)
     rows = make_rows(groups, question)
-    asked = store.largest_budget()[1]
+    asked = without_options(store.largest_budget()[1], PvfAnalysisOptions, PvfReportOptions)
     planned = PVF.count_planned_trials(store)
     if stored.trial_count >= planned:  # all parts are there, whichever of them this store was asked for last
         asked = command_without_shard(asked)

@@ -23,8 +23,10 @@ from typing import Any
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.merging import shard_in_command
 from unsilent.campaigns.spec import sorted_json_text
+from unsilent.campaigns.stored_command import without_options
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
+from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.outcomes.tallies import UNITS, PvfEstimator
 from unsilent.plainfiles import read_plain
 from unsilent.report.estimates import limits_text, share_cells
@@ -155,7 +157,7 @@ def _check_plan(store: PvfStore, command: str, question: PvfEstimator) -> None:
     more = (
         non_default_question_options(replace(question, unit=last[3], confidence=float(last[2])), usual) if last else []
     )
-    anew = " ".join([store.largest_budget()[1], *more, "--store NEW.sqlite"])
+    anew = " ".join([without_options(store.largest_budget()[1], PvfAnalysisOptions), *more, "--store NEW.sqlite"])
     raise UsageError(
         f"{store.path} was planned for {', then for '.join(planned)}; no single command reproduces its trials; for a "
         f"card, run the campaign again in a new store: {anew}"

@@ -34,7 +34,7 @@ from unsilent.studies.pvf.row_scopes import (
     single_element_trials,
     target_groups,
 )
-from unsilent.studies.pvf.spec import PvfTrialRow
+from unsilent.studies.pvf.spec import PvfSpec, PvfTrialRow
 
 RowKey = tuple[str, str, str, int | None]
 LEAST_CONFIDENCE = 0.5
@@ -338,7 +338,7 @@ def _changes(one: PvfStore, other: PvfStore) -> list[CampaignDifference]:
             both = (
                 _dtypes(one, other)
                 if key == "dtype"
-                else (spec_value_text(key, values[0]), spec_value_text(key, values[1]))
+                else (spec_value_text(PvfSpec, key, values[0]), spec_value_text(PvfSpec, key, values[1]))
             )
         else:
             both = _text(there.fingerprint.get(key)), _text(here.fingerprint.get(key))
@@ -353,7 +353,7 @@ def _changes(one: PvfStore, other: PvfStore) -> list[CampaignDifference]:
 
 def _dtypes(one: PvfStore, other: PvfStore) -> tuple[str, str]:
     """What was asked, else found; as it was asked where that alone is not the same."""
-    asked = spec_value_text("dtype", one.spec.dtype), spec_value_text("dtype", other.spec.dtype)
+    asked = spec_value_text(PvfSpec, "dtype", one.spec.dtype), spec_value_text(PvfSpec, "dtype", other.spec.dtype)
     if one.spec.is_transient or other.spec.is_transient:  # the values that are corrupted say nothing of the model
         return asked
     result = dtype_of(one.spec, one.baseline), dtype_of(other.spec, other.baseline)

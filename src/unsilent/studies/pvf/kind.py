@@ -16,7 +16,7 @@ from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, MOST_TRIA
 from unsilent.errors import UsageError
 from unsilent.faults.naming import parse_site
 from unsilent.outcomes.base import Outcome
-from unsilent.outcomes.pvf_options import PvfAnalysisOptions
+from unsilent.outcomes.pvf_options import PvfAnalysisOptions, PvfReportOptions
 from unsilent.report.model import Report
 from unsilent.studies.pvf.spec import PvfBaseline, PvfBudget, PvfSpec, PvfTrialRow, make_pvf_spec
 from unsilent.workloads.zoo import ZOO
@@ -163,7 +163,6 @@ PVF = Kind(
     shared_baseline_fields=("samples", "targets", "tensors"),
     analyse=analyse,
     report=report,
-    report_choices=("fit_per_bit",),
     compare=compare_stores_report,
     builtin_values={"workload": ZOO},
     replay=replay,
@@ -172,6 +171,7 @@ PVF = Kind(
     command_help=ABOUT,
     budget=PvfBudget,
     analysis_options=PvfAnalysisOptions,
+    report_options=PvfReportOptions,
     execution_options=EngineOptions,
     resolve_spec=make_pvf_spec,
 )

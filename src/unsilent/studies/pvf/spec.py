@@ -83,11 +83,11 @@ class PvfSpec:
     exhaustive: Annotated[bool, Option(
         "Try every possible single bit flip; narrow it with --at or bits=.", PRECISION_PANEL)] = False  # fmt: skip
     faults: Annotated[str | None, Option(
-        "Try each fault of this file once: JSON lines of faults, or a list of SCI-FI or PyTorchALFI.",
+        "Try each fault of this file once: JSON lines of faults, or a list of SCI-FI, PyTorchALFI or hdf5_corrupter.",
         FAULTS_PANEL)] = None  # fmt: skip
     faults_as: Annotated[str | None, Option(
         "Format of --faults, if the file does not tell it: unsilent, sci-fi, "
-        "pytorchalfi:…", FAULTS_PANEL)] = None  # fmt: skip
+        "pytorchalfi:…, hdf5-corrupter", FAULTS_PANEL)] = None  # fmt: skip
 
     def to_json(self) -> Json:
         """Plain JSON values."""

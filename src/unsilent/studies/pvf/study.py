@@ -21,6 +21,7 @@ from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import EngineOptions, store_or_temporary
 from unsilent.errors import UsageError
 from unsilent.options import OptionValues
+from unsilent.outcomes.pvf_options import PvfAnalysisOptions
 from unsilent.outcomes.tallies import PvfEstimator
 from unsilent.report.text import count_text
 from unsilent.sizes import rough_duration_text
@@ -184,7 +185,7 @@ def pvf(
         asked.make_dataclass(EngineOptions),
     )
     spec, budget = make_pvf_spec(asked), wanted.resolve()
-    command = (asked.python_call if live else asked.command_line)("pvf", PvfBudget, PvfSpec)
+    command = (asked.python_call if live else asked.command_line)("pvf", PvfBudget, PvfSpec, PvfAnalysisOptions)
     with ExitStack() as stack:
         running = stack.enter_context(_executor(spec, workload, worker_settings, observer))
         opened = stack.enter_context(PvfStore(stack.enter_context(store_or_temporary(store)), write=True))

@@ -1,9 +1,4 @@
-"""Faulty runs judged by fault-free ones: the two noise floors, the class of each trial, groups of trials, and examples.
-
-*Implementation*: replicas with golden's seeds whose sums are carried out in another order. A run beyond them is different.
-*Seeds*: replicas with other seeds. A run that is worse than golden and beyond them as well is harmful; one that lies between the
-two took another path, and ended as a fault-free run of the same recipe may end.
-"""
+"""Faulty runs judged by fault-free ones (`unsilent.replicas.noise_floors`): the class of each trial, groups, examples."""
 
 from __future__ import annotations
 
@@ -11,20 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-import xxhash
 
-from unsilent.campaigns.observer import Observer
-from unsilent.errors import UsageError
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, averaged, classify_training
-from unsilent.replicas import Replica, ReplicaBaseline, ReplicaSpec, ReplicaStore, Switches, run_replicas
-from unsilent.replicas.floors import ACCURACY, CHURN, LOSS, Floor
-from unsilent.replicas.kind import ReplicaRequest
-from unsilent.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS
+from unsilent.replicas import ReplicaSpec
+from unsilent.replicas.noise_floors import NoiseFloors, NoiseFloorTest, ReplicaDifferences
 from unsilent.statistics.comparing import joint_differences
-from unsilent.statistics.floor import noise_verdict
 from unsilent.statistics.intervals import clopper_pearson
-from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison
-from unsilent.studies.training.kind import NoiseFloors, ReplicaDifferences
 from unsilent.studies.training.records import Contrast, ExampleCurve, JudgedTrial, TrialGroup
 from unsilent.studies.training.spec import (
     EarlyEndRule,
@@ -35,11 +22,6 @@ from unsilent.studies.training.spec import (
     row_without_curves,
 )
 
-SEEDS = VARIANTS["algo"]
-LEAST = 20
-LEVEL = 0.05
-WINDOW = 10
-"""Steps that losses are averaged over: single ones differ between fault-free runs as much as anything."""
 SLACK = 2.0
 """Times the widest difference of a replica, in this window or beside it, that is still inside the band."""
 
@@ -47,78 +29,6 @@ SLACK = 2.0
 def replica_spec(spec: TrainingSpec) -> ReplicaSpec:
     """The training without faults."""
     return ReplicaSpec(spec.workload, spec.options, spec.data, spec.init, spec.steps)
-
-
-def run_noise_floors(
-    spec: TrainingSpec,
-    store: ReplicaStore,
-    implementation: Switches,
-    count: int = LEAST,
-    *,
-    jobs: int = 1,
-    observer: Observer | None = None,
-) -> NoiseFloors:
-    """Run the replicas that the store lacks, ``count`` of each floor, and compare them with their clean twin.
-
-    ``implementation``: what differs between replicas of that floor. Raises ``UsageError``.
-    """
-    if count < LEAST:
-        raise UsageError(f"--replicas is {count}; a noise floor at level {LEVEL:g} needs at least {LEAST}")
-    if not implementation.varies_between_replicas:
-        raise UsageError(
-            f"--noise {implementation} does not vary between runs; name switches that vary, like impl or race=2"
-        )
-    if drawn := [name for name, _ in implementation.settings if SWITCHES[name].kind == ALGORITHMIC]:
-        raise UsageError(
-            f"--noise {implementation} varies seeds ({', '.join(drawn)}), but every campaign already has a noise floor of seeds; "
-            "name implementation switches, like impl or race=2"
-        )
-
-    def wanted(trained: ReplicaBaseline) -> list[Replica]:
-        floors = (Replica(switches, number) for switches in (implementation, SEEDS) for number in range(count))
-        return [Replica(Switches(), 0), *floors]
-
-    asked = ReplicaRequest((str(implementation), str(SEEDS)), count)
-    run_replicas(replica_spec(spec), wanted, store, jobs=jobs, observer=observer, replica_request=asked)
-    return NoiseFloors(*(_values(spec, store, switches, count) for switches in (implementation, SEEDS)))
-
-
-def _values(spec: TrainingSpec, store: ReplicaStore, switches: Switches, count: int) -> ReplicaDifferences:
-    floor = Floor(store, switches)
-    null = floor.null_comparisons(range(count))
-    rows = list(store.runs_with_switches(switches, count))
-    windows = [_windowed(row.losses) - _windowed(floor.twin.losses) for row in rows]
-    band = np.abs(np.array(windows)).max(0)
-    if not np.isfinite(band).all():
-        raise UsageError(
-            f"a fault-free replica of {spec.workload} has a loss that is not finite; fix the training first"
-        )
-    return ReplicaDifferences(
-        switches=str(switches),
-        accuracy=tuple(one.values[ACCURACY] for one in null.clean_comparisons),
-        loss=tuple(one.values[LOSS] for one in null.clean_comparisons),
-        churn=tuple(one.values[CHURN] for one in null.clean_comparisons),
-        identical_to_twin=tuple(one.same_bits for one in null.clean_comparisons),
-        window=WINDOW,
-        loss_band=tuple(band.tolist()),
-        twin_losses_hash=hash_of_losses(floor.twin.losses),
-    )
-
-
-def check_twin(baseline: TrainingBaseline, floors: NoiseFloors) -> None:
-    """Raise ``UsageError`` unless the replicas' clean twin is the campaign's golden run."""
-    if {floors.implementation.twin_losses_hash, floors.seeds.twin_losses_hash} != {
-        hash_of_losses(np.array(baseline.losses))
-    }:
-        raise UsageError(
-            f"the golden run of {baseline.name} and the fault-free twin of its replicas have different losses; a "
-            "training must be bit-identical in every process: run unsilent noise --explain to find the cause"
-        )
-
-
-def hash_of_losses(losses: Floats) -> str:
-    """32 hex digits of the losses of a run, bit for bit."""
-    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(losses, dtype=np.float64).tobytes())
 
 
 def horizon_from_floor(floor: ReplicaDifferences, steps: int) -> EarlyEndRule:
@@ -132,42 +42,6 @@ def convergence_limits(golden: float, floors: NoiseFloors, margin: float) -> tup
     """Held-out accuracy below which a run has not converged: by both floors, and by implementation noise alone."""
     implementation, seeds = min(floors.implementation.accuracy), min(floors.seeds.accuracy)
     return golden + min(implementation, seeds) - margin, golden + implementation - margin
-
-
-class NoiseFloorTest:
-    """Whether a run differs from golden by more than the replicas of one floor do.
-
-    As every difference is from the same golden run, the test is of the run's own place among the ends of the replicas.
-    A rank test of held-out accuracy and loss at ``LEVEL`` for each run by itself: among runs that differ as replicas do, that
-    share is called beyond. Corrected for a thousand trials, 20 replicas could call none.
-    """
-
-    def __init__(self, floor: ReplicaDifferences, thresholds: Thresholds) -> None:
-        self._null = NullDistribution(
-            [
-                RunComparison(f"replica {i}", "twin", {ACCURACY: a, LOSS: x}, floor.switches, same)
-                for i, (a, x, same) in enumerate(zip(floor.accuracy, floor.loss, floor.identical_to_twin, strict=True))
-            ]
-        )
-        self._measures = [Measure(ACCURACY, thresholds.test_gap, "less"), Measure(LOSS, 0.0)]
-        self._source = floor.switches
-
-    def is_beyond_noise(self, golden: TrainingCurves, ending: TrainingCurves, loss_gap: float) -> bool:
-        """``loss_gap``: held-out loss minus golden's; NaN where the run did not come so far."""
-        if ending.same_bits:
-            return False
-        gap = ending.test_accuracy - golden.test_accuracy
-        if not (np.isfinite(gap) and np.isfinite(loss_gap)):
-            return True
-        seen = RunComparison("corrupted", "twin", {ACCURACY: gap, LOSS: loss_gap}, self._source)
-        result = noise_verdict(seen, self._null, self._measures, level=LEVEL)
-        return result.p is None or result.p <= LEVEL * (1 + 1e-9)  # without noise every difference is beyond it
-
-
-def _windowed(losses: Floats) -> Floats:
-    """Means of ``WINDOW`` steps each; the last of those that are left."""
-    ends = range(0, len(losses), WINDOW)
-    return np.array([losses[start : start + WINDOW].mean() for start in ends])
 
 
 CRASHED = ("crash", "hang", "raised")
@@ -195,7 +69,7 @@ class TrainingJudge:
         self._found, self._thresholds = baseline, thresholds
         self._losses, self._metric = np.array(baseline.losses), np.array(baseline.metric)
         self._implementation, self._seeds = (
-            NoiseFloorTest(f, thresholds) for f in (floors.implementation, floors.seeds)
+            NoiseFloorTest(f, thresholds.test_gap) for f in (floors.implementation, floors.seeds)
         )
         self.has_step_accuracy = not np.array_equal(self._metric, -self._losses)
         """Whether steps tell an accuracy; a loss has no scale that thresholds could be of."""

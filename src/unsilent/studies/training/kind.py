@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
-from unsilent.campaigns.spec import Json, TrialId
+from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
-from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, DamagedRecordError, parse_record
+from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, DamagedRecordError
 from unsilent.faults.hardware import SHIPPED
+from unsilent.replicas.noise_floors import FLOOR, are_numbers, parse_noise_floor
 from unsilent.report.model import Report
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.spec import (
@@ -43,58 +43,15 @@ Each trial continues the fault-free run from a random step. Reports outcome clas
 tables and an HTML report. Resumable: the same command continues where it stopped; more --trials extend it.
 """
 MOST_STEPS = 10**7
-MOST_REPLICAS = 10**5
 MOST_AGAIN = 100
 """Times the steps of a run that one under the guard may execute."""
-FLOOR = "floor"
-"""The name of records of noise floors, in the order of `NoiseFloors`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaDifferences:
-    """What fault-free replicas ended in, beside their clean twin.
-
-    Attributes:
-        switches: What differs between them.
-        accuracy, loss: Of each replica on held-out samples, minus the twin's.
-        churn: Share of predictions that differ from the twin's.
-        identical_to_twin: Whether it ended in the twin's bits.
-        loss_band: Widest difference of the mean training loss of each ``window`` steps from the twin's.
-        twin_losses_hash: Hash of the twin's losses.
-    """
-
-    switches: str
-    accuracy: tuple[float, ...]
-    loss: tuple[float, ...]
-    churn: tuple[float, ...]
-    identical_to_twin: tuple[bool, ...]
-    window: int
-    loss_band: tuple[float, ...]
-    twin_losses_hash: str = ""
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseFloors:
-    """The two noise floors that a run is judged by.
-
-    Attributes:
-        implementation: Replicas that carry out the same sums in another order.
-        seeds: Replicas with other seeds of initialisation, data order, augmentation and dropout.
-    """
-
-    implementation: ReplicaDifferences
-    seeds: ReplicaDifferences
 
 
 def check_spec(spec: TrainingSpec) -> None:
     """Raise ``DamagedRecordError`` for impossible numbers."""
     if spec.horizon is not None:
         h = spec.horizon
-        if h.steps < 1 or h.window < 1 or not h.loss or not _numbers((*h.loss, h.test), least=0):
+        if h.steps < 1 or h.window < 1 or not h.loss or not are_numbers((*h.loss, h.test), least=0):
             raise DamagedRecordError("its spec has an impossible horizon")
     if not 1 <= spec.threads <= MOST_THREADS:
         raise DamagedRecordError("its spec has an impossible number of threads")
@@ -109,30 +66,16 @@ def check_training_baseline(baseline: TrainingBaseline) -> None:
     }
     if not baseline.targets or not 1 <= baseline.steps <= MOST_STEPS or lengths != {baseline.steps}:
         raise DamagedRecordError("its description names no target, or has curves of unequal lengths")
-    right = _numbers((*baseline.losses, *baseline.metric, baseline.test_accuracy, baseline.test_loss)) and _numbers(
-        (baseline.golden_seconds, *(weight for _, weight in baseline.models)), least=0
-    )
+    right = are_numbers(
+        (*baseline.losses, *baseline.metric, baseline.test_accuracy, baseline.test_loss)
+    ) and are_numbers((baseline.golden_seconds, *(weight for _, weight in baseline.models)), least=0)
     watched = all(
-        len(row) == len(HISTORY_KINDS) and _numbers([x for x in row if x is not None], least=0)
+        len(row) == len(HISTORY_KINDS) and are_numbers([x for x in row if x is not None], least=0)
         for row in baseline.history_magnitudes
     )
     right = right and len(baseline.notes) <= MOST_NOTES
     if not right or not watched or baseline.samples < 1 or baseline.parameters < 0 or not baseline.golden_seconds > 0:
         raise DamagedRecordError("its description has impossible numbers")
-
-
-def parse_noise_floor(text: str, spec: TrainingSpec, description: TrainingBaseline) -> ReplicaDifferences:
-    """A noise floor; raises ``DamagedRecordError``."""
-    record = parse_record(ReplicaDifferences, text, "floor")
-    count = len(record.accuracy)
-    if not 1 <= count <= MOST_REPLICAS or {len(record.loss), len(record.churn), len(record.identical_to_twin)} != {
-        count
-    }:
-        raise DamagedRecordError("its noise floor has columns of unequal lengths")
-    right = _numbers((*record.accuracy, *record.loss)) and _numbers((*record.churn, *record.loss_band), least=0)
-    if not right or record.window < 1:
-        raise DamagedRecordError("its noise floor has impossible numbers")
-    return record
 
 
 def is_possible_trial(trial: TrialId, spec: TrainingSpec, targets: frozenset[str]) -> bool:
@@ -194,10 +137,6 @@ def replay(store: TrainingStore, trial: TrialId, *given: Any) -> TrialReplay[Tra
     return replay_training_trial(store, trial, *given)
 
 
-def _numbers(values: Sequence[float], least: float = -math.inf) -> bool:
-    return all(math.isfinite(v) and v >= least for v in values)
-
-
 TRAINING = Kind(
     name="training",
     application_id=0x556E7374,  # "Unst"
@@ -231,14 +170,3 @@ class TrainingStore(Store[TrainingSpec, TrainingBaseline, TrainingRow]):
     """An open store of such a campaign."""
 
     kind = TRAINING
-
-
-def store_noise_floors(store: TrainingStore, floors: NoiseFloors) -> None:
-    """Keep what fault-free replicas ended in, in place of what was kept before."""
-    store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
-
-
-def stored_floors(store: TrainingStore) -> NoiseFloors | None:
-    """What replicas ended in; None where those of a floor are missing."""
-    result = store.records(FLOOR)
-    return NoiseFloors(*result) if len(result) == len(NoiseFloors.__slots__) else None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
+from unsilent.replicas.noise_floors import NoiseFloors
 from unsilent.statistics.intervals import Interval
-from unsilent.studies.training.kind import NoiseFloors
 from unsilent.studies.training.spec import TrainingRow
 
 

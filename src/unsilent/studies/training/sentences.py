@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from unsilent.outcomes.training import TrainingOutcome
+from unsilent.replicas.noise_floors import ReplicaDifferences
 from unsilent.report.estimates import has_few_trials
 from unsilent.report.text import count_text, duration_text, escape_unprintable, estimate_text, signed
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.judging import convergence_limits
-from unsilent.studies.training.kind import ReplicaDifferences
 from unsilent.studies.training.records import Contrast, TrainingPvfRow, TrainingResult, TrialGroup
 from unsilent.studies.training.spec import PHASES
 

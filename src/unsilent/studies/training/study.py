@@ -20,23 +20,29 @@ from unsilent.errors import UsageError
 from unsilent.options import OptionValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import ReplicaStore, Switches
+from unsilent.replicas.noise_floors import (
+    LEVEL,
+    NoiseFloors,
+    check_twin,
+    run_noise_floors,
+    store_noise_floors,
+    stored_floors,
+)
 from unsilent.report.text import count_text
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.judging import (
     EXAMPLES,
-    LEVEL,
     TrainingJudge,
     backward_against_forward,
-    check_twin,
     convergence_limits,
     group_trials_by,
     groups_by_attribute,
     horizon_from_floor,
     make_trial_group,
-    run_noise_floors,
+    replica_spec,
 )
-from unsilent.studies.training.kind import TRAINING, NoiseFloors, TrainingStore, store_noise_floors, stored_floors
+from unsilent.studies.training.kind import TRAINING, TrainingStore
 from unsilent.studies.training.necessary_conditions import condition_points, guard_result, necessary_condition_tables
 from unsilent.studies.training.records import (
     ClassShare,
@@ -144,7 +150,7 @@ def floors_and_horizon(
     """Both noise floors, from fault-free runs that ``path`` keeps, and the spec with the horizon that follows from them."""
     switches = Switches.parse(compared.noise)
     with ReplicaStore(path, write=True) as opened:
-        floors = run_noise_floors(spec, opened, switches, compared.replicas, jobs=jobs, observer=observer)
+        floors = run_noise_floors(replica_spec(spec), opened, switches, compared.replicas, jobs=jobs, observer=observer)
     if compared.horizon is None:
         return floors, spec
     return floors, replace(spec, horizon=horizon_from_floor(floors.implementation, compared.horizon))
@@ -168,7 +174,7 @@ def run_training(
     """
     baseline = executor.establish_baseline()
     assert isinstance(baseline, TrainingBaseline)
-    check_twin(baseline, floors)
+    check_twin(baseline.name, baseline.losses, floors)
     store.bind_campaign(spec, baseline)
     store_noise_floors(store, floors)
     run_campaign(spec, budget, executor, store, observer=observer, command=command)

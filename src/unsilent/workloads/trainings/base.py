@@ -63,7 +63,8 @@ class TrainingState:
 
     ``step``: steps done, ``epoch`` and ``cursor``: batches taken of that epoch. ``generators``: one per stream on the CPU,
     seeded anew from ``seeds`` and the counters before every use, so they need no place in a snapshot. ``cached_values``: what
-    follows from the rest and is only kept to save time (the order of this epoch).
+    follows from the rest and is only kept to save time (the order of this epoch). ``wrapped_model``: what a step calls in place
+    of the model, a wrapper with the same parameters (None: the model).
     """
 
     model: nn.Module
@@ -78,6 +79,7 @@ class TrainingState:
         default_factory=lambda: {name: torch.Generator() for name in STREAMS}
     )
     cached_values: dict[str, Any] = field(default_factory=dict)
+    wrapped_model: nn.Module | None = None
 
 
 @dataclass(frozen=True)

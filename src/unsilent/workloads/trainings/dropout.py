@@ -1,7 +1,7 @@
-"""Dropout that goes with the sample: in a batch whose rows are permuted, each row keeps the mask it had before.
+"""Dropout that goes with the sample: in a batch whose rows are permuted or shared by ranks, each row keeps its mask.
 
 Ordinary dropout gives the k-th row the k-th mask, so permuting a batch deals other masks to the samples, and the permutation
-is no longer a mere change of the order in which sums are made.
+is no longer a mere change of the order in which sums are made; and each rank would give its rows the masks of the first ones.
 """
 
 from __future__ import annotations
@@ -9,21 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-_order: ContextVar[Tensor | None] = ContextVar("_order", default=None)
+
+class ChosenRows(NamedTuple):
+    """Row i of a batch is row ``numbers[i]`` of the ``batch_size`` rows of the batch as it came."""
+
+    numbers: Tensor
+    batch_size: int
+
+
+_chosen: ContextVar[ChosenRows | None] = ContextVar("_chosen", default=None)
 
 
 @contextmanager
-def rows_permuted_by(order: Tensor | None) -> Iterator[None]:
-    """Inside, row i of every batch is row ``order[i]`` of the batch as it came (None: as it came)."""
-    token = _order.set(order)
+def rows_chosen_by(rows: ChosenRows | None) -> Iterator[None]:
+    """Inside, every batch has these rows of the batch as it came (None: all, as they came)."""
+    token = _chosen.set(rows)
     try:
         yield
     finally:
-        _order.reset(token)
+        _chosen.reset(token)
 
 
 class RowDropout(nn.Module):
@@ -37,9 +46,11 @@ class RowDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         # A tensor of its own, not empty_like: the draws must not depend on the memory layout of x.
-        kept = torch.empty(x.shape, dtype=x.dtype, device=x.device).bernoulli_(1 - self.p)
-        if (order := _order.get()) is not None:
-            kept = kept[order]
+        rows = _chosen.get()
+        shape = x.shape if rows is None else (rows.batch_size, *x.shape[1:])
+        kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - self.p)
+        if rows is not None:
+            kept = kept[rows.numbers]
         return x * kept / (1 - self.p)
 
     def extra_repr(self) -> str:

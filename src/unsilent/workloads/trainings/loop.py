@@ -20,7 +20,7 @@ from unsilent.nested import map_tensors
 from unsilent.sites.modules import named_parameters
 from unsilent.workloads.trainings import snapshots
 from unsilent.workloads.trainings.base import Evaluation, Seeds, StepRecord, TrainingState
-from unsilent.workloads.trainings.dropout import rows_permuted_by
+from unsilent.workloads.trainings.dropout import ChosenRows, rows_chosen_by
 from unsilent.workloads.trainings.evaluating import evaluator, row_count
 from unsilent.workloads.trainings.randomness import GLOBALS, isolated_randomness, seed_globals, stream_seed
 from unsilent.workloads.trainings.sources import source_of
@@ -52,9 +52,14 @@ class Training:
         settings: What decides the run beside the code (JSON values); a snapshot taken with others is refused.
         streams: The seeds that have an effect (None: not known).
         info: JSON values for reports.
+
+    Attributes:
+        shard: (rank, ranks) where several processes train together: this one trains on rows rank, rank + ranks, … of each
+            batch (None: on all). What is drawn for a row is the same whatever the shard.
     """
 
     world_size = 1
+    shard: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -97,8 +102,8 @@ class Training:
         self._evaluate = evaluator(name, evaluate, loss)
         self._clip, self._amp, self._growth = clip, AMPS[amp], growth
 
-    def start(self, seeds: int | Seeds = 0) -> TrainingState:
-        """A new training."""
+    def start(self, seeds: int | Seeds = 0, wrap: Callable[[nn.Module], nn.Module] | None = None) -> TrainingState:
+        """A new training. ``wrap``: from the model what a step calls in its place; called before optimizers are made."""
         seeds = seeds if isinstance(seeds, Seeds) else Seeds.same_for_all(seeds)
         with isolated_randomness():
             seed_globals(stream_seed(seeds, "init"))
@@ -106,23 +111,24 @@ class Training:
             if not isinstance(model, nn.Module):
                 raise UsageError(f"training {self.name!r}: expected a torch.nn.Module, got {type(model).__name__}")
             model = model.to(self.device)
+            wrapped = wrap(model) if wrap else None
             made = call_user_code(self._optimizer, model)
             optimizers = [made] if isinstance(made, Optimizer) else list(made)
             schedulers = [call_user_code(self._schedule, o) for o in optimizers] if self._schedule else []
         scaler = None
         if self._amp is not None:
             scaler = torch.amp.GradScaler(self.device.type, growth_interval=self._growth)
-        return TrainingState(model, optimizers, schedulers, scaler, seeds)
+        return TrainingState(model, optimizers, schedulers, scaler, seeds, wrapped_model=wrapped)
 
     def step(self, state: TrainingState) -> StepRecord:
         """One update."""
         with isolated_randomness():
-            batch, order = self._batch(state)
+            batch, rows = self._batch(state)
             for optimizer in state.optimizers:
                 optimizer.zero_grad(set_to_none=True)
             seed_globals(stream_seed(state.seeds, "dropout", state.step))
-            with rows_permuted_by(order), self._autocast():
-                result = call_user_code(self._loss, state.model, batch)
+            with rows_chosen_by(rows), self._autocast():
+                result = call_user_code(self._loss, state.wrapped_model or state.model, batch)
             loss, metrics = result if isinstance(result, tuple) else (result, {})
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise UsageError(
@@ -188,20 +194,35 @@ class Training:
         state.step, state.epoch, state.cursor = (snapshot[key] for key in ("step", "epoch", "cursor"))
         state.cached_values.clear()
 
-    def _batch(self, state: TrainingState) -> tuple[Any, Tensor | None]:
-        """The batch of the state's step, and how its rows were permuted (None: not)."""
+    def _batch(self, state: TrainingState) -> tuple[Any, ChosenRows | None]:
+        """The batch of the state's step, and which of its rows in which order (None: all as they came)."""
         batch = call_user_code(self._source.batch, state)
         if self._augment is not None:
             seed_globals(stream_seed(state.seeds, "augment", state.step, GLOBALS))
             generator = state.generators["augment"].manual_seed(stream_seed(state.seeds, "augment", state.step))
             batch = call_user_code(self._augment, batch, generator)
-        order = None
-        if state.seeds.within is not None and (count := row_count(batch)):
+        count = row_count(batch)
+        rows = self._rows(state, count)
+        if rows is None:
+            return self._placed(batch), None
+        batch = map_tensors(batch, lambda _, tensor: tensor[rows] if tensor.ndim else tensor)
+        return self._placed(batch), ChosenRows(rows.to(self.device), count)
+
+    def _rows(self, state: TrainingState, count: int) -> Tensor | None:
+        """The rows of a batch of ``count`` to train on, in their order; None for all as they came."""
+        rows = None
+        if state.seeds.within is not None and count:
             generator = state.generators["within"].manual_seed(stream_seed(state.seeds, "within", state.step))
-            order = torch.randperm(count, generator=generator)
-            batch = map_tensors(batch, lambda _, tensor: tensor[order] if tensor.ndim else tensor)
-            order = order.to(self.device)
-        return self._placed(batch), order
+            rows = torch.randperm(count, generator=generator)
+        if self.shard is not None:
+            rank, ranks = self.shard
+            if not count or count % ranks:
+                raise UsageError(
+                    f"training {self.name!r}: a batch has {count or 'no common number of'} rows; expected a multiple of the "
+                    f"{ranks} ranks that share it: choose another batch size or number of ranks"
+                )
+            rows = (torch.arange(count) if rows is None else rows)[rank::ranks]
+        return rows
 
     def _placed(self, batch: Any) -> Any:
         return map_tensors(batch, lambda _, tensor: tensor.to(self.device)) if self.device.type != "cpu" else batch

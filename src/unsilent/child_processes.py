@@ -1,12 +1,15 @@
-"""Child processes that talk to us over a socket they inherit: started, and ended with all that they started."""
+"""Child processes that talk to us over a socket they inherit: started, ended with all that they started, and never left alone."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
@@ -42,3 +45,20 @@ def end_child(process: subprocess.Popen[bytes], connection: Connection) -> None:
     except ProcessLookupError:
         pass  # it and its children are gone
     process.wait()
+
+
+def exit_with_parent(parent: int) -> None:
+    """End this process when its parent is gone, whatever it is doing: by the kernel on Linux, else soon after."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        pass  # not Linux
+    if os.getppid() != parent:
+        os._exit(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

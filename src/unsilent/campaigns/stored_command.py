@@ -1,0 +1,62 @@
+"""The command that a store names: what it asked of whoever reads the store, so that a later report shows what the run showed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from unsilent.campaigns.driver import AnyStore
+from unsilent.errors import StoreError, UsageError
+from unsilent.options import OptionField, OptionValues, options_of
+
+T = TypeVar("T")
+
+
+def stored_options(store: AnyStore, cls: type[T]) -> T:
+    """The options of a dataclass that the command of a store gives; of all others the defaults. Raises ``StoreError``."""
+    words = _command_words(store.largest_budget()[1])
+    try:
+        return OptionValues([cls], dict(_given(words, options_of(cls)))).make_dataclass(cls)
+    except UsageError as error:
+        raise StoreError(f"{store.path} names a command that cannot be used ({error}); restore a copy") from None
+
+
+def without_options(command: str, *classes: type) -> str:
+    """The command line without the options of some dataclasses; what is no command line stays as it is."""
+    words, options = _command_words(command), options_of(*classes)
+    if not words:
+        return command
+    left: list[str] = []
+    while words:
+        word = words.pop(0)
+        option = _option(word, options)
+        if option is None:
+            left.append(word)
+        elif not option.is_boolean:
+            del words[:1]
+    return shlex.join(left)
+
+
+def _command_words(command: str) -> list[str]:
+    """The words of a command line of ours; none for anything else, such as a call in Python."""
+    words = shlex.split(command)
+    return words if words[:1] == ["unsilent"] else []
+
+
+def _given(words: list[str], options: Mapping[str, OptionField]) -> Iterator[tuple[str, Any]]:
+    """The options among the words, by field, as texts."""
+    texts: dict[str, list[str]] = {}
+    for word, value in pairwise([*words, ""]):
+        option = _option(word, options)
+        if option is not None and option.is_boolean:
+            yield option.field, True
+        elif option is not None:
+            texts.setdefault(option.field, []).append(value)
+    for name, values in texts.items():
+        yield name, values if options[name].option.is_repeatable else values[-1]
+
+
+def _option(word: str, options: Mapping[str, OptionField]) -> OptionField | None:
+    return next((option for option in options.values() if option.flag == word), None)

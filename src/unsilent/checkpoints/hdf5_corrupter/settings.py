@@ -1,0 +1,136 @@
+"""The settings that hdf5_corrupter reads from YAML: reading a file that may come from anyone, and checking it.
+
+Keys as in ``read_config_file`` of ``settings_reader.py``. What its own checks refuse by mistake is accepted: a precision
+written as a number, a scaling factor or bit mask (lines 263-266 always refuse both), and a percentage below 1 (line 288
+takes it for a count).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults.lists.entries import short_repr
+from unsilent.plainfiles import read_plain
+
+MOST_BYTES = 2**20
+MOST_EVENTS = 20_000
+"""Values and brackets in a file."""
+DEEPEST = 4
+_Bit = Annotated[int, Field(ge=0, le=63)]
+
+
+class InjectorSettings(BaseModel):
+    """Settings of hdf5_corrupter; its README and the how-to say what they mean. Bits are counted from the sign."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    injection_type: Literal["count", "percentage"]
+    injection_tries: Annotated[float, Field(gt=0, le=1_000_000)]
+    injection_probability: Annotated[float, Field(ge=0, le=1)]
+    float_precision: Annotated[Literal["auto", "16", "32", "64"], BeforeValidator(str)]
+    allow_sign_change: bool
+    allow_NaN_values: bool
+    use_random_locations: bool
+    first_bit: _Bit | None = None
+    last_bit: _Bit | None = None
+    burst: Annotated[int, Field(ge=1, le=1024)] = 1
+    scaling_factor: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    bit_mask: Annotated[str, Field(pattern="^[01]{1,64}$")] | None = None
+    locations_to_corrupt: list[Annotated[str, Field(max_length=4096)]] | None = None
+    hdf5_file: Any = None
+    log_file_path: Any = None
+    save_injection_sequence: Any = None
+    injection_sequence_path: Any = None
+
+    @property
+    def width(self) -> int | None:
+        """Bits of ``float_precision``; None for that of each tensor."""
+        return None if self.float_precision == "auto" else int(self.float_precision)
+
+    def candidate_bits(self, width: int) -> list[int]:
+        """The bits that may be flipped, counted from the sign: the range, and the sign where it is allowed."""
+        if self.first_bit is None or self.last_bit is None:
+            return list(range(width))
+        bits = list(range(self.first_bit, self.last_bit + 1))
+        return [0, *bits] if self.allow_sign_change and self.first_bit > 0 else bits
+
+
+def read_settings(path: str | Path) -> InjectorSettings:
+    """The settings of a YAML file; raises ``UsageError`` for what is no such file or what hdf5_corrupter could not do."""
+    values = _load_yaml(read_plain(path, MOST_BYTES, f"the settings {path}"), str(path))
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is {short_repr(values)}; expected settings like injection_type: count")
+    try:
+        settings = InjectorSettings.model_validate(values)
+    except ValidationError as error:
+        raise _in_one_line(str(path), error) from None
+    if problem := _problem(settings):
+        raise UsageError(f"{path}: {problem}")
+    return settings
+
+
+def _load_yaml(content: bytes, name: str) -> Any:
+    """The value of a YAML document without aliases, tags of Python, depth or length."""
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError("settings in YAML need an optional package; install it with: pip install pyyaml") from None
+    try:
+        depth = 0
+        for number, event in enumerate(yaml.parse(content, Loader=yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > DEEPEST or number > MOST_EVENTS:
+                found = "an alias, or more levels or values than settings have"
+                raise UsageError(f"{name} has {found}; expected one line for each setting")
+        return yaml.safe_load(content)
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged scalar can raise anything
+        reason = short_repr(" ".join(str(error).split()), 100)
+        raise UsageError(
+            f"{name} cannot be read as YAML ({reason}); expected a line for each setting, like injection_type: count"
+        ) from None
+
+
+def _in_one_line(name: str, error: ValidationError) -> UsageError:
+    """The first thing that is wrong with some settings."""
+    first = error.errors(include_url=False)[0]
+    key = short_repr(str(first["loc"][0]), 60)[1:-1]
+    if first["type"] == "missing":
+        return UsageError(f"{name} lacks {key}; add it, as hdf5_corrupter does not work without it")
+    if first["type"] == "extra_forbidden":
+        return unknown_name_error(f"setting in {name}", key, InjectorSettings.model_fields)
+    hint = '; put it in quotes, like "1011"' if key == "bit_mask" else ""
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return UsageError(f"{name}: {key} is {short_repr(first['input'])}; {message}{hint}")
+
+
+def _problem(settings: InjectorSettings) -> str:
+    """What is wrong with settings that are right one by one; empty for nothing."""
+    modes = {
+        "float_precision: auto": settings.width is None,
+        "a bit range or burst": settings.first_bit is not None or settings.last_bit is not None or settings.burst > 1,
+        "scaling_factor": settings.scaling_factor is not None,
+        "bit_mask": settings.bit_mask is not None,
+    }
+    if len(asked := [mode for mode, given in modes.items() if given]) > 1:
+        return f"found {' and '.join(asked)}; expected one of them, remove the others"
+    first, last = settings.first_bit, settings.last_bit
+    width = settings.width or 64
+    if (first is None) != (last is None):
+        return f"found first_bit {first} and last_bit {last}; give both"
+    if first is not None and last is not None and not first <= last < width:
+        return f"bits {first} to {last}; expected a range within 0-{width - 1}, the bits of float_precision {width}"
+    if settings.bit_mask is not None and len(settings.bit_mask) > width:
+        return f"bit_mask has {len(settings.bit_mask)} bits; expected at most {width}, those of float_precision"
+    if settings.injection_type == "percentage" and settings.injection_tries > 1:
+        return f"injection_tries is {settings.injection_tries:g}; expected at most 1 for percentage"
+    if settings.injection_type == "count" and settings.injection_tries < 1:
+        return f"injection_tries is {settings.injection_tries:g}; expected 1 or more for count"
+    if not settings.use_random_locations and not settings.locations_to_corrupt:
+        return "lacks locations_to_corrupt; give some, or use_random_locations: True"
+    return ""

@@ -1,0 +1,131 @@
+"""The injection sequences that hdf5_corrupter (github.com/diepe28/hdf5_corrupter) saves.
+
+Read in ``corrupter.py``, ``hdf5_common.py`` and ``hdf5_corrupter.py`` at 676c62a: one JSON object, location -> its
+injections, in their order, each ``[index, bits]``. A location is a dataset, or the beginning of the names of several; the
+index is empty where it was not saved, and ``[0]`` for a scalar. The bits are a list of positions counted **from the
+sign** (bit 0); a single number for an integer (a position in the digits of ``bin(value)``, which its replay does not
+use); null where the injection's probability let it pass.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeGuard
+
+from unsilent.errors import UsageError, first_line
+from unsilent.faults.lists.entries import (
+    ColumnNames,
+    FaultListEntry,
+    ListedCorruption,
+    ParameterPath,
+    fault_list_error,
+    short_repr,
+)
+
+MOST_BYTES = 64 * 2**20
+_BEGIN = re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.){0,2000}"\s*:\s*\[\s*\[')
+_EXPECTED = "expected [[index, …], [bit, …]]"
+_COLUMNS = ColumnNames("location", ("index",), "bits")
+
+
+class SequenceEntry(NamedTuple):
+    """One injection of a sequence, as the file has it; ``location`` is a dataset's name or its beginning."""
+
+    location: str
+    coordinates: tuple[int, ...]
+    bits: tuple[int, ...] | int | None
+    file_position: str
+
+
+@dataclass(frozen=True)
+class Hdf5Corrupter:
+    """The JSON of an injection sequence of hdf5_corrupter; together=true injects all of it in one trial."""
+
+    together: bool = False
+
+    def entries(self, content: bytes, name: str) -> Iterator[FaultListEntry]:
+        """One entry an injection, or one for all; those without bits are passed over."""
+        everything: list[ListedCorruption] = []
+        for entry in read_sequence(content, name):
+            if entry.bits is None:
+                continue
+            if isinstance(entry.bits, int):
+                text = f"bit {entry.bits} is of an integer; lists for a model corrupt floating-point parameters"
+                raise fault_list_error(name, entry.file_position, text)
+            if not entry.coordinates:
+                raise fault_list_error(
+                    name, entry.file_position, "has no index, so its element is drawn at random; draw it in a checkpoint of the "
+                    "model with unsilent checkpoint replay CHECKPOINT FILE --save FAULTS, and give FAULTS"
+                )  # fmt: skip
+            where = ParameterPath(entry.location)
+            parts = [
+                ListedCorruption(where, entry.coordinates, "xor", bit, _COLUMNS, bit_from_sign=True)
+                for bit in entry.bits
+            ]
+            everything += parts
+            if not self.together:
+                yield FaultListEntry(entry.file_position, tuple(parts))
+        if self.together and everything:
+            yield FaultListEntry("all entries", tuple(everything))
+
+
+def is_sequence(content: bytes) -> bool:
+    """Whether a file begins as a sequence does: an object whose first value is a list of lists."""
+    return _BEGIN.match(content[:4096].removeprefix(b"\xef\xbb\xbf")) is not None
+
+
+def read_sequence(content: bytes, name: str) -> list[SequenceEntry]:
+    """The injections of a sequence, in the file's order; ``name`` is the file's, for messages. Raises ``UsageError``."""
+    if len(content) > MOST_BYTES:
+        raise fault_list_error(name, "", f"is larger than {MOST_BYTES >> 20} MiB; split it into several sequences")
+    try:
+        value = json.loads(content, object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:
+        reason = short_repr(first_line(error), 80)
+        text = f"cannot be read as JSON ({reason}); expected the sequence that hdf5_corrupter saved"
+        raise fault_list_error(name, "", text) from None
+    if not isinstance(value, dict):
+        raise fault_list_error(name, "", f"found {short_repr(value)}; expected an object, location -> injections")
+    result = []
+    for location, injections in value.items():
+        if not isinstance(injections, list):
+            text = f"found {short_repr(injections)}; expected a list of injections"
+            raise fault_list_error(name, short_repr(location, 80), text)
+        for number, injection in enumerate(injections, 1):
+            place = f"{short_repr(location, 80)} entry {number}"
+            try:
+                result.append(SequenceEntry(location, *_index_and_bits(injection), place))
+            except UsageError as error:
+                raise fault_list_error(name, place, str(error)) from None
+    return result
+
+
+def _index_and_bits(injection: Any) -> tuple[tuple[int, ...], tuple[int, ...] | int | None]:
+    """Both parts of an injection; raises ``UsageError``."""
+    if not isinstance(injection, list) or len(injection) != 2:
+        raise UsageError(f"found {short_repr(injection)}; {_EXPECTED}")
+    index, bits = injection
+    if not _are_positions(index, 64):
+        raise UsageError(f"found the index {short_repr(index)}; {_EXPECTED}")
+    if bits is None or (type(bits) is int and 0 <= bits < 64):
+        return tuple(index), bits
+    if not _are_positions(bits, 1024) or not bits:
+        hint = "; it marks a value that was scaled, which the file does not describe" if bits == [-2] else ""
+        raise UsageError(f"found the bits {short_repr(bits)}; expected whole numbers counted from 0, the sign{hint}")
+    return tuple(index), tuple(bits)
+
+
+def _are_positions(value: Any, most: int) -> TypeGuard[list[int]]:
+    return (
+        isinstance(value, list) and len(value) <= most and all(type(n) is int and 0 <= n < 2**62 for n in value)
+    )  # fmt: skip
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a location appears twice")
+    return result

@@ -1,0 +1,227 @@
+"""The two noise floors of a training, from its replicas: what campaigns of faulty runs judge every run by.
+
+*Implementation*: replicas with golden's seeds whose sums are carried out in another order. A run beyond them is different.
+*Seeds*: replicas with other seeds. A run that is worse than golden and beyond them as well is harmful; one that lies between the
+two took another path, and ended as a fault-free run of the same recipe may end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from unsilent.campaigns.observer import Observer
+from unsilent.campaigns.spec import Json
+from unsilent.campaigns.store import Store
+from unsilent.campaigns.stored_values import DamagedRecordError, parse_record
+from unsilent.errors import UsageError
+from unsilent.outcomes.training import TrainingCurves
+from unsilent.replicas.floors import ACCURACY, CHURN, LOSS, Floor
+from unsilent.replicas.kind import ReplicaRequest, ReplicaStore
+from unsilent.replicas.run import run_replicas
+from unsilent.replicas.spec import Replica, ReplicaBaseline, ReplicaSpec
+from unsilent.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS, Switches
+from unsilent.statistics.floor import noise_verdict
+from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison
+
+Floats = NDArray[np.float64]
+SEEDS = VARIANTS["algo"]
+LEAST = 20
+LEVEL = 0.05
+WINDOW = 10
+"""Steps that losses are averaged over: single ones differ between fault-free runs as much as anything."""
+MOST_REPLICAS = 10**5
+FLOOR = "floor"
+"""The name of records of noise floors, in the order of `NoiseFloors`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDifferences:
+    """What fault-free replicas ended in, beside their clean twin.
+
+    Attributes:
+        switches: What differs between them.
+        accuracy, loss: Of each replica on held-out samples, minus the twin's.
+        churn: Share of predictions that differ from the twin's.
+        identical_to_twin: Whether it ended in the twin's bits.
+        loss_band: Widest difference of the mean training loss of each ``window`` steps from the twin's.
+        twin_losses_hash: Hash of the twin's losses.
+    """
+
+    switches: str
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+    churn: tuple[float, ...]
+    identical_to_twin: tuple[bool, ...]
+    window: int
+    loss_band: tuple[float, ...]
+    twin_losses_hash: str = ""
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloors:
+    """The two noise floors that a run is judged by.
+
+    Attributes:
+        implementation: Replicas that carry out the same sums in another order.
+        seeds: Replicas with other seeds of initialisation, data order, augmentation and dropout.
+    """
+
+    implementation: ReplicaDifferences
+    seeds: ReplicaDifferences
+
+
+def run_noise_floors(
+    spec: ReplicaSpec,
+    store: ReplicaStore,
+    implementation: Switches,
+    count: int = LEAST,
+    *,
+    jobs: int = 1,
+    observer: Observer | None = None,
+) -> NoiseFloors:
+    """Run the replicas that the store lacks, ``count`` of each floor, and compare them with their clean twin.
+
+    ``implementation``: what differs between replicas of that floor. Raises ``UsageError``.
+    """
+    if count < LEAST:
+        raise UsageError(f"--replicas is {count}; a noise floor at level {LEVEL:g} needs at least {LEAST}")
+    if not implementation.varies_between_replicas:
+        raise UsageError(
+            f"--noise {implementation} does not vary between runs; name switches that vary, like impl or race=2"
+        )
+    if drawn := [name for name, _ in implementation.settings if SWITCHES[name].kind == ALGORITHMIC]:
+        raise UsageError(
+            f"--noise {implementation} varies seeds ({', '.join(drawn)}), but every campaign already has a noise floor of seeds; "
+            "name implementation switches, like impl or race=2"
+        )
+
+    def wanted(trained: ReplicaBaseline) -> list[Replica]:
+        floors = (Replica(switches, number) for switches in (implementation, SEEDS) for number in range(count))
+        return [Replica(Switches(), 0), *floors]
+
+    asked = ReplicaRequest((str(implementation), str(SEEDS)), count)
+    run_replicas(spec, wanted, store, jobs=jobs, observer=observer, replica_request=asked)
+    return NoiseFloors(*(_differences(spec, store, switches, count) for switches in (implementation, SEEDS)))
+
+
+def _differences(spec: ReplicaSpec, store: ReplicaStore, switches: Switches, count: int) -> ReplicaDifferences:
+    floor = Floor(store, switches)
+    null = floor.null_comparisons(range(count))
+    rows = list(store.runs_with_switches(switches, count))
+    windows = [_windowed(row.losses) - _windowed(floor.twin.losses) for row in rows]
+    band = np.abs(np.array(windows)).max(0)
+    if not np.isfinite(band).all():
+        raise UsageError(
+            f"a fault-free replica of {spec.workload} has a loss that is not finite; fix the training first"
+        )
+    return ReplicaDifferences(
+        switches=str(switches),
+        accuracy=tuple(one.values[ACCURACY] for one in null.clean_comparisons),
+        loss=tuple(one.values[LOSS] for one in null.clean_comparisons),
+        churn=tuple(one.values[CHURN] for one in null.clean_comparisons),
+        identical_to_twin=tuple(one.same_bits for one in null.clean_comparisons),
+        window=WINDOW,
+        loss_band=tuple(band.tolist()),
+        twin_losses_hash=hash_of_losses(floor.twin.losses),
+    )
+
+
+def check_twin(name: str, losses: Sequence[float], floors: NoiseFloors) -> None:
+    """Raise ``UsageError`` unless the replicas' clean twin is the campaign's golden run.
+
+    Args:
+        name: Of the training.
+        losses: Of the golden run.
+        floors: They must have been measured from the same run.
+    """
+    if {floors.implementation.twin_losses_hash, floors.seeds.twin_losses_hash} != {hash_of_losses(np.array(losses))}:
+        raise UsageError(
+            f"the golden run of {name} and the fault-free twin of its replicas have different losses; a "
+            "training must be bit-identical in every process: run unsilent noise --explain to find the cause"
+        )
+
+
+def hash_of_losses(losses: Floats) -> str:
+    """32 hex digits of the losses of a run, bit for bit."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(losses, dtype=np.float64).tobytes())
+
+
+def parse_noise_floor(text: str, spec: object, baseline: object) -> ReplicaDifferences:
+    """A noise floor; raises ``DamagedRecordError``."""
+    record = parse_record(ReplicaDifferences, text, "floor")
+    count = len(record.accuracy)
+    if not 1 <= count <= MOST_REPLICAS or {len(record.loss), len(record.churn), len(record.identical_to_twin)} != {
+        count
+    }:
+        raise DamagedRecordError("its noise floor has columns of unequal lengths")
+    right = are_numbers((*record.accuracy, *record.loss)) and are_numbers((*record.churn, *record.loss_band), least=0)
+    if not right or record.window < 1:
+        raise DamagedRecordError("its noise floor has impossible numbers")
+    return record
+
+
+def store_noise_floors(store: Store[Any, Any, Any], floors: NoiseFloors) -> None:
+    """Keep what fault-free replicas ended in, in place of what was kept before."""
+    store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
+
+
+def stored_floors(store: Store[Any, Any, Any]) -> NoiseFloors | None:
+    """What replicas ended in; None where those of a floor are missing."""
+    result = store.records(FLOOR)
+    return NoiseFloors(*result) if len(result) == len(NoiseFloors.__slots__) else None
+
+
+class NoiseFloorTest:
+    """Whether a run differs from golden by more than the replicas of one floor do.
+
+    As every difference is from the same golden run, the test is of the run's own place among the ends of the replicas.
+    A rank test of held-out accuracy and loss at ``LEVEL`` for each run by itself: among runs that differ as replicas do, that
+    share is called beyond. Corrected for a thousand trials, 20 replicas could call none.
+
+    Args:
+        floor: The replicas.
+        margin: Difference of held-out accuracy, a share, that is no loss.
+    """
+
+    def __init__(self, floor: ReplicaDifferences, margin: float) -> None:
+        self._null = NullDistribution(
+            [
+                RunComparison(f"replica {i}", "twin", {ACCURACY: a, LOSS: x}, floor.switches, same)
+                for i, (a, x, same) in enumerate(zip(floor.accuracy, floor.loss, floor.identical_to_twin, strict=True))
+            ]
+        )
+        self._measures = [Measure(ACCURACY, margin, "less"), Measure(LOSS, 0.0)]
+        self._source = floor.switches
+
+    def is_beyond_noise(self, golden: TrainingCurves, ending: TrainingCurves, loss_gap: float) -> bool:
+        """``loss_gap``: held-out loss minus golden's; NaN where the run did not come so far."""
+        if ending.same_bits:
+            return False
+        gap = ending.test_accuracy - golden.test_accuracy
+        if not (np.isfinite(gap) and np.isfinite(loss_gap)):
+            return True
+        seen = RunComparison("corrupted", "twin", {ACCURACY: gap, LOSS: loss_gap}, self._source)
+        result = noise_verdict(seen, self._null, self._measures, level=LEVEL)
+        return result.p is None or result.p <= LEVEL * (1 + 1e-9)  # without noise every difference is beyond it
+
+
+def _windowed(losses: Floats) -> Floats:
+    """Means of ``WINDOW`` steps each; the last of those that are left."""
+    ends = range(0, len(losses), WINDOW)
+    return np.array([losses[start : start + WINDOW].mean() for start in ends])
+
+
+def are_numbers(values: Sequence[float], least: float = -math.inf) -> bool:
+    """Whether all values are finite and not below ``least``."""
+    return all(math.isfinite(v) and v >= least for v in values)

@@ -1,0 +1,284 @@
+"""What the resumes of a campaign show: the class of each, shares by strategy, section and number of flips, and differences.
+
+A resume is *different* where it ends beyond implementation noise, *harmful* where it is worse than the clean resume by more than
+the gap and lies beyond the noise of seeds as well, or raised, crashed or hung. Classes are those of `unsilent.outcomes.training`.
+The noise floors are those of the training in one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unsilent.errors import UsageError
+from unsilent.interval import Interval
+from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, classify_training
+from unsilent.replicas.noise_floors import NoiseFloors, NoiseFloorTest, stored_floors
+from unsilent.report.text import count_text
+from unsilent.statistics.comparing import joint_differences, paired
+from unsilent.statistics.intervals import clopper_pearson, normal_quantile
+from unsilent.studies.checkpoint.kind import CheckpointStore
+from unsilent.studies.checkpoint.spec import (
+    FOLLOWED,
+    CheckpointAnalysisOptions,
+    CheckpointBaseline,
+    CheckpointRow,
+    CheckpointSpec,
+)
+
+POWER = 0.8
+"""Of the smallest difference that is said to be detectable."""
+MODEL, OPTIMIZER = ("weights", "statistics"), ("first_moment", "second_moment")
+
+
+@dataclass(frozen=True)
+class JudgedResume:
+    """One resume with its class.
+
+    Attributes:
+        strategy, section, flips, k: Which trial; equal ``section``, ``flips`` and ``k`` have the same faults.
+        outcome: Its class, where a difference within the noise of seeds is none.
+        different: Whether it is beyond implementation noise.
+        steps_to_recover: Steps after which the metric stayed within the gap of the clean resume's; None: never.
+        nonfinite, extreme: Whether the model ever had such values.
+        changed: Share of parameters of the ranks, on average, with other bits than in the clean resume, at each evaluation.
+    """
+
+    strategy: str
+    section: str
+    flips: int
+    k: int
+    outcome: TrainingOutcome
+    different: bool
+    bit_identical: bool
+    steps_to_recover: int | None
+    nonfinite: bool
+    extreme: bool
+    changed: tuple[float, ...]
+
+    @property
+    def harmful(self) -> bool:
+        """Whether something of worth was lost."""
+        return self.outcome.harmful
+
+
+@dataclass(frozen=True)
+class ResumeGroup:
+    """Resumes of one strategy and section with one number of flips.
+
+    Attributes:
+        counts: Trials of each class.
+        harmful, different: Shares.
+        recovered: Of those that recovered, the median of the steps; None where none did.
+        changed: Mean share of changed parameters at each evaluation.
+    """
+
+    strategy: str
+    section: str
+    flips: int
+    trials: int
+    counts: dict[str, int]
+    harmful: Interval
+    different: Interval
+    with_nonfinite: int
+    with_extreme: int
+    recovered: float | None
+    changed: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Shares of harmful resumes of two kinds, and their difference; ``detectable``: the smallest that would be found."""
+
+    name: str
+    first: Interval
+    second: Interval
+    difference: Interval
+    detectable: float
+    is_paired: bool
+
+
+@dataclass(frozen=True)
+class CheckpointResult:
+    """What a campaign found."""
+
+    spec: CheckpointSpec
+    baseline: CheckpointBaseline
+    floors: NoiseFloors
+    options: CheckpointAnalysisOptions
+    trials: tuple[JudgedResume, ...]
+    groups: tuple[ResumeGroup, ...]
+    sections: tuple[Difference, ...]
+    strategies: tuple[Difference, ...]
+    identical_pairs: tuple[int, int]
+    """Pairs of trials of two strategies with the same faults that ended in the same class, and all such pairs."""
+    command: str
+    seconds: float
+    cpu_seconds: float
+
+
+def analyse(store: CheckpointStore, options: CheckpointAnalysisOptions) -> CheckpointResult:
+    """Judge all trials of a store; raises ``UsageError`` where it has none, or no noise floors."""
+    floors, spec, baseline = stored_floors(store), store.spec, store.baseline
+    if floors is None:
+        raise UsageError(f"{store.path} has no noise floors yet; run the command that made it again")
+    judge = ResumeJudge(baseline, floors, options)
+    trials = tuple(judge.judge(row) for row in store.rows())
+    groups = tuple(
+        _group(strategy, section, flips, chosen, options.confidence)
+        for strategy in spec.strategies
+        for section in spec.sections
+        for flips in spec.flips
+        if (chosen := [t for t in trials if (t.strategy, t.section, t.flips) == (strategy, section, flips)])
+    )
+    pairs = [pair for number, one in enumerate(spec.strategies) for other in spec.strategies[number + 1 :]
+             for pair in _pairs(trials, one, other)]  # fmt: skip
+    seconds, cpu_seconds = store.total_session_seconds()
+    return CheckpointResult(
+        spec, baseline, floors, options, trials, groups,
+        tuple(_section_differences(trials, spec, options.confidence)),
+        tuple(_strategy_differences(trials, spec, options.confidence)),
+        (sum(a.outcome == b.outcome for a, b in pairs), len(pairs)), store.largest_budget()[1], seconds, cpu_seconds,
+    )  # fmt: skip
+
+
+class ResumeJudge:
+    """Gives each resume its class."""
+
+    def __init__(self, baseline: CheckpointBaseline, floors: NoiseFloors, options: CheckpointAnalysisOptions) -> None:
+        self._baseline, self._gap = baseline, options.gap
+        self._thresholds = Thresholds(gap=options.gap, test_gap=options.gap)
+        self._implementation, self._seeds = (
+            NoiseFloorTest(one, options.gap) for one in (floors.implementation, floors.seeds)
+        )
+
+    def judge(self, row: CheckpointRow) -> JudgedResume:
+        """The class of one resume."""
+        strategy, _, section = row.trial.target.partition("/")
+        clean = self._baseline.resume(strategy)
+        which = strategy, section, row.trial.flips or 1, row.trial.k
+        if row.end not in FOLLOWED:
+            return JudgedResume(*which, TrainingOutcome.CRASHED, True, False, None, False, False, ())
+        golden = TrainingCurves(np.array(clean.metric), np.array(clean.losses), clean.accuracy[-1], same_bits=True)
+        ended = row.end == "finished"
+        accuracy = float(row.accuracy[-1]) if ended else math.nan
+        faulty = TrainingCurves(row.metric, row.losses, accuracy, same_bits=row.bit_identical)
+        gap = float(row.held_out_loss[-1]) - clean.held_out_loss[-1] if ended else math.nan
+        different = self._implementation.is_beyond_noise(golden, faulty, gap)
+        beyond = different and self._seeds.is_beyond_noise(golden, faulty, gap)
+        has_accuracy = not np.array_equal(golden.metric, -golden.losses)
+        outcome = classify_training(golden, faulty, self._thresholds, beyond_noise=beyond, training_metric=has_accuracy)
+        shares = row.changed.reshape(clean.ranks, -1)
+        changed = shares[:, ~np.isnan(shares).any(0)].mean(
+            0
+        )  # unknown where the clean resume has no evaluation at that step
+        return JudgedResume(
+            *which, outcome, different, row.bit_identical, self._recovery(golden, row) if has_accuracy else None,
+            bool(row.nonfinite.any()), bool(row.extreme.any()), tuple(changed.tolist()),
+        )  # fmt: skip
+
+    def _recovery(self, golden: TrainingCurves, row: CheckpointRow) -> int | None:
+        """Steps until the mean metric of a window, and of all later ones, is within the gap; None where it never is."""
+        window = min(self._thresholds.window, len(row.metric))
+        kernel = np.ones(window) / window
+        with np.errstate(invalid="ignore"):
+            below = np.convolve(golden.metric[: len(row.metric)] - row.metric, kernel, "valid")
+        low = np.flatnonzero(~(below <= self._gap))
+        if not low.size:
+            return 0
+        return None if low[-1] == len(below) - 1 else int(low[-1]) + 1
+
+
+def _group(strategy: str, section: str, flips: int, trials: Sequence[JudgedResume], confidence: float) -> ResumeGroup:
+    recovered = [t.steps_to_recover for t in trials if t.steps_to_recover]
+    followed = [t.changed for t in trials if t.changed]
+    length = max(map(len, followed), default=0)
+    whole = np.array([changed for changed in followed if len(changed) == length])
+    return ResumeGroup(
+        strategy, section, flips, len(trials), dict(Counter(str(t.outcome) for t in trials)),
+        _share(trials, lambda t: t.harmful, confidence), _share(trials, lambda t: t.different, confidence),
+        sum(t.nonfinite for t in trials), sum(t.extreme for t in trials),
+        float(np.median(recovered)) if recovered else None,
+        tuple(whole.mean(0).tolist()) if len(whole) else (),
+    )  # fmt: skip
+
+
+def _share(trials: Sequence[JudgedResume], is_so: Callable[[JudgedResume], bool], confidence: float) -> Interval:
+    return clopper_pearson(sum(map(is_so, trials)), len(trials), confidence)
+
+
+def _section_differences(trials: Sequence[JudgedResume], spec: CheckpointSpec, confidence: float) -> list[Difference]:
+    """Each section of the model against each of the optimizer, over all strategies, by number of flips."""
+
+    def side(section: str, flips: int) -> list[JudgedResume]:
+        return [t for t in trials if (t.section, t.flips) == (section, flips)]
+
+    chosen = [
+        (f"{one} against {other}, {count_text(flips, 'flip')}", side(one, flips), side(other, flips))
+        for flips in spec.flips
+        for one in spec.sections
+        for other in spec.sections
+        if one in MODEL and other in OPTIMIZER
+    ]
+    chosen = [entry for entry in chosen if entry[1] and entry[2]]
+    counts = [(_harmful(first), _harmful(second)) for _, first, second in chosen]
+    gaps = joint_differences(counts, confidence)
+    return [
+        _difference(name, first, second, gap, confidence, is_paired=False)
+        for (name, first, second), gap in zip(chosen, gaps, strict=True)
+    ]
+
+
+def _harmful(trials: Sequence[JudgedResume]) -> tuple[int, int]:
+    """How many are harmful, and how many there are."""
+    return sum(t.harmful for t in trials), len(trials)
+
+
+def _difference(
+    name: str,
+    first: Sequence[JudgedResume],
+    second: Sequence[JudgedResume],
+    gap: Interval,
+    confidence: float,
+    *,
+    is_paired: bool,
+) -> Difference:
+    one, other = (_share(side, lambda t: t.harmful, confidence) for side in (first, second))
+    detectable = smallest_detectable(_harmful(first), _harmful(second), confidence)
+    return Difference(name, one, other, gap, detectable, is_paired)
+
+
+def _strategy_differences(trials: Sequence[JudgedResume], spec: CheckpointSpec, confidence: float) -> list[Difference]:
+    """Each strategy against each later one, on trials with the same faults."""
+    result = []
+    for number, one in enumerate(spec.strategies):
+        for other in spec.strategies[number + 1 :]:
+            pairs = _pairs(trials, one, other)
+            if len(pairs) < 2:
+                continue
+            gap = paired([float(a.harmful) - float(b.harmful) for a, b in pairs], confidence)
+            first, second = zip(*pairs, strict=True)
+            result.append(_difference(f"{one} against {other}", first, second, gap, confidence, is_paired=True))
+    return result
+
+
+def _pairs(trials: Sequence[JudgedResume], one: str, other: str) -> list[tuple[JudgedResume, JudgedResume]]:
+    """Trials of two strategies with the same faults."""
+    by_fault = {(t.section, t.flips, t.k): t for t in trials if t.strategy == other}
+    mine = [t for t in trials if t.strategy == one]
+    return [(t, by_fault[t.section, t.flips, t.k]) for t in mine if (t.section, t.flips, t.k) in by_fault]
+
+
+def smallest_detectable(one: tuple[int, int], other: tuple[int, int], confidence: float) -> float:
+    """The smallest difference of two independent shares that a two-sided test finds with a power of 80 %, about.
+
+    Normal approximation with the pooled share (Fleiss, Levin and Paik 2003, section 4.2), of which at least one event is assumed.
+    """
+    (events, n), (others, m) = one, other
+    pooled = min(max((events + others) / (n + m), 1 / (n + m)), 1 - 1 / (n + m))
+    quantiles = normal_quantile(confidence) + normal_quantile(2 * POWER - 1)
+    return min(1.0, quantiles * math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m)))

@@ -1,0 +1,125 @@
+"""Campaigns of ``unsilent checkpoint study`` as a registered kind: what is checked of a store of theirs, and where it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from unsilent.campaigns.codec import Shape
+from unsilent.campaigns.kinds import Kind
+from unsilent.campaigns.store import Store
+from unsilent.campaigns.stored_values import DamagedRecordError
+from unsilent.replicas.noise_floors import FLOOR, are_numbers, parse_noise_floor
+from unsilent.report.model import Report
+from unsilent.studies.checkpoint.spec import (
+    ENDS,
+    FOLLOWED,
+    CheckpointAnalysisOptions,
+    CheckpointBaseline,
+    CheckpointRow,
+    CheckpointSpec,
+    make_checkpoint_spec,
+)
+from unsilent.workloads.zoo import TRAININGS
+
+if TYPE_CHECKING:
+    from unsilent.studies.checkpoint.analysis import CheckpointResult
+
+ABOUT = """Corrupt bits of a checkpoint and measure what they do to the training that resumes from it.
+
+Trains to a step under each strategy (one process, DDP, FSDP2), alters copies of the checkpoint, resumes from each, and compares
+with the clean resume. Resumable: the same command continues where it stopped; more --trials extend it.
+"""
+MOST_STEPS = 10**7
+MOST_EVALUATIONS = 10**4
+MOST_RANKS = 1024
+
+
+def check_baseline(baseline: CheckpointBaseline) -> None:
+    """Raise ``DamagedRecordError`` for impossible numbers, and curves of other lengths."""
+    steps = baseline.steps - baseline.step
+    if not 1 <= baseline.step < baseline.steps <= MOST_STEPS or not baseline.resumes or not baseline.targets:
+        raise DamagedRecordError("its description has impossible numbers of steps, or no target")
+    strategies = {one.strategy for one in baseline.resumes}
+    if len(strategies) < len(baseline.resumes) or {target.strategy for target in baseline.targets} - strategies:
+        raise DamagedRecordError("its description names strategies that were not run")
+    for one in baseline.resumes:
+        evaluations = {len(one.evaluated_at), len(one.accuracy), len(one.held_out_loss)}
+        fits = {len(one.losses), len(one.metric)} == {steps} and len(evaluations) == 1 and one.evaluated_at
+        numbers = (*one.losses, *one.metric, *one.accuracy, *one.held_out_loss)
+        if not fits or not 1 <= one.ranks <= MOST_RANKS or not are_numbers(numbers):
+            raise DamagedRecordError("its description has an impossible fault-free resume")
+
+
+def array_shapes(baseline: CheckpointBaseline, values: Mapping[str, Any]) -> Mapping[str, Shape]:
+    """Curves are as long as the run was followed; raises ``DamagedRecordError``."""
+    end, steps, evaluations = values["end"], values["steps_run"], values["evaluations"]
+    strategy = values["trial"].target.partition("/")[0]
+    ranks = next((one.ranks for one in baseline.resumes if one.strategy == strategy), 0)
+    followed = end in FOLLOWED
+    most = baseline.steps - baseline.step
+    if end not in ENDS or not ranks or not (1 <= steps <= most if followed else steps == 0):
+        raise DamagedRecordError("has an impossible end or length")
+    if not (1 <= evaluations <= MOST_EVALUATIONS if followed else evaluations == 0):
+        raise DamagedRecordError("has an impossible number of evaluations")
+    names = ("accuracy", "held_out_loss", "nonfinite", "extreme")
+    return {"losses": steps, "metric": steps, **dict.fromkeys(names, evaluations), "changed": ranks * evaluations}
+
+
+def check_row(row: CheckpointRow, baseline: CheckpointBaseline) -> None:
+    """Raise ``DamagedRecordError`` for impossible counts."""
+    shares = [share for share in row.changed.tolist() if not math.isnan(share)]
+    if (row.nonfinite < 0).any() or (row.extreme < 0).any() or any(not 0 <= share <= 1 for share in shares):
+        raise DamagedRecordError("has impossible counts")
+
+
+def analyse(store: CheckpointStore, **choices: Any) -> CheckpointResult:
+    """What a campaign found, by fields of `CheckpointAnalysisOptions`; raises ``UsageError`` where it has no trial."""
+    from unsilent.studies.checkpoint.analysis import analyse
+
+    return analyse(store, CheckpointAnalysisOptions(**choices))
+
+
+def report(result: CheckpointResult) -> Report:
+    """What is shown of it."""
+    from unsilent.studies.checkpoint.report import report
+
+    return report(result)
+
+
+def compare_stores(one: CheckpointStore, other: CheckpointStore, **choices: Any) -> Report:
+    """What is shown of two."""
+    from unsilent.studies.checkpoint.report import comparison_report
+
+    return comparison_report(analyse(one, **choices), analyse(other, **choices))
+
+
+CHECKPOINT_STUDY = Kind(
+    name="checkpoint-study",
+    application_id=0x556E7363,  # "Unsc"
+    schema_version=1,
+    spec=CheckpointSpec,
+    baseline=CheckpointBaseline,
+    row=CheckpointRow,
+    check_baseline=check_baseline,
+    check_row=check_row,
+    shapes=array_shapes,
+    record_readers={FLOOR: parse_noise_floor},
+    shared_baseline_fields=("targets", "step", "steps"),
+    analyse=analyse,
+    report=report,
+    compare=compare_stores,
+    builtin_values={"workload": TRAININGS},
+    subject=lambda store: str(store.baseline.name),
+    command="checkpoint study",
+    command_help=ABOUT,
+    analysis_options=CheckpointAnalysisOptions,
+    resolve_spec=make_checkpoint_spec,
+)
+
+
+class CheckpointStore(Store[CheckpointSpec, CheckpointBaseline, CheckpointRow]):
+    """An open store of such a campaign."""
+
+    kind = CHECKPOINT_STUDY

@@ -1,0 +1,201 @@
+"""The report of ``unsilent checkpoint study``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from unsilent.outcomes.training import TrainingOutcome
+from unsilent.report.model import Cell, Column, Report, Section, Table, TableRow, estimates_table
+from unsilent.report.text import count_text, percent_text, signed
+from unsilent.statistics.comparing import joint_differences
+from unsilent.studies.checkpoint.analysis import CheckpointResult, Difference, ResumeGroup
+from unsilent.studies.checkpoint.spec import SECTIONS, CleanResume
+
+_SHARE: dict[str, Any] = {"kind": "estimate", "unit": "%", "scale": 100.0, "max_value": 1.0}
+METHOD = (
+    "A resume is different where it ends beyond the noise of the implementation, and harmful where it is worse than the clean "
+    "resume by more than the gap and beyond the noise of seeds as well, or where it raised an error, crashed or hung. Intervals "
+    "of shares are those of Clopper and Pearson. Both noise floors are measured on the training in one process."
+)
+
+
+def report(result: CheckpointResult) -> Report:
+    """What is shown of a campaign."""
+    spec, baseline = result.spec, result.baseline
+    harmful = sum(t.harmful for t in result.trials)
+    headline = (
+        f"{harmful:,} of {len(result.trials):,} trainings of {baseline.name} that resumed from a corrupted checkpoint ended "
+        "harmfully."
+    )
+    return Report(
+        "unsilent/checkpoint-study/1", "checkpoint study", f"Corrupted checkpoints of {baseline.name}", headline,
+        _machine_table(result), findings=tuple(_findings(result)), sections=tuple(_sections(result)),
+        facts=tuple(_facts(result)), repeat_command=result.command, method=METHOD,
+        further_json={
+            "command": result.command, "spec": spec.to_json(), "trials": len(result.trials), "seconds": result.seconds,
+            "cpu_seconds": result.cpu_seconds, "versions": dict(baseline.versions),
+            "differences": [_difference_json(d) for d in (*result.sections, *result.strategies)],
+            "clean": [{"strategy": one.strategy, "ranks": one.ranks, "accuracy": one.accuracy[-1],
+                       "checkpoint": one.checkpoint_hash, "final": one.final_hash} for one in baseline.resumes],
+        },
+    )  # fmt: skip
+
+
+def _machine_table(result: CheckpointResult) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for group in result.groups:
+        where = (group.strategy, group.section, group.flips)
+        rows += [(*where, "harmful", group.harmful), (*where, "different", group.different)]
+    return estimates_table(("strategy", "section", "flips", "measure", ""), rows)
+
+
+def _findings(result: CheckpointResult) -> Iterator[str]:
+    resumes = result.baseline.resumes
+    if len(resumes) > 1:
+        yield f"checkpoints with the same bits: {_equal([(one.strategy, one.checkpoint_hash) for one in resumes])}"
+        yield f"clean resumes that end with the same bits: {_equal([(one.strategy, one.final_hash) for one in resumes])}"
+    same, pairs = result.identical_pairs
+    if pairs:
+        yield f"{same:,} of {pairs:,} pairs of trials with the same faults under two strategies ended in the same class"
+    for difference in (*result.sections, *result.strategies):
+        yield _sentence(difference)
+
+
+def _equal(hashes: Sequence[tuple[str, str]]) -> str:
+    """Names with equal hashes, in words."""
+    groups: dict[str, list[str]] = {}
+    for name, value in hashes:
+        groups.setdefault(value, []).append(name)
+    return ", ".join(" and ".join(names) for names in groups.values() if len(names) > 1) or "none"
+
+
+def _sentence(one: Difference) -> str:
+    gap = one.difference
+    verdict = "no difference is shown"
+    if gap.low > 0 or gap.high < 0:
+        verdict = f"{'the first' if gap.low > 0 else 'the second'} ends harmfully more often"
+    shares = " against ".join(f"{percent_text(share.estimate)}" for share in (one.first, one.second))
+    limits = signed(gap.estimate, gap.low, gap.high)
+    return (
+        f"harmful, {one.name}: {shares}, difference {limits.estimate} points{limits.limits_in_sentence}: {verdict} (a "
+        f"difference of {100 * one.detectable:.0f} points would be found four times in five)"
+    )
+
+
+def _sections(result: CheckpointResult) -> Iterator[Section]:
+    shares = Table(
+        (
+            Column("strategy", left_aligned=True), Column("section", left_aligned=True), Column("flips", "number"),
+            Column("trials", "number"), Column("harmful", **_SHARE), Column("different", **_SHARE, priority=1),
+            Column("not finite", "number", priority=2), Column("extreme", "number", priority=3),
+            Column("recovery", "number", unit="steps", digits=".0f", priority=4),
+        ),
+        tuple(TableRow(_cells(group)) for group in result.groups),
+        "Resumes from corrupted checkpoints",
+    )  # fmt: skip
+    yield Section(
+        "Shares",
+        "Not finite and extreme: runs whose model had values that are NaN or infinite, or beyond a million. Recovery: median of "
+        "the steps after which the training metric stayed within the gap, of runs that recovered.",
+        (shares,),
+    )
+    present = {name for group in result.groups for name in group.counts}
+    classes = [str(name) for name in TrainingOutcome if str(name) in present]
+    outcome = Table(
+        (Column("strategy", left_aligned=True), Column("section", left_aligned=True), Column("flips", "number"),
+         *(Column(name, "number", priority=number) for number, name in enumerate(classes))),
+        tuple(TableRow((g.strategy, g.section, g.flips, *(g.counts.get(name, 0) for name in classes))) for g in result.groups),
+        "Outcome classes",
+    )  # fmt: skip
+    yield Section("Outcome classes", "How the trainings ended.", (outcome,))
+    length = max((len(group.changed) for group in result.groups), default=0)
+    if length:
+        steps = result.baseline.resumes[0].evaluated_at
+        spread = Table(
+            (Column("strategy", left_aligned=True), Column("section", left_aligned=True), Column("flips", "number"),
+             *(Column(f"step {steps[i]}", "number", unit="%", scale=100.0, digits=".3g") for i in range(length))),
+            tuple(
+                TableRow((g.strategy, g.section, g.flips, *g.changed, *[None] * (length - len(g.changed)))) for g in result.groups
+            ),
+            "Parameters with other bits than in the clean resume",
+        )  # fmt: skip
+        yield Section(
+            "Propagation", "Mean share over ranks and trials; the first column is right after the restart.", (spread,)
+        )
+
+
+def _cells(group: ResumeGroup) -> tuple[Cell, ...]:
+    return (
+        group.strategy, group.section, group.flips, group.trials, group.harmful, group.different, group.with_nonfinite,
+        group.with_extreme, group.recovered,
+    )  # fmt: skip
+
+
+def _facts(result: CheckpointResult) -> Iterator[tuple[str, str]]:
+    spec, baseline = result.spec, result.baseline
+    yield "training", f"{baseline.name}, checkpoint after step {baseline.step} of {baseline.steps}"
+    yield "strategies", ", ".join(f"{one.strategy} ({count_text(one.ranks, 'rank')})" for one in baseline.resumes)
+    yield "fault model", f"{spec.fault}, {spec.law}"
+    yield (
+        "corrupted file",
+        "loaded by all ranks" if spec.replica == "all" else "loaded by the last rank, the others load the clean one",
+    )
+    yield (
+        "restart",
+        f"state loaded {spec.restart} wrapping" + (", optimizer state of rank 0 sent to all" if spec.broadcast else ""),
+    )
+    yield "fault-free held-out accuracy", ", ".join(f"{one.strategy} {_accuracy(one)}" for one in baseline.resumes)
+    yield (
+        "noise floors",
+        f"{len(result.floors.seeds.accuracy)} fault-free runs each; gap {100 * result.options.gap:g} %",
+    )
+    for section in spec.sections:
+        yield section, SECTIONS[section]
+
+
+def _accuracy(one: CleanResume) -> str:
+    return f"{one.accuracy[-1]:.4f}"
+
+
+def _difference_json(one: Difference) -> dict[str, Any]:
+    return {
+        "name": one.name, "first": one.first.estimate, "second": one.second.estimate, "estimate": one.difference.estimate,
+        "low": one.difference.low, "high": one.difference.high, "confidence": one.difference.confidence,
+        "paired": one.is_paired, "smallest_detectable": one.detectable,
+    }  # fmt: skip
+
+
+def comparison_report(one: CheckpointResult, other: CheckpointResult) -> Report:
+    """What is shown of two campaigns: harmful resumes of the groups that both have."""
+    groups = {(g.strategy, g.section, g.flips): g for g in other.groups}
+    pairs = [
+        (g, groups[g.strategy, g.section, g.flips]) for g in one.groups if (g.strategy, g.section, g.flips) in groups
+    ]
+    gaps = joint_differences([(_counts(a), _counts(b)) for a, b in pairs], one.options.confidence)
+    rows = [
+        (a.strategy, a.section, a.flips, a.harmful, b.harmful, gap) for (a, b), gap in zip(pairs, gaps, strict=True)
+    ]
+    heads = (
+        Column("strategy", left_aligned=True), Column("section", left_aligned=True), Column("flips", "number"),
+        Column("A", **_SHARE), Column("B", **_SHARE), Column("A minus B", **_SHARE),
+    )  # fmt: skip
+    shown = sum(not gap.low <= 0 <= gap.high for gap in gaps)
+    table = Table(heads, tuple(map(TableRow, rows)), "Harmful resumes")
+    machine = estimates_table(("strategy", "section", "flips", "measure", ""), _machine_rows(rows))
+    return Report(
+        "unsilent/checkpoint-study-comparison/1", "checkpoint study", "Two campaigns on corrupted checkpoints",
+        f"{shown} of {count_text(len(pairs), 'share')} of harmful resumes differ between A and B.", machine,
+        sections=(Section("Harmful resumes", "Limits of the differences hold for all rows together.", (table,)),),
+        facts=(("A", one.command), ("B", other.command)),
+    )  # fmt: skip
+
+
+def _counts(group: ResumeGroup) -> tuple[int, int]:
+    return round((group.harmful.estimate or 0) * group.trials), group.trials
+
+
+def _machine_rows(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Cell, ...]]:
+    for strategy, section, flips, *values in rows:
+        for name, value in zip(("A", "B", "A minus B"), values, strict=True):
+            yield strategy, section, flips, f"harmful, {name}", value

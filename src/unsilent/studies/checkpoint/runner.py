@@ -1,0 +1,272 @@
+"""Trials of ``unsilent checkpoint study``: a copy of the checkpoint is altered, and the ranks of a strategy resume from it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from unsilent.campaigns.code import code_fingerprint, versions
+from unsilent.campaigns.codec import faults_text
+from unsilent.campaigns.spec import TrialId, campaign_hash, sorted_json_text, trial_seed
+from unsilent.checkpoints.checkpoint import Checkpoint
+from unsilent.checkpoints.drawing import DrawOptions, draw_faults
+from unsilent.checkpoints.manifest import make_manifest
+from unsilent.checkpoints.stored_tensors import Patch
+from unsilent.engine.forking.golden import METRIC
+from unsilent.errors import UsageError
+from unsilent.faults.models import fault_model
+from unsilent.faults.record import Fault
+from unsilent.outcomes import Outcome
+from unsilent.printable import escape_unprintable
+from unsilent.studies.checkpoint.sections import regions_of
+from unsilent.studies.checkpoint.spec import (
+    CheckpointBaseline,
+    CheckpointRow,
+    CheckpointSpec,
+    CheckpointTarget,
+    CleanResume,
+)
+from unsilent.workloads import load_training
+from unsilent.workloads.distributed import Gang, ResumeRecord
+from unsilent.workloads.model_fitting import Progress
+from unsilent.workloads.trainings import Seeds
+
+EVALUATIONS = 4
+"""Of each resume, beside the one right after the restart."""
+_ENDS = {
+    "finished": "finished",
+    "loss not finite": "not-finite",
+    "raised": "raised",
+    "rank lost": "crash",
+    "deadline": "hang",
+}
+
+
+class CheckpointRunner:
+    """Gangs of ranks, one for each strategy, that stay alive from trial to trial.
+
+    Args:
+        spec: The campaign.
+        progress: Called with what is being prepared.
+
+    Raises:
+        UsageError: the training has no such section or not so many steps, or does not resume repeatably.
+    """
+
+    max_trials_together = 1
+    unverified_row_count = 0
+
+    def __init__(self, spec: CheckpointSpec, progress: Progress | None = None) -> None:
+        self.spec = spec
+        self.workload = load_training(spec.workload, dict(spec.options), data=spec.data, progress=progress)
+        self.steps = self.workload.steps if spec.steps is None else spec.steps
+        self.step = self.steps // 2 if spec.step is None else spec.step
+        if not 1 <= self.step < self.steps:
+            raise UsageError(
+                f"--step is {self.step}, but the training has {self.steps} steps; expected 1 to {self.steps - 1}"
+            )
+        self._folder = tempfile.TemporaryDirectory(prefix="unsilent-checkpoints-")
+        self._gangs: dict[str, Gang] = {}
+        self._progress = progress
+        self._resumes: dict[str, CleanResume] = {}
+        self._targets: list[CheckpointTarget] = []
+        for number, strategy in enumerate(spec.strategies):
+            if progress is not None:
+                progress(f"the fault-free run of {spec.workload} ({strategy})", number, len(spec.strategies))
+            self._resumes[strategy] = self._prepare(strategy)
+        fingerprint = self._fingerprint()
+        self.baseline = CheckpointBaseline(
+            campaign=campaign_hash(spec, fingerprint),
+            fingerprint=fingerprint,
+            name=self.workload.name,
+            targets=tuple(self._targets),
+            step=self.step,
+            steps=self.steps,
+            resumes=tuple(self._resumes.values()),
+            golden_seconds=max(one.seconds for one in self._resumes.values()),
+            info=dict(self.workload.info),
+            versions=versions(),
+        )
+        # The same faults for all strategies: the draw does not depend on which of them is asked for.
+        self._design = campaign_hash(spec, {"checkpoint": self._resumes[spec.strategies[0]].checkpoint_hash})
+
+    def close(self) -> None:
+        """End all ranks."""
+        for gang in self._gangs.values():
+            gang.close()
+        self._folder.cleanup()
+
+    def establish_baseline(self) -> CheckpointBaseline:
+        """What is known before the first trial."""
+        return self.baseline
+
+    def run_all(self, trials: Sequence[TrialId], alone: bool = False) -> Iterator[CheckpointRow]:
+        """Trials in order."""
+        for trial in trials:
+            yield self.run(trial)
+
+    def run(self, trial: TrialId) -> CheckpointRow:
+        """One trial."""
+        begun = time.perf_counter()
+        strategy, faults = self.draw(trial)
+        clean, altered = self._clean_file(strategy), Path(self._folder.name) / f"{strategy}-altered.pt"
+        shutil.copyfile(clean, altered)
+        with Checkpoint(altered) as checkpoint:
+            patches, receipt = checkpoint.plan(faults, "fixed")
+        _write(altered, patches)
+        ranks = self._gangs[strategy].world_size
+        files = [altered] * ranks if self.spec.replica == "all" or ranks == 1 else [clean] * (ranks - 1) + [altered]
+        record = self._resume(strategy, files)
+        return self._row(
+            trial, strategy, [hit.fault for hit in receipt.applied_faults], record, time.perf_counter() - begun
+        )
+
+    def draw(self, trial: TrialId) -> tuple[str, tuple[Fault, ...]]:
+        """The strategy of a trial and its faults, which are the same for every strategy with the same checkpoint."""
+        strategy, _, section = trial.target.partition("/")
+        seed = trial_seed(self._design, self.spec.seed, trial._replace(target=section)) % 2**63
+        with Checkpoint(self._clean_file(strategy)) as checkpoint:
+            model = fault_model(self.spec.fault).with_count(trial.flips or 1)
+            options = DrawOptions(law=self.spec.law, seed=seed)
+            return strategy, draw_faults(checkpoint, regions_of(checkpoint, section), model, options)
+
+    def lost_trial_row(self, trial: TrialId, ended: Outcome, seconds: float, reason: str) -> CheckpointRow:
+        """The row of a trial that took its worker with it."""
+        _, faults = self.draw(trial)
+        return _ended_row(trial, faults, "hang" if ended is Outcome.HANG else "crash", reason, seconds)
+
+    def verify_restored_state(self) -> None:
+        """The clean resume of every strategy comes to the same bits again.
+
+        Raises:
+            UsageError: ranks keep something from one resume to the next.
+        """
+        for strategy, clean in self._resumes.items():
+            record = self._resume(strategy, [self._clean_file(strategy)])
+            if not record.hashes or record.hashes[0]["all"] != clean.final_hash:
+                raise UsageError(
+                    f"the clean resume under {strategy} ended with other bits after some trials than before them; the training "
+                    "keeps state outside of its model and optimizers: run unsilent noise --explain to find it"
+                )
+
+    # -- fault-free runs ---------------------------------------------------------------------------------------------
+
+    def _clean_file(self, strategy: str) -> Path:
+        return Path(self._folder.name) / f"{strategy}.pt"
+
+    def _prepare(self, strategy: str) -> CleanResume:
+        """Start the ranks of a strategy, save its checkpoint, resume from it, and note what can be corrupted."""
+        spec = self.spec
+        gang = self._gangs[strategy] = Gang(
+            spec.workload, dict(spec.options), data=spec.data, strategy=strategy,
+            world_size=1 if strategy == "single" else spec.ranks, seeds=Seeds.same_for_all(spec.init),
+        )  # fmt: skip
+        file = gang.train_to(self.step, self._clean_file(strategy))
+        record = self._resume(strategy, [file], remember_clean=True)
+        if record.end != "finished":
+            raise UsageError(f"the fault-free resume under {strategy} did not finish: {record.end} {record.detail}")
+        with Checkpoint(file) as checkpoint:
+            for section in spec.sections:
+                elements = sum(region.eligible_count for region in regions_of(checkpoint, section))
+                if not elements:
+                    raise UsageError(f"the checkpoint of {spec.workload} has no {section}; leave it out of --section")
+                self._targets.append(CheckpointTarget(f"{strategy}/{section}", strategy, section, elements))
+            content = {name: one.sha256 for name, one in make_manifest(checkpoint).tensors.items()}
+        held_out = record.held_out
+        return CleanResume(
+            strategy=strategy,
+            ranks=gang.world_size,
+            losses=tuple(_mean(record.losses).tolist()),
+            metric=tuple(_metric(record).tolist()),
+            evaluated_at=tuple(record.evaluated_at.tolist()),
+            accuracy=tuple(_accuracy(record).tolist()),
+            held_out_loss=tuple(held_out["loss"].tolist()),
+            checkpoint_hash=xxhash.xxh3_128_hexdigest(sorted_json_text(content).encode()),
+            final_hash=record.hashes[0]["all"],
+            seconds=record.seconds,
+        )
+
+    def _resume(self, strategy: str, files: list[Path], remember_clean: bool = False) -> ResumeRecord:
+        return self._gangs[strategy].resume(
+            files if len(files) > 1 else files[0],
+            until_step=self.steps,
+            restart=self.spec.restart,  # type: ignore[arg-type]
+            broadcast_optimizer=self.spec.broadcast,
+            evaluate_every=max(1, (self.steps - self.step) // EVALUATIONS),
+            remember_clean=remember_clean,
+        )
+
+    def _fingerprint(self) -> dict[str, str]:
+        resumes = sorted_json_text([(one.strategy, one.losses, one.final_hash) for one in self._resumes.values()])
+        return {
+            "golden": xxhash.xxh3_128_hexdigest(resumes.encode()),
+            "code": code_fingerprint(self.spec.workload, self.workload, None),
+            "torch": torch.__version__,
+            "numpy": ".".join(np.__version__.split(".")[:2]),
+        }
+
+    def _row(
+        self, trial: TrialId, strategy: str, faults: Sequence[Fault], record: ResumeRecord, seconds: float
+    ) -> CheckpointRow:
+        end = _ENDS[record.end]
+        if end not in ("finished", "not-finite"):
+            return _ended_row(trial, faults, end, record.detail, seconds)
+        clean = self._resumes[strategy].final_hash
+        return CheckpointRow(
+            trial=trial,
+            faults=faults_text(faults),
+            end=end,
+            steps_run=record.losses.shape[1],
+            evaluations=len(record.evaluated_at),
+            bit_identical=all(hashes["all"] == clean for hashes in record.hashes),
+            error="",
+            losses=_mean(record.losses),
+            metric=_metric(record),
+            accuracy=_accuracy(record),
+            held_out_loss=record.held_out["loss"],
+            nonfinite=record.nonfinite.sum((0, 2)),
+            extreme=record.extreme.sum((0, 2)),
+            changed=record.changed_share().reshape(-1),
+            seconds=seconds,
+        )
+
+
+def _ended_row(trial: TrialId, faults: Sequence[Fault], end: str, error: str, seconds: float) -> CheckpointRow:
+    """Of a trial of which nothing but its end is known."""
+    none, counts = np.empty(0), np.empty(0, np.int64)
+    text = escape_unprintable(error)[:500]
+    return CheckpointRow(
+        trial, faults_text(faults), end, 0, 0, False, text, none, none, none, none, counts, counts, none, seconds
+    )
+
+
+def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean over ranks."""
+    with np.errstate(all="ignore"):
+        result: NDArray[np.float64] = values.mean(0)
+    return result
+
+
+def _metric(record: ResumeRecord) -> NDArray[np.float64]:
+    return _mean(record.metrics[METRIC]) if METRIC in record.metrics else -_mean(record.losses)
+
+
+def _accuracy(record: ResumeRecord) -> NDArray[np.float64]:
+    """Held-out accuracy at each evaluation; NaN where the training's evaluation has none."""
+    return record.held_out.get(METRIC, np.full(len(record.evaluated_at), np.nan))
+
+
+def _write(file: Path, patches: Sequence[Patch]) -> None:
+    """Write the patched bytes into a copy of ours."""
+    with open(file, "r+b") as opened:
+        for patch in patches:
+            opened.seek(patch.offset)
+            opened.write(patch.after)

@@ -1,0 +1,254 @@
+"""What is asked of ``unsilent checkpoint study``, what is known before the first trial, and what happened in one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from annotated_types import Ge, Lt
+
+from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
+from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
+from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import FAULTS_PANEL, NOT_AN_OPTION, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues
+from unsilent.workloads.distributed.orders import STRATEGY_NAMES
+
+if TYPE_CHECKING:
+    from unsilent.workloads.model_fitting import Progress
+
+Floats = npt.NDArray[np.float64]
+SECTIONS: Mapping[str, str] = {
+    "weights": "parameters of the model",
+    "statistics": "running means and variances of norm layers",
+    "first_moment": "first moments of the optimizer (Adam), or its momentum (SGD)",
+    "second_moment": "second moments of the optimizer (Adam)",
+    "scheduler": "learning rates and other numbers of the optimizer's groups and of schedulers",
+}
+"""Sections of a checkpoint that can be corrupted."""
+REPLICAS = ("all", "one")
+ENDS = ("finished", "not-finite", "raised", "crash", "hang")
+FOLLOWED = ENDS[:2]
+"""Ends of runs whose every step is known."""
+
+
+def read_names(known: Collection[str], noun: str) -> Any:
+    """A parser of names joined by commas; raises ``UsageError`` for unknown ones."""
+
+    def read(given: Any) -> tuple[str, ...]:
+        names = tuple(part.strip() for part in (given.split(",") if isinstance(given, str) else given))
+        for name in names:
+            if name not in known:
+                raise unknown_name_error(noun, str(name), known)
+        if not names or len(set(names)) < len(names):
+            raise UsageError(
+                f"{','.join(names) or 'nothing'} is given as {noun}; expected each name once, joined by commas"
+            )
+        return names
+
+    return read
+
+
+def joined(names: Any) -> list[str]:
+    """The reverse."""
+    return [",".join(names)]
+
+
+@dataclass(frozen=True)
+class CheckpointSpec:
+    """What is asked of a campaign; the campaign's identity derives from it."""
+
+    workload: Annotated[str, Option(
+        "A training: built-in name, file.py:name or package.module:name.", WORKLOAD_PANEL,
+        missing_error="no training was named; give one like train-resnet (see unsilent workloads)")]  # fmt: skip
+    options: Annotated[tuple[tuple[str, str], ...], WORKLOAD_OPTION] = ()
+    data: Annotated[str | None, DATA] = None
+    strategies: Annotated[tuple[str, ...], Option(
+        "How the training is distributed: single, ddp, fsdp2; several joined by commas.", WORKLOAD_PANEL, "strategy",
+        parser=read_names(STRATEGY_NAMES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
+    ranks: Annotated[int, Option("Processes of every strategy but single.", WORKLOAD_PANEL)] = 2
+    step: Annotated[int | None, Option(
+        "Steps before the checkpoint is saved.", WORKLOAD_PANEL, default_text="half of them")] = None  # fmt: skip
+    steps: Annotated[int | None, Option(
+        "Steps of the whole training.", WORKLOAD_PANEL, default_text="all of the training")] = None  # fmt: skip
+    init: Annotated[int, Option("Seed of the training itself.", WORKLOAD_PANEL)] = 0
+    sections: Annotated[tuple[str, ...], Option(
+        "Sections of the checkpoint: weights, statistics, first_moment, second_moment, scheduler; several joined by commas.",
+        FAULTS_PANEL, "section", parser=read_names(SECTIONS, "section"),
+        formatter=joined)] = ("weights", "first_moment", "second_moment")  # fmt: skip
+    fault: Annotated[str, Option("Fault model, without a count, like bitflip:bits=0-29.", FAULTS_PANEL)] = "bitflip"
+    flips: Annotated[tuple[int, ...], Option(
+        "Numbers of flips (or elements) in one checkpoint.", FAULTS_PANEL, separator=",")] = (1, 10, 100)  # fmt: skip
+    law: Annotated[str, Option("Sampling law: per-element or per-tensor.", FAULTS_PANEL)] = "per-element"
+    replica: Annotated[str, Option(
+        "Ranks that load the corrupted file: all, or one (the last one).", FAULTS_PANEL)] = "all"  # fmt: skip
+    restart: Annotated[str, Option(
+        "When the state is loaded: before the model is wrapped for its strategy, or after.", FAULTS_PANEL)] = "after"  # fmt: skip
+    broadcast: Annotated[bool, Option("Send rank 0's optimizer state to all ranks after loading.", FAULTS_PANEL)] = (
+        False
+    )
+    seed: Annotated[int, SEED] = 0
+    threads: Annotated[int, NOT_AN_OPTION] = 1
+    study: Annotated[str, NOT_AN_OPTION] = "checkpoint-study"
+
+    @property
+    def is_enumerated(self) -> bool:
+        """Never: trials are drawn."""
+        return False
+
+    @property
+    def device(self) -> str:
+        """Gloo, which connects the ranks, is for processors."""
+        return "cpu"
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+    def identity(self) -> Json:
+        """The spec without the folders its files happen to lie in."""
+        return without_folders(self.to_json(), "data")
+
+    def make_runner(self, progress: Progress | None, worker_settings: WorkerSettings) -> Runner:
+        """What runs trials, in a worker."""
+        from unsilent.studies.checkpoint.runner import CheckpointRunner
+
+        return CheckpointRunner(self, progress)
+
+
+def make_checkpoint_spec(asked: OptionValues) -> CheckpointSpec:
+    """A checked spec; raises ``UsageError``."""
+    from unsilent.faults.models import fault_model
+    from unsilent.faults.population import check_law
+    from unsilent.workloads.distributed.orders import RESTARTS
+
+    spec = asked.make_dataclass(CheckpointSpec)
+    if fault_model(spec.fault).has_explicit_count:
+        raise UsageError(f"--fault {spec.fault} sets how many are corrupted, as --flips does; give one of them")
+    check_law(spec.law)
+    for name, value, known in (("--replica", spec.replica, REPLICAS), ("--restart", spec.restart, RESTARTS)):
+        if value not in known:
+            raise unknown_name_error(f"value of {name}", value, known)
+    if spec.ranks < 2:
+        raise UsageError(f"--ranks is {spec.ranks}; expected 2 or more (use --strategy single for one process)")
+    if not spec.flips or len(set(spec.flips)) < len(spec.flips) or min(spec.flips) < 1:
+        raise UsageError(f"--flips is {','.join(map(str, spec.flips))}; expected different numbers, 1 or more")
+    if spec.replica == "one" and spec.strategies == ("single",):
+        raise UsageError("--replica one needs a strategy with several ranks, like ddp")
+    return spec
+
+
+@dataclass(frozen=True)
+class CheckpointAnalysisOptions(AnalysisOptions):
+    """How runs are judged; no trial runs again."""
+
+    gap: Annotated[float, Option(
+        "Loss of accuracy that is harmful, as a share or like 2%, if it is beyond the noise of seeds as well.",
+        PRECISION_PANEL)] = 0.02  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTarget:
+    """A strategy and a section; ``elements`` may be corrupted."""
+
+    name: str
+    strategy: str
+    section: str
+    elements: int
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CleanResume:
+    """The fault-free resume of one strategy, which its faulty ones are compared with.
+
+    Attributes:
+        strategy: Its name.
+        ranks: Processes.
+        losses, metric: Of each step, the mean over ranks; the metric is the accuracy of the batch, or the negative loss.
+        evaluated_at: Steps done at each evaluation.
+        accuracy, held_out_loss: On held-out samples at each evaluation.
+        checkpoint_hash: Of all tensors of the checkpoint, by name; equal for strategies whose states have the same bits.
+        final_hash: Of the state at the end, of rank 0.
+        seconds: Of the resume.
+    """
+
+    strategy: str
+    ranks: int
+    losses: tuple[float, ...]
+    metric: tuple[float, ...]
+    evaluated_at: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    held_out_loss: tuple[float, ...]
+    checkpoint_hash: str
+    final_hash: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBaseline:
+    """What a worker found out before the first trial.
+
+    Attributes:
+        step, steps: Of the checkpoint, and of the whole training.
+        resumes: The clean resume of each strategy.
+        golden_seconds: Of the longest of them.
+    """
+
+    campaign: str
+    fingerprint: Mapping[str, str]
+    name: str
+    targets: tuple[CheckpointTarget, ...]
+    step: int
+    steps: int
+    resumes: tuple[CleanResume, ...]
+    golden_seconds: float
+    info: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+    def resume(self, strategy: str) -> CleanResume:
+        """The clean resume of a strategy."""
+        return next(one for one in self.resumes if one.strategy == strategy)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CheckpointRow(StoredRow):
+    """How one resume from a corrupted checkpoint went.
+
+    Attributes:
+        faults: JSON list of the faults in the checkpoint.
+        end: Why the run ended: one of `ENDS`.
+        steps_run: Steps after the checkpoint.
+        evaluations: How often the model was evaluated; the first time right after the restart.
+        bit_identical: Whether all ranks ended with the bits of the clean resume.
+        error: What was raised.
+        losses, metric: float64[steps_run], the mean over ranks.
+        accuracy, held_out_loss: float64[evaluations], of rank 0 on held-out samples.
+        nonfinite, extreme: int64[evaluations], elements of all ranks' models that are NaN or infinite, or beyond 1e6.
+        changed: float64[ranks × evaluations], share of each rank's parameters with other bits than in the clean resume.
+    """
+
+    trial: TrialId
+    faults: Annotated[str, FAULTS_JSON]
+    end: str
+    steps_run: Annotated[int, Ge(0)]
+    evaluations: Annotated[int, Ge(0)]
+    bit_identical: bool
+    error: str
+    losses: Floats
+    metric: Floats
+    accuracy: Floats
+    held_out_loss: Floats
+    nonfinite: npt.NDArray[np.int64]
+    extreme: npt.NDArray[np.int64]
+    changed: Floats
+    seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
+    worker: Annotated[int, RUN_SPECIFIC] = 0

@@ -1,0 +1,8 @@
+"""Trainings of several processes under a strategy, which are resumed from altered checkpoints and measured."""
+
+from __future__ import annotations
+
+from unsilent.workloads.distributed.gang import Gang, GangLost
+from unsilent.workloads.distributed.records import ResumeRecord
+
+__all__ = ["Gang", "GangLost", "ResumeRecord"]

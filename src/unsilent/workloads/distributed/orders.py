@@ -1,0 +1,140 @@
+"""What a gang and its ranks say to each other; plain values, made and read without torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from unsilent.errors import UsageError, unknown_name_error
+from unsilent.faults import Fault
+from unsilent.faults.receipts import AppliedFault
+from unsilent.faults.unresolved_fault import UnresolvedFault
+
+if TYPE_CHECKING:
+    from unsilent.workloads.trainings import Seeds
+
+Ints = npt.NDArray[np.int64]
+Restart = Literal["before", "after"]
+RESTARTS = ("before", "after")
+STRATEGY_NAMES = ("single", "ddp", "fsdp2", "horovod")
+EXTREME = 1e6
+"""Values of a larger magnitude are counted as extreme."""
+
+
+@dataclass(frozen=True)
+class GangSettings:
+    """What all ranks of a gang train, and how.
+
+    Attributes:
+        workload: Reference of a training, as `load_training` takes it.
+        meeting_place: File through which the ranks find each other; it must not exist.
+        folder: Where ranks keep what they remember.
+    """
+
+    workload: str
+    options: Mapping[str, str]
+    data: str | None
+    strategy: str
+    world_size: int
+    seeds: Seeds
+    meeting_place: Path
+    folder: Path
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """Train without a fault until ``step`` steps are done; rank 0 saves the full state."""
+
+    step: int
+    save_to: Path
+
+
+@dataclass(frozen=True)
+class ResumeOrder:
+    """Restart from files, train on and measure; see `Gang.resume`."""
+
+    files: tuple[Path, ...]
+    restart: Restart
+    broadcast_optimizer: bool
+    until_step: int
+    evaluate_every: int
+    remember_clean: bool
+    comm_faults: tuple[Fault | UnresolvedFault, ...]
+    save_to: Path | None
+
+
+@dataclass(frozen=True, eq=False)
+class ResumeStart:
+    """What a rank found in its file.
+
+    Attributes:
+        step: Steps done.
+        tensors: Names of the model's floating-point parameters, then of such buffers.
+        parameter_count: How many of the names are parameters.
+        elements: int64[tensors], how many elements of each this rank holds.
+    """
+
+    step: int
+    tensors: tuple[str, ...]
+    parameter_count: int
+    elements: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class RankPart:
+    """A rank's steps since the last evaluation, and its model at this one.
+
+    Attributes:
+        step: Steps done.
+        losses: Of each step, on the rank's own rows.
+        metrics: Of each step, by name.
+        nonfinite: int64[tensors], NaN and infinite elements.
+        extreme: int64[tensors], finite elements of a magnitude above `EXTREME`.
+        changed: int64[tensors], elements with other bits than in the clean resume; -1: it had no evaluation here.
+        held_out: Loss and metrics on the held-out data; empty on all ranks but 0.
+    """
+
+    step: int
+    losses: tuple[float, ...]
+    metrics: tuple[Mapping[str, float], ...]
+    nonfinite: Ints
+    extreme: Ints
+    changed: Ints
+    held_out: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended.
+
+    Attributes:
+        has_stopped: Whether a loss was not finite, on any rank.
+        hashes: xxh3-128 of its full state by part: ``parameters``, ``buffers``, ``optimizers``, ``all``.
+        applied_faults: What landed here.
+    """
+
+    has_stopped: bool
+    hashes: Mapping[str, str]
+    applied_faults: tuple[AppliedFault, ...]
+
+
+def check_strategy(name: str, ranks: int) -> None:
+    """Raise ``UsageError`` for an unknown strategy, one that cannot run here, or a number of ranks that it cannot have."""
+    if name not in STRATEGY_NAMES:
+        raise unknown_name_error("strategy", name, STRATEGY_NAMES)
+    if name == "horovod":
+        lacks = importlib.util.find_spec("horovod") is None
+        reason = "is not installed" if lacks else "starts its ranks with its own launcher, which is not supported yet"
+        raise UsageError(
+            f"strategy 'horovod': horovod {reason}; take 'ddp', which gives the same bits with 2 ranks, or see "
+            "docs/howto/distributed-strategies.md"
+        )
+    if ranks < 1 or (name == "single" and ranks != 1):
+        expected = "1" if name == "single" else "1 or more"
+        raise UsageError(f"strategy {name!r} has {ranks} ranks; expected {expected}: set another world_size")

@@ -1,0 +1,201 @@
+"""The training of one rank: started or restarted under a strategy, stepped with faults in collectives, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+
+from unsilent.errors import UsageError
+from unsilent.faults.fault_timing import faults_in_step
+from unsilent.faults.receipts import AppliedFault
+from unsilent.sites.modules import named_parameters
+from unsilent.sites.training.step import StepInjection
+from unsilent.workloads.distributed.checkpoint_files import load_snapshot, save_snapshot
+from unsilent.workloads.distributed.measuring import CleanModels, count_changed, count_values, own_tensors, state_hashes
+from unsilent.workloads.distributed.orders import GangSettings, RankPart, ResumeOrder, ResumeStart
+from unsilent.workloads.distributed.strategies import STRATEGIES
+from unsilent.workloads.registry import load_training
+from unsilent.workloads.trainings import StepRecord, Training, TrainingState
+from unsilent.workloads.trainings.snapshots import model_tensors, put_into_model, snapshot_misfit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from unsilent.sites.landing import FaultOrDraw
+
+
+class FaultEffect(Exception):
+    """What a corrupted checkpoint or payload led to: reading the file, restarting, a step or an evaluation raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class RankTraining:
+    """The training and the strategy of one rank, in the process group of all."""
+
+    def __init__(self, settings: GangSettings, number: int) -> None:
+        hold_determinism()
+        self._number, self._ranks = number, settings.world_size
+        self._seeds = settings.seeds
+        self._training = load_shared_training(settings, number)
+        if settings.strategy != "single":
+            where = f"file://{settings.meeting_place}"
+            distributed.init_process_group("gloo", init_method=where, rank=number, world_size=self._ranks)
+        self._strategy = STRATEGIES[settings.strategy](self._ranks)
+        self._clean = CleanModels(settings.folder / f"clean-{number}.pt")
+        self._whole: TrainingState | None = None
+
+    def started(self) -> TrainingState:
+        """A new training."""
+        return self._training.start(self._seeds, self._strategy.wrap)
+
+    def restarted(self, order: ResumeOrder) -> TrainingState:
+        """The training of this rank's file; raises `FaultEffect`, also for a file that does not fit."""
+        with _fault_effects(Exception):
+            snapshot = load_snapshot(order.files[self._number if len(order.files) > 1 else 0])
+            if order.broadcast_optimizer and self._ranks > 1:
+                sent = [snapshot["optimizers"]]
+                distributed.broadcast_object_list(sent, src=0)
+                snapshot["optimizers"] = sent[0]
+
+            def load_and_wrap(model: nn.Module) -> nn.Module:
+                if text := snapshot_misfit(snapshot["model"], model):
+                    raise UsageError(f"the checkpoint {text}; give one of this training")
+                put_into_model(model, snapshot["model"])
+                return self._strategy.wrap(model)
+
+            before = order.restart == "before"
+            state = self._training.start(self._seeds, load_and_wrap if before else self._strategy.wrap)
+            own = dict(self._strategy.own_part(snapshot, state.model))
+            if before:
+                own["model"] = model_tensors(state.model)  # it stays as wrapping has left it
+            self._training.restore_into(state, own)
+            return state
+
+    def step(self, state: TrainingState, faults: Sequence[FaultOrDraw] = ()) -> tuple[StepRecord, list[AppliedFault]]:
+        """One step with those of the faults that act in it on this rank."""
+        mine = [fault for fault in faults_in_step(faults, state.step) if fault.rank == self._number]
+        with _fault_effects(RuntimeError, ValueError, IndexError, ArithmeticError):
+            if not mine:
+                return self._training.step(state), []
+            with StepInjection(state.model, mine, state.optimizers, number=state.step) as injection:
+                record = self._training.step(state)
+            return record, injection.applied_faults
+
+    def is_true_anywhere(self, value: bool) -> bool:
+        """Whether it is true on any rank; asked on all at once."""
+        if self._ranks == 1:
+            return value
+        flag = torch.tensor([int(value)])
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+        return bool(flag.item())
+
+    def full_snapshot(self, state: TrainingState) -> dict[str, Any]:
+        """The whole state as this rank sees it; asked on all at once."""
+        snapshot: dict[str, Any] = self._strategy.gathered(self._training.snapshot(state))
+        return snapshot
+
+    def save(self, snapshot: Mapping[str, Any], path: Path) -> None:
+        """Write the checkpoint, on rank 0 alone."""
+        if self._number == 0:
+            save_snapshot(snapshot, path)
+
+    def began(self, state: TrainingState, order: ResumeOrder) -> ResumeStart:
+        """Where a restarted training stands; raises ``UsageError`` for an order that it cannot carry out."""
+        if state.step > order.until_step:
+            raise UsageError(
+                f"the checkpoint has {state.step} steps done; expected at most until_step={order.until_step}"
+            )
+        for fault in order.comm_faults:
+            if not any(faults_in_step([fault], step) for step in range(state.step, order.until_step)):
+                last = order.until_step - 1
+                raise UsageError(f"{fault.site} acts in no step that is run; expected one of {state.step} to {last}")
+        if order.remember_clean:
+            self._clean.start()
+        tensors, parameters = own_tensors(state.model)
+        sizes = torch.tensor([tensor.numel() for tensor in tensors.values()]).numpy()
+        return ResumeStart(state.step, tuple(tensors), parameters, sizes)
+
+    def evaluated(self, state: TrainingState, records: Sequence[StepRecord], order: ResumeOrder) -> RankPart:
+        """The steps since the last evaluation and what the model is like now; called on all ranks at once."""
+        tensors, _ = own_tensors(state.model)
+        if order.remember_clean:
+            self._clean.add(state.step, tensors)
+        nonfinite, extreme = count_values(tensors)
+        return RankPart(
+            state.step,
+            tuple(record.loss for record in records),
+            tuple(record.metrics for record in records),
+            nonfinite,
+            extreme,
+            count_changed(tensors, self._clean.at(state.step)),
+            self._held_out(state),
+        )
+
+    def finish(self, state: TrainingState, order: ResumeOrder) -> dict[str, str]:
+        """Save what was asked for; hashes of the full state."""
+        if order.remember_clean:
+            self._clean.save()
+        snapshot = self.full_snapshot(state)
+        if order.save_to is not None:
+            self.save(snapshot, order.save_to)
+        return state_hashes(snapshot, {name for name, _ in named_parameters(state.model)})
+
+    def _held_out(self, state: TrainingState) -> Mapping[str, float]:
+        """Loss and metrics on the held-out data, on rank 0 alone."""
+        with _fault_effects(RuntimeError, ValueError, IndexError, ArithmeticError):
+            if self._strategy.holds_whole_model:
+                if self._number:
+                    return {}
+                evaluation = self._training.evaluate(state)
+            else:
+                whole = self._strategy.gathered({n: t.detach() for n, t in model_tensors(state.model).items()})
+                if self._number:
+                    return {}
+                self._whole = self._whole or self._training.start(self._seeds)
+                put_into_model(self._whole.model, whole)
+                evaluation = self._training.evaluate(replace(self._whole, step=state.step))
+        return {"loss": float(evaluation.loss), **{name: float(v) for name, v in evaluation.metrics.items()}}
+
+
+@contextmanager
+def _fault_effects(*kinds: type[Exception]) -> Iterator[None]:
+    """Inside, errors of these kinds are effects of a fault."""
+    try:
+        yield
+    except kinds as error:
+        raise FaultEffect(error) from error
+
+
+def hold_determinism() -> None:
+    """One thread and deterministic algorithms in this process."""
+    torch.set_num_threads(1)
+    deterministic: Any = torch.utils.deterministic
+    # Memory is filled for debugging only; it would cost time.
+    deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def load_shared_training(settings: GangSettings, number: int) -> Training:
+    """The training on this rank's share of the rows; raises ``UsageError`` for one that ranks cannot share."""
+    training = load_training(settings.workload, settings.options, data=settings.data)
+    if not isinstance(training, Training):
+        raise UsageError(
+            f"workload {settings.workload!r} is a {type(training).__name__}; expected an unsilent.Training, whose batches ranks "
+            "can share"
+        )
+    if training.device.type != "cpu":
+        raise UsageError(
+            f"workload {settings.workload!r} trains on {training.device}; ranks run on the CPU: set device=cpu"
+        )
+    if settings.world_size > 1:
+        training.shard = number, settings.world_size
+    return training

@@ -1,0 +1,136 @@
+"""Strategies of distributed training, each from one rank's point of view.
+
+`single`: one process. `ddp`: a whole replica on every rank, gradients averaged; rank 0's parameters and buffers are sent to all
+when the model is wrapped, its buffers before every forward pass. `fsdp2`: every rank holds its part of each parameter and of
+the optimizer's state; buffers are each rank's own, as in any job of this kind.
+
+A strategy wraps the model, and turns what a rank holds into a full snapshot and back. The full snapshot has the same names and
+shapes for all strategies.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from unsilent.nested import map_tensors
+from unsilent.sites.modules import named_parameters
+
+Snapshot = Mapping[str, Any]
+
+
+class Strategy:
+    """What every strategy does; as it is here, it is `single`.
+
+    Attributes:
+        holds_whole_model: Whether the model of a rank is whole between steps, so that it can be evaluated there.
+    """
+
+    holds_whole_model = True
+
+    def __init__(self, ranks: int) -> None:
+        """Args: ranks: How many there are; their process group is ready."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """What a step calls in place of the model; called on all ranks at once, before optimizers are made."""
+        return model
+
+    def gathered(self, snapshot: Any) -> Any:
+        """A nesting of tensors with the whole of each that is spread over the ranks; called on all ranks at once."""
+        return snapshot
+
+    def own_part(self, snapshot: Snapshot, model: nn.Module) -> Snapshot:
+        """Of a full snapshot what this rank holds; each rank takes it from the snapshot that it has."""
+        return snapshot
+
+
+class Ddp(Strategy):
+    """``torch.nn.parallel.DistributedDataParallel``."""
+
+    def __init__(self, ranks: int) -> None:
+        # Of speed alone: gradients of 1x1 convolutions come in another layout and are copied.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides", category=UserWarning)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return DistributedDataParallel(model)
+
+
+class Fsdp2(Strategy):
+    """``torch.distributed.fsdp.fully_shard`` on each block, then on the model."""
+
+    holds_whole_model = False
+
+    def __init__(self, ranks: int) -> None:
+        self._mesh: DeviceMesh = init_device_mesh("cpu", (ranks,))
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        for block in blocks_of(model):
+            fully_shard(block, mesh=self._mesh)
+        fully_shard(model, mesh=self._mesh)
+        return model
+
+    def gathered(self, snapshot: Any) -> Any:
+        return map_tensors(snapshot, lambda _, tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+    def own_part(self, snapshot: Snapshot, model: nn.Module) -> Snapshot:
+        parameters = dict(named_parameters(model))
+
+        def part(name: str, value: Any) -> Any:
+            parameter = parameters.get(name)
+            if isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.shape == parameter.shape:
+                # Without a source, every rank takes its part of its own tensor, and nothing is sent.
+                return distribute_tensor(value, self._mesh, parameter.placements, src_data_rank=None)
+            return value
+
+        optimizers = [
+            {
+                **kept,
+                "state": {
+                    name: {key: part(name, value) for key, value in entries.items()}
+                    for name, entries in kept["state"].items()
+                },
+            }
+            for kept in snapshot["optimizers"]
+        ]
+        return {
+            **snapshot,
+            "model": {name: part(name, tensor) for name, tensor in snapshot["model"].items()},
+            "optimizers": optimizers,
+        }
+
+
+STRATEGIES: Mapping[str, type[Strategy]] = {"single": Strategy, "ddp": Ddp, "fsdp2": Fsdp2}
+"""Those that run here, by name; see `orders.check_strategy`."""
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The parts of a model that are sharded one by one: its children, and those of lists and of sequences of blocks.
+
+    Without those that share a parameter with another part, which have to stay together: in the model's own group.
+    """
+    blocks = [block for child in model.children() for block in _parts(child) if any(True for _ in block.parameters())]
+    in_model = _uses(model)
+    return [block for block in blocks if all(in_model[key] == count for key, count in _uses(block).items())]
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How often each parameter, by ``id``, is in a module."""
+    return Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+
+
+def _parts(child: nn.Module) -> Iterator[nn.Module]:
+    """A child, or what it holds where it is called through that."""
+    is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+    of_blocks = isinstance(child, nn.Sequential) and all(any(True for _ in part.children()) for part in child)
+    if is_list or of_blocks:
+        yield from child.children()
+    else:
+        yield child
