@@ -1,0 +1,229 @@
+"""``unsilent checkpoint study``: the class of a resume, shares and differences, and a small campaign of real processes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from unsilent.campaigns.spec import TrialId, campaign_hash
+from unsilent.checkpoints import Checkpoint
+from unsilent.cli.main import run as cli
+from unsilent.errors import UsageError
+from unsilent.options import OptionValues
+from unsilent.outcomes.training import TrainingOutcome
+from unsilent.replicas.noise_floors import NoiseFloors, ReplicaDifferences, store_noise_floors
+from unsilent.report.model import Report
+from unsilent.studies.checkpoint.analysis import CheckpointResult, ResumeJudge, analyse, smallest_detectable
+from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY, CheckpointStore
+from unsilent.studies.checkpoint.report import report
+from unsilent.studies.checkpoint.sections import BELONGS, regions_of
+from unsilent.studies.checkpoint.spec import (
+    SECTIONS,
+    CheckpointAnalysisOptions,
+    CheckpointBaseline,
+    CheckpointRow,
+    CheckpointTarget,
+    CleanResume,
+    make_checkpoint_spec,
+)
+
+STEPS = 40
+NOISE = np.linspace(-0.01, 0.01, 20)
+
+
+def floor(scale=1.0):
+    values = tuple((scale * NOISE).tolist())
+    return ReplicaDifferences("within", values, values, (0.0,) * 20, (False,) * 20, 10, (0.1,))
+
+
+FLOORS = NoiseFloors(floor(), floor(3.0))
+
+
+def clean(strategy="single", ranks=1):
+    flat = (0.9,) * STEPS
+    return CleanResume(strategy, ranks, (0.3,) * STEPS, flat, (40, 80), (0.8, 0.9), (0.5, 0.3), "a", "b", 1.0)
+
+
+def baseline(strategies=("single", "ddp")):
+    resumes = tuple(clean(name, 1 if name == "single" else 2) for name in strategies)
+    targets = tuple(
+        CheckpointTarget(f"{name}/{part}", name, part, 10)
+        for name in strategies
+        for part in ("weights", "first_moment")
+    )
+    return CheckpointBaseline("c", {}, "t", targets, 40, 40 + STEPS, resumes, 1.0, {}, {})
+
+
+def row(
+    target="single/weights", k=0, accuracy=0.9, loss=0.3, metric=0.9, end="finished", same=False, flips=1, steps=STEPS
+):
+    ranks = 1 if target.startswith("single") else 2
+    curve = np.full(steps, metric) if np.isscalar(metric) else np.asarray(metric, np.float64)
+    losses = np.full(steps, loss)
+    if end == "not-finite":
+        losses[-1] = math.nan
+    return CheckpointRow(
+        TrialId(target, flips, k), "[]", end, steps, 2, same, "", losses, curve, np.array([0.8, accuracy]),
+        np.array([0.5, loss]), np.zeros(2, np.int64), np.zeros(2, np.int64), np.full(ranks * 2, 0.25),
+    )  # fmt: skip
+
+
+def judged(given, **options):
+    return ResumeJudge(baseline(), FLOORS, CheckpointAnalysisOptions(**options)).judge(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "different", "harmful"),
+    [
+        (row(same=True), TrainingOutcome.MASKED_BITWISE, False, False),
+        (row(), TrainingOutcome.MASKED_BENIGN, False, False),
+        (row(accuracy=0.88), TrainingOutcome.MASKED_BENIGN, True, False),  # beyond the sums, not beyond other seeds
+        (row(accuracy=0.5, loss=2.0), TrainingOutcome.LOW_TEST, True, True),
+        (row(accuracy=0.5, loss=2.0, metric=0.2), TrainingOutcome.SHARP_DEGRADE, True, True),
+        (row(end="not-finite", steps=1), TrainingOutcome.IMMEDIATE_NAN, True, True),
+        (row(end="not-finite", steps=5), TrainingOutcome.SHORT_TERM_NAN, True, True),
+        (row(accuracy=0.99, loss=0.1), TrainingOutcome.IMPROVED, True, False),
+    ],
+)
+def test_the_class_of_a_resume(given, outcome, different, harmful):
+    found = judged(given)
+    assert (found.outcome, found.different, found.harmful) == (outcome, different, harmful)
+
+
+def test_what_was_lost_is_harmful_whatever_else():
+    lost = replace(row(), end="crash", steps_run=0, evaluations=0, losses=np.empty(0), metric=np.empty(0))
+    assert (judged(lost).outcome, judged(lost).harmful) == (TrainingOutcome.CRASHED, True)
+
+
+def test_steps_to_recover():
+    assert judged(row()).steps_to_recover == 0
+    dip = np.full(STEPS, 0.9)
+    dip[:15] = 0.2
+    # Windows of ten steps: that of steps 14 to 23 has one low step, 0.07 below; the next has none.
+    assert judged(row(metric=dip)).steps_to_recover == 15
+    assert judged(row(metric=0.2)).steps_to_recover is None
+
+
+def test_smallest_detectable_difference_is_found_four_times_in_five():
+    n, p = 400, 0.1
+    gap = smallest_detectable((40, n), (40, n), 0.95)
+    rng = np.random.default_rng(1)
+    a, b = rng.binomial(n, p - gap / 2, 4000) / n, rng.binomial(n, p + gap / 2, 4000) / n
+    pooled = (a + b) / 2
+    z = np.abs(a - b) / np.sqrt(pooled * (1 - pooled) * 2 / n)
+    assert 0.75 < (z > 1.96).mean() < 0.87
+    assert smallest_detectable((0, 5), (0, 5), 0.95) < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"strategies": "single,nope"}, "nope"),
+        ({"strategies": "ddp,ddp"}, "each name once"),
+        ({"sections": "weight"}, "did you mean 'weights'"),
+        ({"fault": "bitflip:count=3"}, "--flips"),
+        ({"replica": "two"}, "--replica"),
+        ({"restart": "never"}, "--restart"),
+        ({"ranks": "1"}, "--strategy single"),
+        ({"flips": "0,1"}, "1 or more"),
+        ({"flips": "1,1"}, "different numbers"),
+        ({"strategies": "single", "replica": "one"}, "several ranks"),
+        ({"law": "fair"}, "sampling law"),
+    ],
+)
+def test_what_cannot_be_asked(options, match):
+    with pytest.raises(UsageError, match=match):
+        make_checkpoint_spec(OptionValues(CHECKPOINT_STUDY.option_classes, {"workload": "train-resnet", **options}))
+
+
+def test_every_section_is_described():
+    assert set(BELONGS) == set(SECTIONS)
+
+
+def test_a_stored_campaign_is_read_and_reported(tmp_path):
+    spec = make_checkpoint_spec(
+        OptionValues(
+            CHECKPOINT_STUDY.option_classes,
+            {"workload": "train-resnet", "sections": "weights,first_moment", "flips": "1"},
+        )
+    )
+    rows = [
+        row(f"{strategy}/{section}", k, *((0.5, 2.0) if section == "weights" and k % 2 else ()))
+        for strategy in ("ddp", "single")
+        for section in ("first_moment", "weights")
+        for k in range(10)
+    ]
+    with CheckpointStore(tmp_path / "s.sqlite", write=True) as store:
+        known = baseline()
+        store.bind_campaign(spec, replace(known, campaign=campaign_hash(spec, known.fingerprint)))
+        store.record_budget(10, "unsilent checkpoint study train-resnet")
+        store.add_rows(rows)
+        store_noise_floors(store, FLOORS)
+        result = analyse(store, CheckpointAnalysisOptions())
+    assert isinstance(result, CheckpointResult)
+    harmful = {(g.strategy, g.section): g.harmful.estimate for g in result.groups}
+    assert harmful == {
+        (s, p): 0.5 if p == "weights" else 0.0 for s in ("single", "ddp") for p in ("weights", "first_moment")
+    }
+    assert [d.name for d in result.sections] == ["weights against first_moment, 1 flip"]
+    assert result.sections[0].difference.low > 0
+    (strategies,) = result.strategies
+    assert (strategies.is_paired, strategies.difference.estimate) == (True, 0)
+    assert result.identical_pairs == (20, 20)
+    page = report(result)
+    assert isinstance(page, Report)
+    assert "10 of 40 trainings" in page.headline
+
+
+WITH = ("--with", "steps=24", "--with", "batch=16", "--with", "width=4")
+
+
+@pytest.mark.slow
+def test_a_campaign_of_real_processes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    asked = (
+        "checkpoint",
+        "study",
+        "train-resnet",
+        *WITH,
+        "--flips",
+        "1,50",
+        "--section",
+        "weights,second_moment",
+        "--quiet",
+    )
+    assert cli([*asked, "--trials", "1", "--json", "--store", "s.sqlite"]) == 0
+    capsys.readouterr()
+    assert cli([*asked, "--trials", "2", "--json", "--store", "s.sqlite"]) == 0  # the same campaign, extended
+    found = json.loads(capsys.readouterr().out)
+    assert (found["trials"], found["schema"]) == (16, "unsilent/checkpoint-study/1")
+    assert {entry["strategy"] for entry in found["clean"]} == {"single", "ddp"}
+    with CheckpointStore(tmp_path / "s.sqlite") as store:
+        rows = {row.trial: row for row in store.rows()}
+    single = rows[TrialId("single/weights", 50, 1)]
+    faults = json.loads(single.faults)
+    assert sum(len(fault["elements"]) for fault in faults) <= 50
+    assert {fault["site"].partition("/")[0] for fault in faults} == {"file:model"}
+    assert single.changed[0] > 0  # what was corrupted is other right after the restart
+    assert cli(["replay", "s.sqlite", "ddp/weights/x50/1"]) == 0
+    assert "ended as stored" in capsys.readouterr().out
+    assert cli(["status", "s.sqlite"]) == 0
+    assert "16 of 16 trials, complete" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_sections_of_a_real_checkpoint(tmp_path):
+    from unsilent.workloads.distributed import Gang
+
+    with Gang("train-resnet", {"steps": "24", "batch": "16", "width": "4"}, strategy="single", world_size=1) as gang:
+        path = gang.train_to(3, tmp_path / "c.pt")
+    with Checkpoint(path) as checkpoint:
+        sites = {section: {region.site for region in regions_of(checkpoint, section)} for section in SECTIONS}
+    assert all(sites.values())
+    parts = [sites[section] for section in SECTIONS]
+    assert len(set.union(*parts)) == sum(map(len, parts))  # none belongs to two
+    assert not any("running" in site for site in sites["weights"])
