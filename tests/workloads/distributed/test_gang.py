@@ -26,16 +26,37 @@ slow = pytest.mark.slow
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 PAYLOADS = {"ddp": "comm:all_reduce.0/in", "fsdp2": "comm:reduce_scatter_tensor.0/in"}
 
+OWN = """
+import torch
+from torch import nn
+import unsilent
+
+
+def make():
+    batch = torch.linspace(0, 1, 24).reshape(4, 6), torch.tensor([0, 1, 0, 1])
+    return unsilent.Training(
+        model=lambda: nn.Sequential(nn.Linear(6, 2)),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        batches=[batch],
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        evaluate=[batch],
+        name="own",
+    )
+"""
+
 
 def test_two_ranks_start_resume_and_end(tmp_path):
-    """The one test of processes in the fast tier."""
-    with Gang(*TRAINING, strategy="ddp", world_size=2) as gang:
+    """The one test of processes in the fast tier, with a training that reads no data."""
+    (tmp_path / "own.py").write_text(OWN)
+    with Gang(f"{tmp_path}/own.py:make", strategy="ddp", world_size=2) as gang:
         clean = gang.train_to(1, tmp_path / "clean.pt")
         record = gang.resume(clean, until_step=2)
         ids = gang.process_ids
     assert record.end == "finished", record.detail
     assert (record.start_step, record.losses.shape, record.evaluated_at.tolist()) == (1, (2, 1), [1, 2])
+    assert (record.tensors, record.layers) == (("0.weight", "0.bias"), ("0",))
     assert np.isfinite(record.losses).all()
+    assert np.isnan(record.changed_share()).all()
     assert not any(map(is_running, ids))
 
 
@@ -66,6 +87,18 @@ def test_the_clean_resume_is_the_uninterrupted_run(run, strategy, ranks, restart
     assert record.hashes == one.golden.hashes
     assert not record.changed.any()
     assert not record.nonfinite.any()
+
+
+@slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_other_ranks_than_0_are_as_in_the_uninterrupted_run_too(run, strategy):
+    """Without their buffers under fsdp2: a checkpoint has those of rank 0 alone."""
+    one = run(strategy, 2)
+    whole = one.resume(one.gang.train_to(0, one.folder / "start.pt"))
+    ours, theirs = whole.hashes[1], one.golden.hashes[1]
+    assert whole.hashes[0] == one.golden.hashes[0]
+    assert (ours["parameters"], ours["optimizers"]) == (theirs["parameters"], theirs["optimizers"])
+    assert (ours["buffers"] == theirs["buffers"]) == (strategy == "ddp")
 
 
 @slow
@@ -240,7 +273,7 @@ def test_ranks_end_with_their_parent(tmp_path):
         ({"strategy": "dpp"}, "did you mean 'ddp'"),
         ({"strategy": "single"}, "expected 1"),
         ({"world_size": 0}, "expected 1 or more"),
-        ({"strategy": "horovod"}, "docs/howto/distributed-strategies.md"),
+        ({"strategy": "horovod"}, "docs/concepts/distributed-strategies.md"),
     ],
 )
 def test_strategies_that_cannot_run_are_one_line(options, text):

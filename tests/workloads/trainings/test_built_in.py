@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -14,6 +15,7 @@ from unsilent.errors import UsageError
 from unsilent.workloads import TRAININGS, ZOO, load_training
 from unsilent.workloads.chargpt import encode
 from unsilent.workloads.clicks import synthetic_clicks
+from unsilent.workloads.trainings import Seeds
 from unsilent.workloads.trainings.clicking import RARE
 from unsilent.workloads.trainings.dropout import ChosenRows, RowDropout, rows_chosen_by
 from unsilent.workloads.trainings.recipes import randomly_shifted_images, schedule_factory
@@ -144,6 +146,25 @@ def test_ranks_share_the_rows_and_each_row_keeps_its_mask():
     torch.manual_seed(0)
     with rows_chosen_by(ChosenRows(numbers, 6)):
         assert torch.equal(drop(x[numbers]), every[numbers])
+
+
+def test_the_losses_of_two_ranks_average_to_that_of_one_process():
+    """With dropout and augmentation; a batch norm would make them differ."""
+    losses = {}
+    for shard in (None, (0, 2), (1, 2)):
+        training = load_training("train-resnet-nobn", {"batch": "8", "width": "4"})
+        training.shard = shard
+        state = training.start(dataclasses.replace(Seeds.same_for_all(1), within=3))
+        losses[shard] = training.step(state).loss
+    assert (losses[0, 2] + losses[1, 2]) / 2 == pytest.approx(losses[None], rel=1e-6)
+    assert losses[0, 2] != losses[1, 2]
+
+
+def test_a_batch_that_ranks_cannot_share_is_an_error():
+    training = load_training("train-resnet-nobn", {"batch": "9", "width": "4"})
+    training.shard = 0, 2
+    with pytest.raises(UsageError, match="a batch has 9 rows; expected a multiple of the 2 ranks"):
+        training.step(training.start(0))
 
 
 def test_kinds_of_characters():

@@ -8,26 +8,19 @@ and compare with the resume from the clean one.
         golden = gang.resume(clean, until_step=40, remember_clean=True)
         faulty = gang.resume([clean, altered], restart="after", until_step=40)
 
-Ranks find each other through a file and talk over the loopback interface. They end with this process. Where one is lost, or an
-order takes too long, all are ended, and the next request starts them again.
+Where a rank is lost, or a request takes too long, all ranks are ended, and the next request starts them again.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from unsilent.child_processes import end_child, start_child
 from unsilent.closing import Closing
-from unsilent.errors import UnsilentError, UsageError, unknown_name_error
+from unsilent.errors import UsageError, unknown_name_error
 from unsilent.faults import Fault
 from unsilent.faults.naming import parse_site
 from unsilent.faults.unresolved_fault import UnresolvedFault
@@ -40,41 +33,11 @@ from unsilent.workloads.distributed.orders import (
     TrainOrder,
     check_strategy,
 )
+from unsilent.workloads.distributed.rank_processes import GangLost, RankProcesses
 from unsilent.workloads.distributed.records import End, ResumeRecord, ResumeRecordBuilder
 
 if TYPE_CHECKING:
     from unsilent.workloads.trainings import Seeds
-
-START_SECONDS = 300.0
-SETTLE_SECONDS = 0.5
-"""For other ranks to report once one has failed: an error that a lost rank led to is not the cause."""
-EXIT_SECONDS = 5.0
-"""For a rank whose connection is closed to end."""
-ANSWERS = ("ready", "trained", "ended")
-"""Kinds of messages that end what a rank was asked for."""
-Take = Callable[[int, str, Any], None]
-
-
-class GangLost(UnsilentError):
-    """The ranks could not end an order; they are ended, and the next request starts them again.
-
-    Attributes:
-        end: How, as in a `ResumeRecord`.
-        detail: Which rank, and why.
-    """
-
-    def __init__(self, end: End, detail: str) -> None:
-        super().__init__(f"{end}: {detail}")
-        self.end, self.detail = end, detail
-
-
-@dataclass(frozen=True)
-class RankProcess:
-    """A running rank."""
-
-    number: int
-    process: subprocess.Popen[bytes]
-    connection: Connection
 
 
 class Gang(Closing):
@@ -110,7 +73,7 @@ class Gang(Closing):
         self._training = workload, dict(options or {}), data, chosen
         self._folder = tempfile.TemporaryDirectory(prefix="unsilent-gang-")
         self._starts = 0
-        self._ranks: list[RankProcess] = []
+        self._ranks: RankProcesses | None = None
         try:
             self._running()
         except BaseException:
@@ -120,14 +83,14 @@ class Gang(Closing):
     @property
     def process_ids(self) -> list[int]:
         """Of the ranks that run, in their order; empty after they were ended."""
-        return [rank.process.pid for rank in self._ranks]
+        return self._ranks.process_ids if self._ranks else []
 
     def train_to(self, step: int, path: Path) -> Path:
         """The full checkpoint after ``step`` steps without a fault, written to ``path`` by rank 0.
 
         Goes on from the last such call where that was for an earlier step. Raises `GangLost`.
         """
-        self._ask(TrainOrder(step, _writable(path)))
+        self._running().ask(TrainOrder(step, _writable(path)), self.deadline)
         return path
 
     def resume(
@@ -170,12 +133,12 @@ class Gang(Closing):
             tuple(comm_faults),
             None if save_to is None else _writable(save_to),
         )
-        self._running()
+        ranks = self._running()
         builder, begin = ResumeRecordBuilder(self.world_size), time.monotonic()
         end: End = "finished"
         detail, ends = "", list[RankEnd]()
         try:
-            ends = self._ask(order, builder.take)
+            ends = ranks.ask(order, self.deadline, builder.take)
             end = "loss not finite" if ends[0].has_stopped else "finished"
         except GangLost as lost:
             end, detail = lost.end, lost.detail
@@ -183,7 +146,8 @@ class Gang(Closing):
 
     def close(self) -> None:
         """End the ranks."""
-        self._end()
+        if self._ranks is not None:
+            self._ranks.close()
         self._folder.cleanup()
 
     def _check(
@@ -209,103 +173,17 @@ class Gang(Closing):
             if not 0 <= fault.rank < self.world_size:
                 raise UsageError(f"{fault.site} is for rank {fault.rank}; expected 0 to {self.world_size - 1}")
 
-    # -- processes -------------------------------------------------------------------------------------------------
-
-    def _running(self) -> None:
-        """Start the ranks where there are none."""
-        if self._ranks:
-            return
-        self._starts += 1
-        folder = Path(self._folder.name)
-        workload, options, data, seeds = self._training
-        settings = GangSettings(
-            workload, options, data, self.strategy, self.world_size, seeds, folder / f"meet-{self._starts}", folder
-        )
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}
-        for number in range(self.world_size):
-            started = start_child("unsilent.workloads.distributed.rank", environment)
-            self._ranks.append(RankProcess(number, *started))
-            self._ranks[-1].connection.send(("start", settings, number))
-        self._gather(lambda *_: None, START_SECONDS)
-
-    def _end(self) -> None:
-        for rank in self._ranks:
-            rank.connection.close()  # all at once, so that they end at the same time
-        for rank in self._ranks:
-            end_child(rank.process, rank.connection)
-        self._ranks = []
-
-    def _ask(self, order: TrainOrder | ResumeOrder, take: Take = lambda *_: None) -> list[Any]:
-        """The answers of all ranks; ``take`` gets what they send before."""
-        self._running()
-        for rank in self._ranks:
-            try:
-                rank.connection.send(order)
-            except OSError:
-                pass  # it is gone, which is found out below
-        return self._gather(take, self.deadline)
-
-    def _gather(self, take: Take, seconds: float) -> list[Any]:
-        """The answers; where one does not come, all ranks are ended and it is raised why."""
-        limit = time.monotonic() + seconds
-        answers: dict[int, Any] = {}
-        troubles: dict[int, tuple[str, Any]] = {}
-        try:
-            while len(answers) + len(troubles) < self.world_size:
-                left = limit - time.monotonic()
-                if left <= 0:
-                    break
-                for rank in self._ready([*answers, *troubles], min(left, 0.5)):
-                    kind, value = self._receive(rank)
-                    if kind in ANSWERS:
-                        answers[rank.number] = value
-                    elif kind in ("lost", "raised", "failed"):
-                        troubles[rank.number] = kind, value
-                        limit = min(limit, time.monotonic() + SETTLE_SECONDS)
-                    else:
-                        take(rank.number, kind, value)
-            if len(answers) < self.world_size:
-                raise _cause(troubles, seconds)
-        except BaseException:
-            self._end()
-            raise
-        return [answers[number] for number in range(self.world_size)]
-
-    def _ready(self, done: Sequence[int], seconds: float) -> list[RankProcess]:
-        """Ranks with a message, and those that are dead."""
-        waiting = [rank for rank in self._ranks if rank.number not in done]
-        ready = wait([rank.connection for rank in waiting], seconds)
-        # Children of a rank may hold its socket open after it died.
-        return [rank for rank in waiting if rank.connection in ready or rank.process.poll() is not None]
-
-    def _receive(self, rank: RankProcess) -> tuple[str, Any]:
-        """A message of a rank; ``lost`` where it is gone."""
-        try:
-            if rank.connection.poll():
-                message: tuple[str, Any] = rank.connection.recv()
-                return message
-        except (EOFError, OSError):
-            pass  # its end of the socket is closed
-        try:
-            code = rank.process.wait(EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "lost", "closed its connection"
-        return "lost", f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
-
-
-def _cause(troubles: Mapping[int, tuple[str, Any]], seconds: float) -> UnsilentError:
-    """Why ranks did not answer: a lost one before an error that it led to, then the lowest rank."""
-    for wanted in ("lost", "failed", "raised"):
-        for number in sorted(troubles):
-            kind, value = troubles[number]
-            if kind != wanted:
-                continue
-            if kind == "failed":
-                assert isinstance(value, UnsilentError)
-                return value
-            return GangLost("rank lost" if kind == "lost" else "raised", f"rank {number}: {value}")
-    return GangLost("deadline", f"no answer after {seconds:g} s")
+    def _running(self) -> RankProcesses:
+        """The ranks, started where there are none."""
+        if self._ranks is None or not self._ranks.process_ids:
+            self._starts += 1
+            folder = Path(self._folder.name)
+            workload, options, data, seeds = self._training
+            meeting_place = folder / f"meet-{self._starts}"
+            self._ranks = RankProcesses(
+                GangSettings(workload, options, data, self.strategy, self.world_size, seeds, meeting_place, folder)
+            )
+        return self._ranks
 
 
 def _writable(path: Path) -> Path:

@@ -132,8 +132,7 @@ def check_strategy(name: str, ranks: int) -> None:
         lacks = importlib.util.find_spec("horovod") is None
         reason = "is not installed" if lacks else "starts its ranks with its own launcher, which is not supported yet"
         raise UsageError(
-            f"strategy 'horovod': horovod {reason}; take 'ddp', which gives the same bits with 2 ranks, or see "
-            "docs/howto/distributed-strategies.md"
+            f"strategy 'horovod': horovod {reason}; take 'ddp', or see docs/concepts/distributed-strategies.md"
         )
     if ranks < 1 or (name == "single" and ranks != 1):
         expected = "1" if name == "single" else "1 or more"

@@ -19,7 +19,7 @@ from unsilent.sites.training.step import StepInjection
 from unsilent.workloads.distributed.checkpoint_files import load_snapshot, save_snapshot
 from unsilent.workloads.distributed.measuring import CleanModels, count_changed, count_values, own_tensors, state_hashes
 from unsilent.workloads.distributed.orders import GangSettings, RankPart, ResumeOrder, ResumeStart
-from unsilent.workloads.distributed.strategies import STRATEGIES
+from unsilent.workloads.distributed.strategies import make_strategy
 from unsilent.workloads.registry import load_training
 from unsilent.workloads.trainings import StepRecord, Training, TrainingState
 from unsilent.workloads.trainings.snapshots import model_tensors, put_into_model, snapshot_misfit
@@ -49,7 +49,7 @@ class RankTraining:
         if settings.strategy != "single":
             where = f"file://{settings.meeting_place}"
             distributed.init_process_group("gloo", init_method=where, rank=number, world_size=self._ranks)
-        self._strategy = STRATEGIES[settings.strategy](self._ranks)
+        self._strategy = make_strategy(settings.strategy, self._ranks)
         self._clean = CleanModels(settings.folder / f"clean-{number}.pt")
         self._whole: TrainingState | None = None
 

@@ -1,0 +1,89 @@
+"""The strategy `fsdp2`: every rank holds its part of each parameter and of the optimizer's state.
+
+A fault in one rank's file matters only where the element lies in that rank's part, and no way of restarting copies parameters
+from one rank to another. Apart from the others, for importing what it needs takes a second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from unsilent.nested import map_tensors
+from unsilent.sites.modules import named_parameters
+from unsilent.workloads.distributed.strategies import Snapshot, Strategy
+
+
+class Fsdp2(Strategy):
+    """``torch.distributed.fsdp.fully_shard`` on each block, then on the model."""
+
+    holds_whole_model = False
+
+    def __init__(self, ranks: int) -> None:
+        self._mesh: DeviceMesh = init_device_mesh("cpu", (ranks,))
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        for block in blocks_of(model):
+            fully_shard(block, mesh=self._mesh)
+        fully_shard(model, mesh=self._mesh)
+        return model
+
+    def gathered(self, snapshot: Any) -> Any:
+        return map_tensors(snapshot, lambda _, tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+    def own_part(self, snapshot: Snapshot, model: nn.Module) -> Snapshot:
+        parameters = dict(named_parameters(model))
+
+        def part(name: str, value: Any) -> Any:
+            parameter = parameters.get(name)
+            if isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.shape == parameter.shape:
+                # Without a source, every rank takes its part of its own tensor, and nothing is sent.
+                return distribute_tensor(value, self._mesh, parameter.placements, src_data_rank=None)
+            return value
+
+        optimizers = [
+            {
+                **kept,
+                "state": {
+                    name: {key: part(name, value) for key, value in entries.items()}
+                    for name, entries in kept["state"].items()
+                },
+            }
+            for kept in snapshot["optimizers"]
+        ]
+        return {
+            **snapshot,
+            "model": {name: part(name, tensor) for name, tensor in snapshot["model"].items()},
+            "optimizers": optimizers,
+        }
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The parts of a model that are sharded one by one: its children, and those of lists and of sequences of blocks.
+
+    Without those that share a parameter with another part, which have to stay together: in the model's own group.
+    """
+    blocks = [block for child in model.children() for block in _parts(child) if any(True for _ in block.parameters())]
+    in_model = _uses(model)
+    return [block for block in blocks if all(in_model[key] == count for key, count in _uses(block).items())]
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How often each parameter, by ``id``, is in a module."""
+    return Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+
+
+def _parts(child: nn.Module) -> Iterator[nn.Module]:
+    """A child, or what it holds where it is called through that."""
+    is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+    of_blocks = isinstance(child, nn.Sequential) and all(any(True for _ in part.children()) for part in child)
+    if is_list or of_blocks:
+        yield from child.children()
+    else:
+        yield child

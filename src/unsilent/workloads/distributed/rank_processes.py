@@ -1,0 +1,165 @@
+"""The processes of all ranks: started, asked together, and ended together where one of them is lost.
+
+Ranks find each other through a file and talk over the loopback interface. They end with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from unsilent.child_processes import end_child, start_child
+from unsilent.closing import Closing
+from unsilent.errors import UnsilentError
+from unsilent.workloads.distributed.orders import GangSettings
+from unsilent.workloads.distributed.records import End
+
+RANK_MODULE = "unsilent.workloads.distributed.rank"
+START_SECONDS = 300.0
+SETTLE_SECONDS = 0.5
+"""For other ranks to report once one has failed: an error that a lost rank led to is not the cause."""
+EXIT_SECONDS = 5.0
+"""For a rank whose connection is closed to end."""
+ANSWERS = ("ready", "trained", "ended")
+"""Kinds of messages that end what a rank was asked for."""
+Take = Callable[[int, str, Any], None]
+
+
+class GangLost(UnsilentError):
+    """The ranks could not end an order; they are ended, and the next request starts them again.
+
+    Attributes:
+        end: How, as in a `ResumeRecord`.
+        detail: Which rank, and why.
+    """
+
+    def __init__(self, end: End, detail: str) -> None:
+        super().__init__(
+            f"{end}: {detail}; expected an answer of every rank: all were ended, the next request starts them again"
+        )
+        self.end, self.detail = end, detail
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """A running rank."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+
+class RankProcesses(Closing):
+    """All ranks of a gang; raises what the start of one raises."""
+
+    def __init__(self, settings: GangSettings) -> None:
+        self._ranks: list[RankProcess] = []
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}
+        try:
+            for number in range(settings.world_size):
+                self._ranks.append(RankProcess(number, *start_child(RANK_MODULE, environment)))
+                _send(self._ranks[-1], ("start", settings, number))
+            self._gather(_nobody, START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def process_ids(self) -> list[int]:
+        """In the order of ranks; empty once they are ended."""
+        return [rank.process.pid for rank in self._ranks]
+
+    def ask(self, order: Any, seconds: float, take: Take | None = None) -> list[Any]:
+        """The answers of all ranks; ``take`` gets what they send before.
+
+        Where one does not come in time, all ranks are ended, and `GangLost` or the error of the order is raised.
+        """
+        for rank in self._ranks:
+            _send(rank, order)
+        return self._gather(take or _nobody, seconds)
+
+    def close(self) -> None:
+        """End the ranks."""
+        for rank in self._ranks:
+            rank.connection.close()  # all at once, so that they end at the same time
+        for rank in self._ranks:
+            end_child(rank.process, rank.connection)
+        self._ranks = []
+
+    def _gather(self, take: Take, seconds: float) -> list[Any]:
+        limit = time.monotonic() + seconds
+        answers: dict[int, Any] = {}
+        troubles: dict[int, tuple[str, Any]] = {}
+        try:
+            while len(answers) + len(troubles) < len(self._ranks):
+                left = limit - time.monotonic()
+                if left <= 0:
+                    break
+                for rank in self._ready([*answers, *troubles], min(left, 0.5)):
+                    kind, value = self._receive(rank)
+                    if kind in ANSWERS:
+                        answers[rank.number] = value
+                    elif kind in ("lost", "raised", "failed"):
+                        troubles[rank.number] = kind, value
+                        limit = min(limit, time.monotonic() + SETTLE_SECONDS)
+                    else:
+                        take(rank.number, kind, value)
+            if len(answers) < len(self._ranks):
+                raise _cause(troubles, seconds)
+        except BaseException:
+            self.close()
+            raise
+        return [answers[number] for number in range(len(self._ranks))]
+
+    def _ready(self, done: Sequence[int], seconds: float) -> list[RankProcess]:
+        """Ranks with a message, and those that are dead."""
+        waiting = [rank for rank in self._ranks if rank.number not in done]
+        ready = wait([rank.connection for rank in waiting], seconds)
+        # Children of a rank may hold its socket open after it died.
+        return [rank for rank in waiting if rank.connection in ready or rank.process.poll() is not None]
+
+    def _receive(self, rank: RankProcess) -> tuple[str, Any]:
+        """A message of a rank; ``lost`` where it is gone."""
+        try:
+            if rank.connection.poll():
+                message: tuple[str, Any] = rank.connection.recv()
+                return message
+        except (EOFError, OSError):
+            pass  # its end of the socket is closed
+        try:
+            code = rank.process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "lost", "closed its connection"
+        return "lost", f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def _send(rank: RankProcess, message: Any) -> None:
+    try:
+        rank.connection.send(message)
+    except OSError:
+        pass  # it is gone, which is found out where its answer is waited for
+
+
+def _cause(troubles: Mapping[int, tuple[str, Any]], seconds: float) -> UnsilentError:
+    """Why ranks did not answer: a lost one before an error that it led to, then the lowest rank."""
+    for wanted in ("lost", "failed", "raised"):
+        for number in sorted(troubles):
+            kind, value = troubles[number]
+            if kind != wanted:
+                continue
+            if kind == "failed":
+                assert isinstance(value, UnsilentError)
+                return value
+            return GangLost("rank lost" if kind == "lost" else "raised", f"rank {number}: {value}")
+    return GangLost("deadline", f"no answer after {seconds:g} s")
+
+
+def _nobody(rank: int, kind: str, value: Any) -> None:
+    """Takes messages that nobody wants."""
