@@ -86,9 +86,9 @@ class TestReading:
         assert content(path, name) == words(model.weight).tobytes()
 
     def test_long_pickles(self, tmp_path):
-        state = {f"layer.{'x' * 400}.{i}": torch.tensor([i]) for i in range(3000)}
+        state = {f"layer.{'x' * 250}.{i}": torch.tensor([i]) for i in range(5000)}
         path = save(state, tmp_path / "a.pt")
-        assert content(path, f"model/layer.{'x' * 400}.2999") == words(torch.tensor([2999])).tobytes()
+        assert content(path, f"model/layer.{'x' * 250}.4999") == words(torch.tensor([4999])).tobytes()
 
     def test_editing_is_refused(self, small):
         with pytest.raises(UsageError, match="save it again with torch.save"), flipped(small, "model/w", 0, 3):
@@ -127,7 +127,7 @@ class TestHostile:
         call = Call(Name("a", "b"))
         call.arguments = (call, call)
         for key in (nested, call, 10**5000, Name("a", "b")):
-            ((path, value),) = leaves(Mapped([(key, 1)]), "x")
+            ((path, value),) = leaves(Mapped([(key, 1)]), "x", 100)
             assert value == 1
             assert len(path[0]) < 1000
 
@@ -135,4 +135,4 @@ class TestHostile:
         call = Call(Name("torch._utils", "_rebuild_parameter"), ())
         for _ in range(5000):
             call = Call(Name("torch._utils", "_rebuild_parameter"), (call,))
-        assert list(leaves(call, "x")) == []
+        assert list(leaves(call, "x", 100_000)) == []
