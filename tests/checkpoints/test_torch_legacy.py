@@ -86,9 +86,9 @@ class TestReading:
         assert content(path, name) == words(model.weight).tobytes()
 
     def test_long_pickles(self, tmp_path):
-        state = {f"layer.{'x' * 100}.{i}": torch.tensor([i]) for i in range(3000)}
+        state = {f"layer.{'x' * 250}.{i}": torch.tensor([i]) for i in range(5000)}
         path = save(state, tmp_path / "a.pt")
-        assert content(path, f"model/layer.{'x' * 100}.2999") == words(torch.tensor([2999])).tobytes()
+        assert content(path, f"model/layer.{'x' * 250}.4999") == words(torch.tensor([4999])).tobytes()
 
     def test_editing_is_refused(self, small):
         with pytest.raises(UsageError, match="save it again with torch.save"), flipped(small, "model/w", 0, 3):
@@ -135,4 +135,4 @@ class TestHostile:
         call = Call(Name("torch._utils", "_rebuild_parameter"), ())
         for _ in range(5000):
             call = Call(Name("torch._utils", "_rebuild_parameter"), (call,))
-        assert list(leaves(call, "x", 100)) == []
+        assert list(leaves(call, "x", 100_000)) == []
