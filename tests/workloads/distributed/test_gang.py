@@ -48,7 +48,7 @@ def make():
 def test_two_ranks_start_resume_and_end(tmp_path):
     """The one test of processes in the fast tier, with a training that reads no data."""
     (tmp_path / "own.py").write_text(OWN)
-    with Gang(f"{tmp_path}/own.py:make", strategy="ddp", world_size=2) as gang:
+    with Gang(f"{tmp_path}/own.py:make", strategy="ddp", world_size=2, folder=tmp_path) as gang:
         clean = gang.train_to(1, tmp_path / "clean.pt")
         record = gang.resume(clean, until_step=2)
         ids = gang.process_ids

@@ -49,6 +49,8 @@ class Gang(Closing):
         world_size: Number of ranks.
         seeds: Of the training: `Seeds`, or one number for all.
         deadline: Seconds that a request may take.
+        folder: For files of the ranks; the caller removes it (None: a temporary one, removed by ``close``, but not where
+            this process is killed).
 
     Raises:
         UsageError: an unknown strategy, or a training that cannot be shared by ranks.
@@ -64,6 +66,7 @@ class Gang(Closing):
         world_size: int = 2,
         seeds: int | Seeds = 0,
         deadline: float = 600.0,
+        folder: Path | None = None,
     ) -> None:
         check_strategy(strategy, world_size)
         from unsilent.workloads.trainings import Seeds
@@ -71,7 +74,9 @@ class Gang(Closing):
         chosen = seeds if isinstance(seeds, Seeds) else Seeds.same_for_all(seeds)
         self.strategy, self.world_size, self.deadline = strategy, world_size, deadline
         self._training = workload, dict(options or {}), data, chosen
-        self._folder = tempfile.TemporaryDirectory(prefix="unsilent-gang-")
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="unsilent-gang-")
+        # A name of its own in the caller's folder: what other ranks left there must not be met.
+        self._folder = Path(self._temporary.name if self._temporary else tempfile.mkdtemp(dir=folder)).resolve()
         self._starts = 0
         self._ranks: RankProcesses | None = None
         try:
@@ -148,7 +153,8 @@ class Gang(Closing):
         """End the ranks."""
         if self._ranks is not None:
             self._ranks.close()
-        self._folder.cleanup()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def _check(
         self, paths: Sequence[Path], restart: str, evaluate_every: int, faults: Sequence[Fault | UnresolvedFault]
@@ -177,11 +183,12 @@ class Gang(Closing):
         """The ranks, started where there are none."""
         if self._ranks is None or not self._ranks.process_ids:
             self._starts += 1
-            folder = Path(self._folder.name)
             workload, options, data, seeds = self._training
-            meeting_place = folder / f"meet-{self._starts}"
+            meeting_place = self._folder / f"meet-{self._starts}"
             self._ranks = RankProcesses(
-                GangSettings(workload, options, data, self.strategy, self.world_size, seeds, meeting_place, folder)
+                GangSettings(
+                    workload, options, data, self.strategy, self.world_size, seeds, meeting_place, self._folder
+                )
             )
         return self._ranks
 
