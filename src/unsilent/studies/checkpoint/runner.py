@@ -168,6 +168,7 @@ class CheckpointRunner:
         gang = self._gangs[strategy] = Gang(
             spec.workload, dict(spec.options), data=spec.data, strategy=strategy,
             world_size=1 if strategy == "single" else spec.ranks, seeds=Seeds.same_for_all(spec.init),
+            folder=Path(self._folder.name),
         )  # fmt: skip
         file = gang.train_to(self.step, self._clean_file(strategy))
         record = self._resume(strategy, [file], remember_clean=True)
