@@ -80,8 +80,9 @@ class Store(SqliteFile, Generic[S, B, R]):
             self.check_campaign(spec, baseline)
             return
         values = (baseline.campaign, dump_stored_json(spec.to_json()), dump_stored_json(baseline.to_json()))
-        with self._errors(), self._db:
+        with self._together(), self._writing("campaign"):
             self._db.execute("INSERT INTO campaign VALUES (1, ?, ?, ?)", values)
+            self._parsed_campaign(*values)
 
     def check_campaign(self, spec: S, baseline: B) -> None:
         """Raise ``StoreError`` with what differs where this store holds another campaign."""
@@ -117,14 +118,7 @@ class Store(SqliteFile, Generic[S, B, R]):
             if row is None:
                 raise StoreError(f"{self.path} holds no campaign yet; run the command that made it again")
             if self._read is None or self._read[0] != row:
-                spec, record = (
-                    parse_record(self.kind.spec, row[1], "spec"),
-                    parse_record(self.kind.baseline, row[2], "description"),
-                )
-                self.kind.check_spec(spec)
-                self.kind.check_baseline(record)
-                if not row[0] == record.campaign == campaign_hash(spec, record.fingerprint):
-                    raise DamagedRecordError("its campaign hash does not match its spec")
+                spec, record = self._parsed_campaign(*row)
                 if self._canonical:
                     known, same = spec.to_json(), spec.identity()
                     changed = {name: same[name] for name in known if same[name] != known[name]}
@@ -132,12 +126,30 @@ class Store(SqliteFile, Generic[S, B, R]):
                 self._read = row, (spec, record)
             return self._read[1]
 
+    def _parsed_campaign(self, name: Any, spec_text: Any, description: Any) -> tuple[S, B]:
+        """Spec and description from their texts; raises ``DamagedRecordError``."""
+        spec = parse_record(self.kind.spec, spec_text, "spec")
+        record = parse_record(self.kind.baseline, description, "description")
+        self.kind.check_spec(spec)
+        self.kind.check_baseline(record)
+        if not name == record.campaign == campaign_hash(spec, record.fingerprint):
+            raise DamagedRecordError("its campaign hash does not match its spec")
+        return spec, record
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Around the checks of readers: what they would refuse is never written."""
+        try:
+            yield
+        except DamagedRecordError as error:
+            raise StoreError(f"{self.path} cannot hold this {what}: {error}; change what is asked") from None
+
     def record_budget(self, trials: int, command: str) -> None:
         """Remember what budget was asked with which command (a campaign may be extended)."""
+        with self._writing("budget"):
+            budget = read_budget(trials, escape_unprintable(command))
         with self._errors(), self._db:
-            self._db.execute(
-                "INSERT INTO budget (trials, command) VALUES (?, ?)", (trials, escape_unprintable(command))
-            )
+            self._db.execute("INSERT INTO budget (trials, command) VALUES (?, ?)", budget)
 
     def largest_budget(self) -> tuple[int, str]:
         """Largest number of trials a stratum asked so far, and the command that asked it."""

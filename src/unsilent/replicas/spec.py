@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
-from unsilent.errors import UsageError
-from unsilent.options import PRECISION_PANEL, WORKLOAD_PANEL, Option
+from unsilent.options import LARGEST, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
 from unsilent.replicas.switches import SWITCHES, Switches
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 WEIGHT_BYTES = 64 * 2**20
 """Final weights that take more than this are not kept; their distances are then not known."""
+MOST_STEPS, MOST_REPLICAS = 10**7, 10**5
+"""Of a run; of a variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,9 @@ class ReplicaSpec:
 
     def check(self) -> None:
         """Raise ``UsageError`` for numbers that make no sense."""
-        if self.every < 1 or (self.steps is not None and self.steps < 1) or self.seed < 0:
-            raise UsageError(
-                f"--every is {self.every}, --steps is {'all' if self.steps is None else self.steps}, --seed is {self.seed}; "
-                "expected 1 or more for --every and --steps, 0 or more for --seed"
-            )
+        check_count("--every", self.every, 1, MOST_STEPS)
+        check_count("--steps", 1 if self.steps is None else self.steps, 1, MOST_STEPS)
+        check_count("--seed", self.seed, 0, LARGEST)
 
     @property
     def is_enumerated(self) -> bool:

@@ -28,14 +28,17 @@ from unsilent.options import (
     CONFIDENCE,
     EXECUTION_PANEL,
     FAULTS_PANEL,
+    LARGEST,
     NOT_AN_OPTION,
     OUTPUT_PANEL,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
     Option,
     OptionValues,
+    check_count,
 )
 from unsilent.outcomes.training import Thresholds
+from unsilent.replicas.spec import MOST_REPLICAS, MOST_STEPS
 
 if TYPE_CHECKING:
     from unsilent.workloads.model_fitting import Progress
@@ -429,7 +432,8 @@ def make_training_spec(asked: OptionValues) -> TrainingSpec:
         asked.reject_if_given(("moment",), "--moment applies to faults in memory, which only --per injects")
     if asked["moment"] not in MOMENTS:
         raise unknown_name_error("moment", asked["moment"], MOMENTS)
-    for name, least in (("steps", 1), ("horizon", 2), ("seed", 0), ("init", 0)):
-        if asked[name] is not None and asked[name] < least:
-            raise UsageError(f"--{name} is {asked[name]}; expected {least} or more")
+    limits = {"steps": (1, MOST_STEPS), "horizon": (2, MOST_STEPS), "replicas": (1, MOST_REPLICAS)}
+    for name, (least, most) in (limits | dict.fromkeys(("seed", "init"), (0, LARGEST))).items():
+        if asked[name] is not None:
+            check_count(f"--{name}", asked[name], least, most)
     return asked.make_dataclass(TrainingSpec)
