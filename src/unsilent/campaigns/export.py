@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from unsilent.campaigns.driver import AnyStore
 from unsilent.campaigns.spec import Json, sorted_json_text
-from unsilent.campaigns.sqlite_file import temporary_name
+from unsilent.campaigns.sqlite_file import remove_if_possible, temporary_name
 from unsilent.errors import UsageError
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -47,9 +47,9 @@ def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -
                 _write(store, file, to.suffix, canonical)
         os.replace(temporary, to)
     except OSError as error:
-        raise UsageError(f"cannot write {to}: {error.strerror}; choose another path") from None
+        raise UsageError(f"cannot write {to}: {error.strerror or error}; choose another path") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        remove_if_possible(temporary)
 
 
 def _write(store: AnyStore, file: IO[str], suffix: str, plain: bool) -> None:

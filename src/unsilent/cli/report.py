@@ -10,7 +10,7 @@ import typer
 
 from unsilent.cli import typer_options as o
 from unsilent.cli.card import CARDS, card_paths, show_card, write_card
-from unsilent.cli.paths import report_path
+from unsilent.cli.paths import report_path, writable_page
 from unsilent.errors import UsageError
 from unsilent.report.model import Report
 
@@ -85,7 +85,7 @@ def report(
         o.reject_if_given(context, ("card", *kind.report_choices), "not available when two stores are compared")
     given = {"unit": unit, "confidence": confidence, "interval": interval, "fit_per_bit": fit_per_bit}
     made = card_paths(store, output) if card else None
-    page = None if card else page_path(store, other, output)
+    page = None if card else writable_page(page_path(store, other, output), output)
     result = report_of(store, other, given, canonical)
     if made:
         write_card(store, {name: given[name] for name in kind.analysis_option_names}, *made)
