@@ -196,6 +196,12 @@ def test_listings():
         assert len(plain.splitlines()) > 5
 
 
+def test_what_needs_another_option_says_so():
+    listed, helped = in_process("workloads").stdout, in_process("replay", "--help").stdout
+    assert listed.count("depth (needs --data)") == 3
+    assert "With --trace: where to write the HTML page." in " ".join(helped.split())
+
+
 def test_importing_is_light():
     code = (
         "import sys, unsilent; heavy = {'torch', 'numpy', 'scipy', 'typer', 'rich'} & set(sys.modules); assert not heavy, heavy;"
