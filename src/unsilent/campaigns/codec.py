@@ -15,14 +15,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Generic, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-import numpy as np
 import xxhash
 
 from unsilent.campaigns.spec import TrialId, sorted_json_text
 from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, check_faults, one_line_preview
-from unsilent.faults import Fault
+from unsilent.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from unsilent.faults import Fault
+else:
+    np = LazyModule("numpy")
 
 R = TypeVar("R", bound="StoredRow")
 Shape = int | tuple[int, ...]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from unsilent.campaigns.observer import Observer
 from unsilent.errors import UsageError
@@ -28,13 +29,13 @@ from unsilent.studies.training.kind import NoiseFloors, ReplicaDifferences
 from unsilent.studies.training.records import Contrast, ExampleCurve, JudgedTrial, TrialGroup
 from unsilent.studies.training.spec import (
     EarlyEndRule,
-    Floats,
     TrainingBaseline,
     TrainingRow,
     TrainingSpec,
     row_without_curves,
 )
 
+Floats = NDArray[np.float64]
 SEEDS = VARIANTS["algo"]
 LEAST = 20
 LEVEL = 0.05
