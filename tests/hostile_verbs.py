@@ -126,7 +126,7 @@ class Watch:
         if self.memory > BYTES:
             raise Broken(f"{verb} of {told} took {self.memory >> 20} MiB")
         if code not in (0, 1, 2) or "Traceback" in err or (code and (err.count("\n") != 1 or len(err) > 2000)):
-            raise Broken(f"{verb} of {told} ended with {code}: {err[:600]!r}")
+            raise Broken(f"{verb} of {told} ended with {code}: {err[-900:]!r}")
         if any(ord(c) < 32 and c != "\n" for c in err):
             raise Broken(f"{verb} of {told} prints control characters: {err[:300]!r}")
         return code

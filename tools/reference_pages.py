@@ -224,6 +224,7 @@ def exit_codes() -> Iterator[str]:
 def export_columns() -> Iterator[str]:
     """Columns of ``unsilent export`` and fields of ``--json``."""
     from unsilent.campaigns.codec import row_codec
+    from unsilent.campaigns.driver import ROUND
     from unsilent.outcomes import Outcome
     from unsilent.render.report_json import FIELDS, RUN_DETAILS
     from unsilent.studies.campaign_kinds import KINDS
@@ -233,8 +234,9 @@ def export_columns() -> Iterator[str]:
         yield f"## Stores of unsilent {kind.name}\n"
         yield from prose((kind.row.__doc__ or "").split("Attributes:")[0])
         described = _attributes(kind.row)
-        yield from table(("column", "type", "meaning"), _columns(row_codec(kind.row), described))
-    yield "Columns that are marked as *of one run* are left out by `--canonical`.\n"
+        looks = [("`look`", "int", MEANINGS["look"])] if ROUND in kind.record_readers else []
+        yield from table(("column", "type", "meaning"), [*_columns(row_codec(kind.row), described), *looks])
+    yield "Columns that are marked as *of one run*, and `look`, are left out by `--canonical`.\n"
     yield "## Reading a trial of unsilent pvf\n"
     yield READING.format(digits=", ".join(f"`{outcome.value}` {outcome.name.lower()}" for outcome in Outcome))
     yield "## The object of --json\n\nOne object on stdout, nothing else. `results` has one object for each estimate:\n"
@@ -256,6 +258,13 @@ READING = """\
   lost. `threshold`: difference of the score from that of the golden run.
   `exact-sequence`: share of positions that differ. `tolerance`: largest relative
   difference.
+- **Looks.** A campaign with `--ci` or `--rel` runs in rounds: a pilot, then looks 0, 1, 2 and so on. No estimate uses a
+  trial with `look` -1. A row for one target uses its other trials. A row for several targets uses the trials up to the last look
+  that all of these targets have reached. The `.json` format has what each round decided in `rounds`, the last one last, and so
+  has the first line of a canonical export: by stratum the number of trials of the pilot (`pilot_trials`), of look 0
+  (`first_look_trials`; look L has 1.5 to the power of L times as many, rounded up), the mean share of incorrect outputs in the
+  pilot (`pilot_means`), and the look that the target has reached (`look`).
+  [How to compute an estimate from an export](../howto/export-results.md#compute-an-estimate-yourself).
 """
 MEANINGS = {
     "estimate": "the value, a share from 0 to 1 where it is a probability", "low": "lower limit", "high": "upper limit",
@@ -268,6 +277,8 @@ MEANINGS = {
     "incorrect_batches": "number of batches with at least one incorrect output",
     "severity": "largest finite severity of a sample (see below); inf if only detectable outcomes have one",
     "error": "what was raised, or why the process ended; empty for neither",
+    "look": "the look from which on the trial counts; -1 for a trial that no estimate uses, like those of a pilot; null in a "
+            "campaign without --ci and --rel, where all count",
     "seconds": "time of the trial", "worker": "number of the worker that ran it",
 }  # fmt: skip
 

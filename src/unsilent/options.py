@@ -35,6 +35,10 @@ NOT_AN_OPTION = "internal"
 """Marks a field that nobody asks for."""
 MOST_BYTES = 2**20
 """Of a TOML file."""
+LARGEST = 2**63 - 1
+"""Whole number, as a store can hold it."""
+LONGEST_SHOWN = 256
+"""Bits of a number in a message."""
 _NOUNS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", Path: "a file name"}
 _BY_FIELD = object()
 
@@ -110,16 +114,19 @@ class OptionField:
             "" if self.default in (None, False, ()) else " ".join(self.format_value(self.default))
         )
 
-    def parse_value(self, given: Any, name: str) -> Any:
-        """The value of the field; raises ``UsageError``, where it is called ``name``."""
+    def parse_value(self, given: Any, name: str, *, typed: bool = False) -> Any:
+        """The value of the field; raises ``UsageError``, where it is called ``name``.
+
+        ``typed``: it has a type already, as in Python or TOML, so that a text is no number.
+        """
         if self.option.parser is not None:
             return self.option.parser(given)
         if self.option.separator:
-            return _numbers(given, self.option.separator, name)
+            return _numbers(given, self.option.separator, name, typed)
         if self.option.is_repeatable:
             items = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
             return tuple(_plain(item, str, name) for item in items)
-        return _plain(given, self.hint, name)
+        return _plain(given, self.hint, name, typed)
 
     def format_value(self, value: Any) -> list[str]:
         """The reverse: texts, one for each time that the option is given."""
@@ -132,7 +139,7 @@ class OptionField:
         ]
 
 
-def _plain(given: Any, hint: Any, name: str) -> Any:
+def _plain(given: Any, hint: Any, name: str, typed: bool = False) -> Any:
     """A value of a simple type, or None where that is one; raises ``UsageError``."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         if given is None:
@@ -143,11 +150,16 @@ def _plain(given: Any, hint: Any, name: str) -> Any:
             return given
         if hint in (str, Path) and isinstance(given, str | PathLike):
             return hint(fspath(given))
-        if hint is int and isinstance(given, str | Integral) and not isinstance(given, bool):
-            return int(given)
-        if hint is float and isinstance(given, str | Real) and not isinstance(given, bool):
-            number = float(given)
-            return number if math.isfinite(number) else _refuse(given, hint, name)
+        if hint is int and isinstance(given, Integral if typed else str | Integral) and not isinstance(given, bool):
+            number = int(given)
+            if abs(number) <= LARGEST:
+                return number
+            raise UsageError(
+                f"{name} is {_shown(number)}; expected a whole number of at most {LARGEST.bit_length()} bits"
+            )
+        if hint is float and isinstance(given, Real if typed else str | Real) and not isinstance(given, bool):
+            real = float(given)
+            return real if math.isfinite(real) else _refuse(given, hint, name)
     except (ValueError, TypeError, OverflowError):
         pass
     return _refuse(given, hint, name)
@@ -157,10 +169,24 @@ def _refuse(given: Any, hint: Any, name: str) -> NoReturn:
     raise UsageError(f"{name} is {given!r}; expected {_NOUNS[hint]}")
 
 
-def _numbers(given: Any, joined: str, name: str) -> tuple[int, ...]:
-    items = given.split(joined) if isinstance(given, str) else [given] if isinstance(given, Integral) else given
+def check_count(name: str, value: int, least: int, most: int) -> int:
+    """The number itself; raises ``UsageError`` where it is not within these limits."""
+    if least <= value <= most:
+        return value
+    limit = f", and at most {most}" if value > most else ""
+    raise UsageError(f"{name} is {_shown(value)}; expected {least} or more{limit}")
+
+
+def _shown(value: int) -> str:
+    """A number as a message has it; Python refuses to write one of thousands of digits."""
+    return str(value) if value.bit_length() < LONGEST_SHOWN else f"a number of {value.bit_length()} bits"
+
+
+def _numbers(given: Any, joined: str, name: str, typed: bool) -> tuple[int, ...]:
+    text = isinstance(given, str)
+    items = given.split(joined) if text else [given] if isinstance(given, Integral) else given
     try:
-        return tuple(_plain(item, int, name) for item in items)
+        return tuple(_plain(item, int, name, typed and not text) for item in items)
     except (UsageError, TypeError):
         like = joined.join("28" if joined == "," else "24")
         raise UsageError(f"{name} is {given!r}; expected whole numbers separated by {joined!r}, like {like}") from None
@@ -241,7 +267,7 @@ class OptionValues:
             default = self.options[name].default
             if call and _equal(value, default):
                 continue
-            read = self.options[name].parse_value(value, self._named(name))
+            read = self.options[name].parse_value(value, self._named(name), typed=call)
             if not (call and _equal(read, default)):
                 self.given_values[name] = read
 
@@ -268,7 +294,7 @@ class OptionValues:
             if key.replace("_", "-") not in own:
                 raise unknown_name_error(f"key in {path}:", key, own, limit=len(own))
             name = own[key.replace("_", "-")]
-            read = self.options[name].parse_value(value, f"{path}: {key}")
+            read = self.options[name].parse_value(value, f"{path}: {key}", typed=True)
             if name not in self.given_values and not (self.options[name].is_boolean and not read):
                 self.given_values[name] = read
 

@@ -36,8 +36,8 @@ def sound(tmp_path_factory):
     for kind in EACH:
         folder = tmp_path_factory.mktemp(kind)
         if kind == "replicas":
-            path, *asked = verbs.make_replicas(folder)
-            found[kind] = path, "within/x1/0", asked
+            path, asked = verbs.make_replicas(folder)
+            found[kind] = path, "within/x/0", asked
         elif kind == "training":
             found[kind] = verbs.make_training(folder), "random/x/0", None
         else:

@@ -110,7 +110,7 @@ def test_a_store_is_shown_again(ran, tmp_path):
         (["loop.py:make", "--level", "0.01"], "--replicas 99"),
         (["loop.py:make", "--variants", "contol"], "did you mean 'control'"),
         (["loop.py:make", "--switch", "treads=2"], "did you mean 'threads'"),
-        (["loop.py:make", "--steps", 0], "expected 1 or more for --every and --steps"),
+        (["loop.py:make", "--steps", 0], "--steps is 0; expected 1 or more"),
         (["loop.py:make", "--runs", 3], "needs --explain or --control"),
         (["loop.py:make", "--explain", "loop.py:make"], "more than one workload or loop is given"),
         (["--explain", "loop.py:make", "--replicas", 4], "leave out --replicas"),

@@ -6,13 +6,15 @@ import json
 import shlex
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 
+import unsilent
 from campaigns.faulty_loop import write_loop
 from conftest import few, in_process
 from unsilent.outcomes.training import TrainingOutcome
+from unsilent.studies.training import study
 from unsilent.studies.training.kind import TrainingStore
 
 LOOP = ("faulty_loop.py:make", "--with", "steps=12", "--floor", "floor.sqlite")
@@ -377,6 +379,16 @@ def test_trials_that_are_not_there(copied, trial):
     done = in_process("replay", "s.sqlite", trial, "--workload", LOOP[0], cwd=copied)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+def test_the_python_function_asks_for_the_guard(monkeypatch):
+    given = {}
+    monkeypatch.setattr(study, "floors_and_horizon", lambda spec, *_: (None, spec))
+    monkeypatch.setattr(study, "run_training", lambda *_, **more: given.update(more))
+    monkeypatch.setattr("unsilent.campaigns.options.ExecutionOptions.open_executor", lambda *_: nullcontext())
+    for guard in (True, False):
+        unsilent.training("train-resnet", guard=guard)
+        assert given["guard"] is guard
 
 
 def test_help_says_what_there_is():

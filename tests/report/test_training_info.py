@@ -308,6 +308,15 @@ def test_two_campaigns_are_compared_with_limits_that_hold_together():
     assert f"joint over {len(found)}" in report_json(shown_report)["method"]
 
 
+def test_two_stores_of_one_campaign_are_not_told_as_independent():
+    law = dict.fromkeys(SETTINGS_THAT_MUST_MATCH, "the same")
+    one, longer, foreign = result(spec=law), result({"masked-bitwise": 150}, spec=law), result(spec=law, campaign="d0")
+    for other, said, headline_said in ((one, True, True), (longer, True, False), (foreign, False, False)):
+        told = comparison_report(compare_training_results(one, other), one, other)
+        assert any("stores of the same campaign, so their common trials are the same" in n for n in told.notes) == said
+        assert ("every difference is 0" in told.headline) == headline_said
+
+
 def test_conditions_are_told_with_sensitivity_or_not_at_all():
     text = text_of(result())
     assert (
@@ -467,6 +476,19 @@ def test_json_tells_what_is_no_number_from_what_is_missing():
     assert next(r for r in told["results"] if r["measure"] == "training_pvf_different")["estimate"] == 0.09
     assert told["thresholds"]["gap"] == 0.02
     assert to_json(result())["guard"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "counts", "said"),
+    [
+        (" --guard", {"masked-bitwise": 5}, True),
+        ("", {"masked-bitwise": 5}, False),
+        (" --guard", {"low-test": 5}, False),
+    ],
+)
+def test_a_guard_that_had_nothing_to_do_is_said(asked, counts, said):
+    told = list(findings(result(counts, command=f"unsilent training train-toy{asked}")))
+    assert ("no faulty run ended different, so none was repeated under the guard" in told) == said
 
 
 def test_a_comparison_of_two_stores_has_both_shares():

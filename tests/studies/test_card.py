@@ -310,7 +310,7 @@ def test_a_part_is_merged_before_it_has_a_card(folder, made, tmp_path):
     assert f"unsilent merge {parts[0]} … -o ALL.sqlite" in str(error.value)
     with closing(sqlite3.connect(parts[1])) as db, db:
         db.execute("DELETE FROM trial WHERE k = 29")
-    with PvfStore(Path(parts[1])) as store, pytest.raises(UsageError, match="finish it first: .*--shard 2/2 --store"):
+    with PvfStore(Path(parts[1])) as store, pytest.raises(UsageError, match="finish it first: .*--shard 2/2 .*--store"):
         make_card(store, PvfEstimator())
     done = in_process("pvf", *words, "--shard", "2/2", "--store", parts[1], "--quiet", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -319,6 +319,13 @@ def test_a_part_is_merged_before_it_has_a_card(folder, made, tmp_path):
     assert done.returncode == 0, done.stderr
     with PvfStore(folder / "all.sqlite") as joined, PvfStore(Path(parts[0])) as both, PvfStore(made[0]) as whole:
         assert make_card(joined, PvfEstimator()) == make_card(both, PvfEstimator()) == make_card(whole, PvfEstimator())
+
+
+def test_a_campaign_planned_in_rounds_has_a_card(folder):
+    done = in_process("pvf", "tiny.py:make", "--at", "last.bias", "--ci", "30%", "--store", "r.sqlite", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    with PvfStore(folder / "r.sqlite") as store:
+        assert make_card(store, PvfEstimator()).command == "unsilent pvf tiny.py:make --ci 30% --at last.bias --seed 0"
 
 
 @pytest.mark.claim
@@ -342,7 +349,7 @@ def test_a_precise_campaign_is_read_as_it_was_planned(folder):
     with PvfStore(folder / "ci.sqlite") as store, pytest.raises(UsageError) as error:
         make_card(store, PvfEstimator())
     assert "was planned for ±9 points at 0.95 per sample, then for ±4 points at 0.95 per sample" in str(error.value)
-    assert str(error.value).endswith("unsilent pvf tiny.py:make --seed 0 --ci 0.04 --store NEW.sqlite")
+    assert str(error.value).endswith("unsilent pvf tiny.py:make --ci 4% --seed 0 --store NEW.sqlite")
 
 
 def test_numbers_are_told_to_the_last_bit(made):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.stored_values import DamagedRecordError
-from unsilent.replicas import StepTrace
+from unsilent.errors import UnsilentError, UsageError
+from unsilent.replicas import ReplicaRow, StepTrace
 from unsilent.replicas.step_trace import Operation, read_step_trace
 from unsilent.studies.noise.diverging_operation import (
     DATA,
@@ -18,6 +23,7 @@ from unsilent.studies.noise.diverging_operation import (
     START,
     find_diverging_operation,
 )
+from unsilent.studies.noise.study import check_control
 
 
 def op(name, reads, gives, phase="fwd", draws=False, moves=False):
@@ -94,3 +100,29 @@ def test_round_trip_and_damage():
     for broken in ({}, {"before": [1] * 9}, {"operations": [["a"]]}, {"after": ["x"]}, {"note": 1}):
         with pytest.raises(DamagedRecordError):
             read_step_trace(json.dumps(whole | broken if broken else None))
+
+
+ROW = ReplicaRow(
+    TrialId("control", None, 0), "[]", 0.5, "{}", "", "[]",
+    np.ones(2), np.ones(2, np.uint64), np.ones(3, np.int64), b"",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"loss": math.nan}, "in loss of held-out samples"),
+        ({"metrics": '{"accuracy": 1}'}, "in metrics of held-out samples"),
+        ({"predictions": np.zeros(3, np.int64)}, "in predictions of held-out samples"),
+        ({"loss": 0.25, "predictions": np.zeros(3, np.int64)}, "in loss and predictions of held-out samples"),
+        ({"losses": np.zeros(2)}, "in the loss from step 0 on"),
+    ],
+)
+def test_twins_that_differ_are_told_by_what_differs(change, said):
+    with pytest.raises(UnsilentError, match=f"control/0 and control/1 differ {said}[,;]"):
+        check_control([ROW, replace(ROW, trial=TrialId("control", None, 1), **change)], "loop.py:make")
+
+
+def test_a_run_as_reports_name_it_is_answered_with_the_name_of_its_trial():
+    with pytest.raises(UsageError, match=r"cannot read trial 'within/0'.*TARGET/x/NUMBER, like within/x/0$"):
+        TrialId.parse("within/0")

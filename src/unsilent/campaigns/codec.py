@@ -29,13 +29,19 @@ from typing import (
     get_type_hints,
 )
 
-import numpy as np
 import xxhash
 
 from unsilent.campaigns.spec import CampaignRow, TrialId, sorted_json_text
 from unsilent.campaigns.stored_values import DamagedRecordError, ReadLimit, check_faults, one_line_preview
 from unsilent.errors import UsageError
-from unsilent.faults import Fault
+from unsilent.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from unsilent.faults import Fault
+else:
+    np = LazyModule("numpy")
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

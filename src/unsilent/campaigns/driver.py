@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ROUND = "round"
 """The name of records of what a planner decided."""
 AnyStore = Store[Any, Any, Any]
+MOST_PLANNED = 20_000_000
+"""Trials of one command at most: a store of some ten gigabytes."""
 
 
 class Planner(Protocol):
@@ -45,19 +47,31 @@ def check_strata(spec: Spec, baseline: Baseline) -> None:
 def plan_trials(spec: Spec, baseline: Baseline, budget: Budget) -> Iterator[TrialId]:
     """All trials, one of every stratum after the other, so that a campaign cut short is even over its strata."""
     strata = trial_numbers_by_stratum(spec, baseline, budget)
-    for k in max(strata.values(), key=len):
-        for (target, flips), own in strata.items():
-            if k < own.stop:
-                yield TrialId(target, flips, k)
+    return (
+        TrialId(target, flips, k)
+        for k in max(strata.values(), key=len)
+        for (target, flips), own in strata.items()
+        if k < own.stop
+    )
 
 
 def trial_numbers_by_stratum(spec: Spec, baseline: Baseline, budget: Budget) -> dict[tuple[str, int | None], range]:
-    """Which trials of every stratum (target and number of flips) there are to be."""
-    return {
+    """Which trials of every stratum (target and number of flips) there are to be.
+
+    Raises ``UsageError`` for more of them than one store should hold.
+    """
+    strata = {
         (target.name, flips): budget.trial_numbers(target.slots if spec.is_enumerated else None)
         for target in baseline.targets
         for flips in spec.flips
     }
+    total = sum(map(len, strata.values()))
+    if total > MOST_PLANNED:
+        raise UsageError(
+            f"{total:,} trials are asked for, of all targets together, but a store should hold at most {MOST_PLANNED:,}; "
+            "lower --trials, choose fewer targets, or split the campaign with --shard"
+        )
+    return strata
 
 
 def run_campaign(
@@ -87,9 +101,9 @@ def run_campaign(
                 "the campaign in this store was planned with --ci or --rel, so a number of trials alone cannot continue it; "
                 "add --ci or --rel, or give another --store"
             )
+        planned = plan_trials(spec, description, budget)
         store.record_budget(budget.trials, command)
-    if planner is None:
-        run_trials(plan_trials(spec, description, budget), executor, store, watcher)
+        run_trials(planned, executor, store, watcher)
         return
     noted = False
     while True:

@@ -16,8 +16,10 @@ from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.processes import ProcessExecutor
 from unsilent.campaigns.spec import Baseline, CampaignRow, Spec, TrialId, WorkerSettings
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.options import check_count
 
 EXECUTORS = ("serial", "processes", "ray")
+MOST_JOBS = 4096
 INSIDE = "UNSILENT_INSIDE_WORKER"
 """Set in the environment of worker processes: a campaign must not start campaigns."""
 
@@ -98,8 +100,7 @@ def resolve_executor_name(
         raise UsageError(
             f"--ray {address} needs --executor ray, but --executor is {name}; leave out --ray or --executor"
         )
-    if jobs < 1:
-        raise UsageError(f"--jobs is {jobs}; expected 1 or more")
+    check_count("--jobs", jobs, 1, MOST_JOBS)
     if name == "serial" and jobs > 1:
         raise UsageError(f"--executor serial runs one job, but --jobs is {jobs}; use --executor processes")
     if deadline is not None and deadline <= 0:

@@ -1,7 +1,7 @@
 """A store as JSON lines, CSV, JSON or Parquet; ``canonical`` for comparing two stores byte by byte.
 
 The canonical export is the campaign's identity followed by its rows in order, without anything that may differ between two
-runs of the same campaign: time, path, host, worker.
+runs of the same campaign: time, path, host, worker. Of a campaign in rounds its rounds belong to that: they say which rows count.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from unsilent.campaigns.driver import AnyStore
+from unsilent.campaigns.driver import ROUND, AnyStore
 from unsilent.campaigns.spec import Json, sorted_json_text
-from unsilent.campaigns.sqlite_file import temporary_name
+from unsilent.campaigns.sqlite_file import remove_if_possible, temporary_name
 from unsilent.errors import UsageError
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -47,9 +47,9 @@ def export_store(store: AnyStore, to: Path | None, *, canonical: bool = False) -
                 _write(store, file, to.suffix, canonical)
         os.replace(temporary, to)
     except OSError as error:
-        raise UsageError(f"cannot write {to}: {error.strerror}; choose another path") from None
+        raise UsageError(f"cannot write {to}: {error.strerror or error}; choose another path") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        remove_if_possible(temporary)
 
 
 def _write(store: AnyStore, file: IO[str], suffix: str, plain: bool) -> None:
@@ -65,14 +65,30 @@ def canonical_lines(store: AnyStore) -> Iterator[str]:
     """The canonical export, line by line; without trials that were asked for afterwards."""
     baseline = store.baseline
     head = {"campaign": baseline.campaign, "spec": store.spec.identity(), "fingerprint": dict(baseline.fingerprint)}
-    yield sorted_json_text(head)
+    yield sorted_json_text(head | _rounds(store))
     for row in store.rows():
         if store.kind.is_planned_trial(row.trial):
             yield _line(store, store.codec.row_as_json(row, canonical=True), sorted_json_text)
 
 
+def _rounds(store: AnyStore) -> Json:
+    """What looks decided, of a campaign in rounds."""
+    rounds = store.records_as_json(ROUND) if ROUND in store.kind.record_readers else []
+    return {"rounds": rounds} if rounds else {}
+
+
 def _records(store: AnyStore) -> Iterator[Json]:
-    return map(store.codec.row_as_json, store.rows())
+    """Rows as JSON values, those of kinds that have rounds with the look from which on they count."""
+    if ROUND not in store.kind.record_readers:
+        yield from map(store.codec.row_as_json, store.rows())
+        return
+    from unsilent.campaigns.rounds import plans_by_stratum
+
+    plans = plans_by_stratum(rounds) if (rounds := store.records(ROUND)) else {}
+    for row in store.rows():
+        trial = row.trial
+        plan = plans.get((trial.target, trial.flips))
+        yield store.codec.row_as_json(row) | {"look": plan and plan.look_of_trial(trial.target, trial.k)}
 
 
 def _flat(store: AnyStore) -> Iterator[Json]:
@@ -97,7 +113,7 @@ def _lines(store: AnyStore, file: IO[str], plain: bool) -> None:
 
 
 def _json(store: AnyStore, file: IO[str]) -> None:
-    head = json.dumps({"spec": store.spec.to_json(), "description": store.baseline.to_json()})
+    head = json.dumps({"spec": store.spec.to_json(), "description": store.baseline.to_json(), **_rounds(store)})
     file.write(f'{head[:-1]}, "trials": [')
     for number, record in enumerate(_records(store)):
         file.write(", " if number else "")

@@ -23,7 +23,7 @@ from unsilent.campaigns.driver import AnyStore
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.locking import FileLock
 from unsilent.campaigns.spec import CampaignRow, TrialId, differences, spec_value_text
-from unsilent.campaigns.sqlite_file import temporary_name
+from unsilent.campaigns.sqlite_file import check_name, remove_if_possible, temporary_name
 from unsilent.campaigns.store import Store
 from unsilent.errors import StoreError, UsageError
 
@@ -86,6 +86,7 @@ def merge_stores(out: Path, paths: Sequence[Path], kind: Kind[Any, Any, Any]) ->
         UsageError: a file is named twice. StoreError: the stores hold different campaigns, or one trial with different ends
             (``out`` is left as it was then); one of them cannot be used, or ``out`` cannot be written.
     """
+    check_name(out)
     _check_names(out, paths)
     with ExitStack() as stack:
         sources = [stack.enter_context(Store(path, kind)) for path in paths]
@@ -150,7 +151,7 @@ def _make(out: Path, sources: Sequence[AnyStore]) -> MergeResult:
         raise StoreError(f"cannot write {out} ({error.strerror}); choose another path") from None
     finally:
         for path in beside:
-            path.unlink(missing_ok=True)
+            remove_if_possible(path)
         lock.release()
 
 

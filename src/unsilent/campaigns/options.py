@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.campaigns.spec import Spec, WorkerSettings
+from unsilent.campaigns.stored_values import MOST_TRIALS
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.options import CONFIDENCE, EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option
+from unsilent.options import CONFIDENCE, EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
 from unsilent.sizes import as_byte_count
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from unsilent.campaigns.observer import Observer
 
 ENGINES = ("auto", "plain")
+MOST_PARTS = 10**9 - 1
+"""Of a campaign that is split."""
 
 
 def read_pairs(given: Any) -> tuple[tuple[str, str], ...]:
@@ -71,10 +74,9 @@ class Budget:
     shard: Annotated[tuple[int, int], SHARD] = (1, 1)
 
     def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise UsageError(f"--trials is {self.trials}; expected 1 or more")
+        check_count("--trials", self.trials, 1, MOST_TRIALS - 1)
         part, parts = self.shard if len(self.shard) == 2 else (0, 0)
-        if not 1 <= part <= parts:
+        if not 1 <= part <= parts <= MOST_PARTS:
             raise UsageError(f"--shard is {'/'.join(map(str, self.shard))}; expected I/N with I from 1 to N, like 2/4")
         if part > self.trials:
             raise UsageError(

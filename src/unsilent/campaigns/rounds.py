@@ -14,6 +14,10 @@ from unsilent.campaigns.spec import Json, TrialId
 from unsilent.statistics.interim import size_at
 
 Cell = tuple[str, int | None]
+NO_LOOK = -1
+"""Of trials that count for no estimate."""
+MOST_LOOKS = 100
+"""A stratum has grown beyond any bound by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,11 @@ class CellPlan:
             return range(start)
         return range(start, start + size_at(self.look if look is None else look, self.first_look_trials[stratum]))
 
+    def look_of_trial(self, stratum: str, k: int) -> int:
+        """The look from which on a trial counts; `NO_LOOK` for one that never does, as of a pilot."""
+        looks = range(self.look + 1 if self.first_look_trials else 1)
+        return next((look for look in looks if k in self.counting_trial_numbers(stratum, look)), NO_LOOK)
+
     @property
     def total_trials(self) -> int:
         """Trials of all strata, the pilot included."""
@@ -67,6 +76,11 @@ class CellPlan:
 def latest_plans(rounds: Iterable[Iterable[CellPlan]]) -> dict[Cell, CellPlan]:
     """What holds after some rounds."""
     return {plan.cell: plan for cells in rounds for plan in cells}
+
+
+def plans_by_stratum(rounds: Iterable[Iterable[CellPlan]]) -> dict[Cell, CellPlan]:
+    """What holds after some rounds, by stratum and number of flips."""
+    return {(stratum, plan.flips): plan for plan in latest_plans(rounds).values() for stratum in plan.pilot_trials}
 
 
 def trial_ids_of_plans(plans: Iterable[CellPlan]) -> Iterator[TrialId]:

@@ -56,7 +56,12 @@ class TrialId(NamedTuple):
         target, _, rest = text.rpartition("/x")
         flips, slash, k = rest.partition("/")
         if not (target and slash and _NUMBER.fullmatch(k) and (flips == "" or _NUMBER.fullmatch(flips))):
-            raise UsageError(f"cannot read trial {text!r}; expected TARGET/xFLIPS/NUMBER, like top_mlp/x8/17")
+            head, _, number = text.rpartition("/")
+            other = f"{head}/x/{number}" if head and _NUMBER.fullmatch(number) else "random/x/17"
+            raise UsageError(
+                f"cannot read trial {text!r}; expected TARGET/xFLIPS/NUMBER, like top_mlp/x8/17, "
+                f"or without a number of flips TARGET/x/NUMBER, like {other}"
+            )
         return cls(target, int(flips) if flips else None, int(k))
 
 

@@ -6,6 +6,7 @@ and damage are refused, in this order (see `opening`).
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sqlite3
@@ -51,6 +52,18 @@ def application_of(path: str | Path) -> int:
     return int.from_bytes(head[68:72], "big") if head.startswith(b"SQLite format 3\0") else 0
 
 
+def check_name(path: str | Path) -> None:
+    """Raise ``StoreError`` for a name that no file can have."""
+    try:
+        os.lstat(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno == errno.ENAMETOOLONG:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StoreError(
+                f"{str(path)[:_LONGEST]!r} cannot be the name of a store ({reason}); give another"
+            ) from None
+
+
 class SqliteFile(Closing):
     """An open file.
 
@@ -73,6 +86,7 @@ class SqliteFile(Closing):
 
     def __init__(self, path: str | Path, *, write: bool = False) -> None:
         # SQLite looks for its logs beside the file that a link leads to, and so must we.
+        check_name(path)
         self.path = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
         self._lock: FileLock | None = None
         self._steps: QueryStepLimit | None = None
@@ -260,4 +274,10 @@ class SqliteFile(Closing):
 
 def temporary_name(path: Path) -> Path:
     """A name beside ``path`` for writing before an atomic replace."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name[:40]}.{os.getpid()}.tmp")
+
+
+def remove_if_possible(path: Path) -> None:
+    """Remove a file of ours; where that cannot be, the error that led here is the one to be told."""
+    with suppress(OSError):
+        path.unlink()

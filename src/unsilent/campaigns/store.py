@@ -80,8 +80,9 @@ class Store(SqliteFile, Generic[S, B, R]):
             self.check_campaign(spec, baseline)
             return
         values = (baseline.campaign, dump_stored_json(spec.to_json()), dump_stored_json(baseline.to_json()))
-        with self._errors(), self._db:
+        with self._together(), self._writing("campaign"):
             self._db.execute("INSERT INTO campaign VALUES (1, ?, ?, ?)", values)
+            self._read_campaign(*values)
 
     def check_campaign(self, spec: S, baseline: B) -> None:
         """Raise ``StoreError`` with what differs where this store holds another campaign."""
@@ -156,12 +157,20 @@ class Store(SqliteFile, Generic[S, B, R]):
         known = {field.name for field in fields(cast("Any", self.kind.spec))}
         return sorted(known ^ stored.keys()) if isinstance(stored, dict) else []
 
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Around the checks of readers: what they would refuse is never written."""
+        try:
+            yield
+        except DamagedRecordError as error:
+            raise StoreError(f"{self.path} cannot hold this {what}: {error}; change what is asked") from None
+
     def record_budget(self, trials: int, command: str) -> None:
         """Remember what budget was asked with which command (a campaign may be extended)."""
+        with self._writing("budget"):
+            budget = read_budget(trials, escape_unprintable(command))
         with self._errors(), self._db:
-            self._db.execute(
-                "INSERT INTO budget (trials, command) VALUES (?, ?)", (trials, escape_unprintable(command))
-            )
+            self._db.execute("INSERT INTO budget (trials, command) VALUES (?, ?)", budget)
 
     def largest_budget(self) -> tuple[int, str]:
         """Largest number of trials a stratum asked so far, and the command that asked it."""

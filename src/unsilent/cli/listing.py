@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Mapping
 
 from unsilent.cli import accelerators
 from unsilent.cli import typer_options as o
@@ -32,7 +33,7 @@ def workloads(as_json: o.Json = False) -> int:
         return 0
     for kind, known in kinds.items():
         show_table(
-            [(e.name, e.description + _needs(e.data, e.weights), ", ".join(e.options)) for e in known.values()],
+            [(e.name, e.description + _needs(e.data, e.weights), _options(e.options)) for e in known.values()],
             (kind, "description", "options (--with)"),
         )
     show_lines(
@@ -41,6 +42,11 @@ def workloads(as_json: o.Json = False) -> int:
         "For inference, you can also give hf:DIR (a local transformers folder) or FILE.pt2 (a program saved by torch.export).",
     )
     return 0
+
+
+def _options(about: Mapping[str, str]) -> str:
+    """Names of options, and which of them mean something only for a file of the user's."""
+    return ", ".join(f"{name} (needs --data)" if "(--data)" in text else name for name, text in about.items())
 
 
 def _needs(data: str, weights: str) -> str:

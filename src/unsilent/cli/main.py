@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the check found a problem, 2 bad usage or input, 130 inter
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -21,6 +22,8 @@ from unsilent.printable import escape_unprintable
 # Typer brings its own click or uses the installed one, by version; the base of its exceptions is right in both.
 _CommandError = cast(type[Exception], typer.BadParameter.__mro__[2])
 
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a full or broken disk behind stdout or a file."""
 CHECKPOINT_HELP = "Inspect, corrupt, undo, compare and verify checkpoint files."
 INTERRUPTED = 130
 READER_LEFT = 141
@@ -93,8 +96,16 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the ``unsilent`` command; never returns."""
     interrupt_on_ending()
+    open_missing_output()
     escape_unencodable_output()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def open_missing_output() -> None:
+    """Without stdout or stderr (``>&-``) what is printed goes nowhere, and no store is opened in their place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def escape_unencodable_output() -> None:
@@ -106,11 +117,26 @@ def escape_unencodable_output() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()  # while a reader who left can still be noticed
+    except BrokenPipeError:
+        return _drop_output(READER_LEFT)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return _fail(f"the name of a file is too long: {str(error.filename)[:80]!r}…; give a shorter one", 2)
+        if error.errno not in UNWRITABLE:
+            raise
+        return _drop_output(_fail(f"cannot write {_place(error)}: {error.strerror}; free space, or write elsewhere", 2))
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """The same, where what is printed may still have to be flushed."""
     own, of_script = _split(arguments)
     try:
         command = typer.main.get_command(make_app(arguments))
         code: Any = command.main(own, prog_name="unsilent", standalone_mode=False, obj=of_script)
-        sys.stdout.flush()  # while a reader who left can still be noticed
         return _interrupted() if code == INTERRUPTED else int(code or 0)
     except _CommandError as error:
         message = str(getattr(error, "format_message")())  # noqa: B009
@@ -130,13 +156,13 @@ def run(arguments: list[str]) -> int:
         return _fail(str(error), 2)
     except UnsilentError as error:
         return _fail(str(error), 1)
-    except BrokenPipeError:
-        return _reader_left()
     except SystemExit as end:  # how click and rich end when they cannot write
-        if not isinstance(end.__context__, BrokenPipeError):
-            raise
-        return _reader_left()
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
     except Exception as error:
+        if getattr(error, "errno", None) in (errno.EPIPE, errno.ENAMETOOLONG, *UNWRITABLE):
+            raise
         return _defect(unexpected_error(error))
 
 
@@ -148,10 +174,15 @@ def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
     return arguments[:at], tuple(arguments[at + 1 :])
 
 
-def _reader_left() -> int:
-    """Nobody reads what we print (``unsilent … | head``): end quietly, as other programs do."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
-    return READER_LEFT
+def _drop_output(code: int) -> int:
+    """Nobody reads what we print (``unsilent … | head``), or it has no room: end without what is still to be flushed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
+
+
+def _place(error: OSError) -> str:
+    """What could not be written."""
+    return str(error.filename) if error.filename else "what was printed"
 
 
 def _interrupted(message: str = "interrupted") -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from unsilent.errors import UsageError
+
+LONGEST_NAME = 180
+"""Characters of a workload in the name of a store: with what SQLite appends, no file system refuses it."""
 
 
 def default_store(verb: str, identity: Mapping[str, Any]) -> str:
@@ -17,7 +21,7 @@ def default_store(verb: str, identity: Mapping[str, Any]) -> str:
 
     from unsilent.campaigns.spec import sorted_json_text
 
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", identity["workload"]).strip("-")
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", identity["workload"]).strip("-")[:LONGEST_NAME]
     return f"unsilent-{verb}-{name}-{xxhash.xxh3_64_hexdigest(sorted_json_text(identity).encode())[:8]}.sqlite"
 
 
@@ -38,6 +42,17 @@ def report_path(store: Path, output: Path | None) -> Path:
     if output is None and path.exists() and not is_unsilent_page(path):
         raise UsageError(f"{path} exists and is not an Unsilent report; give another --output")
     return path
+
+
+def writable_page(page: Path, output: Path | None) -> Path | None:
+    """The page; None, with a note, where nobody asked for a path and the folder of the store cannot be written."""
+    if output is not None or os.access(page.parent, os.W_OK):
+        return page
+    print(
+        f"unsilent: the report page was not written, as {page.parent} cannot be written; name a file with -o",
+        file=sys.stderr,
+    )
+    return None
 
 
 def default_report_path(store: Path) -> Path:

@@ -11,6 +11,7 @@ import typer
 from unsilent.cli import typer_options as o
 from unsilent.cli.tables import show_lines
 from unsilent.errors import UsageError
+from unsilent.options import OUTPUT_PANEL
 
 if TYPE_CHECKING:
     from unsilent.campaigns.replay import TrialReplay
@@ -102,7 +103,15 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    output: o.Page = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            *o.OUTPUT_FLAGS,
+            help="With --trace: where to write the HTML page. [default: next to the store]",
+            show_default=False,
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
     as_json: o.Json = False,
     plain: o.Plain = False,
     quiet: o.Quiet = False,

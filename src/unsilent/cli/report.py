@@ -12,7 +12,7 @@ import typer
 from unsilent.campaigns.kinds import Kind
 from unsilent.cli import typer_options as o
 from unsilent.cli.card import CARDS, card_paths, show_card, write_card
-from unsilent.cli.paths import report_path
+from unsilent.cli.paths import report_path, writable_page
 from unsilent.errors import UsageError
 from unsilent.options import OUTPUT_PANEL, Option, OptionField, OptionValues, options_of
 from unsilent.report.model import Report
@@ -113,7 +113,7 @@ def report(
     known = options_of(*classes)
     asked = OptionValues(classes, {name: v for name, v in o.given_values(values).items() if name in known})
     made = card_paths(store, output) if asked.given_values.get("card") else None
-    page = None if made else page_path(store, other, output)
+    page = None if made else writable_page(page_path(store, other, output), output)
     result = report_of(store, other, asked, canonical, made)
     files = dict(zip(("Card", "Page"), made or (), strict=False))
     show_report(result, page, as_json, plain, files, canonical=canonical)

@@ -1,9 +1,29 @@
-"""What goes wrong: bit codecs, fault models and the `Fault` record. Pure numpy; runs no model."""
+"""What goes wrong: bit codecs, fault models and the `Fault` record. Pure numpy, loaded on first use; runs no model."""
 
-from unsilent.faults.codecs import BIT_CLASSES, CODECS, Codec, codec
-from unsilent.faults.models import FAULT_MODELS, FaultModel, fault_model
-from unsilent.faults.population import SAMPLING_LAWS, Population, Region
-from unsilent.faults.record import OPERATIONS, Fault
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unsilent.faults.codecs import BIT_CLASSES, CODECS, Codec, codec
+    from unsilent.faults.models import FAULT_MODELS, FaultModel, fault_model
+    from unsilent.faults.population import SAMPLING_LAWS, Population, Region
+    from unsilent.faults.record import OPERATIONS, Fault
+
+_LAZY = {
+    "BIT_CLASSES": "codecs",
+    "CODECS": "codecs",
+    "FAULT_MODELS": "models",
+    "OPERATIONS": "record",
+    "SAMPLING_LAWS": "population",
+    "Codec": "codecs",
+    "Fault": "record",
+    "FaultModel": "models",
+    "Population": "population",
+    "Region": "population",
+    "codec": "codecs",
+    "fault_model": "models",
+}
 
 __all__ = [
     "BIT_CLASSES",
@@ -19,3 +39,11 @@ __all__ = [
     "codec",
     "fault_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'unsilent.faults' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"unsilent.faults.{_LAZY[name]}"), name)

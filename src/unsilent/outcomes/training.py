@@ -23,13 +23,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from unsilent.errors import UsageError
+from unsilent.lazy_module import LazyModule
 
-Curve = NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Curve = NDArray[np.float64]
+else:
+    np = LazyModule("numpy")
 
 
 class TrainingOutcome(StrEnum):

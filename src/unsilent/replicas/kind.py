@@ -16,7 +16,15 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError, parse_record
 from unsilent.errors import UsageError
-from unsilent.replicas.spec import WEIGHT_BYTES, Replica, ReplicaBaseline, ReplicaRow, ReplicaSpec
+from unsilent.replicas.spec import (
+    MOST_REPLICAS,
+    MOST_STEPS,
+    WEIGHT_BYTES,
+    Replica,
+    ReplicaBaseline,
+    ReplicaRow,
+    ReplicaSpec,
+)
 from unsilent.replicas.step_trace import StepTrace, StepTraceId, read_step_trace, replica_or_step_trace
 from unsilent.replicas.switches import Switches
 from unsilent.workloads.zoo import TRAININGS
@@ -24,7 +32,6 @@ from unsilent.workloads.zoo import TRAININGS
 Replicas = Kind[ReplicaSpec, ReplicaBaseline, ReplicaRow]
 ASKED = "asked"
 """The name of records of which replicas were asked for; the last one holds."""
-MOST_STEPS = 10**7
 MOST_NUMBER = 2**31
 WIDTHS = {"": 0, "float32": 4, "float64": 8}
 """Bytes of a weight by its dtype; no weights are kept without one."""
@@ -46,7 +53,7 @@ def read_replica_request(text: str, spec: ReplicaSpec, baseline: ReplicaBaseline
         known = [str(Switches.parse(name)) for name in asked.variants]
     except (UsageError, ValueError):
         known = []
-    if tuple(known) != asked.variants or not known or not 1 <= asked.replicas < MOST_NUMBER:
+    if tuple(known) != asked.variants or not known or not 1 <= asked.replicas <= MOST_REPLICAS:
         raise DamagedRecordError(
             "its record of requested replicas has unknown switches or an invalid number of replicas"
         )

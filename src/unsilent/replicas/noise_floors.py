@@ -25,7 +25,7 @@ from unsilent.outcomes.training import TrainingCurves
 from unsilent.replicas.floors import ACCURACY, CHURN, LOSS, Floor
 from unsilent.replicas.kind import ReplicaRequest, ReplicaStore
 from unsilent.replicas.run import run_replicas
-from unsilent.replicas.spec import Replica, ReplicaBaseline, ReplicaSpec
+from unsilent.replicas.spec import MOST_REPLICAS, Replica, ReplicaBaseline, ReplicaSpec
 from unsilent.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS, Switches
 from unsilent.statistics.floor import noise_verdict
 from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison
@@ -36,7 +36,6 @@ LEAST = 20
 LEVEL = 0.05
 WINDOW = 10
 """Steps that losses are averaged over: single ones differ between fault-free runs as much as anything."""
-MOST_REPLICAS = 10**5
 FLOOR = "floor"
 """The name of records of noise floors, in the order of `NoiseFloors`."""
 

@@ -14,22 +14,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numpy as np
 from annotated_types import Ge, Lt
-from numpy.typing import NDArray
 
 from unsilent.campaigns.codec import NOT_EXPORTED, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, WORKLOAD_OPTION
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
-from unsilent.errors import UsageError
-from unsilent.options import PRECISION_PANEL, WORKLOAD_PANEL, Option
+from unsilent.lazy_module import LazyModule
+from unsilent.options import LARGEST, PRECISION_PANEL, WORKLOAD_PANEL, Option, check_count
 from unsilent.replicas.switches import SWITCHES, Switches
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from unsilent.workloads.model_fitting import Progress
+else:
+    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 WEIGHT_BYTES = 64 * 2**20
 """Final weights that take more than this are not kept; their distances are then not known."""
+MOST_STEPS, MOST_REPLICAS = 10**7, 10**5
+"""Of a run; of a variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,9 @@ class ReplicaSpec:
 
     def check(self) -> None:
         """Raise ``UsageError`` for numbers that make no sense."""
-        if self.every < 1 or (self.steps is not None and self.steps < 1) or self.seed < 0:
-            raise UsageError(
-                f"--every is {self.every}, --steps is {'all' if self.steps is None else self.steps}, --seed is {self.seed}; "
-                "expected 1 or more for --every and --steps, 0 or more for --seed"
-            )
+        check_count("--every", self.every, 1, MOST_STEPS)
+        check_count("--steps", 1 if self.steps is None else self.steps, 1, MOST_STEPS)
+        check_count("--seed", self.seed, 0, LARGEST)
 
     @property
     def is_enumerated(self) -> bool:
@@ -139,7 +142,7 @@ class ReplicaBaseline:
         return math.inf
 
     @property
-    def group_masks(self) -> dict[str, NDArray[np.bool_]]:
+    def group_masks(self) -> dict[str, npt.NDArray[np.bool_]]:
         """Name of a group -> which samples are in it, bool[samples]."""
         count = len(self.labels)
         packed = {name: np.frombuffer(bytes.fromhex(bits), np.uint8) for name, bits in self.groups.items()}
@@ -193,9 +196,9 @@ class ReplicaRow(StoredRow):
     metrics: str
     dtype: str
     notes: str
-    losses: NDArray[np.float64]
-    hashes: NDArray[np.uint64]
-    predictions: NDArray[np.int64]
+    losses: npt.NDArray[np.float64]
+    hashes: npt.NDArray[np.uint64]
+    predictions: npt.NDArray[np.int64]
     weights: Annotated[bytes, NOT_EXPORTED]
     step_trace_json: str = ""
     seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
@@ -207,7 +210,7 @@ class ReplicaRow(StoredRow):
         return Replica(Switches.parse(self.trial.target), self.trial.k)
 
     @property
-    def flat_weights(self) -> NDArray[Any] | None:
+    def flat_weights(self) -> npt.NDArray[Any] | None:
         """All parameters one after the other; None where they were not kept, or not read."""
         return np.frombuffer(self.weights, self.dtype) if self.weights else None
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unsilent.campaigns.options import Budget, ExecutionOptions
 from unsilent.errors import unknown_name_error
-from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues
+from unsilent.options import EXECUTION_PANEL, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues, check_count
 from unsilent.replicas import REPLICAS, VARIANTS, ReplicaSpec, ReplicaStore, Switches
+from unsilent.replicas.spec import MOST_REPLICAS
 from unsilent.report.model import Report
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class NoiseBudget:
     level: Annotated[float | None, Option(
         "Refuse to start if --replicas is too small for a rank test at this level, like 0.05.",
         PRECISION_PANEL)] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_count("--replicas", self.replicas, 1, MOST_REPLICAS)
 
     @property
     def chosen_variants(self) -> tuple[Switches, ...]:

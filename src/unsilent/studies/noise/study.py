@@ -363,9 +363,14 @@ def _where(one: ReplicaRow, other: ReplicaRow) -> str:
     tensor = next((mine[0] for mine, theirs in pairs if mine != theirs), None)
     if tensor is not None:
         result.append(f"in the final state, first in {tensor}")
-    return (
-        "; ".join(result)
-        or "in predictions for held-out samples, although weights are equal (does evaluate draw random numbers?)"
+    held_out = {
+        "loss": np.float64(one.loss).tobytes() != np.float64(other.loss).tobytes(),
+        "metrics": one.metrics != other.metrics,
+        "predictions": one.predictions.tobytes() != other.predictions.tobytes(),
+    }
+    names = " and ".join(name for name, differs in held_out.items() if differs)
+    return "; ".join(result) or (
+        f"in {names} of held-out samples, although weights are equal (does evaluate draw random numbers? was the store edited?)"
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from unsilent.campaigns.driver import ROUND
 from unsilent.campaigns.merging import shard_in_command
+from unsilent.campaigns.rounds import CellPlan
 from unsilent.campaigns.spec import sorted_json_text
 from unsilent.campaigns.stored_command import without_options
 from unsilent.errors import UsageError
@@ -140,7 +141,8 @@ def _missing(store: PvfStore) -> str:
 
 def _check_plan(store: PvfStore, command: str, question: PvfEstimator) -> None:
     """A campaign in rounds depends on the precision that was asked when it was planned, and on how its trials were read then."""
-    planned = list(dict.fromkeys(plan.asked for cells in store.records(ROUND) for plan in cells))
+    rounds: list[list[CellPlan]] = store.records(ROUND)
+    planned = list(dict.fromkeys(plan.target_precision for plans in rounds for plan in plans))
     if not planned or not command.startswith("unsilent "):
         return
     given = dict(pairwise(shlex.split(command)))

@@ -88,7 +88,7 @@ def check_codes(codes: bytes, samples: Sequence[int]) -> None:
 
 def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[CellPlan]:
     """What a look decided; raises ``DamagedRecordError``."""
-    from unsilent.campaigns.rounds import CellPlan
+    from unsilent.campaigns.rounds import MOST_LOOKS, CellPlan
 
     record = parse_record(list[CellPlan], text, "rounds")
     strata = {target.name for target in description.targets}
@@ -104,7 +104,11 @@ def parse_round(text: str, spec: PvfSpec, description: PvfBaseline) -> list[Cell
             plan.pilot_means
         ):
             raise DamagedRecordError("its interim looks omit a stratum of a target")
-        if not all(0 <= n < MOST_TRIALS for n in numbers) or not all(0 <= c <= 1 for c in plan.pilot_means.values()):
+        if (
+            plan.look > MOST_LOOKS
+            or not all(0 <= n < MOST_TRIALS for n in numbers)
+            or not all(0 <= c <= 1 for c in plan.pilot_means.values())
+        ):
             raise DamagedRecordError("its interim looks have impossible numbers")
     return record
 

@@ -20,9 +20,18 @@ from unsilent.campaigns import codec
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, SHARD, WORKLOAD_OPTION, Budget
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
+from unsilent.campaigns.stored_values import MOST_THREADS
 from unsilent.errors import UsageError
 from unsilent.faults.naming import is_transient, parse_site
-from unsilent.options import FAULTS_PANEL, NOT_AN_OPTION, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues
+from unsilent.options import (
+    FAULTS_PANEL,
+    NOT_AN_OPTION,
+    PRECISION_PANEL,
+    WORKLOAD_PANEL,
+    Option,
+    OptionValues,
+    check_count,
+)
 from unsilent.outcomes.base import Outcome
 
 if TYPE_CHECKING:
@@ -253,8 +262,7 @@ def make_pvf_spec(asked: OptionValues) -> PvfSpec:
         asked.reject_if_given(("trials", "ci", "rel"), "--exhaustive runs every possible fault")
     if adaptive:
         asked.reject_if_given(("shard",), "--ci and --rel need all trials in one store to decide when to stop")
-    if asked["threads"] < 1:
-        raise UsageError(f"--threads is {asked['threads']}; expected 1 or more")
+    check_count("--threads", asked["threads"], 1, MOST_THREADS)
     device = _device(asked["device"])
     if device != "cpu":
         asked.given_values["device"] = device  # a command for another machine has to name it

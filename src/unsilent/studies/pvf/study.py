@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from unsilent.campaigns import Budget, TrialId, WorkerSettings, run_campaign
-from unsilent.campaigns.driver import run_trials
+from unsilent.campaigns.driver import MOST_PLANNED, run_trials
 from unsilent.campaigns.executors import Executor
 from unsilent.campaigns.observer import Observer, Silent
 from unsilent.campaigns.options import EngineOptions, store_or_temporary
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from unsilent.workloads.base import InferenceWorkload
 
 
-MOST_EXHAUSTIVE = 20_000_000
-"""Trials of an exhaustive campaign at most: a store of some ten gigabytes."""
 TRIALS_FOR_DURATION = 16
 """Trials of each target that its time is estimated from."""
 
@@ -75,11 +73,11 @@ def estimate_duration(spec: PvfSpec, budget: Budget, executor: Executor, store: 
     """Say how long all faults will take, from a few trials of each target; refuse what is more than can be stored."""
     baseline = cast(PvfBaseline, executor.establish_baseline())
     total = sum(t.slots for t in baseline.targets)
-    if total > MOST_EXHAUSTIVE:
+    if total > MOST_PLANNED:
         plain = total * baseline.golden_seconds
         raise UsageError(
             f"--exhaustive would run {total:,} trials (at most {rough_duration_text(plain)} of CPU time), "
-            f"but at most {MOST_EXHAUSTIVE:,} are allowed; "
+            f"but at most {MOST_PLANNED:,} are allowed; "
             "narrow it with --at or --fault bitflip:bits=30, or sample with --rel 20%"
         )
     store.bind_campaign(spec, baseline)

@@ -16,6 +16,11 @@ from unsilent.studies.training.records import Contrast, TrainingResult
 
 SETTINGS_THAT_MUST_MATCH = ("faults", "accelerator", "value", "phases", "per")
 """What must be equal in two specs, so that both corrupt by the same law."""
+SAME_CAMPAIGN = (
+    "A and B are stores of the same campaign, so their common trials are the same; the limits of B - A, which take A and B for "
+    "independent, do not apply"
+)
+ALL_EQUAL = "A and B are stores of the same campaign and have the same outcomes, so every difference is 0"
 
 
 def compare_training_results(one: TrainingResult, other: TrainingResult) -> tuple[Contrast, ...]:
@@ -68,7 +73,7 @@ def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: Tr
         schema="unsilent/training-comparison/2",
         report_type="Two campaigns compared",
         title=f"{one.workload} and {other.workload}",
-        headline=_headline(output),
+        headline=ALL_EQUAL if one.campaign == other.campaign and _all_equal(output) else _headline(output),
         estimates=estimates_table(("outcome", "of", ""), (row for c in output for row in _estimates(c))),
         findings=(f"A: {output[0].first}", f"B: {output[0].second}"),
         sections=(Section("Outcomes", "Shares of trials with confidence limits.", (TextBlock(marks), plot, table)),),
@@ -76,11 +81,16 @@ def comparison_report(output: Sequence[Contrast], one: TrainingResult, other: Tr
             (f"{name}, {term}", text) for name, result in (("A", one), ("B", other)) for term, text in _facts(result)
         ),
         notes=(
+            *((SAME_CAMPAIGN,) if one.campaign == other.campaign else ()),
             f"limits of A and of B hold for each row separately; limits of B - A hold for all {len(output)} rows together "
             f"({joint:.4g} %, Bonferroni)",
         ),
         further_json={"a": output[0].first, "b": output[0].second, "method": output[0].difference.method},
     )
+
+
+def _all_equal(result: Sequence[Contrast]) -> bool:
+    return all(c.one == c.other for c in result)
 
 
 def _headline(result: Sequence[Contrast]) -> str:

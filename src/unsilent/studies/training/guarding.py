@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsilent.engine.forking import GoldenTraining
 from unsilent.faults.receipts import AppliedFault
@@ -18,9 +19,10 @@ from unsilent.monitor.watched_tensors import HISTORY, WatchedTensor, find_watche
 from unsilent.monitor.workload import guard_training
 from unsilent.sites.training.step import StepInjection
 from unsilent.studies.training.fault_sampler import SampledFault
-from unsilent.studies.training.spec import MOMENTS, Floats
+from unsilent.studies.training.spec import MOMENTS
 from unsilent.workloads.trainings.base import TrainingState
 
+Floats = NDArray[np.float64]
 ALARM_WAIT_STEPS = 10
 """Steps after that of the fault in which an alarm is waited for; one after the second comes too late."""
 

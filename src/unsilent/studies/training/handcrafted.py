@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from unsilent.errors import UsageError, unknown_name_error
-from unsilent.faults import fault_model
 from unsilent.faults.naming import SiteName, parse_site
-from unsilent.faults.unresolved_fault import UnresolvedFault
 from unsilent.studies.training.spec import InjectionPoint, OperationPhase
 
 if TYPE_CHECKING:
@@ -51,9 +49,9 @@ EXAMPLE_CANDIDATES: Mapping[str, tuple[FaultRecipe, ...]] = {
 
 def handcrafted(golden: GoldenTraining, sampler: FaultSampler, kind: str, number: int) -> SampledFault:
     """The number-th candidate for a class; raises ``UsageError`` where there is none."""
-    from unsilent.studies.training.fault_sampler import (
-        SampledFault,  # loads torch, which who reads a store does without
-    )
+    from unsilent.faults import fault_model  # who reads a store does without numpy and torch
+    from unsilent.faults.unresolved_fault import UnresolvedFault
+    from unsilent.studies.training.fault_sampler import SampledFault
 
     if kind not in EXAMPLE_CANDIDATES:
         raise unknown_name_error("class of outcomes", kind, EXAMPLE_CANDIDATES)

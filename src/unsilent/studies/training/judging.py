@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, averaged, classify_training
 from unsilent.replicas import ReplicaSpec
@@ -15,13 +16,13 @@ from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.records import Contrast, ExampleCurve, JudgedTrial, TrialGroup
 from unsilent.studies.training.spec import (
     EarlyEndRule,
-    Floats,
     TrainingBaseline,
     TrainingRow,
     TrainingSpec,
     row_without_curves,
 )
 
+Floats = NDArray[np.float64]
 SLACK = 2.0
 """Times the widest difference of a replica, in this window or beside it, that is still inside the band."""
 

@@ -13,6 +13,7 @@ from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, DamagedRecordError
 from unsilent.faults.hardware import SHIPPED
 from unsilent.replicas.noise_floors import FLOOR, are_numbers, parse_noise_floor
+from unsilent.replicas.spec import MOST_STEPS
 from unsilent.report.model import Report
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.spec import (
@@ -42,7 +43,6 @@ ABOUT = """Inject faults into single training steps and classify how each run en
 Each trial continues the fault-free run from a random step. Reports outcome classes, what predicts harm, and training PVF, in
 tables and an HTML report. Resumable: the same command continues where it stopped; more --trials extend it.
 """
-MOST_STEPS = 10**7
 MOST_AGAIN = 100
 """Times the steps of a run that one under the guard may execute."""
 

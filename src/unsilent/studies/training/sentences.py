@@ -14,6 +14,8 @@ from unsilent.studies.training.judging import convergence_limits
 from unsilent.studies.training.records import Contrast, TrainingPvfRow, TrainingResult, TrialGroup
 from unsilent.studies.training.spec import PHASES
 
+GUARD = "--guard"
+
 ANY = "any"
 KINDS = {"first": "first moment", "second": "second moment", "moving": "moving statistic", ANY: "any of these"}
 OUTCOME_TEXTS = {
@@ -222,8 +224,7 @@ def findings(result: TrainingResult) -> Iterator[str]:
     yield from _classes(result)
     yield from map(contrast_text, result.contrasts)
     yield from _conditions(result)
-    if result.guard is not None:
-        yield from guard_texts(result)
+    yield from guard_texts(result)
     yield from map(escape_unprintable, result.notes)
 
 
@@ -324,6 +325,8 @@ def guard_texts(result: TrainingResult) -> Iterator[str]:
     """What the guard saved."""
     output = result.guard
     if output is None:
+        if GUARD in result.command.split() and not result.all_trials.different.estimate:
+            yield "no faulty run ended different, so none was repeated under the guard"
         return
     whole, large = output.all_harmful, output.large_harmful
     different = count_and_rate_text(output.different.share, "different trial")

@@ -15,30 +15,37 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from annotated_types import Ge, Lt
-from numpy.typing import NDArray
 
 from unsilent.campaigns import codec
 from unsilent.campaigns.codec import RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, Budget
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.lazy_module import LazyModule
 from unsilent.options import (
     CONFIDENCE,
     EXECUTION_PANEL,
     FAULTS_PANEL,
+    LARGEST,
     NOT_AN_OPTION,
     OUTPUT_PANEL,
     PRECISION_PANEL,
     WORKLOAD_PANEL,
     Option,
     OptionValues,
+    check_count,
 )
 from unsilent.outcomes.training import Thresholds
+from unsilent.replicas.spec import MOST_REPLICAS, MOST_STEPS
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from unsilent.workloads.model_fitting import Progress
+else:
+    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
 
 RANDOM = "random"
 """The target of faults in operations: step, fault model, layer and phase are all drawn."""
@@ -66,7 +73,6 @@ NOT_INJECTED = "not-injected"
 """The operation that was drawn does not run in that step: no trial."""
 OPERATION_FAULT_OPTIONS = ("phases", "accelerator", "value")
 """Options that say where in operations faults are."""
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +317,9 @@ class TrainingRow(StoredRow):
     reference_max: float
     end_reason: str
     steps_run: int
-    losses: Floats
-    metric: Floats
-    history_magnitudes: Floats
+    losses: npt.NDArray[np.float64]
+    metric: npt.NDArray[np.float64]
+    history_magnitudes: npt.NDArray[np.float64]
     test_accuracy: float
     test_loss: float
     churn: float
@@ -429,7 +435,8 @@ def make_training_spec(asked: OptionValues) -> TrainingSpec:
         asked.reject_if_given(("moment",), "--moment applies to faults in memory, which only --per injects")
     if asked["moment"] not in MOMENTS:
         raise unknown_name_error("moment", asked["moment"], MOMENTS)
-    for name, least in (("steps", 1), ("horizon", 2), ("seed", 0), ("init", 0)):
-        if asked[name] is not None and asked[name] < least:
-            raise UsageError(f"--{name} is {asked[name]}; expected {least} or more")
+    limits = {"steps": (1, MOST_STEPS), "horizon": (2, MOST_STEPS), "replicas": (1, MOST_REPLICAS)}
+    for name, (least, most) in (limits | dict.fromkeys(("seed", "init"), (0, LARGEST))).items():
+        if asked[name] is not None:
+            check_count(f"--{name}", asked[name], least, most)
     return asked.make_dataclass(TrainingSpec)

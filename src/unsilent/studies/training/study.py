@@ -137,7 +137,7 @@ def training(
         floors, spec = floors_and_horizon(spec, compared, fault_free, jobs)
         with execution.open_executor(spec, observer) as running:
             return run_training(
-                spec, budget, running, opened, floors, reading, observer=observer,
+                spec, budget, running, opened, floors, reading, guard=compared.guard, observer=observer,
                 command=asked.command_line(
                     "training", TrainingBudget, TrainingSpec, TrainingAnalysisOptions, ReferenceRunOptions
                 ),
