@@ -25,8 +25,8 @@ from unsilent.errors import UsageError
 
 NAME = "HDF5"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-MOST_PACKED_CHUNK = 2**30
-"""Bytes of a chunk that is unpacked in memory."""
+MOST_PACKED_CHUNK = 2**28
+"""Bytes of a chunk that is unpacked in memory, which takes some times as much."""
 _KNOWN_FILTERS = {
     DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "Fletcher-32", 4: "szip", 5: "N-bit", 6: "scale-offset", 32000: "LZF",
 }  # fmt: skip
