@@ -22,7 +22,7 @@ from unsilent.cli import main
 from unsilent.errors import UnsilentError, UsageError
 from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
 from unsilent.replicas.kind import ReplicaRequest
-from unsilent.replicas.noise_floors import NoiseFloors, ReplicaDifferences, store_noise_floors
+from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences, store_noise_floors
 from unsilent.replicas.runner import ReplicaRunner
 from unsilent.studies.campaign_kinds import kind_of_store
 from unsilent.studies.noise.study import NoiseQuestion, read_noise, steps_to_trace

@@ -27,7 +27,7 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.sqlite_file import APPLICATION_OWNERS
 from unsilent.errors import StoreError, UsageError
 from unsilent.replicas import ReplicaStore
-from unsilent.replicas.noise_floors import NoiseFloors, ReplicaDifferences, store_noise_floors, stored_floors
+from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences, store_noise_floors, stored_floors
 from unsilent.studies.campaign_kinds import KINDS
 from unsilent.studies.noise.kind import NOISE
 from unsilent.studies.pvf.kind import PVF, PvfStore

@@ -60,7 +60,10 @@ def test_what_cannot_be_read_is_said(folder):
     blocks = out.split("\n\n")
     assert "cannot be read" in blocks[0]
     assert "damaged" in blocks[0]
-    assert "this is not a store of unsilent pvf, training or noise, or nothing was stored in it yet" in blocks[1]
+    assert (
+        "this is not a store of unsilent pvf, training, noise or checkpoint study, or nothing was stored in it yet"
+        in blocks[1]
+    )
     assert "complete" in blocks[2]
 
 

@@ -54,6 +54,11 @@ TRIALS = 40
 TESTS = str(Path(__file__).parents[1])
 
 
+@pytest.mark.parametrize("kind", campaign_kinds.KINDS, ids=lambda kind: kind.name)
+def test_records_of_our_own_kinds_can_be_stored_and_asked_for(kind):
+    kind.check_records()
+
+
 @pytest.fixture(autouse=True)
 def workers_find_the_kind(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([TESTS, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
@@ -293,7 +298,7 @@ def test_a_file_says_what_it_is_before_it_is_closed(tmp_path, monkeypatch):
 def test_a_store_of_a_kind_that_is_not_registered_names_those_that_are(tmp_path):
     for verb_, word in (("report", "error: "), ("export", "error: "), ("status", "this ")):
         done = in_process(verb_, run(tmp_path / "a.sqlite", 1))
-        said = "is not a store of unsilent pvf, training or noise, or nothing was stored in it yet; check the name"
+        said = "is not a store of unsilent pvf, training, noise or checkpoint study, or nothing was stored in it yet; check the name"
         assert said in done.stdout + done.stderr
         assert word in done.stdout + done.stderr
 
@@ -307,7 +312,7 @@ def test_an_installed_package_registers_a_kind(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert "toy        Run the study of study_of_toys, which is not part of unsilent" in told("--help")
+    assert re.search(r"toy +Run the study of study_of_toys, which is not part of unsilent", told("--help"))
     assert "study_of_toys" not in sys.modules
     assert "pi is 3" in told("toy", "--trials", 4, "--store", "a.sqlite", "--quiet")
     for name, said in (

@@ -14,7 +14,7 @@ from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.render.report_json import report_json
 from unsilent.render.report_page import report_html
 from unsilent.render.report_terminal import render_report
-from unsilent.replicas.noise_floors import NoiseFloors, ReplicaDifferences
+from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences
 from unsilent.statistics.comparing import difference, joint_differences
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.comparison import SETTINGS_THAT_MUST_MATCH, compare_training_results, comparison_report

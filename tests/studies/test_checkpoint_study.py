@@ -15,7 +15,7 @@ from unsilent.cli.main import run as cli
 from unsilent.errors import UsageError
 from unsilent.options import OptionValues
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.replicas.noise_floors import NoiseFloors, ReplicaDifferences, store_noise_floors
+from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences, store_noise_floors
 from unsilent.report.model import Report
 from unsilent.studies.checkpoint.analysis import CheckpointResult, ResumeJudge, analyse, smallest_detectable
 from unsilent.studies.checkpoint.kind import CHECKPOINT_STUDY, CheckpointStore

@@ -14,7 +14,8 @@ from scipy.stats import beta
 
 from unsilent.campaigns.spec import TrialId
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
-from unsilent.replicas.noise_floors import NoiseFloors, NoiseFloorTest, ReplicaDifferences
+from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences
+from unsilent.replicas.noise_floors import NoiseFloorTest
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.judging import (
     TrainingJudge,

@@ -82,7 +82,7 @@ class Verb:
         """The command line that asks for the same again."""
         kind = self.kind
         return asked.command_line(
-            kind.command,
+            kind.command_words,
             kind.budget,
             kind.spec,
             kind.analysis_options,

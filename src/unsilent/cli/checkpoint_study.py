@@ -33,9 +33,11 @@ class CheckpointStudyVerb(Verb):
         yield f"before the trials, {count_text(floors, 'fault-free run')} for the noise floors would run, unless stored already"
 
     def run(self, asked: OptionValues, spec: Any, store: Any) -> Any:
+        from unsilent.campaigns.driver import run_campaign
         from unsilent.cli.progress import make_observer
         from unsilent.replicas import ReplicaSpec, ReplicaStore, Switches
-        from unsilent.replicas.noise_floors import run_noise_floors, store_noise_floors
+        from unsilent.replicas.noise_floor_records import store_noise_floors
+        from unsilent.replicas.noise_floors import run_noise_floors
 
         replicas = ReplicaSpec(spec.workload, spec.options, spec.data, spec.init, spec.steps)
         path = asked["floor"] or Path(default_store("noise", replicas.identity()))
@@ -47,8 +49,6 @@ class CheckpointStudyVerb(Verb):
             floors = run_noise_floors(
                 replicas, opened, Switches.parse("impl"), asked["replicas"], jobs=asked["jobs"], observer=watcher
             )
-        from unsilent.campaigns.driver import run_campaign
-
         with self.open_executor_and_display(asked, spec) as (executor, observer):
             run_campaign(spec, self.budget(asked), executor, store, observer=observer, command=self.command_line(asked))
         store_noise_floors(store, floors)

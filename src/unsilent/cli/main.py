@@ -68,7 +68,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
         "report": report.report, "status": status.status, "replay": replay.replay, "export": export.export,
         "merge": merge.merge, "workloads": listing.workloads, "faults": listing.faults,
     }  # fmt: skip
-    about = {kind.name: kind.command_help for kind in KINDS if kind.command == kind.name} | {
+    about = {kind.name: kind.command_help for kind in KINDS if kind.command_words == kind.name} | {
         name: str(verb.__doc__) for name, verb in verbs.items()
     }
     others = {} if asked in about else {name: kind for name, kind in installed_kinds().items() if name not in about}
@@ -78,7 +78,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     if asked == "report":
         verbs["report"] = report.make_report_command(arguments)
     kinds = [*KINDS, *(load_installed_kind(entry) for name, entry in others.items() if name == asked)]
-    for kind in (kind for kind in kinds if kind.command == asked):
+    for kind in (kind for kind in kinds if kind.command_words == asked):
         verb = {"pvf": PvfVerb, "training": TrainingVerb, "noise": NoiseVerb}.get(kind.name, Verb)(kind)
         verbs[kind.name] = make_typer_function(verb.options, verb, kind.command_help)
     if asked == "checkpoint":

@@ -144,7 +144,7 @@ def replay(
     choices = {"trace": trace, "batch": batch, "log": log is not None}
     kind, number = kind_of_store(store), TrialId.parse(trial)
     lacking = [name for name in choices if name not in kind.replay_choices]
-    o.reject_if_given(context, lacking, f"not available for trials of unsilent {kind.command}")
+    o.reject_if_given(context, lacking, f"not available for trials of unsilent {kind.command_words}")
     page = trace_path(store, str(number), output) if trace else None
     with Store(store, kind) as opened:
         own = {name: choices[name] for name in kind.replay_choices}

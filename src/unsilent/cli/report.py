@@ -148,7 +148,9 @@ def report_of(
         if other is None:
             return kind.report(one.analyse(**reading), **chosen(kind.report_options))
         if kind.compare is None:
-            raise UsageError(f"stores of unsilent {kind.command}, like {store}, cannot be compared; give one store")
+            raise UsageError(
+                f"stores of unsilent {kind.command_words}, like {store}, cannot be compared; give one store"
+            )
         with open_store(other, kind, canonical=canonical) as two:
             for each in (one, two):
                 each.check_has_trials()

@@ -7,25 +7,20 @@ two took another path, and ended as a fault-free run of the same recipe may end.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from unsilent.campaigns.observer import Observer
-from unsilent.campaigns.spec import Json
-from unsilent.campaigns.store import Store
-from unsilent.campaigns.stored_values import DamagedRecordError, parse_record
 from unsilent.errors import UsageError
 from unsilent.outcomes.training import TrainingCurves
 from unsilent.replicas.floors import ACCURACY, CHURN, LOSS, Floor
 from unsilent.replicas.kind import ReplicaRequest, ReplicaStore
+from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences
 from unsilent.replicas.run import run_replicas
-from unsilent.replicas.spec import MOST_REPLICAS, Replica, ReplicaBaseline, ReplicaSpec
+from unsilent.replicas.spec import Replica, ReplicaBaseline, ReplicaSpec
 from unsilent.replicas.switches import ALGORITHMIC, SWITCHES, VARIANTS, Switches
 from unsilent.statistics.floor import noise_verdict
 from unsilent.statistics.null_distribution import Measure, NullDistribution, RunComparison
@@ -36,48 +31,6 @@ LEAST = 20
 LEVEL = 0.05
 WINDOW = 10
 """Steps that losses are averaged over: single ones differ between fault-free runs as much as anything."""
-FLOOR = "floor"
-"""The name of records of noise floors, in the order of `NoiseFloors`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaDifferences:
-    """What fault-free replicas ended in, beside their clean twin.
-
-    Attributes:
-        switches: What differs between them.
-        accuracy, loss: Of each replica on held-out samples, minus the twin's.
-        churn: Share of predictions that differ from the twin's.
-        identical_to_twin: Whether it ended in the twin's bits.
-        loss_band: Widest difference of the mean training loss of each ``window`` steps from the twin's.
-        twin_losses_hash: Hash of the twin's losses.
-    """
-
-    switches: str
-    accuracy: tuple[float, ...]
-    loss: tuple[float, ...]
-    churn: tuple[float, ...]
-    identical_to_twin: tuple[bool, ...]
-    window: int
-    loss_band: tuple[float, ...]
-    twin_losses_hash: str = ""
-
-    def to_json(self) -> Json:
-        """Plain JSON values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseFloors:
-    """The two noise floors that a run is judged by.
-
-    Attributes:
-        implementation: Replicas that carry out the same sums in another order.
-        seeds: Replicas with other seeds of initialisation, data order, augmentation and dropout.
-    """
-
-    implementation: ReplicaDifferences
-    seeds: ReplicaDifferences
 
 
 def run_noise_floors(
@@ -156,31 +109,6 @@ def hash_of_losses(losses: Floats) -> str:
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(losses, dtype=np.float64).tobytes())
 
 
-def parse_noise_floor(text: str, spec: object, baseline: object) -> ReplicaDifferences:
-    """A noise floor; raises ``DamagedRecordError``."""
-    record = parse_record(ReplicaDifferences, text, "floor")
-    count = len(record.accuracy)
-    if not 1 <= count <= MOST_REPLICAS or {len(record.loss), len(record.churn), len(record.identical_to_twin)} != {
-        count
-    }:
-        raise DamagedRecordError("its noise floor has columns of unequal lengths")
-    right = are_numbers((*record.accuracy, *record.loss)) and are_numbers((*record.churn, *record.loss_band), least=0)
-    if not right or record.window < 1:
-        raise DamagedRecordError("its noise floor has impossible numbers")
-    return record
-
-
-def store_noise_floors(store: Store[Any, Any, Any], floors: NoiseFloors) -> None:
-    """Keep what fault-free replicas ended in, in place of what was kept before."""
-    store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
-
-
-def stored_floors(store: Store[Any, Any, Any]) -> NoiseFloors | None:
-    """What replicas ended in; None where those of a floor are missing."""
-    result = store.records(FLOOR)
-    return NoiseFloors(*result) if len(result) == len(NoiseFloors.__slots__) else None
-
-
 class NoiseFloorTest:
     """Whether a run differs from golden by more than the replicas of one floor do.
 
@@ -219,8 +147,3 @@ def _windowed(losses: Floats) -> Floats:
     """Means of ``WINDOW`` steps each; the last of those that are left."""
     ends = range(0, len(losses), WINDOW)
     return np.array([losses[start : start + WINDOW].mean() for start in ends])
-
-
-def are_numbers(values: Sequence[float], least: float = -math.inf) -> bool:
-    """Whether all values are finite and not below ``least``."""
-    return all(math.isfinite(v) and v >= least for v in values)

@@ -72,6 +72,6 @@ def kind_of_store(path: Path) -> Kind[Any, Any, Any]:
 
 def not_a_store() -> str:
     """What is said of a file that is no store of a registered kind."""
-    *names, last = [kind.name for kind in KINDS] + list(installed_kinds())
+    *names, last = [kind.command_words for kind in KINDS] + list(installed_kinds())
     verbs = f"{', '.join(names)} or {last}" if names else last
     return f"is not a store of unsilent {verbs}, or nothing was stored in it yet; check the name"

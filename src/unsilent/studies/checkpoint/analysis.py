@@ -17,7 +17,8 @@ import numpy as np
 from unsilent.errors import UsageError
 from unsilent.interval import Interval
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, classify_training
-from unsilent.replicas.noise_floors import NoiseFloors, NoiseFloorTest, stored_floors
+from unsilent.replicas.noise_floor_records import NoiseFloors, stored_floors
+from unsilent.replicas.noise_floors import NoiseFloorTest
 from unsilent.report.text import count_text
 from unsilent.statistics.comparing import joint_differences, paired
 from unsilent.statistics.intervals import clopper_pearson, normal_quantile

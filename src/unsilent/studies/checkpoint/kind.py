@@ -10,7 +10,7 @@ from unsilent.campaigns.codec import Shape
 from unsilent.campaigns.kinds import Kind
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import DamagedRecordError
-from unsilent.replicas.noise_floors import FLOOR, are_numbers, parse_noise_floor
+from unsilent.replicas.noise_floor_records import FLOOR, are_numbers, parse_noise_floor
 from unsilent.report.model import Report
 from unsilent.studies.checkpoint.spec import (
     ENDS,

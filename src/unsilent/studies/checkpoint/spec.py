@@ -7,21 +7,23 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 from annotated_types import Ge, Lt
 
 from unsilent.campaigns.codec import FAULTS_JSON, RUN_SPECIFIC, StoredRow
 from unsilent.campaigns.options import DATA, SEED, WORKLOAD_OPTION, AnalysisOptions
 from unsilent.campaigns.spec import Json, Runner, TrialId, WorkerSettings, without_folders
 from unsilent.errors import UsageError, unknown_name_error
+from unsilent.lazy_module import LazyModule
 from unsilent.options import FAULTS_PANEL, NOT_AN_OPTION, PRECISION_PANEL, WORKLOAD_PANEL, Option, OptionValues
-from unsilent.workloads.distributed.orders import STRATEGY_NAMES
 
 if TYPE_CHECKING:
-    from unsilent.workloads.model_fitting import Progress
+    import numpy as np
+    import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+    from unsilent.workloads.model_fitting import Progress
+else:
+    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
+
 SECTIONS: Mapping[str, str] = {
     "weights": "parameters of the model",
     "statistics": "running means and variances of norm layers",
@@ -30,6 +32,7 @@ SECTIONS: Mapping[str, str] = {
     "scheduler": "learning rates and other numbers of the optimizer's groups and of schedulers",
 }
 """Sections of a checkpoint that can be corrupted."""
+STRATEGIES = ("single", "ddp", "fsdp2")
 REPLICAS = ("all", "one")
 ENDS = ("finished", "not-finite", "raised", "crash", "hang")
 FOLLOWED = ENDS[:2]
@@ -69,7 +72,7 @@ class CheckpointSpec:
     data: Annotated[str | None, DATA] = None
     strategies: Annotated[tuple[str, ...], Option(
         "How the training is distributed: single, ddp, fsdp2; several joined by commas.", WORKLOAD_PANEL, "strategy",
-        parser=read_names(STRATEGY_NAMES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
+        parser=read_names(STRATEGIES, "strategy"), formatter=joined)] = ("single", "ddp")  # fmt: skip
     ranks: Annotated[int, Option("Processes of every strategy but single.", WORKLOAD_PANEL)] = 2
     step: Annotated[int | None, Option(
         "Steps before the checkpoint is saved.", WORKLOAD_PANEL, default_text="half of them")] = None  # fmt: skip
@@ -243,12 +246,12 @@ class CheckpointRow(StoredRow):
     evaluations: Annotated[int, Ge(0)]
     bit_identical: bool
     error: str
-    losses: Floats
-    metric: Floats
-    accuracy: Floats
-    held_out_loss: Floats
+    losses: npt.NDArray[np.float64]
+    metric: npt.NDArray[np.float64]
+    accuracy: npt.NDArray[np.float64]
+    held_out_loss: npt.NDArray[np.float64]
     nonfinite: npt.NDArray[np.int64]
     extreme: npt.NDArray[np.int64]
-    changed: Floats
+    changed: npt.NDArray[np.float64]
     seconds: Annotated[float, Ge(0), Lt(math.inf), RUN_SPECIFIC] = 0.0
     worker: Annotated[int, RUN_SPECIFIC] = 0

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from unsilent.outcomes.training import Thresholds, TrainingCurves, TrainingOutcome, averaged, classify_training
 from unsilent.replicas import ReplicaSpec
-from unsilent.replicas.noise_floors import NoiseFloors, NoiseFloorTest, ReplicaDifferences
+from unsilent.replicas.noise_floor_records import NoiseFloors, ReplicaDifferences
+from unsilent.replicas.noise_floors import NoiseFloorTest
 from unsilent.statistics.comparing import joint_differences
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.records import Contrast, ExampleCurve, JudgedTrial, TrialGroup

@@ -12,7 +12,7 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.campaigns.store import Store
 from unsilent.campaigns.stored_values import MOST_NOTES, MOST_THREADS, DamagedRecordError
 from unsilent.faults.hardware import SHIPPED
-from unsilent.replicas.noise_floors import FLOOR, are_numbers, parse_noise_floor
+from unsilent.replicas.noise_floor_records import FLOOR, are_numbers, parse_noise_floor
 from unsilent.replicas.spec import MOST_STEPS
 from unsilent.report.model import Report
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
-from unsilent.replicas.noise_floors import NoiseFloors
+from unsilent.replicas.noise_floor_records import NoiseFloors
 from unsilent.statistics.intervals import Interval
 from unsilent.studies.training.spec import TrainingRow
 

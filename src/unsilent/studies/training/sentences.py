@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from unsilent.outcomes.training import TrainingOutcome
-from unsilent.replicas.noise_floors import ReplicaDifferences
+from unsilent.replicas.noise_floor_records import ReplicaDifferences
 from unsilent.report.estimates import has_few_trials
 from unsilent.report.text import count_text, duration_text, escape_unprintable, estimate_text, signed
 from unsilent.statistics.intervals import Interval

@@ -20,14 +20,8 @@ from unsilent.errors import UsageError
 from unsilent.options import OptionValues
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import ReplicaStore, Switches
-from unsilent.replicas.noise_floors import (
-    LEVEL,
-    NoiseFloors,
-    check_twin,
-    run_noise_floors,
-    store_noise_floors,
-    stored_floors,
-)
+from unsilent.replicas.noise_floor_records import NoiseFloors, store_noise_floors, stored_floors
+from unsilent.replicas.noise_floors import LEVEL, check_twin, run_noise_floors
 from unsilent.report.text import count_text
 from unsilent.statistics.intervals import clopper_pearson
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES

@@ -1,0 +1,86 @@
+"""What is stored of the noise floors of a training, read and checked without numpy (see `unsilent.replicas.noise_floors`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unsilent.campaigns.spec import Json
+from unsilent.campaigns.store import Store
+from unsilent.campaigns.stored_values import DamagedRecordError, parse_record
+from unsilent.replicas.spec import MOST_REPLICAS
+
+FLOOR = "floor"
+"""The name of records of noise floors, in the order of `NoiseFloors`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDifferences:
+    """What fault-free replicas ended in, beside their clean twin.
+
+    Attributes:
+        switches: What differs between them.
+        accuracy, loss: Of each replica on held-out samples, minus the twin's.
+        churn: Share of predictions that differ from the twin's.
+        identical_to_twin: Whether it ended in the twin's bits.
+        loss_band: Widest difference of the mean training loss of each ``window`` steps from the twin's.
+        twin_losses_hash: Hash of the twin's losses.
+    """
+
+    switches: str
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+    churn: tuple[float, ...]
+    identical_to_twin: tuple[bool, ...]
+    window: int
+    loss_band: tuple[float, ...]
+    twin_losses_hash: str = ""
+
+    def to_json(self) -> Json:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloors:
+    """The two noise floors that a run is judged by.
+
+    Attributes:
+        implementation: Replicas that carry out the same sums in another order.
+        seeds: Replicas with other seeds of initialisation, data order, augmentation and dropout.
+    """
+
+    implementation: ReplicaDifferences
+    seeds: ReplicaDifferences
+
+
+def parse_noise_floor(text: str, spec: object, baseline: object) -> ReplicaDifferences:
+    """A noise floor; raises ``DamagedRecordError``."""
+    record = parse_record(ReplicaDifferences, text, "floor")
+    count = len(record.accuracy)
+    if not 1 <= count <= MOST_REPLICAS or {len(record.loss), len(record.churn), len(record.identical_to_twin)} != {
+        count
+    }:
+        raise DamagedRecordError("its noise floor has columns of unequal lengths")
+    right = are_numbers((*record.accuracy, *record.loss)) and are_numbers((*record.churn, *record.loss_band), least=0)
+    if not right or record.window < 1:
+        raise DamagedRecordError("its noise floor has impossible numbers")
+    return record
+
+
+def store_noise_floors(store: Store[Any, Any, Any], floors: NoiseFloors) -> None:
+    """Keep what fault-free replicas ended in, in place of what was kept before."""
+    store.replace_records(FLOOR, [floors.implementation.to_json(), floors.seeds.to_json()])
+
+
+def stored_floors(store: Store[Any, Any, Any]) -> NoiseFloors | None:
+    """What replicas ended in; None where those of a floor are missing."""
+    result = store.records(FLOOR)
+    return NoiseFloors(*result) if len(result) == len(NoiseFloors.__slots__) else None
+
+
+def are_numbers(values: Sequence[float], least: float = -math.inf) -> bool:
+    """Whether all values are finite and not below ``least``."""
+    return all(math.isfinite(v) and v >= least for v in values)
