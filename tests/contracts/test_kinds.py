@@ -298,7 +298,7 @@ def test_a_file_says_what_it_is_before_it_is_closed(tmp_path, monkeypatch):
 def test_a_store_of_a_kind_that_is_not_registered_names_those_that_are(tmp_path):
     for verb_, word in (("report", "error: "), ("export", "error: "), ("status", "this ")):
         done = in_process(verb_, run(tmp_path / "a.sqlite", 1))
-        said = "is not a store of unsilent pvf, training, noise or checkpoint study, or nothing was stored in it yet; check the name"
+        said = "is not a store of unsilent pvf, training, noise or checkpoint study, or nothing was stored in it yet"
         assert said in done.stdout + done.stderr
         assert word in done.stdout + done.stderr
 
