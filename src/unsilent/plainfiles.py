@@ -1,8 +1,10 @@
-"""Opening files that somebody else names or made: plain files alone, and never more of them than is said beforehand."""
+"""Files: opening what somebody else names or made (plain files alone, of limited size), and replacing one at once."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -52,3 +54,18 @@ def _read_at_most(file: BinaryIO, most: int) -> bytes:
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Write next to the target, then rename: a reader sees the old file or the new one, never half of one. Raises ``OSError``."""
+    draft = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(draft, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise

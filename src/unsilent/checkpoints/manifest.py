@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import xxhash
 from unsilent.checkpoints.checkpoint import Checkpoint
 from unsilent.checkpoints.stored_tensors import StoredTensor
 from unsilent.errors import UsageError
-from unsilent.plainfiles import read_plain
+from unsilent.plainfiles import read_plain, replace_file
 from unsilent.printable import escape_unprintable
 
 SCHEMA = "unsilent/manifest/1"
@@ -99,23 +98,11 @@ def manifest_path(checkpoint: Path) -> Path:
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write a manifest; an older one is replaced at once, or not at all."""
+    """Write a manifest; an older one is replaced at once, or not at all. Raises ``UsageError``."""
     content = json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1, allow_nan=True).encode() + b"\n"
-    replace_file(path, content)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole, on the disk, or as it was before. Raises ``UsageError``."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(draft, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        replace_file(path, content)
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
         raise UsageError(f"cannot write {path}: {error.strerror}; check the folder and the space on its disk") from None
 
 

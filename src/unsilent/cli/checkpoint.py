@@ -286,12 +286,17 @@ def make_checkpoint_app(**settings: Any) -> typer.Typer:
 
 def _show_edit(edit: CheckpointEdit, save: Path | None, dry_run: bool, as_json: bool) -> int:
     """Save and print what one command changed."""
-    from unsilent.checkpoints.manifest import replace_file
+    from unsilent.plainfiles import replace_file
     from unsilent.report.text import count_text
 
     receipt, record = edit.receipt, edit.undo_record
     if save is not None:
-        replace_file(save, json.dumps(edit.injection, separators=(",", ":")).encode() + b"\n")
+        try:
+            replace_file(save, json.dumps(edit.injection, separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {save}: {error.strerror}; the checkpoint was changed, and its undo record holds the injection"
+            ) from None
     if as_json:
         _print_json("unsilent/checkpoint-corrupt/1", "checkpoint corrupt", results=receipt.to_json(), bytes=edit.bytes_changed,
                     changed_bits=receipt.changed_bits, undo_record=record and str(record), dry_run=dry_run,

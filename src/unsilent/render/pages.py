@@ -9,16 +9,15 @@ connection at all.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from unsilent.errors import UsageError
+from unsilent.plainfiles import replace_file
 from unsilent.report.text import escape_unprintable
 from unsilent.report.theme import Figure
 from unsilent.strictjson import as_json_values
@@ -67,7 +66,7 @@ def write_file(content: bytes, path: str | os.PathLike[str], what: str) -> Path:
     """
     target = Path(path)
     try:
-        _replace(target, content)
+        replace_file(target, content)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(f"cannot write {what} to {str(target)!r}: {reason}; choose another path") from None
@@ -111,18 +110,3 @@ def _plotly() -> str:
 def _hash(script: str) -> str:
     digest = hashlib.sha256(script.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
-
-
-def _replace(target: Path, content: bytes) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one, never half of one."""
-    beside = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(beside, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
