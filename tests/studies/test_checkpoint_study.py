@@ -169,8 +169,9 @@ def test_a_stored_campaign_is_read_and_reported(tmp_path):
     assert harmful == {
         (s, p): 0.5 if p == "weights" else 0.0 for s in ("single", "ddp") for p in ("weights", "first_moment")
     }
-    assert [d.name for d in result.sections] == ["weights against first_moment, 1 flip"]
-    assert result.sections[0].difference.low > 0
+    names = [d.name for d in result.sections]
+    assert names == [f"{strategy}, weights against first_moment, 1 flip" for strategy in ("single", "ddp")]
+    assert all(d.difference.estimate == 0.5 and d.first.n == 10 for d in result.sections)
     (strategies,) = result.strategies
     assert (strategies.is_paired, strategies.difference.estimate) == (True, 0)
     assert result.identical_pairs == (20, 20)

@@ -213,13 +213,21 @@ def _share(trials: Sequence[JudgedResume], is_so: Callable[[JudgedResume], bool]
 
 
 def _section_differences(trials: Sequence[JudgedResume], spec: CheckpointSpec, confidence: float) -> list[Difference]:
-    """Each section of the model against each of the optimizer, over all strategies, by number of flips."""
+    """Each section of the model against each of the optimizer, by strategy and number of flips.
 
-    def side(section: str, flips: int) -> list[JudgedResume]:
-        return [t for t in trials if (t.section, t.flips) == (section, flips)]
+    Never over several strategies together: they have the same faults, so their trials are not independent.
+    """
+
+    def side(strategy: str, section: str, flips: int) -> list[JudgedResume]:
+        return [t for t in trials if (t.strategy, t.section, t.flips) == (strategy, section, flips)]
 
     chosen = [
-        (f"{one} against {other}, {count_text(flips, 'flip')}", side(one, flips), side(other, flips))
+        (
+            f"{strategy}, {one} against {other}, {count_text(flips, 'flip')}",
+            side(strategy, one, flips),
+            side(strategy, other, flips),
+        )
+        for strategy in spec.strategies
         for flips in spec.flips
         for one in spec.sections
         for other in spec.sections
