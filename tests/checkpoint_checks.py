@@ -27,7 +27,9 @@ def one_of_each_dtype(numel: int = 30) -> dict[str, torch.Tensor]:
 
 def words(tensor: torch.Tensor) -> np.ndarray:
     """The words of a tensor, flat and unsigned."""
-    plain = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    dense = tensor.detach().contiguous()
+    # A dimension of size 1 may have any stride in a contiguous tensor.
+    plain = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
     return plain.view(f"u{tensor.element_size()}")
 
 

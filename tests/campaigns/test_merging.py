@@ -176,7 +176,7 @@ def test_decisions_of_looks_are_carried_over(tmp_path, halves):
     merge_stores(out, [halves[1]], PVF)
     with PvfStore(out) as store:
         assert store.records(ROUND) == [first, second, third]
-    assert content(out) == before
+    assert content(out)[1:] == before[1:]  # all but the head, which has the decisions
     assert not (tmp_path / "more.sqlite").exists()
 
 

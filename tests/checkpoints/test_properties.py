@@ -27,6 +27,7 @@ from unsilent.faults.codecs import CODECS
 from unsilent.faults.models import fault_model
 from unsilent.faults.record import Fault
 from unsilent.printable import escape_unprintable
+from unsilent.sites.memory import content_of
 
 SHAPE = (5, 6)
 DTYPES = tuple(CODECS)
@@ -303,3 +304,10 @@ def test_a_fault_of_a_live_model_does_the_same_in_its_file(bit, tmp_path):
     undo_edit(path)
     for name, tensor in torch.load(path)["model"].items():
         assert np.array_equal(words(tensor), words(model.state_dict()[name])), name
+
+
+def test_bytes_of_a_tensor_whose_only_element_has_a_stride(tmp_path):
+    strided = torch.arange(4, dtype=torch.float64).view(4)[slice(None, None, 4)].as_strided((1,), (2,))
+    assert bytes(content_of(strided)) == bytes(8)
+    unsilent.verified_save({"w": strided}, tmp_path / "w.pt")
+    assert torch.equal(unsilent.verified_load(tmp_path / "w.pt")["w"], strided)

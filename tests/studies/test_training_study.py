@@ -18,9 +18,9 @@ from unsilent.campaigns.spec import TrialId
 from unsilent.errors import StoreError, UsageError
 from unsilent.outcomes.training import Thresholds, TrainingOutcome
 from unsilent.replicas import Replica, ReplicaStore, Switches
+from unsilent.replicas import noise_floors as floor_module
 from unsilent.replicas.noise_floors import SEEDS, WINDOW, NoiseFloorTest, check_twin, run_noise_floors
 from unsilent.replicas.runner import ReplicaRunner
-from unsilent.studies.training import judging as floor_module
 from unsilent.studies.training.handcrafted import EXAMPLE_CANDIDATES
 from unsilent.studies.training.judging import SLACK, TrainingJudge, horizon_from_floor, replica_spec
 from unsilent.studies.training.kind import TrainingStore

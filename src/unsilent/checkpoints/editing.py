@@ -53,7 +53,7 @@ class Edit:
 def undo_record_of(path: Path) -> Path:
     """Where the undo record of a checkpoint is. Raises ``UsageError`` for what can be no checkpoint."""
     try:
-        whole = Path(os.path.realpath(path.expanduser()))
+        whole = Path(os.path.realpath(Path(path).expanduser()))
         return whole.with_name(f"{whole.name}.undo.jsonl")
     except (OSError, ValueError, RuntimeError) as error:  # a null byte, the root folder; no home folder
         raise UsageError(
@@ -114,7 +114,7 @@ def _take_back(
         ) from None
 
 
-def undo_edit(path: Path, everything: bool = False) -> list[Edit]:
+def undo_edit(path: str | Path, everything: bool = False) -> list[Edit]:
     """Take back the last edit of a checkpoint that is not undone, or all of them.
 
     Returns:
@@ -124,6 +124,7 @@ def undo_edit(path: Path, everything: bool = False) -> list[Edit]:
         UsageError: there is none, or the files were changed by something else since.
         InjectionError: the bytes that are read afterwards are not those before the edit.
     """
+    path = Path(path)
     open_edits = [edit for edit in edits_of(path) if edit.state != "undone"][::-1]
     if not open_edits:
         raise UsageError(f"{path} has no edit that can be undone; {undo_record_of(path)} holds none")

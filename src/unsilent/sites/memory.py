@@ -36,8 +36,9 @@ def drop_repeated_dimensions(tensor: Tensor) -> Tensor:
 
 def content_of(tensor: Tensor) -> Any:
     """The bytes of its elements in logical order, whatever the memory layout: -0 is not 0, and NaN equals itself."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    dense = tensor.detach().cpu().contiguous()
+    # A dimension of size 1 may have any stride in a contiguous tensor, and then no view of its bytes is given.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data if dense.numel() else b""
 
 
 class TensorMemory:
